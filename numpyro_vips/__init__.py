@@ -1,0 +1,33 @@
+"""Private variational inference for NumPyro models.
+
+See `PrivateVI` for fitting, `PrivacyBudget` for the ledger, and `private` for marking
+whose records are protected.
+"""
+
+from numpyro_vips import accounting
+from numpyro_vips.errors import (
+    BudgetExceededError,
+    NotConjugateError,
+    UnsafeModelError,
+)
+from numpyro_vips.handlers import private
+from numpyro_vips.inference import Plan, PrivateVI
+from numpyro_vips.privacy_budget import PrivacyBudget
+from numpyro_vips.privacy_statement import PrivacyStatement
+from numpyro_vips.result import PrivateVIResult, load
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BudgetExceededError",
+    "NotConjugateError",
+    "Plan",
+    "PrivacyBudget",
+    "PrivacyStatement",
+    "PrivateVI",
+    "PrivateVIResult",
+    "UnsafeModelError",
+    "accounting",
+    "load",
+    "private",
+]

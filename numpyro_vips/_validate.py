@@ -1,0 +1,29 @@
+"""Checks shared by public entry points: name, value, expectation."""
+
+import math
+
+
+def positive(**values: float) -> None:
+    for name, value in values.items():
+        if not value > 0 or math.isnan(value):
+            raise ValueError(f"Expected {name}={value!r} to be positive.")
+
+
+def positive_integer(**values: int) -> None:
+    for name, value in values.items():
+        if isinstance(value, bool) or int(value) != value or value < 1:
+            raise ValueError(f"Expected {name}={value!r} to be a positive integer.")
+
+
+def probability(**values: float) -> None:
+    """Checks for a number in (0, 1]."""
+    for name, value in values.items():
+        if not 0 < value <= 1:
+            raise ValueError(f"Expected {name}={value!r} in (0, 1].")
+
+
+def one_of(allowed: tuple[str, ...], **values: str) -> None:
+    for name, value in values.items():
+        if value not in allowed:
+            choices = ", ".join(repr(choice) for choice in allowed)
+            raise ValueError(f"Expected {name}={value!r} to be one of {choices}.")

@@ -1,0 +1,89 @@
+"""Which rows a step sees: exactly the sampling that its event prices.
+
+The sampler takes the accountant's own event, so the two cannot disagree. A batch of any
+size is worked through in passes of a fixed public shape: nothing is dropped when a
+Poisson batch is large, so there is no overflow to price, and an empty batch is a step
+like any other.
+"""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from numpyro_vips import _validate
+from numpyro_vips.accounting import GaussianEvent
+
+_RESOLUTION = 2.0**53
+
+
+def select_rows(
+    event: GaussianEvent, num_rows: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Draws one step's batch.
+
+    ==================== ==========================================================
+    `event.sampling`      rows
+    ==================== ==========================================================
+    "poisson"             each on its own coin flip of `sampling_rate`; possibly none
+    "without_replacement" a uniform subset of `sampling_rate * num_rows` rows
+    "full"                all
+    ==================== ==========================================================
+
+    Args:
+      event: What the accountant priced.
+      num_rows: The number of rows that are really present. Under add-or-remove it is
+        private; nothing here tells it but the batch itself.
+      rng: Secure generator of the sampling stream.
+
+    Returns:
+      Sorted row indices.
+
+    Raises:
+      ValueError: Sampling without replacement, and the rate does not give a whole
+        number of rows.
+    """
+    if event.sampling == "full":
+        return np.arange(num_rows)
+    if event.sampling == "without_replacement":
+        size = fixed_batch_size(event.sampling_rate, num_rows)
+        return np.sort(rng.choice(num_rows, size=size, replace=False, shuffle=False))
+    # The generator's uniforms are multiples of 2⁻⁵³. Rounding the rate down to one
+    # keeps a row's probability at or below the rate that was priced.
+    threshold = math.floor(event.sampling_rate * _RESOLUTION) / _RESOLUTION
+    return np.flatnonzero(rng.random(num_rows) < threshold)
+
+
+def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
+    """The whole number of rows that `sampling_rate` means without replacement."""
+    size = round(sampling_rate * num_rows)
+    if size < 1 or abs(sampling_rate * num_rows - size) > 1e-9 * size:
+        below = max(1, math.floor(sampling_rate * num_rows))
+        above = min(num_rows, below + 1)
+        raise ValueError(
+            f"Expected sampling_rate={sampling_rate!r} times num_rows={num_rows} to be "
+            "a whole number of rows for sampling='without_replacement'. Use "
+            f"sampling_rate={below}/{num_rows} or {above}/{num_rows}."
+        )
+    return size
+
+
+def padded_chunks(
+    indices: np.ndarray, chunk_size: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Splits a batch into pieces of one fixed shape.
+
+    Args:
+      indices: Row indices of the batch, possibly none.
+      chunk_size: Public length of every piece.
+
+    Yields:
+      Indices, filled up with 0, and a mask that is true where a row is meant. An empty
+      batch gives one piece without any, so that every step does some work.
+    """
+    _validate.positive_integer(chunk_size=chunk_size)
+    for start in range(0, max(1, len(indices)), chunk_size):
+        piece = indices[start : start + chunk_size]
+        padded = np.zeros(chunk_size, dtype=np.asarray(indices).dtype)
+        padded[: len(piece)] = piece
+        yield padded, np.arange(chunk_size) < len(piece)

@@ -1,0 +1,57 @@
+"""From a model graph to a certified conjugate program, or to the reasons why not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+from numpyro_vips.conjugacy.certificate import CertificateError, certify
+from numpyro_vips.conjugacy.energy import energy
+from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
+from numpyro_vips.handlers import private
+from numpyro_vips.made_up_rows import with_made_up_rows
+from numpyro_vips.model_graph import ModelGraph, build_graph
+
+
+def compile_model(
+    model: private, graph: ModelGraph, *, structure: Mapping[str, str] | None = None
+) -> ConjugateProgram:
+    """Compiles a model whose structure is conjugate-exponential.
+
+    Args:
+      model: The model, which is traced once more in double precision to be certified.
+      graph: What `build_graph` found in it.
+      structure: Overrides by latent, such as {"w": "diag"}.
+
+    Raises:
+      NotConjugate: It is not, with the reasons by site.
+    """
+    overrides = dict(structure or {})
+    found = _analyse(graph, overrides)
+    with jax.enable_x64(True):
+        made_up = with_made_up_rows(graph.arguments, 3, seed=1)
+        double = build_graph(model, made_up)
+        certified = ConjugateProgram(
+            graph=double, structure=_analyse(double, overrides)
+        )
+        try:
+            certify(certified)
+        except CertificateError as error:
+            raise NotConjugate({"certificate": str(error)}) from None
+    return ConjugateProgram(graph=graph, structure=found)
+
+
+def _analyse(graph: ModelGraph, overrides: Mapping[str, str]) -> Structure:
+    """Finds the structure with abstract rows: nothing is computed."""
+    box: list[Structure] = []
+
+    def analyse(rows: Mapping[str, Any]) -> None:
+        box.append(find_structure(energy(graph, rows), overrides))
+
+    shapes = {
+        name: jax.ShapeDtypeStruct((1, *row.shape), row.dtype)
+        for name, row in graph.arguments.row_shapes().items()
+    }
+    jax.eval_shape(analyse, shapes)
+    return box[0]

@@ -1,0 +1,431 @@
+"""Exponential families, found by a latent's support and the statistics it occurs in.
+
+A family knows its natural parameters, one array per statistic, and from them its
+moments, its log normaliser and its standard parameters. All of them are functions of
+arrays with one entry per independent factor of the posterior.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jax.scipy.special import digamma, gammaln
+from numpyro.distributions import constraints
+
+Moments = Mapping[str, jax.Array]
+
+
+class Family:
+    """An exponential family with density ∝ exp Σ_s ⟨natural_s, s(x)⟩.
+
+    Attributes:
+      name: As `explain` prints it.
+      statistics: Names of the statistics: "x", "1/x", "x²", "log", "log1m", "is"...
+      event_dim: Number of trailing axes of the latent's value that one factor of the
+        posterior covers.
+    """
+
+    name: ClassVar[str]
+    statistics: ClassVar[tuple[str, ...]]
+    event_dim: ClassVar[int] = 0
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        """Expectations of the statistics."""
+        raise NotImplementedError
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        """One value per factor; its gradient is `moments`."""
+        raise NotImplementedError
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        """Natural parameters prior + data, with noisy data moved to where it is legal.
+
+        Args:
+          prior: The prior's share of the natural parameters.
+          data: The share of the released statistics. Without noise it lies in the cone
+            of sums of row statistics and comes back unchanged.
+          noise: Standard deviations of the noise in `data`, entry by entry.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        """Standard parameters, named as NumPyro names them."""
+        raise NotImplementedError
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        """The NumPyro distribution with these standard parameters."""
+        raise NotImplementedError
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        """A random nearby member, to break the symmetry of mixtures at the start."""
+        raise NotImplementedError
+
+
+class Gamma(Family):
+    name = "Gamma"
+    statistics = ("x", "log")
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        concentration, rate = natural["log"] + 1.0, -natural["x"]
+        return {
+            "x": concentration / rate,
+            "log": digamma(concentration) - jnp.log(rate),
+        }
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        concentration, rate = natural["log"] + 1.0, -natural["x"]
+        return gammaln(concentration) - concentration * jnp.log(rate)
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {
+            "x": prior["x"] + jnp.minimum(data["x"], 0.0),
+            "log": prior["log"] + jnp.maximum(data["log"], 0.0),
+        }
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return {"concentration": natural["log"] + 1.0, "rate": -natural["x"]}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Gamma(parameters["concentration"], parameters["rate"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
+        return {"x": natural["x"] * factor, "log": natural["log"]}
+
+
+class InverseGamma(Family):
+    name = "InverseGamma"
+    statistics = ("1/x", "log")
+
+    @staticmethod
+    def _of_inverse(natural: Moments) -> dict[str, jax.Array]:
+        """Natural parameters of 1/x, which is Gamma-distributed."""
+        return {"x": natural["1/x"], "log": -natural["log"] - 2.0}
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        inverse = Gamma.moments(InverseGamma._of_inverse(natural))
+        return {"1/x": inverse["x"], "log": -inverse["log"]}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        return Gamma.log_normalizer(InverseGamma._of_inverse(natural))
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {
+            "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
+            "log": prior["log"] + jnp.minimum(data["log"], 0.0),
+        }
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return Gamma.parameters(InverseGamma._of_inverse(natural))
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.InverseGamma(parameters["concentration"], parameters["rate"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["1/x"].shape))
+        return {"1/x": natural["1/x"] * factor, "log": natural["log"]}
+
+
+class Beta(Family):
+    name = "Beta"
+    statistics = ("log", "log1m")
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        a, b = natural["log"] + 1.0, natural["log1m"] + 1.0
+        return {
+            "log": digamma(a) - digamma(a + b),
+            "log1m": digamma(b) - digamma(a + b),
+        }
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        a, b = natural["log"] + 1.0, natural["log1m"] + 1.0
+        return gammaln(a) + gammaln(b) - gammaln(a + b)
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {s: prior[s] + jnp.maximum(data[s], 0.0) for s in ("log", "log1m")}
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return {
+            "concentration1": natural["log"] + 1.0,
+            "concentration0": natural["log1m"] + 1.0,
+        }
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Beta(parameters["concentration1"], parameters["concentration0"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        return {
+            s: (natural[s] + 1.0) * (1 + 0.2 * jax.random.uniform(k, natural[s].shape))
+            - 1.0
+            for s, k in zip(("log", "log1m"), jax.random.split(key), strict=True)
+        }
+
+
+class Dirichlet(Family):
+    name = "Dirichlet"
+    statistics = ("log",)
+    event_dim = 1
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        concentration = natural["log"] + 1.0
+        total = concentration.sum(-1, keepdims=True)
+        return {"log": digamma(concentration) - digamma(total)}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        concentration = natural["log"] + 1.0
+        return gammaln(concentration).sum(-1) - gammaln(concentration.sum(-1))
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {"log": prior["log"] + jnp.maximum(data["log"], 0.0)}
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return {"concentration": natural["log"] + 1.0}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Dirichlet(parameters["concentration"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        # Hoffman et al. (2010) start topics at Gamma(100, 1/100) draws.
+        noise = jax.random.gamma(key, 100.0, natural["log"].shape) / 100.0
+        return {"log": natural["log"] + noise}
+
+
+class Categorical(Family):
+    """A discrete latent with finitely many states, one probability for each."""
+
+    name = "Categorical"
+    statistics = ("is",)
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        return {"is": jax.nn.softmax(natural["is"], axis=-1)}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        return jax.nn.logsumexp(natural["is"], axis=-1)
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {"is": prior["is"] + data["is"]}
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return {"logits": natural["is"]}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Categorical(logits=parameters["logits"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        return dict(natural)
+
+
+class Normal(Family):
+    """A block of jointly Gaussian coordinates, on the last axis.
+
+    The natural parameter of "xx" is minus half the precision matrix.
+    """
+
+    name = "Normal"
+    statistics = ("x", "xx")
+
+    @staticmethod
+    def _mean_and_covariance(natural: Moments) -> tuple[jax.Array, jax.Array]:
+        precision = -2.0 * _symmetric(natural["xx"])
+        if precision.shape[-1] == 1:
+            covariance = 1.0 / precision
+            return natural["x"] * covariance[..., 0], covariance
+        # The Cholesky factor of a scaled matrix is accurate when columns of the
+        # design differ by orders of magnitude.
+        scale = jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
+        scaled = precision / scale[..., None] / scale[..., None, :]
+        factor = jnp.linalg.cholesky(scaled)
+        identity = jnp.broadcast_to(jnp.eye(scaled.shape[-1]), scaled.shape)
+        inverse = jax.scipy.linalg.cho_solve((factor, True), identity)
+        covariance = inverse / scale[..., None] / scale[..., None, :]
+        mean = jnp.einsum("...ij,...j->...i", covariance, natural["x"])
+        return mean, covariance
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        mean, covariance = Normal._mean_and_covariance(natural)
+        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        mean, _ = Normal._mean_and_covariance(natural)
+        precision = -2.0 * _symmetric(natural["xx"])
+        size = mean.shape[-1]
+        return (
+            0.5 * (natural["x"] * mean).sum(-1)
+            - 0.5 * jnp.linalg.slogdet(precision)[1]
+            + 0.5 * size * math.log(2 * math.pi)
+        )
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        precision = -2.0 * _symmetric(data["xx"])
+        deviation = 2.0 * _symmetric(jnp.abs(noise["xx"]))
+        if precision.shape[-1] == 1:
+            precision = jnp.maximum(precision, jnp.maximum(deviation, 0.0))
+        else:
+            precision = _denoised(precision, deviation)
+        return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        mean, covariance = Normal._mean_and_covariance(natural)
+        return {"loc": mean, "covariance_matrix": covariance}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.MultivariateNormal(
+            parameters["loc"], covariance_matrix=parameters["covariance_matrix"]
+        )
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        _, covariance = Normal._mean_and_covariance(natural)
+        deviation = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
+        shift = deviation * jax.random.normal(key, deviation.shape)
+        precision = -2.0 * _symmetric(natural["xx"])
+        moved = natural["x"] + jnp.einsum("...ij,...j->...i", precision, shift)
+        return {"x": moved, "xx": natural["xx"]}
+
+
+def _denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
+    """Makes a noisy precision matrix positive semidefinite, with room for its noise.
+
+    Negative eigenvalues go to zero, and half the noise's spectral norm (its expected
+    size, 2 · max row norm of the standard deviations) is added to the diagonal.
+    Without it, directions that the noise has emptied get almost the prior's width, and
+    a mean along them that is noise alone.
+    """
+    values, vectors = jnp.linalg.eigh(precision)
+    clipped = (vectors * jnp.maximum(values, 0.0)[..., None, :]) @ jnp.swapaxes(
+        vectors, -1, -2
+    )
+    spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
+    ridge = 0.5 * spectral_norm[..., None, None] * jnp.eye(precision.shape[-1])
+    # Without noise the matrix is left alone to the last digit.
+    return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
+
+
+def _symmetric(matrix: jax.Array) -> jax.Array:
+    return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
+
+
+class PolyaGamma(Family):
+    """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
+
+    Polson, Scott and Windle (2013). It never needs a distribution object here: as a
+    row's auxiliary variable it is not released.
+    """
+
+    name = "PolyaGamma"
+    statistics = ("x",)
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
+        # tanh(h)/h is 1 - h²/3 near 0, where the quotient and its gradient fail.
+        small = half < 1e-3
+        safe = jnp.where(small, 1.0, half)
+        ratio = jnp.where(small, 1.0 - half**2 / 3.0, jnp.tanh(safe) / safe)
+        return {"x": 0.25 * ratio}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
+        return math.log(2.0) - jnp.logaddexp(half, -half)
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """Which statistics of which support a family is for."""
+
+    family: type[Family]
+    statistics: frozenset[str]
+    supports: tuple[Any, ...]
+
+
+_POSITIVE = (constraints.positive, constraints.nonnegative)
+
+# A latent gets the first family whose support it has and whose statistics include all
+# those in which it occurs.
+FAMILIES: list[Match] = [
+    Match(Normal, frozenset({"x", "xx"}), (constraints.real, constraints.real_vector)),
+    Match(Gamma, frozenset({"x", "log"}), _POSITIVE),
+    Match(InverseGamma, frozenset({"1/x", "log"}), _POSITIVE),
+    Match(Beta, frozenset({"log", "log1m"}), (constraints.unit_interval,)),
+    Match(Dirichlet, frozenset({"log"}), (constraints.simplex,)),
+    Match(Categorical, frozenset({"is"}), ()),
+    Match(PolyaGamma, frozenset({"x"}), ()),
+]
+
+
+def find_family(support: Any, statistics: set[str]) -> type[Family] | None:
+    """The family with this support in which all of these statistics occur."""
+    support = _elementwise(support)
+    for match in FAMILIES:
+        if any(_same_support(support, known) for known in match.supports):
+            if statistics <= match.statistics:
+                return match.family
+    return None
+
+
+def _elementwise(support: Any) -> Any:
+    while isinstance(support, type(constraints.independent(constraints.real, 1))):
+        support = support.base_constraint
+    return support
+
+
+def _same_support(support: Any, known: Any) -> bool:
+    if known is constraints.unit_interval:
+        bounds = getattr(support, "lower_bound", None), getattr(
+            support, "upper_bound", None
+        )
+        is_interval = isinstance(support, type(constraints.interval(0.0, 1.0)))
+        return support is known or (
+            is_interval and not _is_traced(bounds) and bounds == (0.0, 1.0)
+        )
+    return support is known or type(support) is type(known)
+
+
+def _is_traced(values: Any) -> bool:
+    return any(isinstance(value, jax.core.Tracer) for value in values)

@@ -1,0 +1,858 @@
+"""The algebra in which a model's links and energies are written.
+
+A `Form` is an array-valued expression in the latent variables: a sum of terms, each
+a contraction (in the sense of einsum) of constants and of views of latents,
+
+    form[axes] = Σ_terms scale · Σ_(bound labels) Π factors.
+
+Factors are of three kinds: `Dense`, a constant array; `OneHot`, a constant index
+that selects along a label, which is how gathers, slices, reshapes and concatenations
+are written without making an array; and `Atom`, a function of a latent variable,
+elementwise on its value (`"x"`, `"log"`, `"log1m"`) or on a whole event
+(`"logdet"`), or the indicator of a discrete latent's state (`"is"`, which has one
+label more than the latent has axes).
+
+An *exclusive* form has, at every position and in every state of the discrete latents,
+exactly one product that is not switched off by a selector (a one-hot, an indicator, a
+branch of `where`). Elementwise functions pass through selectors, so exclusive forms
+have powers and logarithms: `1 / sqrt(tau[z])` is one, `X @ w + b` is not.
+"""
+
+import dataclasses
+import itertools
+import math
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+ArrayLike = Any
+# Which alternative, of which `where` or `concatenate`, a selector stands for.
+Branch = tuple[object, int]
+
+
+class Label:
+    """An axis of an expression; equal only to itself."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int):
+        self.size = int(size)
+
+
+Labels = tuple[Label, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense:
+    """A constant array with one label per axis.
+
+    `row` says whether it depends on private rows; `branch` is set where the array
+    holds zeros and ones that select.
+    """
+
+    array: ArrayLike
+    labels: Labels
+    row: bool = False
+    branch: Branch | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneHot:
+    """1 where the label `target` equals `indices`, else 0; all 0 at an index of -1."""
+
+    indices: ArrayLike
+    labels: Labels
+    target: Label
+    row: bool = False
+    branch: Branch | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Atom:
+    """A function of a latent variable, raised to a power."""
+
+    latent: str
+    function: str
+    labels: Labels
+    power: float = 1.0
+
+
+Factor = Dense | OneHot | Atom
+
+
+class NotInAlgebra(Exception):
+    """An operation leaves the algebra; the message says which and why."""
+
+
+def is_known(array: ArrayLike) -> bool:
+    """Whether a constant is public, so that its value may shape the program."""
+    return isinstance(array, np.ndarray)
+
+
+def labels_of(factor: Factor) -> Labels:
+    if isinstance(factor, OneHot):
+        return (*factor.labels, factor.target)
+    return factor.labels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Term:
+    """scale · Σ_bound Π factors. No label in `bound` occurs in another term."""
+
+    scale: float
+    factors: tuple[Factor, ...] = ()
+    bound: frozenset[Label] = frozenset()
+
+    @property
+    def atoms(self) -> list[Atom]:
+        return [f for f in self.factors if isinstance(f, Atom)]
+
+    @property
+    def row(self) -> bool:
+        return any(f.row for f in self.factors if not isinstance(f, Atom))
+
+    def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
+        """The term with labels replaced; a bound label that is replaced is unbound."""
+        factors = tuple(_renamed(f, substitution) for f in self.factors)
+        bound = frozenset(b for b in self.bound if b not in substitution)
+        return Term(self.scale, factors, bound)
+
+    def refreshed(self) -> "Term":
+        """The same term with bound labels of its own."""
+        fresh = {label: Label(label.size) for label in self.bound}
+        renamed = self.renamed(fresh)
+        return Term(self.scale, renamed.factors, frozenset(fresh.values()))
+
+
+def _renamed(factor: Factor, substitution: Mapping[Label, Label]) -> Factor:
+    if not any(label in substitution for label in labels_of(factor)):
+        return factor
+    labels = tuple(substitution.get(label, label) for label in factor.labels)
+    if isinstance(factor, OneHot):
+        target = substitution.get(factor.target, factor.target)
+        return dataclasses.replace(factor, labels=labels, target=target)
+    return dataclasses.replace(factor, labels=labels)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Form:
+    axes: Labels
+    terms: tuple[Term, ...]
+    exclusive: bool = True
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(axis.size for axis in self.axes)
+
+    @property
+    def latents(self) -> set[str]:
+        return {atom.latent for term in self.terms for atom in term.atoms}
+
+    @property
+    def row(self) -> bool:
+        return any(term.row for term in self.terms)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.latents
+
+    @property
+    def is_discrete(self) -> bool:
+        """Whether latents enter through indicators alone, as in `z < 3`."""
+        return self.exclusive and all(
+            atom.function == "is" for term in self.terms for atom in term.atoms
+        )
+
+    def __add__(self, other: "Form | float") -> "Form":
+        return add(self, as_form(other))
+
+    __radd__ = __add__
+
+    def __sub__(self, other: "Form | float") -> "Form":
+        return add(self, -as_form(other))
+
+    def __rsub__(self, other: float) -> "Form":
+        return add(as_form(other), -self)
+
+    def __neg__(self) -> "Form":
+        return self * -1.0
+
+    def __mul__(self, other: "Form | float") -> "Form":
+        if isinstance(other, Form):
+            return multiply(self, other)
+        terms = (dataclasses.replace(t, scale=t.scale * other) for t in self.terms)
+        return Form(
+            self.axes,
+            tuple(t for t in terms if t.scale != 0.0),
+            self.exclusive and other != 0.0,
+        )
+
+    __rmul__ = __mul__
+
+
+# --- making forms -----------------------------------------------------------------
+
+
+def constant(array: ArrayLike, *, row: bool = False) -> Form:
+    """The form of a constant array."""
+    axes = tuple(map(Label, np.shape(array)))
+    if not is_known(array):
+        return Form(axes, (Term(1.0, (Dense(array, axes, row),)),))
+    array, kept = _without_constant_axes(array)
+    if array.ndim == 0:
+        value = float(array)
+        return Form(axes, (Term(value),) if value != 0.0 else ())
+    labels = tuple(axes[i] for i in kept)
+    return Form(axes, (Term(1.0, (Dense(array, labels, row),)),))
+
+
+def _without_constant_axes(array: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Drops the axes along which a known array does not vary."""
+    kept = []
+    for axis, (size, stride) in enumerate(zip(array.shape, array.strides, strict=True)):
+        first = np.take(array, [0], axis=axis) if size else array
+        if size and (stride == 0 or bool(np.all(array == first))):
+            array = first
+        else:
+            kept.append(axis)
+    return array.reshape([array.shape[axis] for axis in kept]), kept
+
+
+def as_form(value: Form | float) -> Form:
+    if isinstance(value, Form):
+        return value
+    return Form((), (Term(float(value)),) if value != 0.0 else ())
+
+
+def latent(name: str, shape: Sequence[int], states: np.ndarray | None = None) -> Form:
+    """The value of a latent variable; `states` are the values of a discrete one."""
+    axes = tuple(map(Label, shape))
+    if states is None:
+        return Form(axes, (Term(1.0, (Atom(name, "x", axes),)),))
+    state = Label(len(states))
+    factors = (Dense(np.asarray(states), (state,)), Atom(name, "is", (*axes, state)))
+    return Form(axes, (Term(1.0, factors, frozenset([state])),))
+
+
+# --- axes -------------------------------------------------------------------------
+
+
+def place(form: Form, axes: Labels, positions: Iterable[int]) -> Form:
+    """Puts each axis of `form` at a position among `axes`; the others broadcast."""
+    substitution: dict[Label, Label] = {}
+    bound = set()
+    for label, position in zip(form.axes, positions, strict=True):
+        if label.size == axes[position].size:
+            substitution[label] = axes[position]
+        elif label.size == 1:  # grows by broadcasting: summed over its one entry
+            substitution[label] = fresh = Label(1)
+            bound.add(fresh)
+        else:
+            raise ValueError(f"Cannot broadcast {form.shape} to {len(axes)} axes.")
+    terms = []
+    for term in form.terms:
+        renamed = term.renamed(substitution)
+        renamed = dataclasses.replace(renamed, bound=renamed.bound | bound)
+        terms.append(_without_lost_labels(renamed))
+    return Form(axes, tuple(terms), form.exclusive)
+
+
+def _without_lost_labels(term: Term) -> Term:
+    """Sums over the bound labels that no factor has any more."""
+    used = {label for factor in term.factors for label in labels_of(factor)}
+    lost = term.bound - used
+    scale = term.scale * math.prod(label.size for label in lost)
+    return Term(scale, term.factors, term.bound - lost)
+
+
+def reorder(form: Form, axes: Labels) -> Form:
+    """Permutes the axes of a form."""
+    assert set(axes) == set(form.axes)
+    return Form(axes, form.terms, form.exclusive)
+
+
+def broadcast(form: Form, axes: Labels) -> Form:
+    """Broadcasts to the given axes, matched from the right as NumPy does."""
+    return place(form, axes, range(len(axes) - len(form.axes), len(axes)))
+
+
+def common_axes(*forms: Form) -> Labels:
+    axes = []
+    for position in range(-max(len(form.axes) for form in forms), 0):
+        labels = [f.axes[position] for f in forms if len(f.axes) >= -position]
+        axes.append(max(labels, key=lambda label: label.size))
+    return tuple(axes)
+
+
+def select(form: Form, axis: int, index: OneHot, axes: Labels) -> Form:
+    """Replaces an axis by what `index` picks along it, with the given new axes.
+
+    `index.target` must be a fresh label and `index.labels` among `axes`.
+    """
+    bound = frozenset([index.target])
+    substitution = {form.axes[axis]: index.target}
+    terms = []
+    for term in form.terms:
+        renamed = term.renamed(substitution)
+        factors = (*renamed.factors, index)
+        terms.append(Term(term.scale, factors, renamed.bound | bound).refreshed())
+    return simplified(axes, terms, form.exclusive)
+
+
+def sum_over(form: Form, positions: Iterable[int]) -> Form:
+    """Sums over axes, given by position."""
+    positions = set(positions)
+    axes = tuple(a for i, a in enumerate(form.axes) if i not in positions)
+    summed = frozenset(a for i, a in enumerate(form.axes) if i in positions)
+    terms = (Term(t.scale, t.factors, t.bound | summed).refreshed() for t in form.terms)
+    return simplified(axes, terms, form.exclusive)
+
+
+# --- sums and products ------------------------------------------------------------
+
+
+def add(first: Form, second: Form) -> Form:
+    axes = common_axes(first, second)
+    first, second = broadcast(first, axes), broadcast(second, axes)
+    terms = [*first.terms, *(term.refreshed() for term in second.terms)]
+    if first.is_constant and second.is_constant and len(terms) > 1:
+        # A sum of constants is one constant, so that it still has a logarithm.
+        return _as_single_constant(Form(axes, tuple(terms), False))
+    exclusive = len(terms) == 1 and first.exclusive and second.exclusive
+    return Form(axes, tuple(terms), exclusive)
+
+
+def _as_single_constant(form: Form) -> Form:
+    array = constant_array(form)
+    if is_known(array):
+        return place(constant(array), form.axes, range(len(form.axes)))
+    return Form(form.axes, (Term(1.0, (Dense(array, form.axes, form.row),)),))
+
+
+def multiply(first: Form, second: Form) -> Form:
+    axes = common_axes(first, second)
+    return product(broadcast(first, axes), broadcast(second, axes), axes, ())
+
+
+def product(first: Form, second: Form, axes: Labels, summed: Labels) -> Form:
+    """Multiplies two forms whose axes share labels, and sums over `summed`."""
+    terms = []
+    for a, b in itertools.product(first.terms, second.terms):
+        b = b.refreshed()
+        bound = a.bound | b.bound | frozenset(summed)
+        term = Term(a.scale * b.scale, (*a.factors, *b.factors), bound)
+        terms.append(term.refreshed())
+    return simplified(axes, terms, first.exclusive and second.exclusive)
+
+
+def simplified(axes: Labels, terms: Iterable[Term], exclusive: bool) -> Form:
+    """The form of the given terms, each in normal form, zero ones left out."""
+    simple = [simplify(term) for term in terms]
+    kept = tuple(term for term in simple if term is not None)
+    exclusive = exclusive and all(_selects_every_bound_label(t) for t in kept)
+    return Form(axes, kept, exclusive)
+
+
+def _selects_every_bound_label(term: Term) -> bool:
+    selected = set()
+    for factor in term.factors:
+        if isinstance(factor, OneHot):
+            selected.add(factor.target)
+        elif isinstance(factor, Atom) and factor.function == "is":
+            selected.add(factor.labels[-1])
+    return all(label in selected or label.size == 1 for label in term.bound)
+
+
+# --- normal form ------------------------------------------------------------------
+
+
+def simplify(term: Term) -> Term | None:
+    """Applies the rewriting rules until none does; None if the term is zero."""
+    result: Term | None = term
+    previous = None
+    while result is not previous:
+        previous = result
+        for rule in _RULES:
+            if result is not None:
+                result = rule(result)
+    if result is None or result.scale == 0.0:
+        return None
+    return _without_lost_labels(result)
+
+
+def _unify(term: Term, one: Label, other: Label) -> Term | None:
+    """Identifies two labels if one of them is bound; None if neither is."""
+    if one in term.bound:
+        return term.renamed({one: other})
+    if other in term.bound:
+        return term.renamed({other: one})
+    return None
+
+
+def _merge_atoms(term: Term) -> Term:
+    """x·x is x², x·x⁻¹ is 1, and an indicator times itself is itself."""
+    for (i, a), (j, b) in itertools.combinations(enumerate(term.factors), 2):
+        if not (isinstance(a, Atom) and isinstance(b, Atom)):
+            continue
+        if (a.latent, a.function) != (b.latent, b.function) or a.labels != b.labels:
+            continue
+        power = 1.0 if a.function == "is" else a.power + b.power
+        merged = () if power == 0.0 else (dataclasses.replace(a, power=power),)
+        rest = [f for k, f in enumerate(term.factors) if k not in (i, j)]
+        return _without_lost_labels(Term(term.scale, (*rest, *merged), term.bound))
+    return term
+
+
+def _merge_indicators(term: Term) -> Term:
+    """A discrete latent is in one state: 1[z=j]·1[z=k] is 1[z=j] with j=k."""
+    indicators = [atom for atom in term.atoms if atom.function == "is"]
+    for a, b in itertools.combinations(indicators, 2):
+        if a.latent == b.latent and a.labels[:-1] == b.labels[:-1]:
+            unified = _unify(term, a.labels[-1], b.labels[-1])
+            if unified is not None:
+                return unified
+    return term
+
+
+def _merge_one_hots(term: Term) -> Term:
+    """Two selections by the same index pick the same entry."""
+    one_hots = [f for f in term.factors if isinstance(f, OneHot)]
+    for a, b in itertools.combinations(one_hots, 2):
+        if a.labels != b.labels or not _same_array(a.indices, b.indices):
+            continue
+        if a.target is b.target:
+            factors = tuple(f for f in term.factors if f is not b)
+            return Term(term.scale, factors, term.bound)
+        if a.target.size == b.target.size:
+            unified = _unify(term, a.target, b.target)
+            if unified is not None:
+                return unified
+    return term
+
+
+def _same_array(a: ArrayLike, b: ArrayLike) -> bool:
+    return a is b or (is_known(a) and is_known(b) and np.array_equal(a, b))
+
+
+def _merge_branches(term: Term) -> Term | None:
+    """Different branches of one `where` exclude each other."""
+    selectors = [f for f in term.factors if not isinstance(f, Atom) and f.branch]
+    for a, b in itertools.combinations(selectors, 2):
+        if a.branch is None or b.branch is None or a.branch[0] is not b.branch[0]:
+            continue
+        if type(a) is not type(b) or a.labels != b.labels:
+            continue
+        if a.branch[1] != b.branch[1]:
+            return None
+        if isinstance(a, Dense):
+            factors = tuple(f for f in term.factors if f is not b)
+            return Term(term.scale, factors, term.bound)
+    return term
+
+
+def _drop_identity(term: Term) -> Term | None:
+    """A selection of every entry in order only renames a label."""
+    for factor in term.factors:
+        if not isinstance(factor, OneHot) or not is_known(factor.indices):
+            continue
+        if np.all(factor.indices < 0):
+            return None
+        if len(factor.labels) != 1 or factor.labels[0].size != factor.target.size:
+            continue
+        if np.array_equal(factor.indices, np.arange(factor.target.size)):
+            rest = tuple(f for f in term.factors if f is not factor)
+            unified = _unify(
+                Term(term.scale, rest, term.bound), factor.target, factor.labels[0]
+            )
+            if unified is not None:
+                return unified
+    return term
+
+
+def _follow_one_hot(term: Term) -> Term:
+    """Applies a selection to the constants it selects from."""
+    for factor in term.factors:
+        if not isinstance(factor, OneHot) or factor.target not in term.bound:
+            continue
+        rest = [f for f in term.factors if f is not factor]
+        users = [f for f in rest if factor.target in labels_of(f)]
+        if any(isinstance(f, Atom) for f in users):
+            continue
+        if any(isinstance(f, OneHot) and f.target is factor.target for f in users):
+            continue
+        kept = [f for f in rest if f not in users]
+        kept += [_follow(f, factor) for f in users if not isinstance(f, Atom)]
+        if is_known(factor.indices) and np.any(factor.indices < 0):
+            mask = (factor.indices >= 0).astype(np.float32)
+            kept.append(Dense(mask, factor.labels, factor.row, factor.branch))
+        elif not users and not is_known(factor.indices):
+            continue
+        return Term(term.scale, tuple(kept), term.bound - {factor.target})
+    return term
+
+
+def _follow(factor: Dense | OneHot, selection: OneHot) -> Dense | OneHot:
+    array = factor.array if isinstance(factor, Dense) else factor.indices
+    array, labels = gather(
+        array, factor.labels, selection.indices, selection.labels, selection.target
+    )
+    row = factor.row or selection.row
+    if isinstance(factor, Dense):
+        return dataclasses.replace(factor, array=array, labels=labels, row=row)
+    if is_known(array) and is_known(selection.indices):
+        missing, missing_labels = _expand_to(
+            selection.indices < 0, selection.labels, labels
+        )
+        del missing_labels
+        array = np.where(missing, -1, array)
+    return dataclasses.replace(factor, indices=array, labels=labels, row=row)
+
+
+def _known_one_hot(term: Term) -> Term:
+    """Writes a known 0/1 matrix with a single 1 per row as a selection."""
+    for factor in term.factors:
+        if not isinstance(factor, Dense) or not is_known(factor.array):
+            continue
+        if len(factor.labels) != 2 or factor.branch or factor.array.size > 10**6:
+            continue
+        ones = factor.array == 1
+        if factor.labels[1] not in term.bound or factor.labels[0] is factor.labels[1]:
+            continue
+        if not (np.all(ones | (factor.array == 0)) and np.all(ones.sum(1) == 1)):
+            continue
+        one_hot = OneHot(ones.argmax(1), factor.labels[:1], factor.labels[1])
+        rest = [f for f in term.factors if f is not factor]
+        return Term(term.scale, (*rest, one_hot), term.bound)
+    return term
+
+
+_RULES: tuple[Callable[[Term], Term | None], ...] = (
+    _merge_atoms,
+    _merge_indicators,
+    _merge_one_hots,
+    _merge_branches,
+    _known_one_hot,
+    _drop_identity,
+    _follow_one_hot,
+)
+
+
+# --- elementwise functions --------------------------------------------------------
+
+
+def _split_selectors(term: Term) -> tuple[list[Factor], list[Factor]]:
+    """Separates what selects from what is selected."""
+    selectors, values = [], []
+    for factor in term.factors:
+        is_selector = (
+            isinstance(factor, OneHot)
+            or (isinstance(factor, Atom) and factor.function == "is")
+            or (isinstance(factor, Dense) and factor.branch is not None)
+        )
+        (selectors if is_selector else values).append(factor)
+    return selectors, values
+
+
+def _map_dense(
+    function: Callable[[ArrayLike], ArrayLike], dense: Dense, selectors: list[Factor]
+) -> Dense:
+    """Applies a function to a constant, sparing entries that are switched off."""
+    array, labels = dense.array, dense.labels
+    for mask in selectors:
+        if isinstance(mask, Dense):
+            union = tuple(dict.fromkeys((*labels, *mask.labels)))
+            array, _ = _expand_to(array, labels, union)
+            chosen, _ = _expand_to(mask.array, mask.labels, union)
+            xp = np if is_known(array) and is_known(chosen) else jnp
+            array, labels = xp.where(chosen != 0, array, 1.0), union
+    with np.errstate(all="ignore"):
+        return dataclasses.replace(dense, array=function(array), labels=labels)
+
+
+def power(form: Form, exponent: float) -> Form:
+    """Raises a form to a power, elementwise.
+
+    Raises:
+      NotInAlgebra: The form is a sum and the exponent is not 1 or 2.
+    """
+    if exponent == 1:
+        return form
+    if not form.exclusive or not form.terms:
+        if exponent == 2:
+            return multiply(form, form)
+        raise NotInAlgebra(f"a power {exponent:g} of a sum")
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        if term.scale < 0 and exponent != round(exponent):
+            raise NotInAlgebra(f"a power {exponent:g} of a negative number")
+        powers: list[Factor] = []
+        for value in values:
+            if isinstance(value, Atom):
+                powers.append(dataclasses.replace(value, power=value.power * exponent))
+            elif isinstance(value, Dense):
+                powers.append(_map_dense(lambda a: a**exponent, value, selectors))
+        factors = (*selectors, *powers)
+        terms.append(Term(term.scale**exponent, factors, term.bound))
+    return simplified(form.axes, terms, True)
+
+
+def log(form: Form) -> Form:
+    """The logarithm of a form, elementwise.
+
+    Raises:
+      NotInAlgebra: The form is a sum, other than one minus a latent.
+    """
+    complement = _complement(form)
+    if complement is not None:
+        return log1m(complement)
+    if not form.exclusive or not form.terms:
+        raise NotInAlgebra("the logarithm of a sum")
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        if term.scale <= 0:
+            raise NotInAlgebra("the logarithm of a number that is not positive")
+        if term.scale != 1:
+            terms.append(Term(math.log(term.scale), tuple(selectors), term.bound))
+        for value in values:
+            scale = 1.0
+            if isinstance(value, Atom):
+                if value.function != "x":
+                    raise NotInAlgebra(f"the logarithm of {value.function}")
+                scale = value.power
+                value = dataclasses.replace(value, function="log", power=1.0)
+            elif isinstance(value, Dense):
+                xp = np if is_known(value.array) else jnp
+                value = _map_dense(xp.log, value, selectors)
+            terms.append(Term(scale, (*selectors, value), term.bound))
+    terms = [term.refreshed() for term in terms]
+    return simplified(form.axes, terms, len(terms) == len(form.terms))
+
+
+def log1m(form: Form) -> Form:
+    """log(1 - form), elementwise, for probabilities."""
+    complement = _complement(form)
+    if complement is not None:
+        return log(complement)
+    if form.is_constant:
+        return map_constant(lambda p: np.log1p(-p), lambda p: jnp.log1p(-p), form)
+    if not form.exclusive:
+        raise NotInAlgebra("log(1 - p) of a sum")
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        plain = len(values) == 1 and term.scale == 1.0
+        value = values[0] if plain else None
+        if not isinstance(value, Atom) or (value.function, value.power) != ("x", 1.0):
+            raise NotInAlgebra("log(1 - p) of a product")
+        value = dataclasses.replace(value, function="log1m")
+        terms.append(Term(1.0, (*selectors, value), term.bound))
+    return simplified(form.axes, terms, True)
+
+
+def _complement(form: Form) -> Form | None:
+    """The exclusive p with form = 1 - p, if there is one."""
+    ones = [t for t in form.terms if not t.factors and t.scale == 1.0]
+    rest = [t for t in form.terms if t.factors]
+    if form.is_constant or len(ones) != 1 or len(rest) != len(form.terms) - 1:
+        return None
+    complement = simplified(
+        form.axes,
+        [dataclasses.replace(t, scale=-t.scale) for t in rest],
+        len(rest) == 1,
+    )
+    return complement if complement.exclusive else None
+
+
+def map_constant(
+    known: Callable[..., ArrayLike], traced: Callable[..., ArrayLike], *forms: Form
+) -> Form:
+    """Applies an elementwise function to forms without latents."""
+    axes = common_axes(*forms)
+    arrays = [constant_array(broadcast(form, axes)) for form in forms]
+    with np.errstate(all="ignore"):
+        if all(map(is_known, arrays)):
+            result = constant(np.asarray(known(*arrays)))
+            return place(result, axes, range(len(axes)))
+    array = traced(*arrays)
+    row = any(form.row for form in forms)
+    return Form(axes, (Term(1.0, (Dense(array, axes, row),)),))
+
+
+def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
+    """Applies an elementwise function, state by state, to functions of indicators.
+
+    `function` gets arrays that broadcast against each other.
+    """
+    axes = common_axes(*forms)
+    placed = [_or_zero(broadcast(form, axes)) for form in forms]
+    terms = []
+    for combination in itertools.product(*(form.terms for form in placed)):
+        # One product of all the selectors, to agree on the labels of the states.
+        marked: list[Factor] = []
+        bound: frozenset[Label] = frozenset()
+        for position, term in enumerate(combination):
+            term = term.refreshed()
+            selectors, values = _split_selectors(term)
+            array, labels = _product_array(term.scale, values)
+            row = any(v.row for v in values if not isinstance(v, Atom))
+            # Kept apart through simplification as a branch of its own.
+            value = Dense(array, labels, row, branch=(_Operand(), position))
+            marked += [*selectors, value]
+            bound |= term.bound
+        joint = simplify(Term(1.0, tuple(marked), bound))
+        if joint is None:
+            continue
+        operands = [
+            f for f in joint.factors
+            if isinstance(f, Dense) and f.branch and isinstance(f.branch[0], _Operand)
+        ]
+        operands.sort(key=lambda f: f.branch[1] if f.branch else 0)
+        union = tuple(dict.fromkeys(label for f in operands for label in f.labels))
+        arrays = [_expand_to(f.array, f.labels, union)[0] for f in operands]
+        result = function(*arrays)
+        result = np.broadcast_to(result, [label.size for label in union]) if (
+            is_known(result)
+        ) else jnp.broadcast_to(result, [label.size for label in union])
+        row = any(f.row for f in operands)
+        rest = [f for f in joint.factors if f not in operands]
+        factors = (*rest, Dense(result, union, row))
+        terms.append(Term(1.0, factors, joint.bound))
+    return Form(axes, tuple(terms), True)
+
+
+class _Operand:
+    """Marks one operand's values while selectors are merged."""
+
+
+def _or_zero(form: Form) -> Form:
+    """A form without terms is the constant zero; this one says so with a term."""
+    return form if form.terms else Form(form.axes, (Term(0.0),), True)
+
+
+# --- arrays -----------------------------------------------------------------------
+
+
+def _product_array(scale: float, values: Sequence[Factor]) -> tuple[ArrayLike, Labels]:
+    union: Labels = tuple(
+        dict.fromkeys(label for value in values for label in labels_of(value))
+    )
+    if len(values) == 1 and scale == 1.0 and isinstance(values[0], Dense):
+        return values[0].array, values[0].labels
+    array: ArrayLike = np.asarray(scale)
+    for value in values:
+        if not isinstance(value, Dense):
+            raise NotInAlgebra("a selection that is not of constants")
+        array = array * _expand_to(value.array, value.labels, union)[0]
+    return array, union
+
+
+def _expand_to(
+    array: ArrayLike, labels: Labels, union: Labels
+) -> tuple[ArrayLike, Labels]:
+    """Transposes and inserts axes of length 1, to broadcast against `union`."""
+    order = [labels.index(label) for label in union if label in labels]
+    array = array.transpose(order)
+    shape = [label.size if label in labels else 1 for label in union]
+    return array.reshape(shape), union
+
+
+def gather(
+    array: ArrayLike,
+    labels: Labels,
+    indices: ArrayLike,
+    index_labels: Labels,
+    target: Label,
+) -> tuple[ArrayLike, Labels]:
+    """Replaces the axis `target` of an array by what `indices` picks along it."""
+    kept = tuple(label for label in labels if label is not target)
+    union = (*index_labels, *(label for label in kept if label not in index_labels))
+    xp = np if is_known(array) and is_known(indices) else jnp
+    indices = xp.maximum(indices, 0)
+    if not set(index_labels) & set(kept) and len(kept) == len(labels) - 1:
+        moved = xp.moveaxis(array, labels.index(target), 0)
+        return moved[indices], (*index_labels, *kept)
+    selectors = []
+    for label in labels:
+        if label is target:
+            selectors.append(_expand_to(indices, index_labels, union)[0])
+        else:
+            index = np.arange(label.size)
+            selectors.append(_expand_to(index, (label,), union)[0])
+    return array[tuple(selectors)], union
+
+
+def constant_array(form: Form) -> ArrayLike:
+    """The array of a form without latents, with its full shape."""
+    total: ArrayLike = np.zeros(form.shape)
+    for term in form.terms:
+        value = contract(term.scale, [_as_operand(f) for f in term.factors], form.axes)
+        total = value if total is None else total + value
+    return total
+
+
+def _as_operand(factor: Factor) -> "tuple[ArrayLike, Labels] | OneHot":
+    if isinstance(factor, OneHot):
+        return factor
+    if isinstance(factor, Atom):
+        raise AssertionError("a constant has no atoms")
+    return factor.array, factor.labels
+
+
+def contract(
+    scale: float,
+    operands: Sequence["tuple[ArrayLike, Labels] | OneHot"],
+    output: Labels,
+) -> ArrayLike:
+    """Evaluates scale · Σ Π operands, with the labels of `output` kept.
+
+    Selections are applied as gathers to the operands they select from, so that a
+    one-hot array is made only where there is nothing to gather from.
+    """
+    arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
+    for one_hot in (operand for operand in operands if isinstance(operand, OneHot)):
+        users = [labels for _, labels in arrays if one_hot.target in labels]
+        if one_hot.target in output or not users:
+            arrays.append(_one_hot_array(one_hot))
+            continue
+        gathered = []
+        for array, labels in arrays:
+            if one_hot.target in labels:
+                array, labels = gather(
+                    array, labels, one_hot.indices, one_hot.labels, one_hot.target
+                )
+            gathered.append((array, labels))
+        arrays = gathered
+        if is_known(one_hot.indices) and np.any(one_hot.indices < 0):
+            present = (one_hot.indices >= 0).astype(np.float32)
+            arrays.append((present, one_hot.labels))
+    known = all(is_known(array) for array, _ in arrays)
+    xp: Any = np if known else jnp
+    if not arrays:
+        return np.broadcast_to(np.asarray(scale), [label.size for label in output])
+    letters: dict[Label, str] = {}
+    pool = iter(string.ascii_letters)
+    for _, labels in arrays:
+        for label in labels:
+            if label not in letters:
+                letters[label] = next(pool)
+    inputs = ",".join("".join(letters[x] for x in labels) for _, labels in arrays)
+    kept = tuple(label for label in output if label in letters)
+    result = xp.einsum(
+        f"{inputs}->{''.join(letters[label] for label in kept)}",
+        *(array for array, _ in arrays),
+        optimize="greedy" if len(arrays) > 2 else False,
+    )
+    result, _ = _expand_to(result * scale, kept, output)
+    return xp.broadcast_to(result, [label.size for label in output])
+
+
+def _one_hot_array(one_hot: OneHot) -> tuple[ArrayLike, Labels]:
+    xp = np if is_known(one_hot.indices) else jnp
+    states = np.arange(one_hot.target.size)
+    array = (one_hot.indices[..., None] == states).astype(xp.float32)
+    return array, (*one_hot.labels, one_hot.target)

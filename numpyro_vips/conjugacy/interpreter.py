@@ -1,0 +1,926 @@
+"""Runs a model's program in the algebra of forms instead of on arrays.
+
+Constants are evaluated as they are (public ones in NumPy, so that they may shape
+the program; private ones as traced arrays, so that they cannot). What depends on a
+latent variable becomes a form, one of the few functions of a form that likelihoods
+know (`Transformed`), or `Opaque`, which remembers the reason.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Constant:
+    """A value without latents; `array` is a NumPy array only if it is public."""
+
+    array: Any
+    row: bool
+
+    @property
+    def known(self) -> bool:
+        return forms.is_known(self.array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Transformed:
+    """`function` of a form: "exp" or "sigmoid"."""
+
+    function: str
+    form: Form
+
+    @property
+    def latents(self) -> set[str]:
+        return self.form.latents
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Opaque:
+    """A function of latents outside the algebra."""
+
+    reason: str
+    latents: set[str]
+    shape: tuple[int, ...]
+
+
+Value = Constant | Form | Transformed | Opaque
+
+
+def latents_of(value: Value) -> set[str]:
+    return set() if isinstance(value, Constant) else value.latents
+
+
+def as_form(value: Value) -> Form:
+    """The value as a form.
+
+    Raises:
+      NotInAlgebra: It is not one; the message says what stands in the way.
+    """
+    if isinstance(value, Form):
+        return value
+    if isinstance(value, Constant):
+        return forms.constant(value.array, row=value.row)
+    if isinstance(value, Transformed):
+        raise NotInAlgebra(f"{value.function} of {_names(value.latents)}")
+    raise NotInAlgebra(value.reason)
+
+
+def _names(latents: set[str]) -> str:
+    return ", ".join(repr(name) for name in sorted(latents)) or "constants"
+
+
+def interpret(
+    closed: jex_core.ClosedJaxpr, inputs: Sequence[Value], checks: list[Any]
+) -> list[Value]:
+    """Evaluates a program on values of the algebra.
+
+    Args:
+      closed: The program.
+      inputs: One value per input of the program.
+      checks: Receives boolean arrays that are true where a private index into a
+        constant lies in range; a row that fails one must count as zero.
+    """
+    constants = [Constant(_public(c), row=False) for c in closed.consts]
+    return _interpret(closed.jaxpr, constants, inputs, checks)
+
+
+def _public(array: Any) -> Any:
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def _interpret(
+    jaxpr: jex_core.Jaxpr,
+    constants: Sequence[Value],
+    inputs: Sequence[Value],
+    checks: list[Any],
+) -> list[Value]:
+    values: dict[Any, Value] = {}
+
+    def read(atom: Any) -> Value:
+        if isinstance(atom, jex_core.Literal):
+            return Constant(np.asarray(atom.val), row=False)
+        return values[atom]
+
+    values.update(zip(jaxpr.constvars, constants, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        values.update(zip(eqn.outvars, _apply(eqn, operands, checks), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(
+    eqn: jex_core.JaxprEqn, operands: list[Value], checks: list[Any]
+) -> list[Value]:
+    name = eqn.primitive.name
+    inner = _inner_program(eqn)
+    if inner is not None:
+        return interpret(inner, operands, checks)
+    if all(isinstance(operand, Constant) for operand in operands):
+        checks += _index_checks(eqn, operands)
+        return _apply_to_constants(eqn, operands)
+    latents = set().union(*map(latents_of, operands))
+    shape = tuple(eqn.outvars[0].aval.shape)
+    try:
+        for operand in operands:
+            if type(operand) is Opaque:
+                raise NotInAlgebra(operand.reason)
+        discrete = _apply_state_by_state(eqn, operands)
+        if discrete is not None:
+            return [discrete]
+        rule = _RULES.get(name)
+        if rule is None:
+            raise NotInAlgebra(f"{_READABLE.get(name, name)} of {_names(latents)}")
+        return [rule(eqn, *operands)]
+    except NotInAlgebra as error:
+        reason = str(error)
+        if "'" not in reason:
+            reason = f"{reason} ({_names(latents)})"
+        return [
+            Opaque(reason, latents, tuple(var.aval.shape)) for var in eqn.outvars
+        ]
+
+
+_READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
+
+
+def _inner_program(eqn: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
+    if eqn.primitive.name in ("scan", "while", "cond"):
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(key)
+        if isinstance(inner, jex_core.ClosedJaxpr):
+            return inner
+        if isinstance(inner, jex_core.Jaxpr):
+            return jex_core.ClosedJaxpr(inner, ())
+    return None
+
+
+# --- constants ----------------------------------------------------------------------
+
+
+def _apply_to_constants(
+    eqn: jex_core.JaxprEqn, operands: Sequence[Constant]
+) -> list[Value]:
+    row = any(operand.row for operand in operands)
+    arrays = [operand.array for operand in operands]
+    if all(operand.known for operand in operands):
+        results = _evaluate_known(eqn, arrays)
+    else:
+        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+    return [Constant(result, row) for result in results]
+
+
+def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[Any]:
+    """Whether private indices into a constant array lie in range."""
+    if eqn.primitive.name == "gather":
+        operand, indices = operands
+        if not indices.row:
+            return []
+        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        limits = [
+            operand.array.shape[axis] - sizes[axis] for axis in numbers.start_index_map
+        ]
+        return [(indices.array >= 0) & (indices.array <= np.asarray(limits))]
+    if eqn.primitive.name == "dynamic_slice":
+        operand, *starts = operands
+        sizes = eqn.params["slice_sizes"]
+        return [
+            (start.array >= 0) & (start.array <= length - size)
+            for start, length, size in zip(
+                starts, operand.array.shape, sizes, strict=True
+            )
+            if start.row
+        ]
+    return []
+
+
+def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
+    """Gives public NumPy arrays the dtype that the program was traced with."""
+    return [
+        jnp.asarray(a, dtype=var.aval.dtype) if forms.is_known(a) else a
+        for a, var in zip(arrays, eqn.invars, strict=True)
+    ]
+
+
+def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
+    function = _NUMPY.get(eqn.primitive.name)
+    aval = eqn.outvars[0].aval
+    if function is not None:
+        with np.errstate(all="ignore"):
+            result = function(eqn.params, *arrays)
+        return [np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)]
+    with jax.ensure_compile_time_eval():
+        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+        return [
+            result if jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
+            else np.asarray(result)
+            for result in results
+        ]
+
+
+def _broadcast_known(params: dict, x: np.ndarray, *_: Any) -> np.ndarray:
+    shape = [1] * len(params["shape"])
+    for axis, position in enumerate(params["broadcast_dimensions"]):
+        shape[position] = x.shape[axis]
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+def _iota_known(params: dict) -> np.ndarray:
+    shape, axis = params["shape"], params["dimension"]
+    line = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    return np.broadcast_to(line, shape)
+
+
+# The primitives that index arithmetic and constant priors are made of, so that a
+# small model is analysed without compiling anything.
+_NUMPY: dict[str, Callable[..., Any]] = {
+    "add": lambda p, x, y: x + y,
+    "sub": lambda p, x, y: x - y,
+    "mul": lambda p, x, y: x * y,
+    "div": lambda p, x, y: (
+        x / y if np.issubdtype(np.result_type(x), np.inexact) else np.trunc(x / y)
+    ),
+    "neg": lambda p, x: -x,
+    "lt": lambda p, x, y: x < y,
+    "le": lambda p, x, y: x <= y,
+    "gt": lambda p, x, y: x > y,
+    "ge": lambda p, x, y: x >= y,
+    "eq": lambda p, x, y: x == y,
+    "ne": lambda p, x, y: x != y,
+    "and": lambda p, x, y: x & y,
+    "or": lambda p, x, y: x | y,
+    "not": lambda p, x: ~x,
+    "max": lambda p, x, y: np.maximum(x, y),
+    "min": lambda p, x, y: np.minimum(x, y),
+    "sqrt": lambda p, x: np.sqrt(x),
+    "rsqrt": lambda p, x: 1 / np.sqrt(x),
+    "exp": lambda p, x: np.exp(x),
+    "log": lambda p, x: np.log(x),
+    "log1p": lambda p, x: np.log1p(x),
+    "square": lambda p, x: x * x,
+    "integer_pow": lambda p, x: x ** p["y"],
+    "pow": lambda p, x, y: x**y,
+    "select_n": lambda p, c, *xs: np.choose(np.broadcast_to(c, xs[0].shape), xs)
+    if len(xs) <= 30
+    else _raise_select(),
+    "convert_element_type": lambda p, x: x,
+    "copy": lambda p, x: x,
+    "stop_gradient": lambda p, x: x,
+    "broadcast_in_dim": _broadcast_known,
+    "iota": lambda p: _iota_known(p),
+    "reshape": lambda p, x: x.reshape(p["new_sizes"]),
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "transpose": lambda p, x: x.transpose(p["permutation"]),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+    "reduce_sum": lambda p, x: x.sum(tuple(p["axes"])),
+    "reduce_max": lambda p, x: x.max(tuple(p["axes"])),
+    "reduce_and": lambda p, x: x.all(tuple(p["axes"])),
+    "rev": lambda p, x: np.flip(x, p["dimensions"]),
+    "slice": lambda p, x: x[
+        tuple(
+            slice(a, b, c)
+            for a, b, c in zip(
+                p["start_indices"],
+                p["limit_indices"],
+                p["strides"] or [1] * x.ndim,
+                strict=True,
+            )
+        )
+    ],
+}
+
+
+def _raise_select() -> np.ndarray:
+    raise NotInAlgebra("a choice among more than 30 alternatives")
+
+
+# --- functions of discrete latents --------------------------------------------------
+
+_ELEMENTWISE = {
+    "abs", "add", "and", "ceil", "clamp", "convert_element_type", "cos", "div", "eq",
+    "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite",
+    "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg",
+    "not", "or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt",
+    "square", "sub", "tanh", "xor",
+}  # fmt: skip
+# These keep a form readable as it is, so the table of states is not needed.
+_POLYNOMIAL = {"add", "sub", "mul", "neg", "convert_element_type"}
+
+
+def _apply_state_by_state(
+    eqn: jex_core.JaxprEqn, operands: Sequence[Value]
+) -> Form | None:
+    """Applies any elementwise operation to functions of one discrete latent."""
+    if eqn.primitive.name not in _ELEMENTWISE:
+        return None
+    discrete = []
+    for operand in operands:
+        if isinstance(operand, Transformed | Opaque):
+            return None
+        form = as_form(operand)
+        if not form.is_discrete:
+            return None
+        discrete.append(form)
+    is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
+    if eqn.primitive.name in _POLYNOMIAL and is_float and (
+        len(set().union(*(form.latents for form in discrete))) > 1
+        or any(len(form.terms) > 1 for form in discrete)
+        or _mixes_elements(discrete)
+    ):
+        return None
+    if len({latent for form in discrete for latent in form.latents}) > 2:
+        return None
+
+    def function(*arrays: Any) -> Any:
+        if all(map(forms.is_known, arrays)) and eqn.primitive.name in _NUMPY:
+            typed = [
+                np.asarray(a, v.aval.dtype)
+                for a, v in zip(arrays, eqn.invars, strict=True)
+            ]
+            typed = list(np.broadcast_arrays(*typed))
+            with np.errstate(all="ignore"):
+                return np.asarray(_NUMPY[eqn.primitive.name](eqn.params, *typed))
+        typed = [
+            jnp.asarray(a, v.aval.dtype)
+            for a, v in zip(arrays, eqn.invars, strict=True)
+        ]
+        shape = jnp.broadcast_shapes(*(a.shape for a in typed))
+        typed = [jnp.broadcast_to(a, shape) for a in typed]
+        if all(map(forms.is_known, arrays)):
+            with jax.ensure_compile_time_eval():
+                return np.asarray(eqn.primitive.bind(*typed, **eqn.params))
+        return eqn.primitive.bind(*typed, **eqn.params)
+
+    return forms.map_discrete(function, *discrete)
+
+
+def _mixes_elements(discrete: Sequence[Form]) -> bool:
+    """Whether one latent's different elements meet, as z[:, 0] and z[:, 1] do."""
+    seen: dict[str, tuple] = {}
+    for form in discrete:
+        for term in form.terms:
+            for atom in term.atoms:
+                labels = atom.labels[:-1]
+                if seen.setdefault(atom.latent, labels) != labels and any(
+                    label in term.bound for label in labels
+                ):
+                    return True
+    return False
+
+
+# --- rules ----------------------------------------------------------------------------
+
+Rule = Callable[..., Value]
+_RULES: dict[str, Rule] = {}
+
+
+def _rule(*names: str) -> Callable[[Rule], Rule]:
+    def register(rule: Rule) -> Rule:
+        for name in names:
+            _RULES[name] = rule
+        return rule
+
+    return register
+
+
+@_rule("add", "add_any")
+def _add(eqn: Any, x: Value, y: Value) -> Value:
+    return as_form(x) + as_form(y)
+
+
+@_rule("sub")
+def _sub(eqn: Any, x: Value, y: Value) -> Value:
+    return as_form(x) - as_form(y)
+
+
+@_rule("neg")
+def _neg(eqn: Any, x: Value) -> Value:
+    return -as_form(x)
+
+
+@_rule("mul")
+def _mul(eqn: Any, x: Value, y: Value) -> Value:
+    exponent = _sum_of_exponents(x, y)
+    if exponent is not None:
+        return Transformed("exp", exponent)
+    return as_form(x) * as_form(y)
+
+
+@_rule("div")
+def _div(eqn: Any, x: Value, y: Value) -> Value:
+    if isinstance(y, Transformed) and y.function == "exp":
+        exponent = _sum_of_exponents(x, Transformed("exp", -y.form))
+        if exponent is not None:
+            return Transformed("exp", exponent)
+    if isinstance(y, Constant):
+        exponent = _sum_of_exponents(
+            x, Constant(_traced_or_known(lambda a: 1 / a, y), y.row)
+        )
+        if exponent is not None:
+            return Transformed("exp", exponent)
+    # 1 / (1 + exp(-ψ)), written out.
+    logit = _one_plus_exp(y)
+    if logit is not None and _is_uniform(x, 1.0):
+        return Transformed("sigmoid", -logit)
+    return as_form(x) * forms.power(as_form(y), -1.0)
+
+
+def _sum_of_exponents(x: Value, y: Value) -> Form | None:
+    """log(x·y) where one is exp(form) and the other is too or is constant."""
+    exponents = []
+    for value in (x, y):
+        if isinstance(value, Transformed) and value.function == "exp":
+            exponents.append(value.form)
+        elif isinstance(value, Constant):
+            log = Constant(_traced_or_known(lambda a: jnp.log(a), value), value.row)
+            exponents.append(as_form(log))
+        else:
+            return None
+    if not any(isinstance(value, Transformed) for value in (x, y)):
+        return None
+    return exponents[0] + exponents[1]
+
+
+def _traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
+    if value.known:
+        with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
+            return np.asarray(function(value.array))
+    return function(value.array)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OnePlusExp(Opaque):
+    """1 + exp(form), on its way to a sigmoid."""
+
+    form: Form
+
+
+def _one_plus_exp(value: Value) -> Form | None:
+    return value.form if isinstance(value, _OnePlusExp) else None
+
+
+def _is_uniform(value: Value, number: float) -> bool:
+    return (
+        isinstance(value, Constant)
+        and value.known
+        and bool(np.all(value.array == number))
+    )
+
+
+@_rule("square")
+def _square(eqn: Any, x: Value) -> Value:
+    return _power_of(x, 2.0)
+
+
+@_rule("integer_pow")
+def _integer_pow(eqn: Any, x: Value) -> Value:
+    return _power_of(x, float(eqn.params["y"]))
+
+
+@_rule("sqrt")
+def _sqrt(eqn: Any, x: Value) -> Value:
+    return _power_of(x, 0.5)
+
+
+@_rule("rsqrt")
+def _rsqrt(eqn: Any, x: Value) -> Value:
+    return _power_of(x, -0.5)
+
+
+@_rule("pow")
+def _pow(eqn: Any, x: Value, y: Value) -> Value:
+    if isinstance(y, Constant) and y.known and np.ptp(y.array) == 0:
+        return _power_of(x, float(y.array.flat[0]))
+    raise NotInAlgebra("a power that is not a public number")
+
+
+def _power_of(x: Value, exponent: float) -> Value:
+    if isinstance(x, Transformed) and x.function == "exp":
+        return Transformed("exp", x.form * exponent)
+    return forms.power(as_form(x), exponent)
+
+
+@_rule("exp")
+def _exp(eqn: Any, x: Value) -> Value:
+    return Transformed("exp", as_form(x))
+
+
+@_rule("log")
+def _log(eqn: Any, x: Value) -> Value:
+    if isinstance(x, Transformed) and x.function == "exp":
+        return x.form
+    return forms.log(as_form(x))
+
+
+@_rule("log1p")
+def _log1p(eqn: Any, x: Value) -> Value:
+    return forms.log1m(-as_form(x))
+
+
+@_rule("logistic")
+def _logistic(eqn: Any, x: Value) -> Value:
+    return Transformed("sigmoid", as_form(x))
+
+
+@_rule("convert_element_type", "copy", "reduce_precision", "stop_gradient")
+def _identity(eqn: Any, x: Value) -> Value:
+    return x
+
+
+@_rule("select_n")
+def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
+    chooser = as_form(which)
+    if not chooser.is_discrete:
+        raise NotInAlgebra("a choice that depends on a continuous latent")
+    group = object()
+    terms: list[forms.Term] = []
+    axes = tuple(map(Label, eqn.outvars[0].aval.shape))
+    exclusive = True
+    for number, case in enumerate(cases):
+        form = as_form(case)
+        mask = forms.map_discrete(
+            lambda c, number=number: (c == number) * np.float32(1.0), chooser
+        )
+        mask = Form(
+            mask.axes,
+            tuple(
+                dataclasses.replace(
+                    term,
+                    factors=tuple(
+                        dataclasses.replace(f, branch=(group, number))
+                        if isinstance(f, forms.Dense)
+                        else f
+                        for f in term.factors
+                    ),
+                )
+                for term in mask.terms
+            ),
+            True,
+        )
+        chosen = forms.product(
+            forms.broadcast(mask, axes), forms.broadcast(form, axes), axes, ()
+        )
+        # A case that is zero has no terms, and its powers would be lost.
+        exclusive = exclusive and form.exclusive and bool(form.terms)
+        terms += chosen.terms
+    return Form(axes, tuple(terms), exclusive)
+
+
+# Rules below change axes only. They work alike on a form and inside exp or sigmoid.
+
+
+def _structural(*names: str) -> Callable[[Callable[..., Form]], Rule]:
+    def register(rule: Callable[..., Form]) -> Rule:
+        def apply(eqn: Any, x: Value, *rest: Value) -> Value:
+            if isinstance(x, Transformed):
+                return Transformed(x.function, rule(eqn, x.form, *rest))
+            return rule(eqn, as_form(x), *rest)
+
+        for name in names:
+            _RULES[name] = apply
+        return apply
+
+    return register
+
+
+@_structural("broadcast_in_dim")
+def _broadcast_in_dim(eqn: Any, x: Form, *_: Value) -> Form:
+    axes = tuple(map(Label, eqn.params["shape"]))
+    return forms.place(x, axes, eqn.params["broadcast_dimensions"])
+
+
+@_structural("transpose")
+def _transpose(eqn: Any, x: Form) -> Form:
+    return Form(
+        tuple(x.axes[axis] for axis in eqn.params["permutation"]), x.terms, x.exclusive
+    )
+
+
+@_structural("squeeze")
+def _squeeze(eqn: Any, x: Form) -> Form:
+    return forms.sum_over(x, [axis % len(x.axes) for axis in eqn.params["dimensions"]])
+
+
+@_structural("expand_dims")
+def _expand_dims(eqn: Any, x: Form) -> Form:
+    return _reshape_to(x, tuple(eqn.outvars[0].aval.shape))
+
+
+@_structural("reshape")
+def _reshape(eqn: Any, x: Form) -> Form:
+    return _reshape_to(x, tuple(eqn.params["new_sizes"]))
+
+
+def _reshape_to(x: Form, shape: tuple[int, ...]) -> Form:
+    # Axes of length 1 come and go freely; what remains must be merged or split.
+    x = forms.sum_over(x, [i for i, axis in enumerate(x.axes) if axis.size == 1])
+    long = tuple(size for size in shape if size != 1)
+    if x.shape != long:
+        x = _merge_and_split(x, long)
+    axes = tuple(map(Label, shape))
+    positions = [i for i, size in enumerate(shape) if size != 1]
+    return forms.place(x, axes, positions)
+
+
+def _merge_and_split(x: Form, shape: tuple[int, ...]) -> Form:
+    """Writes a reshape as one selection per old axis, indexed by the new ones."""
+    size = math.prod(shape)
+    new_axes = tuple(map(Label, shape))
+    old = np.unravel_index(np.arange(size).reshape(shape), x.shape)
+    result = x
+    for indices in old:
+        indices, kept = forms._without_constant_axes(np.asarray(indices))
+        labels = tuple(new_axes[i] for i in kept)
+        index = OneHot(indices, labels, Label(result.axes[0].size))
+        # The selected axis is always the first one left; new axes collect behind.
+        axes = (*result.axes[1:], *(a for a in labels if a not in result.axes))
+        result = forms.select(result, 0, index, axes)
+    order = [result.axes.index(axis) for axis in new_axes if axis in result.axes]
+    kept_axes = tuple(result.axes[i] for i in order)
+    ordered = Form(kept_axes, result.terms, result.exclusive)
+    return forms.place(
+        ordered, new_axes, [new_axes.index(axis) for axis in kept_axes]
+    )
+
+
+@_structural("slice")
+def _slice(eqn: Any, x: Form) -> Form:
+    starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
+    strides = eqn.params["strides"] or (1,) * len(starts)
+    for axis, (a, b, step) in enumerate(zip(starts, limits, strides, strict=True)):
+        x = _take_known(x, axis, np.arange(a, b, step))
+    return x
+
+
+@_structural("rev")
+def _rev(eqn: Any, x: Form) -> Form:
+    for axis in eqn.params["dimensions"]:
+        x = _take_known(x, axis, np.arange(x.axes[axis].size)[::-1])
+    return x
+
+
+@_structural("split")
+def _unsupported_split(eqn: Any, x: Form) -> Form:
+    raise NotInAlgebra("jnp.split")
+
+
+def _take_known(
+    x: Form, axis: int, indices: np.ndarray, branch: forms.Branch | None = None
+) -> Form:
+    """Selects public positions along one axis, -1 giving zero."""
+    if np.array_equal(indices, np.arange(x.axes[axis].size)):
+        return x
+    new = Label(len(indices))
+    axes = (*x.axes[:axis], new, *x.axes[axis + 1 :])
+    index = OneHot(indices, (new,), Label(x.axes[axis].size), branch=branch)
+    return forms.select(x, axis, index, axes)
+
+
+@_rule("concatenate")
+def _concatenate(eqn: Any, *parts: Value) -> Value:
+    axis = eqn.params["dimension"]
+    shape = tuple(eqn.outvars[0].aval.shape)
+    axes = tuple(map(Label, shape))
+    group, offset, terms, exclusive = object(), 0, [], True
+    for number, part in enumerate(parts):
+        form = as_form(part)
+        length = form.axes[axis].size
+        indices = np.arange(shape[axis]) - offset
+        indices = np.where((indices >= 0) & (indices < length), indices, -1)
+        placed = _take_known(form, axis, indices, branch=(group, number))
+        placed = forms.place(placed, axes, range(len(axes)))
+        exclusive = exclusive and form.exclusive and bool(form.terms)
+        terms += placed.terms
+        offset += length
+    return Form(axes, tuple(terms), exclusive)
+
+
+@_rule("pad")
+def _pad(eqn: Any, x: Value, fill: Value) -> Value:
+    form = as_form(x)
+    if not _is_uniform(fill, 0.0):
+        raise NotInAlgebra("padding with a value other than zero")
+    for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+        size = form.axes[axis].size
+        line = np.full(max(size + (size - 1) * interior, 0), -1)
+        line[:: interior + 1] = np.arange(size)
+        line = np.concatenate([np.full(max(low, 0), -1), line[max(-low, 0) :]])
+        line = line[: len(line) + min(high, 0)]
+        line = np.concatenate([line, np.full(max(high, 0), -1)])
+        form = _take_known(form, axis, line)
+        if np.any(line < 0):
+            form = dataclasses.replace(form, exclusive=False)
+    return form
+
+
+@_structural("reduce_sum")
+def _reduce_sum(eqn: Any, x: Form) -> Form:
+    return forms.sum_over(x, eqn.params["axes"])
+
+
+@_rule("dot_general")
+def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
+    x, y = as_form(x), as_form(y)
+    (contract_x, contract_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
+    batch = tuple(Label(x.axes[axis].size) for axis in batch_x)
+    summed = tuple(Label(x.axes[axis].size) for axis in contract_x)
+    axes_x = _named_axes(x, batch_x, batch, contract_x, summed)
+    axes_y = _named_axes(y, batch_y, batch, contract_y, summed)
+    free_x = tuple(a for a in axes_x if a not in batch and a not in summed)
+    free_y = tuple(a for a in axes_y if a not in batch and a not in summed)
+    left = forms.place(x, axes_x, range(len(axes_x)))
+    right = forms.place(y, axes_y, range(len(axes_y)))
+    return forms.product(left, right, (*batch, *free_x, *free_y), summed)
+
+
+def _named_axes(
+    form: Form,
+    batch_positions: Sequence[int],
+    batch: Sequence[Label],
+    summed_positions: Sequence[int],
+    summed: Sequence[Label],
+) -> tuple[Label, ...]:
+    names = dict(zip(batch_positions, batch, strict=True))
+    names.update(zip(summed_positions, summed, strict=True))
+    return tuple(names.get(i, Label(a.size)) for i, a in enumerate(form.axes))
+
+
+@_rule("gather")
+def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
+    if isinstance(operand, Transformed):
+        inner = _gather(eqn, operand.form, indices)
+        return Transformed(operand.function, as_form(inner))
+    numbers = eqn.params["dimension_numbers"]
+    source, where = as_form(operand), as_form(indices)
+    shape = tuple(eqn.outvars[0].aval.shape)
+    axes = tuple(map(Label, shape))
+    batch_positions = [i for i in range(len(shape)) if i not in numbers.offset_dims]
+    batch_axes = tuple(axes[i] for i in batch_positions)
+    sliced = [
+        axis
+        for axis in range(len(source.axes))
+        if axis not in numbers.collapsed_slice_dims
+        and axis not in numbers.operand_batching_dims
+    ]
+    full = dict(zip(sliced, numbers.offset_dims, strict=True))
+    for axis in sliced:
+        whole = eqn.params["slice_sizes"][axis] == source.axes[axis].size
+        if not whole or (axis in numbers.start_index_map and source.axes[axis].size > 1):
+            raise NotInAlgebra("a gather of part of an axis")
+    selections: list[tuple[int, Form]] = []
+    for component, axis in enumerate(numbers.start_index_map):
+        if axis in full:
+            continue
+        index = _take_known(where, len(where.axes) - 1, np.asarray([component]))
+        index = forms.sum_over(index, [len(index.axes) - 1])
+        index = forms.place(index, batch_axes, range(len(batch_axes)))
+        selections.append((axis, index))
+    for axis, position in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
+        line = np.arange(source.axes[axis].size)
+        index = forms.constant(line)
+        index = forms.place(index, batch_axes, [position])
+        selections.append((axis, index))
+    # Select along each indexed axis in turn; the axes kept whole are named last.
+    names = {axis: axes[position] for axis, position in full.items()}
+    named = tuple(names.get(i, Label(a.size)) for i, a in enumerate(source.axes))
+    current = forms.place(source, named, range(len(named)))
+    factors_of = [(axis, index_alternatives(index)) for axis, index in selections]
+    result = current
+    for axis, alternatives in factors_of:
+        result = select_by(result, named[axis], alternatives, batch_axes)
+    ordered = tuple(axis for axis in axes if axis in result.axes)
+    result = Form(ordered, result.terms, result.exclusive)
+    return forms.place(result, axes, [axes.index(axis) for axis in ordered])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alternative:
+    """One index array and the selectors under which it applies."""
+
+    selectors: tuple[forms.Factor, ...]
+    bound: frozenset[Label]
+    indices: Any
+    labels: tuple[Label, ...]
+    row: bool
+
+
+def index_alternatives(index: Form) -> list[Alternative]:
+    if not index.is_discrete:
+        raise NotInAlgebra("a gather at an index that is not discrete")
+    terms = index.terms or (forms.Term(0.0),)
+    alternatives = []
+    for term in terms:
+        selectors, values = forms._split_selectors(term)
+        array, labels = forms._product_array(term.scale, values)
+        xp = np if forms.is_known(array) else jnp
+        alternatives.append(
+            Alternative(
+                tuple(selectors),
+                term.bound,
+                xp.round(array).astype(np.int32),
+                labels,
+                any(getattr(v, "row", False) for v in values),
+            )
+        )
+    return alternatives
+
+
+def select_by(
+    form: Form,
+    axis: Label,
+    alternatives: Sequence[Alternative],
+    batch_axes: tuple[Label, ...],
+) -> Form:
+    """Selects along one axis by an index that may depend on discrete latents."""
+    position = form.axes.index(axis)
+    terms: list[forms.Term] = []
+    kept = [a for i, a in enumerate(form.axes) if i != position]
+    axes = (*kept, *(a for a in batch_axes if a not in kept))
+    for alternative in alternatives:
+        target = Label(axis.size)
+        one_hot = OneHot(
+            alternative.indices, alternative.labels, target, alternative.row
+        )
+        for term in form.terms:
+            renamed = term.renamed({axis: target})
+            terms.append(
+                forms.Term(
+                    term.scale,
+                    (*renamed.factors, *alternative.selectors, one_hot),
+                    renamed.bound | alternative.bound | {target},
+                ).refreshed()
+            )
+    return forms.simplified(axes, terms, form.exclusive)
+
+
+@_rule("dynamic_slice")
+def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
+    form = as_form(operand)
+    for axis, (start, size) in enumerate(
+        zip(starts, eqn.params["slice_sizes"], strict=True)
+    ):
+        length = form.axes[axis].size
+        if size == length:
+            continue
+        if isinstance(start, Constant) and start.known:
+            first = int(np.clip(int(start.array), 0, length - size))
+            form = _take_known(form, axis, np.arange(first, first + size))
+            continue
+        if size != 1:
+            raise NotInAlgebra("a slice that starts at a value that is not public")
+        new = Label(1)
+        renamed = tuple(Label(a.size) for a in form.axes)
+        form = forms.place(form, renamed, range(len(renamed)))
+        chosen = select_by(
+            form, renamed[axis], index_alternatives(as_form(start)), ()
+        )
+        axes = (*renamed[:axis], new, *renamed[axis + 1 :])
+        kept = [i for i in range(len(axes)) if i != axis]
+        form = forms.place(chosen, axes, kept)
+    return form
+
+
+@_rule("cumsum", "cumprod", "sort", "scan", "while", "cond", "custom_linear_solve")
+def _unsupported(eqn: Any, *operands: Value) -> Value:
+    latents = set().union(*map(latents_of, operands))
+    raise NotInAlgebra(f"{eqn.primitive.name} of {_names(latents)}")
+
+
+def _add_with_exp(eqn: Any, x: Value, y: Value) -> Value:
+    for one, other in ((x, y), (y, x)):
+        if _is_uniform(one, 1.0) and isinstance(other, Transformed):
+            if other.function == "exp":
+                shape = tuple(eqn.outvars[0].aval.shape)
+                return _OnePlusExp(
+                    f"1 + exp of {_names(other.latents)}",
+                    other.latents,
+                    shape,
+                    other.form,
+                )
+    return _add(eqn, x, y)
+
+
+def _sub_from_sigmoid(eqn: Any, x: Value, y: Value) -> Value:
+    if _is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
+        return Transformed("sigmoid", -y.form)
+    return _sub(eqn, x, y)
+
+
+_RULES["add"] = _add_with_exp
+_RULES["sub"] = _sub_from_sigmoid

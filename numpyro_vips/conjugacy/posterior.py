@@ -1,0 +1,91 @@
+"""The posterior that VIPS releases: one exponential-family factor per block."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy import families
+from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.result import register_posterior
+
+KIND = "conjugate"
+
+
+class ConjugatePosterior:
+    """Independent factors, each of a known family, over the global latents.
+
+    Attributes:
+      params: Standard parameters, named `{block}/{parameter}`, for example
+        `w/loc` and `w/covariance_matrix`.
+      specification: The family and layout of every block.
+    """
+
+    def __init__(
+        self, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ):
+        self.specification = dict(specification)
+        self.params = dict(params)
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> "ConjugatePosterior":
+        return cls(specification, params)
+
+    @property
+    def site_dims(self) -> dict[str, tuple[str, ...]]:
+        return {k: tuple(v) for k, v in self.specification["site_dims"].items()}
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        draws: dict[str, jax.Array] = {}
+        blocks = self.specification["blocks"]
+        for key, block in zip(
+            jax.random.split(rng_key, len(blocks)), blocks, strict=True
+        ):
+            family = _FAMILIES[block["family"]]
+            prefix = f"{block['name']}/"
+            parameters = {
+                name.removeprefix(prefix): value
+                for name, value in self.params.items()
+                if name.startswith(prefix)
+            }
+            draw = family.distribution(parameters).sample(key, sample_shape)
+            if "layout" not in block:
+                draws[block["name"]] = draw
+            else:
+                draws.update(_split(draw, block["layout"], len(sample_shape)))
+        return {name: draws[name] for name in self.specification["site_dims"]}
+
+
+_FAMILIES: dict[str, type[Family]] = {
+    match.family.name: match.family for match in families.FAMILIES
+}
+
+
+def _split(
+    draw: jax.Array, layout: Mapping[str, Any], num_sample_axes: int
+) -> dict[str, jax.Array]:
+    """Takes the coordinates of a Gaussian block apart into its sites."""
+    found = {}
+    for name, shape in layout["shapes"].items():
+        order = [*layout["batch_axes"][name], *layout["block_axes"][name]]
+        permuted = [shape[axis] for axis in order]
+        size = math.prod(shape[axis] for axis in layout["block_axes"][name])
+        start = layout["offsets"][name]
+        part = draw[..., start : start + size]
+        part = part.reshape((*draw.shape[:num_sample_axes], *permuted))
+        back = [order.index(axis) for axis in range(len(order))]
+        axes = [
+            *range(num_sample_axes),
+            *(num_sample_axes + position for position in back),
+        ]
+        found[name] = jnp.transpose(part, axes)
+    return found
+
+
+register_posterior(KIND, ConjugatePosterior)

@@ -1,0 +1,597 @@
+"""Finds the conjugate structure in an energy: families, blocks and statistics.
+
+Every term of the energy is a constant times functions of latents. Collected over all
+terms, the functions in which a latent occurs name its exponential family. Real-valued
+latents that meet in a product share a joint Gaussian. What a row's terms multiply are
+products of moments of globals; each distinct product is one *statistic* of the row,
+and is released as one block.
+"""
+
+import dataclasses
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy import families, forms
+from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
+from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.forms import Atom, Label, Term
+
+Release = Literal["public", "once", "adaptive"]
+
+# A joint covariance of more coordinates than this is not worth its d² noisy numbers
+# by default: latents that meet only in the prior then get factors of their own.
+MAX_JOINT_SIZE = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GaussianLayout:
+    """How the sites of a Gaussian block fill its coordinates.
+
+    The block's mean has shape (*batch_shape, size): there is one independent Gaussian
+    per entry of the batch axes, over the flattened block axes of all its sites.
+    """
+
+    batch_axes: Mapping[str, tuple[int, ...]]
+    block_axes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    batch_shape: tuple[int, ...]
+    size: int
+
+    def block_shape(self, site: str) -> tuple[int, ...]:
+        return tuple(self.shapes[site][axis] for axis in self.block_axes[site])
+
+    def span(self, site: str) -> slice:
+        start = self.offsets[site]
+        return slice(start, start + math.prod(self.block_shape(site)))
+
+    def labels(self, site: str, labels: forms.Labels) -> tuple[forms.Labels, ...]:
+        """A site's labels, split into those of batch and of block axes."""
+        batch = tuple(labels[axis] for axis in self.batch_axes[site])
+        block = tuple(labels[axis] for axis in self.block_axes[site])
+        return batch, block
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Latents that share one factor of the posterior, and its family."""
+
+    name: str
+    role: str
+    family: type[Family]
+    latents: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: GaussianLayout | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Statistic:
+    """A product of moments of globals which a row's terms multiply.
+
+    Attributes:
+      name: Such as `⟨tau⟩⟨w w⟩`.
+      atoms: (latent, function, power, label numbers) of each factor.
+      shape: Size of each label, in the order of their numbers.
+      release: "public" if no row changes it, "once" if it does not depend on the
+        globals, else "adaptive".
+      matrix: For a symmetric statistic, the numbers of its batch labels, row labels
+        and column labels.
+    """
+
+    name: str
+    atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
+    shape: tuple[int, ...]
+    release: Release
+    matrix: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None
+
+    @property
+    def block_shape(self) -> tuple[int, ...]:
+        """Shape of the released array; a symmetric one ends in a square matrix."""
+        if self.matrix is None:
+            return self.shape
+        batch, rows, _ = self.matrix
+        size = math.prod(self.shape[i] for i in rows)
+        return (*(self.shape[i] for i in batch), size, size)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Structure:
+    groups: Mapping[str, Group]
+    statistics: tuple[Statistic, ...]
+    group_of: Mapping[str, str]
+    latents: Mapping[str, Latent]
+    used: Mapping[str, tuple[str, ...]]
+
+    def groups_of(self, role: str) -> list[Group]:
+        return [group for group in self.groups.values() if group.role == role]
+
+
+class NotConjugate(Exception):
+    """Holds one reason per latent or site that is in the way."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        self.reasons = dict(reasons)
+        super().__init__("; ".join(f"{k}: {v}" for k, v in self.reasons.items()))
+
+
+def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
+    """Finds families, blocks and statistics.
+
+    Raises:
+      NotConjugate: Some latent has no exponential family, or a density is outside
+        the algebra.
+    """
+    if energy.failures:
+        raise NotConjugate(energy.failures)
+    pieces = [(piece, normal_terms(piece.form.terms, energy.latents)) for piece in energy.pieces]
+    used, sites = _usage(pieces, energy.latents)
+    chosen, reasons = {}, {}
+    for name, latent in energy.latents.items():
+        family = _family_of(latent, used[name])
+        if family is None:
+            reasons[name] = _no_family(latent, used[name], sites[name])
+        else:
+            chosen[name] = family
+    if reasons:
+        raise NotConjugate(reasons)
+    groups = _groups(pieces, energy.latents, chosen, overrides)
+    group_of = {latent: g.name for g in groups.values() for latent in g.latents}
+    _check_products(pieces, energy.latents, group_of)
+    statistics = _statistics(pieces, energy.latents, groups, group_of)
+    return Structure(
+        groups=groups,
+        statistics=statistics,
+        group_of=group_of,
+        latents=energy.latents,
+        used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
+    )
+
+
+def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[Term]:
+    """Writes the square of a real latent as a product, and merges equal terms."""
+    result: dict[Any, Term] = {}
+    for term in terms:
+        factors: list[forms.Factor] = []
+        for factor in term.factors:
+            if (
+                isinstance(factor, Atom)
+                and factor.function == "x"
+                and factor.power == 2.0
+                and is_real(latents[factor.latent])
+            ):
+                single = dataclasses.replace(factor, power=1.0)
+                factors += [single, dataclasses.replace(single)]
+            else:
+                factors.append(factor)
+        term = Term(term.scale, tuple(factors), term.bound)
+        key = _canonical_key(term)
+        if key in result:
+            scale = result[key].scale + term.scale
+            result[key] = dataclasses.replace(result[key], scale=scale)
+        else:
+            result[key] = term
+    return [term for term in result.values() if term.scale != 0.0]
+
+
+def _canonical_key(term: Term) -> tuple:
+    """Equal for terms that are the same up to the names of bound labels."""
+
+    def head(factor: forms.Factor) -> tuple:
+        if isinstance(factor, Atom):
+            return (1, factor.latent, factor.function, factor.power)
+        array = factor.array if isinstance(factor, forms.Dense) else factor.indices
+        return (0, type(factor).__name__, str(id(array)), 0.0)
+
+    ordered = sorted(term.factors, key=head)
+    numbers: dict[Label, int] = {}
+    key = []
+    for factor in ordered:
+        labels = forms.labels_of(factor)
+        key.append(
+            (*head(factor), *(numbers.setdefault(x, len(numbers)) for x in labels))
+        )
+    return tuple(key)
+
+
+def is_real(latent: Latent) -> bool:
+    support = families._elementwise(latent.support)
+    return support is constraints.real or support is constraints.real_vector
+
+
+def _statistic_name(atoms: Sequence[Atom], latent: Latent) -> str:
+    """How a latent occurs in one term, such as `x`, `1/x`, `log` or `xx`."""
+    if len(atoms) == 1:
+        atom = atoms[0]
+        if atom.power == 1.0:
+            return atom.function
+        if atom.function == "x" and atom.power == -1.0:
+            return "1/x"
+        return f"{atom.function}^{atom.power:g}"
+    if is_real(latent) and all((a.function, a.power) == ("x", 1.0) for a in atoms):
+        return "x" * len(atoms) if len(atoms) <= 3 else f"x^{len(atoms)}"
+    if len(atoms) == 2 and all(atom.function == "is" for atom in atoms):
+        return "is"
+    return "·".join(sorted(_statistic_name([atom], latent) for atom in atoms))
+
+
+def _by_latent(term: Term) -> dict[str, list[Atom]]:
+    found: dict[str, list[Atom]] = defaultdict(list)
+    for atom in term.atoms:
+        found[atom.latent].append(atom)
+    return found
+
+
+def _usage(
+    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
+) -> tuple[dict[str, set[str]], dict[str, dict[str, set[str]]]]:
+    """The statistics in which each latent occurs, and at which sites."""
+    used: dict[str, set[str]] = {name: set() for name in latents}
+    sites: dict[str, dict[str, set[str]]] = {
+        name: defaultdict(set) for name in latents
+    }
+    for piece, terms in pieces:
+        for term in terms:
+            for name, atoms in _by_latent(term).items():
+                statistic = _statistic_name(atoms, latents[name])
+                used[name].add(statistic)
+                sites[name][statistic].add(piece.site)
+    return used, sites
+
+
+def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
+    if latent.family is not None:
+        family = next(
+            match.family
+            for match in families.FAMILIES
+            if match.family.name == latent.family
+        )
+        return family if used <= set(family.statistics) else None
+    if latent.states is not None:
+        return families.Categorical if used <= {"is"} else None
+    return families.find_family(latent.support, used)
+
+
+def _no_family(
+    latent: Latent, used: set[str], sites: Mapping[str, set[str]]
+) -> str:
+    support = str(families._elementwise(latent.support)).strip("<>").split(" ")[0]
+    where = "; ".join(
+        f"{statistic} in {', '.join(map(repr, sorted(sites[statistic])))}"
+        for statistic in sorted(used)
+    )
+    return (
+        f"no exponential family on {support} with statistics "
+        f"[{', '.join(sorted(used))}] ({where})"
+    )
+
+
+# --- groups ---------------------------------------------------------------------------
+
+
+def _groups(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    latents: Mapping[str, Latent],
+    chosen: Mapping[str, type[Family]],
+    overrides: Mapping[str, str],
+) -> dict[str, Group]:
+    gaussian = [n for n in latents if chosen[n] is families.Normal]
+    pairs = _gaussian_pairs(pieces, set(gaussian), latents)
+    groups: dict[str, Group] = {}
+    done: set[str] = set()
+    for name in latents:
+        if name in done:
+            continue
+        if name not in gaussian:
+            latent = latents[name]
+            groups[name] = Group(
+                name=name,
+                role=latent.role,
+                family=chosen[name],
+                latents=(name,),
+                shape=latent.shape,
+            )
+            continue
+        members = _connected(name, pairs, latents, overrides)
+        done.update(members)
+        layout = _layout(members, pairs, latents, overrides)
+        group_name = "+".join(members)
+        groups[group_name] = Group(
+            name=group_name,
+            role=latents[name].role,
+            family=families.Normal,
+            latents=tuple(members),
+            shape=(*layout.batch_shape, layout.size),
+            layout=layout,
+        )
+    return groups
+
+
+Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
+
+
+def _gaussian_pairs(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    gaussian: set[str],
+    latents: Mapping[str, Latent],
+) -> Pairs:
+    """The products of two real latents that occur; the flag marks a row's terms."""
+    pairs: Pairs = defaultdict(list)
+    for piece, terms in pieces:
+        for term in terms:
+            atoms = [a for a in term.atoms if a.latent in gaussian]
+            for i, a in enumerate(atoms):
+                for b in atoms[i + 1 :]:
+                    if latents[a.latent].role == latents[b.latent].role:
+                        pairs[a.latent, b.latent].append((a, b, piece.is_row))
+    return pairs
+
+
+def _connected(
+    start: str,
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+    overrides: Mapping[str, str],
+) -> list[str]:
+    """Latents that share a joint Gaussian with `start`, in the model's order.
+
+    A member with `structure={"w": "diag"}` stays alone. Latents that meet in the
+    likelihood are joined whatever their size; those that meet only in the prior, only
+    if the block stays small.
+    """
+
+    def reach(row_only: bool) -> list[str]:
+        found, queue = {start}, [start]
+        while queue:
+            here = queue.pop()
+            for (a, b), uses in pairs.items():
+                if here not in (a, b) or a == b:
+                    continue
+                if row_only and not any(is_row for _, _, is_row in uses):
+                    continue
+                other = b if here == a else a
+                if other in found or overrides.get(other) or overrides.get(here):
+                    continue
+                found.add(other)
+                queue.append(other)
+        return [name for name in latents if name in found]
+
+    wide = reach(row_only=False)
+    if _layout(wide, pairs, latents, overrides).size <= MAX_JOINT_SIZE:
+        return wide
+    narrow = reach(row_only=True)
+    return narrow
+
+
+def _layout(
+    members: Sequence[str],
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+    overrides: Mapping[str, str],
+) -> GaussianLayout:
+    """Splits the axes of a block's sites into batch axes and coordinates.
+
+    An axis is a batch axis if no term multiplies two different entries along it, for
+    every site of the block alike.
+    """
+    own = {name: _own_batch_axes(name, pairs, latents, overrides) for name in members}
+    reference = min(members, key=lambda name: len(own[name]))
+    classes = []
+    for axis in sorted(own[reference]):
+        matched = _match_axis(reference, axis, members, own, pairs)
+        if matched is not None:
+            classes.append(matched)
+    batch_axes = {n: tuple(c[n] for c in classes) for n in members}
+    block_axes = {
+        n: tuple(i for i in range(len(latents[n].shape)) if i not in batch_axes[n])
+        for n in members
+    }
+    shapes = {n: latents[n].shape for n in members}
+    offsets, size = {}, 0
+    for name in members:
+        offsets[name] = size
+        size += math.prod(shapes[name][axis] for axis in block_axes[name])
+    return GaussianLayout(
+        batch_axes=batch_axes,
+        block_axes=block_axes,
+        offsets=offsets,
+        shapes=shapes,
+        batch_shape=tuple(shapes[reference][i] for i in batch_axes[reference]),
+        size=size,
+    )
+
+
+def _own_batch_axes(
+    name: str,
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+    overrides: Mapping[str, str],
+) -> set[int]:
+    axes = set(range(len(latents[name].shape)))
+    if overrides.get(name) == "diag":
+        return axes
+    for a, b, _ in pairs.get((name, name), []):
+        axes &= {i for i in axes if a.labels[i] is b.labels[i]}
+    return axes
+
+
+def _match_axis(
+    reference: str,
+    axis: int,
+    members: Sequence[str],
+    own: Mapping[str, set[int]],
+    pairs: Pairs,
+) -> dict[str, int] | None:
+    """The axis of every member that goes with one of the reference, if all have one."""
+    matched = {reference: axis}
+    queue = [reference]
+    while queue:
+        here = queue.pop()
+        for (first, second), uses in pairs.items():
+            if here not in (first, second) or first == second:
+                continue
+            other = second if here == first else first
+            if other not in members:
+                continue
+            for a, b, _ in uses:
+                mine, theirs = (a, b) if a.latent == here else (b, a)
+                label = mine.labels[matched[here]]
+                axes = [i for i, x in enumerate(theirs.labels) if x is label]
+                axes = [i for i in axes if i in own[other]]
+                if not axes or matched.setdefault(other, axes[0]) not in axes:
+                    return None
+                if other not in queue and len(matched) < len(members):
+                    queue.append(other)
+    return matched if set(matched) == set(members) else None
+
+
+def _check_products(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+) -> None:
+    """Refuses products within one factor that its moments do not cover."""
+    reasons = {}
+    for piece, terms in pieces:
+        for term in terms:
+            counts: dict[str, list[Atom]] = defaultdict(list)
+            for atom in term.atoms:
+                counts[group_of[atom.latent]].append(atom)
+            for group, atoms in counts.items():
+                if len(atoms) == 1:
+                    continue
+                real = all(is_real(latents[a.latent]) for a in atoms)
+                if real and len(atoms) == 2:
+                    continue
+                names = " · ".join(sorted(a.latent for a in atoms))
+                reasons[group] = f"a product of {names} in {piece.site!r}"
+    if reasons:
+        raise NotConjugate(reasons)
+
+
+# --- statistics -----------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GlobalPart:
+    """The globals of one term: their pattern, and the term's labels in its order."""
+
+    atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
+    labels: forms.Labels
+
+
+def global_part(
+    term: Term, latents: Mapping[str, Latent]
+) -> GlobalPart:
+    """Numbers the labels of a term's globals in a canonical order."""
+    atoms = [a for a in term.atoms if latents[a.latent].role == "global"]
+    atoms.sort(key=lambda a: (a.latent, a.function, a.power))
+    numbers: dict[Label, int] = {}
+    pattern = []
+    for atom in atoms:
+        numbered = tuple(numbers.setdefault(x, len(numbers)) for x in atom.labels)
+        pattern.append((atom.latent, atom.function, atom.power, numbered))
+    return GlobalPart(tuple(pattern), tuple(numbers))
+
+
+def specialises(
+    pattern: GlobalPart, statistic: Statistic
+) -> tuple[int, ...] | None:
+    """For each label of the statistic, the pattern's label that it equals.
+
+    A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
+    statistic, so that no coordinate is released twice.
+    """
+    if len(pattern.atoms) != len(statistic.atoms):
+        return None
+    binding: dict[int, int] = {}
+    for mine, theirs in zip(pattern.atoms, statistic.atoms, strict=True):
+        if mine[:3] != theirs[:3]:
+            return None
+        for here, there in zip(mine[3], theirs[3], strict=True):
+            if binding.setdefault(there, here) != here:
+                return None
+    return tuple(binding[i] for i in range(len(statistic.shape)))
+
+
+def _statistics(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+) -> tuple[Statistic, ...]:
+    found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
+    for piece, terms in pieces:
+        if not piece.is_row:
+            continue
+        for term in terms:
+            part = global_part(term, latents)
+            if not part.atoms:
+                continue
+            found.setdefault(part.atoms, (part, []))[1].append(term)
+    # The general patterns first, so that special ones find them.
+    ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
+    kept: list[tuple[Statistic, list[Term]]] = []
+    for part, terms in ordered:
+        candidate = _statistic(part, latents, groups, group_of)
+        for statistic, others in kept:
+            if specialises(part, statistic) is not None:
+                others += terms
+                break
+        else:
+            kept.append((candidate, list(terms)))
+    named = []
+    for statistic, terms in kept:
+        named.append(dataclasses.replace(statistic, release=_release(terms, latents)))
+    return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
+
+
+def _release(terms: Sequence[Term], latents: Mapping[str, Latent]) -> Release:
+    if any(latents[a.latent].role == "local" for t in terms for a in t.atoms):
+        return "adaptive"
+    return "once" if any(term.row for term in terms) else "public"
+
+
+def _statistic(
+    part: GlobalPart,
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+) -> Statistic:
+    by_group: dict[str, list[str]] = defaultdict(list)
+    for latent, function, power, _ in part.atoms:
+        by_group[group_of[latent]].append(_readable(latent, function, power))
+    name = "".join(f"⟨{' '.join(names)}⟩" for names in by_group.values())
+    matrix = None
+    same = [
+        (a, b)
+        for i, a in enumerate(part.atoms)
+        for b in part.atoms[i + 1 :]
+        if a[:3] == b[:3] and a[1] == "x" and a[3] != b[3]
+    ]
+    if len(same) == 1:
+        (a, b) = same[0]
+        rows = tuple(x for x, y in zip(a[3], b[3], strict=True) if x != y)
+        columns = tuple(y for x, y in zip(a[3], b[3], strict=True) if x != y)
+        batch = tuple(
+            i for i in range(len(part.labels)) if i not in rows and i not in columns
+        )
+        if not set(rows) & set(columns):
+            matrix = (batch, rows, columns)
+    return Statistic(
+        name=name,
+        atoms=part.atoms,
+        shape=tuple(label.size for label in part.labels),
+        release="public",
+        matrix=matrix,
+    )
+
+
+def _readable(latent: str, function: str, power: float) -> str:
+    text = {"x": latent, "is": latent}.get(function, f"{function} {latent}")
+    if function == "log1m":
+        text = f"log(1-{latent})"
+    return text if power == 1.0 else f"{text}^{power:g}"

@@ -1,0 +1,619 @@
+"""DPVI: private gradient steps on NumPyro's ELBO, for models that are not conjugate.
+
+The guide is a mean-field Normal on the unconstrained globals z (`guides.py`), with
+means m and standard deviations s. One step draws ε ~ N(0, I), the same for every row,
+puts z = m + s·ε and releases one vector, the sum over rows of the clipped gradients
+
+    g = ∇_z log p(row | z).
+
+The gradient of that row's part of the ELBO is (g, g·s·ε) in (m, log s): the second
+half is a public function of the first. So only g is perturbed and the rest is rebuilt
+from it ("DPVIm": Jälkö, Prediger, Honkela and Kaski, *Improved differentially private
+variational inference through gradient aligning*), which halves the noisy coordinates
+and leaves the whole clipping norm to g. `perturb="all"` releases both halves, as in the
+DPVI paper.
+
+Without clipping, noise and subsampling, (released gradient) + (gradient of the prior
+and the entropy) is the gradient that `numpyro.infer.Trace_ELBO` gives `SVI` with
+`AutoNormal`: E_q[log p(rows, z) − log q(z)], one draw per particle, reparametrised.
+Terms that do not read a row are public; they are added afterwards and never clipped.
+Globals that no observation depends on directly, such as the scale of a prior, get no
+noise at all, for nothing about them is released.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from jax.interpreters import partial_eval
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_vips import _validate
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.gaussian_mechanism import Block
+from numpyro_vips.guides import (
+    GuideSite,
+    NormalPosterior,
+    UnconstrainedSpace,
+    support_to_json,
+)
+from numpyro_vips.index_ranges import indices_in_range
+from numpyro_vips.made_up_rows import made_up_rows
+from numpyro_vips.model_graph import ModelGraph, Site
+
+Perturb = Literal["location", "all"]
+
+INITIAL_SCALE = 0.1
+# Of the start around the prior's centre. It tells hidden units of a network apart.
+_JITTER = 0.1
+_MEDIAN_DRAWS = 101
+_MOST_MEDIAN_NUMBERS = 10_000_000
+# Per-row gradients are held for so many numbers at a time.
+_MOST_GRADIENT_NUMBERS = 2**23
+
+
+class Variational(NamedTuple):
+    """Parameters of the guide, flat over the globals' unconstrained coordinates."""
+
+    loc: jax.Array
+    log_scale: jax.Array
+
+
+class DpviState(NamedTuple):
+    """What a step needs; all of it public.
+
+    Attributes:
+      variational: The current iterate.
+      average: Running average of the iterates, what the posterior is read from.
+      optimizer_state: State of the optax optimiser.
+      key: Key of the guide's draws, combined with `step`.
+      step: Number of updates so far.
+    """
+
+    variational: Variational
+    average: Variational
+    optimizer_state: Any
+    key: jax.Array
+    step: jax.Array
+
+
+class DpviEngine:
+    """Per-row ELBO gradients and public optimiser steps for one model.
+
+    Attributes:
+      name: `"dpvi"`.
+      blocks: What each step releases: `"loc"`, and with `perturb="all"` also
+        `"log_scale"`, over the coordinates that observations depend on.
+      space: The globals and their layout in flat vectors.
+    """
+
+    name = "dpvi"
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        *,
+        optimizer: optax.GradientTransformation | None = None,
+        num_particles: int = 1,
+        perturb: Perturb = "location",
+        averaging: float | None = 3.0,
+    ) -> None:
+        """Traces the model on a single made-up row; no private value is read.
+
+        Args:
+          graph: The model.
+          optimizer: Any optax optimiser, for the negative ELBO divided by the public
+            number of rows.
+          num_particles: Draws from the guide per step. More than one needs
+            `perturb="all"`: from an average over draws nothing can be rebuilt.
+          perturb: Which part of the gradient is released; see the module's docstring.
+          averaging: The posterior is the average of the iterates with weights close
+            to t^averaging (Shamir and Zhang, 2013), so that early ones fade without a
+            horizon to be fixed beforehand. None keeps the last iterate.
+
+        Raises:
+          UnsafeModelError: For the reason that `not_supported` gives.
+        """
+        _validate.positive_integer(num_particles=num_particles)
+        _validate.one_of(("location", "all"), perturb=perturb)
+        if perturb == "location" and num_particles > 1:
+            raise ValueError(
+                f"Expected num_particles={num_particles} to be 1 with "
+                "perturb='location': the scales' gradient can only be rebuilt for a "
+                "single draw. Use perturb='all', or more rows per step."
+            )
+        if averaging is not None and not averaging >= 0:
+            raise ValueError(
+                f"Expected averaging={averaging!r} to be None or at least 0."
+            )
+        reason = not_supported(graph)
+        if reason is not None:
+            raise UnsafeModelError(reason)
+        self._graph = graph
+        self._num_particles = num_particles
+        self._perturb = perturb
+        self._averaging = averaging
+        self._num_rows = graph.arguments.public_num_rows
+        self._optimizer = default_optimizer() if optimizer is None else optimizer
+        self._trace_model()
+        shape = (self._num_released,)
+        names = ("loc",) if perturb == "location" else ("loc", "log_scale")
+        self.blocks = tuple(Block(name=name, shape=shape) for name in names)
+        self._jitted_sum = jax.jit(self._sum)
+        self._jitted_update = jax.jit(self._updated)
+
+    def _trace_model(self) -> None:
+        """Finds the layout and the two log densities as programs, once."""
+        graph = self._graph
+        found = _global_values(graph)
+        sites = [_guide_site(site, found.supports[site.name]) for site in _globals(graph)]
+        start = {site.name: site.transform.inv(found.centres[site.name]) for site in sites}
+        dtype = jnp.result_type(float)
+
+        # What no observation depends on goes last, beyond what is released.
+        used = _read_by_rows(graph, found.centres)
+        sites.sort(key=lambda site: not used[site.name])
+        self.space = space = UnconstrainedSpace(sites=tuple(sites))
+        released = UnconstrainedSpace(sites=tuple(s for s in sites if used[s.name]))
+        self._num_released = released.size
+        start = space.join({k: jnp.asarray(v, dtype) for k, v in start.items()})
+        self._start = start = jnp.where(jnp.isfinite(start), start, 0.0)
+
+        row = _made_up_row(graph)
+        self._row_program = jax.make_jaxpr(
+            lambda z, row: _row_log_density(graph, space.constrain(z)[0], row)
+        )(start, row)
+        self._prior_program = jax.make_jaxpr(
+            lambda z: _prior_log_density(graph, space, z, row)
+        )(start)
+
+    # --- the engine's protocol ------------------------------------------------------
+
+    def initial_state(self, rng_key: jax.Array) -> DpviState:
+        """The guide at the prior's centre, slightly jittered, with small scales."""
+        start_key, key = jax.random.split(rng_key)
+        jitter = jax.random.normal(start_key, self._start.shape, self._start.dtype)
+        variational = Variational(
+            loc=self._start + _JITTER * jitter,
+            log_scale=jnp.full_like(self._start, np.log(INITIAL_SCALE)),
+        )
+        return DpviState(
+            variational=variational,
+            average=variational,
+            optimizer_state=self._optimizer.init(variational),  # type: ignore[arg-type]
+            key=key,
+            step=jnp.zeros((), jnp.int32),
+        )
+
+    def bounded_sum(
+        self,
+        state: DpviState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> dict[str, jax.Array]:
+        """Sums the rows' clipped gradients over one chunk of the step's batch.
+
+        Guarantees:
+          Adding or removing one row changes the sum, its blocks times `scales` joined
+          into one vector, by at most `clipping_norm` in L2 norm up to the rounding of
+          the sum, whatever the rows hold. Each row's gradient comes from a program of
+          that row alone.
+
+        | row                                             | contributes              |
+        |-------------------------------------------------|--------------------------|
+        | masked                                          | zero                     |
+        | observation outside its support                 | zero                     |
+        | index out of range (`index_ranges.py`)          | zero                     |
+        | log density or gradient not finite              | zero                     |
+        | joint norm above `clipping_norm`                | the gradient, shortened  |
+
+        Args:
+          state: The same for every chunk of a step.
+          rows: Private arrays with the rows along the leading axis.
+          mask: True where a row is meant, false for padding.
+          scales: Factor of each block in the joint vector.
+          clipping_norm: Bound on the norm of a row's joint vector; infinity clips
+            nothing.
+
+        Returns:
+          The sum of every block, not yet private.
+        """
+        return self._jitted_sum(
+            state.variational,
+            self._key_of_step(state),
+            dict(rows),
+            mask,
+            {block.name: float(scales[block.name]) for block in self.blocks},
+            float(clipping_norm),
+        )
+
+    def update(
+        self,
+        state: DpviState,
+        released: Mapping[str, Any],
+        step_size: float = 1.0,
+    ) -> DpviState:
+        """One optimiser step on the negative ELBO, from public quantities alone.
+
+        Args:
+          state: As given to `bounded_sum`.
+          released: Noisy sums of every block over the sampling rate, so that they
+            estimate the sums over all rows.
+          step_size: Factor on the optimiser's update.
+        """
+        dtype = self._start.dtype
+        arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
+        return self._jitted_update(state, arrays, float(step_size))
+
+    def posterior(self, state: DpviState) -> NormalPosterior:
+        """The guide at the averaged iterate."""
+        average = state.average
+        return NormalPosterior(
+            sites=self.space.sites,
+            loc=self.space.split(average.loc),
+            scale=self.space.split(jnp.exp(average.log_scale)),
+        )
+
+    # --- one row and one chunk --------------------------------------------------------
+
+    def _key_of_step(self, state: DpviState) -> jax.Array:
+        return jax.random.fold_in(state.key, state.step)
+
+    def _draws(self, key: jax.Array) -> jax.Array:
+        """The step's ε, one row per particle."""
+        shape = (self._num_particles, self.space.size)
+        return jax.random.normal(key, shape, self._start.dtype)
+
+    def _row_gradient(
+        self, variational: Variational, draws: jax.Array, row: Mapping[str, Any]
+    ) -> tuple[dict[str, jax.Array], jax.Array]:
+        """A row's contribution to every block, and whether it may count."""
+        scale = jnp.exp(variational.log_scale)
+        leaves = jax.tree.leaves(row)
+        density = jax.value_and_grad(self._row_log_density, has_aux=True)
+
+        def particle(noise: jax.Array) -> tuple[Any, ...]:
+            z = variational.loc + scale * noise
+            in_range = indices_in_range(self._row_program, (z, *leaves))
+            (log_density, in_support), gradient = density(z, leaves)
+            valid = in_range & in_support & jnp.isfinite(log_density)
+            return gradient, gradient * scale * noise, valid
+
+        loc, log_scale, valid = jax.vmap(particle)(draws)
+        gradients = {"loc": loc, "log_scale": log_scale}
+        contribution = {
+            block.name: jnp.mean(gradients[block.name], 0)[: self._num_released]
+            for block in self.blocks
+        }
+        return contribution, jnp.all(valid)
+
+    def _row_log_density(self, z: jax.Array, leaves: list) -> tuple[jax.Array, Any]:
+        return tuple(jex_core.jaxpr_as_fun(self._row_program)(z, *leaves))  # type: ignore
+
+    def _sum(
+        self,
+        variational: Variational,
+        key: jax.Array,
+        rows: Mapping[str, jax.Array],
+        mask: jax.Array,
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, jax.Array]:
+        draws = self._draws(key)
+
+        def contribution(row: Any, present: Any) -> dict[str, jax.Array]:
+            gradient, valid = self._row_gradient(variational, draws, row)
+            return _clipped(gradient, scales, clipping_norm, present & valid)
+
+        def piece_sum(rows: Any, mask: Any) -> dict[str, jax.Array]:
+            contributions = jax.vmap(contribution)(rows, mask)
+            return jax.tree.map(lambda x: jnp.sum(x, 0), contributions)
+
+        count = mask.shape[0]
+        numbers = max(1, self.space.size * self._num_particles)
+        size = max(1, _MOST_GRADIENT_NUMBERS // numbers)
+        if count <= size:
+            return piece_sum(rows, mask)
+        pieces = -(-count // size)
+
+        def pieced(array: jax.Array) -> jax.Array:
+            padding = [(0, pieces * size - count)] + [(0, 0)] * (array.ndim - 1)
+            return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
+
+        sums, _ = jax.lax.scan(
+            lambda total, piece: (jax.tree.map(jnp.add, total, piece_sum(*piece)), None),
+            {b.name: jnp.zeros(b.shape, self._start.dtype) for b in self.blocks},
+            (jax.tree.map(pieced, dict(rows)), pieced(mask)),
+        )
+        return sums
+
+    # --- below the wall ---------------------------------------------------------------
+
+    def _updated(
+        self, state: DpviState, released: Mapping[str, jax.Array], step_size: Any
+    ) -> DpviState:
+        variational = state.variational
+        draws = self._draws(self._key_of_step(state))
+        gradient = self._elbo_gradient(variational, draws, released)
+        # Noise may have led where the prior overflows: such coordinates stay put.
+        loss_gradient = jax.tree.map(
+            lambda g: jnp.where(jnp.isfinite(g), -g / self._num_rows, 0.0), gradient
+        )
+        updates, optimizer_state = self._optimizer.update(
+            loss_gradient, state.optimizer_state, variational  # type: ignore[arg-type]
+        )
+        updates = jax.tree.map(lambda u: step_size * u, updates)
+        variational = optax.apply_updates(variational, updates)  # type: ignore[arg-type]
+        step = state.step + 1
+        weight = jnp.ones((), self._start.dtype)
+        if self._averaging is not None:
+            weight = (self._averaging + 1) / (self._averaging + step)
+        average = jax.tree.map(
+            lambda old, new: old + weight * (new - old), state.average, variational
+        )
+        return DpviState(variational, average, optimizer_state, state.key, step)
+
+    def _elbo_gradient(
+        self,
+        variational: Variational,
+        draws: jax.Array,
+        released: Mapping[str, jax.Array],
+    ) -> Variational:
+        """Ascent direction for the ELBO of all rows."""
+        scale = jnp.exp(variational.log_scale)
+        prior = jax.vmap(jax.grad(self._prior_log_density))(
+            variational.loc + scale * draws
+        )
+        rest = self.space.size - self._num_released
+        rows = {name: jnp.pad(value, (0, rest)) for name, value in released.items()}
+        if self._perturb == "location":
+            rows["log_scale"] = rows["loc"] * scale * draws[0]
+        # −log q(m + s·ε) = Σ log s + const, so that the entropy's gradient is 1.
+        return Variational(
+            loc=rows["loc"] + jnp.mean(prior, 0),
+            log_scale=rows["log_scale"] + jnp.mean(prior * draws, 0) * scale + 1.0,
+        )
+
+    def _prior_log_density(self, z: jax.Array) -> jax.Array:
+        return jex_core.jaxpr_as_fun(self._prior_program)(z)[0]
+
+
+def default_optimizer() -> optax.GradientTransformation:
+    return optax.adam(0.05)
+
+
+def not_supported(graph: ModelGraph) -> str | None:
+    """Why DPVI cannot run the model, and what to do; None if it can."""
+    for site in graph.latents("local"):
+        if site.is_discrete:
+            return (
+                f"DPVI has no gradient for the discrete latent {site.name!r} under the "
+                f"plate {graph.unit!r}. Sum it out by hand, for example with "
+                "numpyro.distributions.MixtureSameFamily, so that only the globals "
+                "remain."
+            )
+        return (
+            f"DPVI does not support latents of single rows, such as {site.name!r} under "
+            f"the plate {graph.unit!r}. Integrate it out by hand, or write the model "
+            "with conjugate distributions, which VIPS solves row by row."
+        )
+    sites = _globals(graph)
+    for site in sites:
+        if site.is_discrete:
+            return (
+                f"DPVI has no gradient for the discrete latent {site.name!r}. Sum it "
+                "out by hand, or fit one model for each of its values."
+            )
+    if not sites:
+        return "The model has no latent that all rows share, so nothing is to be fitted."
+    found = _global_values(graph)
+    for site in sites:
+        first, second = found.supports[site.name], found.moved_supports[site.name]
+        description = support_to_json(first)
+        if description is None:
+            return (
+                f"DPVI knows no smooth map from the real numbers to the support of "
+                f"{site.name!r}, {first}. Write the latent as a function of others "
+                "with a usual support."
+            )
+        if description != support_to_json(second):
+            return (
+                f"The support of {site.name!r} depends on another latent. Sample it on "
+                "a fixed support, such as (0, 1), and rescale it in the model."
+            )
+    if not any(_read_by_rows(graph, found.centres).values()):
+        return (
+            f"No observation under the plate {graph.unit!r} depends on a latent, so the "
+            "data say nothing about the posterior."
+        )
+    return None
+
+
+# --- the model's log densities --------------------------------------------------------
+
+
+def _globals(graph: ModelGraph) -> list[Site]:
+    return graph.latents("global")
+
+
+def _guide_site(site: Site, support: Any) -> GuideSite:
+    dims: list[str] = []
+    if site.plates:
+        for axis in range(max(site.plates) + 1):
+            dims.append(site.plates.get(axis, f"{site.name}_dim_{axis}"))
+    return GuideSite(name=site.name, support=support, shape=site.shape, dims=tuple(dims))
+
+
+def _made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
+    rows = made_up_rows(graph.arguments, 1, 0)
+    return {name: jnp.asarray(values[0]) for name, values in rows.items()}
+
+
+def _row_log_density(
+    graph: ModelGraph, latents: Mapping[str, Any], row: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """A row's log density, and whether all it observes lies in the support."""
+    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
+    total = jnp.zeros((), jnp.result_type(float))
+    in_support = jnp.ones((), bool)
+    for site in graph.latents("observed"):
+        message = messages[site.name]
+        total += _log_density(message)
+        in_support &= jnp.all(_in_support(message["fn"], message["value"]))
+    return total, in_support
+
+
+def _prior_log_density(
+    graph: ModelGraph, space: UnconstrainedSpace, z: jax.Array, row: Mapping[str, Any]
+) -> jax.Array:
+    """Log density of the unconstrained globals; `row` is made up and has no effect."""
+    latents, log_determinant = space.constrain(z)
+    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
+    return log_determinant + sum(_log_density(messages[s.name]) for s in space.sites)
+
+
+def _log_density(message: Mapping[str, Any]) -> jax.Array:
+    log_density = message["fn"].log_prob(message["value"])
+    if message["scale"] is not None:
+        log_density = message["scale"] * log_density
+    return jnp.sum(log_density)
+
+
+def _in_support(fn: Any, value: Any) -> jax.Array:
+    """Whether an observation lies in the support, wherever it is not masked."""
+    if isinstance(fn, dist.Unit):
+        return jnp.ones((), bool)
+    if isinstance(fn, dist.ExpandedDistribution):
+        return _in_support(fn.base_dist, value)
+    if isinstance(fn, dist.Independent):
+        inside = _in_support(fn.base_dist, value)
+        count = min(fn.reinterpreted_batch_ndims, inside.ndim)
+        return jnp.all(inside, axis=tuple(range(-count, 0)))
+    if isinstance(fn, dist.MaskedDistribution):
+        return _in_support(fn.base_dist, value) | ~jnp.asarray(fn._mask)
+    return jnp.asarray(fn.support(value))
+
+
+def _read_by_rows(graph: ModelGraph, latents: Mapping[str, Any]) -> dict[str, bool]:
+    """For every global, whether the density of what is observed depends on it."""
+    row = _made_up_row(graph)
+    traced = jax.make_jaxpr(lambda values: _row_log_density(graph, values, row)[0])(
+        dict(latents)
+    )
+    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
+    # Dicts are flattened in sorted order.
+    return dict(zip(sorted(latents), used, strict=True))
+
+
+# --- the starting point ---------------------------------------------------------------
+
+
+class _GlobalValues(NamedTuple):
+    """What a run of the model on a made-up row tells about its globals.
+
+    `moved_supports` are those at other values of the latents.
+    """
+
+    centres: dict[str, jax.Array]
+    supports: dict[str, Any]
+    moved_supports: dict[str, Any]
+
+
+def _global_values(graph: ModelGraph) -> _GlobalValues:
+    rows = made_up_rows(graph.arguments, 1, 0)
+    with _PriorCentres():
+        messages = graph.run(rows, {})
+    with _PriorCentres(distance=1.0):
+        moved_messages = graph.run(rows, {})
+    names = [site.name for site in _globals(graph)]
+    return _GlobalValues(
+        centres={name: messages[name]["value"] for name in names},
+        supports={name: messages[name]["fn"].support for name in names},
+        moved_supports={name: moved_messages[name]["fn"].support for name in names},
+    )
+
+
+class _PriorCentres(Messenger):
+    """Sets every latent to the centre of its prior given the latents before it.
+
+    Or to values at a distance from it, in every unconstrained coordinate.
+    """
+
+    def __init__(self, *, distance: float = 0.0):
+        self.key = jax.random.key(0)
+        self.distance = distance
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
+            return
+        self.key, key = jax.random.split(self.key)
+        fn = msg["fn"]
+        try:
+            transform = biject_to(fn.support)
+        except NotImplementedError:  # Discrete, or refused later.
+            msg["value"] = fn.sample(key)
+            return
+        centre = transform.inv(_centre(fn, transform, key))
+        msg["value"] = transform(centre + self.distance)
+
+
+def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
+    """The prior's median; where it has no formula its mean; else draws' median."""
+    base = fn
+    while isinstance(
+        base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution
+    ):
+        base = base.base_dist
+
+    for formula in (lambda: base.icdf(0.5), lambda: fn.mean):
+        try:
+            centre = jnp.broadcast_to(formula(), fn.shape())
+        # Some of NumPyro's formulas need a package that may be missing, and the
+        # median of a vector's entries is none of the vector.
+        except (NotImplementedError, AttributeError, ImportError, ValueError):
+            continue
+        if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
+            return centre
+    size = int(np.prod(fn.shape()))
+    count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
+    draws = transform.inv(fn.sample(key, (count,)))
+    return transform(jnp.median(draws, axis=0))
+
+
+def _clipped(
+    contribution: Mapping[str, jax.Array],
+    scales: Mapping[str, Any],
+    clipping_norm: Any,
+    valid: Any,
+) -> dict[str, jax.Array]:
+    """Shortens a contribution to the clipping norm; zero where it may not count."""
+    joint = jnp.concatenate(
+        [scales[name] * jnp.ravel(value) for name, value in contribution.items()]
+    )
+    valid = valid & jnp.all(jnp.isfinite(joint))
+    precision = jnp.finfo(joint.dtype)
+    # Room for the rounding of the norm itself.
+    bound = clipping_norm * (1 - precision.eps * (8 + joint.size**0.5))
+    # The norm by way of the largest entry, which cannot overflow on its way.
+    largest = jnp.max(jnp.abs(joint), initial=0.0)
+    largest = jnp.where(largest > precision.tiny, largest, 1.0)
+    direction = jax.tree.map(lambda value: value / largest, dict(contribution))
+    relative_norm = jnp.sqrt(jnp.sum((joint / largest) ** 2))
+    fits = largest * relative_norm <= bound
+    factor = bound / jnp.where(fits, 1.0, relative_norm)
+    return {
+        name: jnp.where(
+            valid, jnp.where(fits, value, direction[name] * factor), 0.0
+        )
+        for name, value in contribution.items()
+    }

@@ -1,0 +1,23 @@
+"""Errors that name what is special to private inference.
+
+Ordinary bad arguments raise `ValueError` or `TypeError`. No message quotes a
+private value: shapes and names only.
+"""
+
+
+class NotConjugateError(Exception):
+    """VIPS was asked for, and the model is not conjugate-exponential.
+
+    The message names the site and the use that is in the way.
+    """
+
+
+class UnsafeModelError(Exception):
+    """No engine may run the model, because the guarantee would not hold.
+
+    The message says what is unsafe and how to change the model.
+    """
+
+
+class BudgetExceededError(Exception):
+    """A fit would overrun the privacy budget; nothing was spent or read."""

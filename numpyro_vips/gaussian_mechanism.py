@@ -1,0 +1,374 @@
+"""The Gaussian mechanism: it holds its bound and adds its noise; nothing else does.
+
+Everything that a step releases from one batch is one vector. A row's *joint vector* is
+the concatenation of its blocks, each times its `scale`; a symmetric matrix enters
+through its diagonal and √2 times its upper triangle, which keeps the Frobenius norm.
+Rows are clipped in the norm of this vector, and the noise is equal in its coordinates.
+
+What changes when a row is replaced depends on where contributions can lie. With rows
+u, v of norm at most C:
+
+============= ================================================= ==================
+geometry       why                                               ‖u − v‖ at most
+============= ================================================= ==================
+"signed"       triangle inequality                               2C
+"nonnegative"  ⟨u, v⟩ ≥ 0, so ‖u − v‖² ≤ ‖u‖² + ‖v‖²             √2·C
+"psd"          tr(UV) ≥ 0 for positive semidefinite U and V      √2·C
+"box"          each entry in [lower, upper] or, clipped, nearer  width·√n, or less
+               to 0                                              where C is the limit
+============= ================================================= ==================
+
+Adding or removing a row changes the sum by at most C whatever the geometry.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from numpyro_vips import _validate
+from numpyro_vips.accounting import RELATIONS, Relation
+
+Geometry = Literal["signed", "nonnegative", "psd", "box"]
+GEOMETRIES = ("signed", "nonnegative", "psd", "box")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Block:
+    """One array among those that a step releases together.
+
+    Attributes:
+      name: Key of the array.
+      shape: Shape of one row's contribution, and of the sum.
+      symmetric: The last two axes form a symmetric matrix; leading axes count a batch
+        of matrices.
+      scale: Factor of the block in the joint vector. It decides how the noise is shared
+        between blocks and has no other effect: arrays go in and come out unscaled.
+      geometry: Where a row's contribution can lie; see the module's table.
+      lower: For `"box"`, a public lower bound on every entry.
+      upper: For `"box"`, a public upper bound on every entry.
+      norm_bound: Public bound on the block's L2 norm in one row, before scaling, where
+        one is known without clipping.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    symmetric: bool = False
+    scale: float = 1.0
+    geometry: Geometry = "signed"
+    lower: float = -math.inf
+    upper: float = math.inf
+    norm_bound: float = math.inf
+
+    def __post_init__(self) -> None:
+        _validate.positive(scale=self.scale, norm_bound=self.norm_bound)
+        _validate.one_of(GEOMETRIES, geometry=self.geometry)
+        if not math.isfinite(self.scale):
+            raise ValueError(f"Expected scale={self.scale!r} to be finite.")
+        square = len(self.shape) >= 2 and self.shape[-1] == self.shape[-2]
+        if self.symmetric and not square:
+            raise ValueError(
+                f"Expected block {self.name!r} with symmetric=True to end in two equal "
+                f"axes, got shape {self.shape}."
+            )
+        if self.geometry == "psd" and not self.symmetric:
+            raise ValueError(
+                f"Expected block {self.name!r} with geometry='psd' to have "
+                "symmetric=True: positive semidefinite matrices are symmetric."
+            )
+        bounded = math.isfinite(self.lower) and math.isfinite(self.upper)
+        if self.geometry == "box" and not (bounded and self.lower <= self.upper):
+            raise ValueError(
+                f"Expected block {self.name!r} with geometry='box' to have finite "
+                f"lower <= upper, got {self.lower!r} and {self.upper!r}."
+            )
+
+    @property
+    def num_coordinates(self) -> int:
+        """Free numbers in the block: a symmetric matrix counts its upper triangle."""
+        size = math.prod(self.shape)
+        if not self.symmetric:
+            return size
+        order = self.shape[-1]
+        return size // order * (order + 1) // 2 if order else 0
+
+    @property
+    def _hull(self) -> tuple[float, float]:
+        """The box with zero: clipping pulls towards 0, a refused row counts as 0."""
+        return min(self.lower, 0.0), max(self.upper, 0.0)
+
+    @property
+    def _scaled_norm_bound(self) -> float:
+        bound = self.norm_bound
+        if self.geometry == "box":
+            lower, upper = self._hull
+            size = math.prod(self.shape)
+            bound = min(bound, math.sqrt(size) * max(-lower, upper))
+        return self.scale * bound
+
+    @property
+    def _keeps_sign(self) -> bool:
+        """Whether two rows' contributions have a nonnegative inner product."""
+        if self.geometry == "box":
+            lower, upper = self._hull
+            return lower == 0 or upper == 0
+        return self.geometry != "signed"
+
+
+def isometric_coordinates(block: Block, value: np.ndarray) -> np.ndarray:
+    """The block's part of the joint vector: same norm as the scaled block.
+
+    Args:
+      block: Its shape and scale.
+      value: One or more contributions, with the block's axes last.
+
+    Returns:
+      Array whose last axis has `block.num_coordinates` entries.
+    """
+    value = block.scale * np.asarray(value, float)
+    leading = value.shape[: value.ndim - len(block.shape)]
+    if not block.symmetric:
+        return value.reshape(*leading, block.num_coordinates)
+    rows, columns = np.triu_indices(block.shape[-1])
+    factors = np.where(rows == columns, 1.0, math.sqrt(2.0))
+    return (value[..., rows, columns] * factors).reshape(
+        *leading, block.num_coordinates
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GaussianMechanism:
+    """Gaussian noise for a sum of clipped rows.
+
+    Guarantees:
+      The noise's standard deviation in every coordinate of the scaled joint vector is
+      `noise_multiplier` times the L2 sensitivity in `relation`, provided that each
+      row's joint vector has norm at most `clipping_norm` and lies where the blocks'
+      geometries say.
+
+    Attributes:
+      blocks: What is released together.
+      clipping_norm: Bound on the norm of a row's joint vector. Infinite only without
+        noise.
+      noise_multiplier: Standard deviation over sensitivity; zero adds nothing.
+      relation: The neighbouring relation that the noise protects.
+    """
+
+    blocks: tuple[Block, ...]
+    clipping_norm: float
+    noise_multiplier: float
+    relation: Relation
+
+    def __post_init__(self) -> None:
+        _validate.positive(clipping_norm=self.clipping_norm)
+        _validate.one_of(RELATIONS, relation=self.relation)
+        if not 0 <= self.noise_multiplier < math.inf:
+            raise ValueError(
+                f"Expected noise_multiplier={self.noise_multiplier!r} to be zero or "
+                "positive, and finite."
+            )
+        if not self.blocks:
+            raise ValueError("Expected at least one block to release, got none.")
+        names = [block.name for block in self.blocks]
+        if len(set(names)) < len(names):
+            raise ValueError(f"Expected blocks to have distinct names, got {names}.")
+        if math.isinf(self.clipping_norm) and self.noise_multiplier > 0:
+            raise ValueError(
+                "Expected a finite clipping_norm with noise_multiplier="
+                f"{self.noise_multiplier!r}: noise cannot hide a row of unbounded size."
+            )
+
+    def sensitivity(self, relation: Relation | None = None) -> float:
+        """How far one row can move the sum of joint vectors, in L2 norm.
+
+        Args:
+          relation: By default the mechanism's own.
+
+        For replacement the worst pair u, v splits its squared norm over the blocks. Of
+        a share t = (‖u_b‖² + ‖v_b‖²)/2, signed numbers make up to 4t, nonnegative or
+        positive semidefinite ones up to 2t, and a box something between. The bound
+        spends the clipping norm where it buys most.
+        """
+        relation = self.relation if relation is None else relation
+        _validate.one_of(RELATIONS, relation=relation)
+        squared_norm = self.clipping_norm**2
+        shares = [block._scaled_norm_bound**2 for block in self.blocks]
+        if relation == "add_or_remove":
+            return math.sqrt(min(squared_norm, sum(shares)))
+        signed = nonnegative = 0.0
+        boxes = []
+        for block, share in zip(self.blocks, shares, strict=True):
+            if block.geometry == "box":
+                boxes.append((block, share))
+            elif block._keeps_sign:
+                nonnegative += share
+            else:
+                signed += share
+        if squared_norm <= signed:
+            return 2 * self.clipping_norm
+        box_share, box_change = _boxes_change(boxes, squared_norm - signed)
+        rest = min(squared_norm - signed - box_share, nonnegative)
+        return math.sqrt(4 * signed + box_change + 2 * rest)
+
+    @property
+    def noise_stddev(self) -> float:
+        """Of each coordinate of the scaled joint vector."""
+        if self.noise_multiplier == 0:
+            return 0.0
+        return self.noise_multiplier * self.sensitivity()
+
+    def block_noise_stddev(self, name: str) -> float:
+        """Of an entry of the named block, in the block's own units.
+
+        In a symmetric block this is a diagonal entry's; off the diagonal it is smaller
+        by √2.
+        """
+        return self.noise_stddev / self._block(name).scale
+
+    def add_noise(
+        self, sums: Mapping[str, np.ndarray], rng: np.random.Generator
+    ) -> dict[str, np.ndarray]:
+        """Adds the noise, once, to all the blocks of one release.
+
+        Args:
+          sums: The sum over the batch of the clipped rows, unscaled, for every block.
+          rng: Secure generator of the noise stream.
+
+        Returns:
+          The noisy sums in float64, private from here on. A symmetric block stays
+          symmetric: its upper triangle is taken, and the noise mirrored.
+
+        Raises:
+          ValueError: The names or shapes are not those of the blocks.
+        """
+        names = {block.name for block in self.blocks}
+        if set(sums) != names:
+            raise ValueError(
+                f"Expected sums for the blocks {sorted(names)}, got {sorted(sums)}."
+            )
+        noisy = {}
+        for block in self.blocks:
+            value = np.asarray(sums[block.name], dtype=np.float64)
+            if value.shape != block.shape:
+                raise ValueError(
+                    f"Expected the sum of block {block.name!r} to have shape "
+                    f"{block.shape}, got {value.shape}."
+                )
+            if self.noise_multiplier > 0:
+                value = _perturbed(block, value, self.noise_stddev / block.scale, rng)
+            noisy[block.name] = value
+        return noisy
+
+    def _block(self, name: str) -> Block:
+        for block in self.blocks:
+            if block.name == name:
+                return block
+        raise ValueError(
+            f"Expected name={name!r} to be one of {[b.name for b in self.blocks]}."
+        )
+
+
+def _boxes_change(
+    boxes: Sequence[tuple[Block, float]], squared_norm: float
+) -> tuple[float, float]:
+    """How two rows use their squared norm in boxes, and the squared change it makes.
+
+    An entry in [−l, h] with l ≤ h changes by a + c when the two rows have it at a and
+    −c. At a share t = (a² + c²)/2 that is 2·√t while t ≤ l², then l + s with
+    s² = 2t − l² and s ≤ h. The square's slope in t falls with s/l, from 4 to at least
+    2: the best split has the same s/l in every box, up to the boxes' own limits.
+    """
+
+    def split(ratio: float) -> tuple[float, float]:
+        share = change = 0.0
+        for block, limit in boxes:
+            size = math.prod(block.shape)
+            low, high = sorted(abs(edge) * block.scale for edge in block._hull)
+            # A box that keeps its sign has l = 0 and slope 2 throughout: it comes last.
+            edge = high if ratio == math.inf else min(ratio * low, high)
+            t = min(limit / size, (edge**2 + low**2) / 2)
+            share += size * t
+            beyond = low + math.sqrt(max(0.0, 2 * t - low**2))
+            change += size * (4 * t if t <= low**2 else beyond**2)
+        return share, change
+
+    if not boxes:
+        return 0.0, 0.0
+    whole = split(math.inf)
+    if whole[0] <= squared_norm:
+        return whole
+    least = split(1.0)
+    if squared_norm <= least[0]:
+        return squared_norm, 4 * squared_norm
+    # Bisection for the ratio, kept on the side that overestimates.
+    low, high = 1.0, 2.0
+    while split(high)[0] < squared_norm and high < 1e9:
+        high *= 2
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (
+            (low, middle) if split(middle)[0] >= squared_norm else (middle, high)
+        )
+    share, change = split(high)
+    # Entries that keep their sign take what is left, at slope 2.
+    return squared_norm, change + 2 * max(0.0, squared_norm - share)
+
+
+def _perturbed(
+    block: Block, value: np.ndarray, stddev: float, rng: np.random.Generator
+) -> np.ndarray:
+    if not block.symmetric:
+        return value + stddev * rng.standard_normal(block.shape)
+    rows, columns = np.triu_indices(block.shape[-1])
+    leading = block.shape[:-2]
+    noise = stddev * rng.standard_normal((*leading, len(rows)))
+    noise *= np.where(rows == columns, 1.0, math.sqrt(0.5))
+    result = np.empty(block.shape)
+    triangle = value[..., rows, columns] + noise
+    result[..., rows, columns] = triangle
+    result[..., columns, rows] = triangle
+    return result
+
+
+def optimal_scales(
+    blocks: Sequence[Block],
+    norm_bounds: Mapping[str, float],
+    *,
+    relation: Relation = "add_or_remove",
+    weights: Mapping[str, float] | None = None,
+) -> dict[str, float]:
+    """The scales that minimise the total expected squared noise in the blocks' units.
+
+    With bounds B_b on the blocks' norms, n_b coordinates and weights w_b, the joint
+    bound is C² = Σ (s_b·B_b)² and block b receives noise of total weighted square
+    w_b·n_b·(C/s_b)². By Cauchy and Schwarz the sum Σ_b w_b·n_b·C²/s_b² is least at
+    s_b² ∝ √(w_b·n_b) / B_b, where it is (Σ_b B_b·√(w_b·n_b))². When a row is replaced,
+    B_b² counts 4 times for signed blocks and 2 times for nonnegative ones.
+
+    Args:
+      blocks: The blocks of one step; their present scales do not matter.
+      norm_bounds: For each block, a public bound on its norm in one row, or a typical
+        norm where the joint vector is going to be clipped.
+      relation: The relation that the noise protects.
+      weights: How much squared error in each block matters; 1 by default.
+
+    Returns:
+      Scale of each block by name, such that Σ (s_b·B_b)² = 1: with these scales a
+      clipping norm of 1 clips no row that keeps the bounds.
+    """
+    _validate.one_of(RELATIONS, relation=relation)
+    squares = {}
+    for block in blocks:
+        bound = norm_bounds[block.name]
+        weight = 1.0 if weights is None else weights[block.name]
+        _validate.positive(**{f"norm_bounds[{block.name!r}]": bound})
+        _validate.positive(**{f"weights[{block.name!r}]": weight})
+        factor = 1.0
+        if relation == "replace_one":
+            factor = 2.0 if block._keeps_sign else 4.0
+        importance = math.sqrt(weight * block.num_coordinates / factor)
+        squares[block.name] = importance / bound
+    total = sum(square * norm_bounds[name] ** 2 for name, square in squares.items())
+    return {name: math.sqrt(square / total) for name, square in squares.items()}

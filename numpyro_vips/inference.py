@@ -1,0 +1,535 @@
+"""`PrivateVI`: plans a fit, charges for it, and runs the loop over its steps.
+
+Everything that touches private rows goes through three lines of `_run_step`: the
+sampler draws rows, the engine returns their bounded sum, the mechanism adds noise.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from tqdm.auto import tqdm
+
+from numpyro_vips import _validate, accounting
+from numpyro_vips.accounting import Accountant, Relation, Sampling
+from numpyro_vips.batch_selection import fixed_batch_size, padded_chunks, select_rows
+from numpyro_vips.conjugacy.certificate import check_rows_are_separate
+from numpyro_vips.conjugacy.compiler import compile_model
+from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.dpvi import DpviEngine, not_supported
+from numpyro_vips.errors import (
+    BudgetExceededError,
+    NotConjugateError,
+    UnsafeModelError,
+)
+from numpyro_vips.explanation import Plan, explain_plan
+from numpyro_vips.handlers import private
+from numpyro_vips.made_up_rows import rows_of_unit_size
+from numpyro_vips.model_arguments import ModelArguments, bind_arguments
+from numpyro_vips.model_graph import ModelGraph, build_graph
+from numpyro_vips.planning import (
+    Settings,
+    Step,
+    dpvi_schedule,
+    events_of,
+    vips_schedule,
+)
+from numpyro_vips.privacy_budget import PrivacyBudget
+from numpyro_vips.privacy_statement import PrivacyStatement
+from numpyro_vips.result import Posterior, PrivateVIResult
+from numpyro_vips.secure_random import SecureRandom
+from numpyro_vips.vips import VipsEngine
+
+ENGINES = ("auto", "vips", "dpvi")
+SAMPLINGS = ("poisson", "without_replacement", "full")
+# Rows that are worked on at a time, unless max_batch_size says otherwise.
+DEFAULT_CHUNK = 4096
+# How many made-up rows the default clipping norms are read off.
+NUM_TYPICAL_ROWS = 64
+
+
+class Engine(Protocol):
+    """What the loop needs of VIPS and of DPVI. States hold public numbers only."""
+
+    name: str
+
+    def initial_state(self, rng_key: jax.Array) -> Any: ...
+
+    def bounded_sum(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> Mapping[str, Any]:
+        """The clipped sum of a chunk's row contributions, not yet private."""
+        ...
+
+    def update(
+        self,
+        state: Any,
+        released: Mapping[str, np.ndarray],
+        noise_stddev: Mapping[str, float],
+        step_size: float,
+    ) -> Any:
+        """The state after a step, from noisy estimates of the sums over all rows."""
+        ...
+
+    def posterior(self, state: Any) -> Posterior: ...
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Analysis:
+    """Everything about a fit that is known before the data are read."""
+
+    arguments: ModelArguments
+    graph: ModelGraph
+    engine: Engine
+    steps: tuple[Step, ...]
+    reasons: Mapping[str, str]
+
+
+class PrivateVI:
+    """Fits a NumPyro model by variational Bayes under differential privacy.
+
+    Args:
+      model: A model marked with `private(unit=...)`.
+      budget: The ledger that pays; `PrivacyBudget(math.inf)` runs without noise and
+        clipping.
+      engine: `"vips"` for conjugate-exponential models, `"dpvi"` for any other, or
+        `"auto"`. There is no silent fallback: `explain` and the result say which ran.
+      sampling: `"poisson"` (add or remove one row), `"without_replacement"` (replace
+        one row) or `"full"`. A rate of 1 is the full batch in every case.
+      num_steps: Number of steps, by default chosen from public facts.
+      sampling_rate: Share of the rows in a minibatch; by default all rows.
+      clipping_norm: L2 bound on what one row contributes to a step, taken over all
+        statistics of the step together. The default suits rows of L2 norm 1, see
+        `explain`.
+      epsilon, delta: This fit's share of the budget; by default all that is left.
+      num_rows: Public number of rows. By default the actual length is used and the
+        statement says that it is treated as public.
+      max_batch_size: Rows worked on at a time; larger minibatches take several passes,
+        so none is ever cut.
+      local_steps: Sweeps of coordinate ascent over the latents of a row.
+      guide: Reserved for guides of the user's own; only None is accepted.
+      optimizer: For DPVI: any optax optimiser.
+      progress_bar: Whether to show the steps and the ε that was charged.
+      insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
+        towards anyone who may know the seed, warns, and is recorded in the statement.
+      relation: `"add_or_remove"` or `"replace_one"` for full batches; otherwise the
+        sampling decides it.
+      noise_multiplier: Noise standard deviation over the L2 sensitivity, in place of
+        the smallest that the share affords.
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+      structure: For VIPS: `{"w": "diag"}` gives every element of `w` its own factor.
+      label: What the ledger calls this fit.
+
+    Raises:
+      TypeError, ValueError: An argument is not as described.
+    """
+
+    def __init__(
+        self,
+        model: private,
+        *,
+        budget: PrivacyBudget,
+        engine: str = "auto",
+        sampling: Sampling = "poisson",
+        num_steps: int | None = None,
+        sampling_rate: float | None = None,
+        clipping_norm: float | None = None,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        num_rows: int | None = None,
+        max_batch_size: int | None = None,
+        local_steps: int | None = None,
+        guide: Any = None,
+        optimizer: Any = None,
+        progress_bar: bool = True,
+        insecure_seed: int | None = None,
+        relation: Relation | None = None,
+        noise_multiplier: float | None = None,
+        accountant: Accountant = "pld",
+        structure: Mapping[str, str] | None = None,
+        label: str | None = None,
+    ):
+        if not isinstance(model, private) or model.fn is None:
+            raise TypeError(
+                "Expected a model marked with numpyro_vips.private(unit=...), got "
+                f"{type(model).__name__}. Put @private(unit='name of the plate') over "
+                "the model, so that it is known whose records are protected."
+            )
+        if not isinstance(budget, PrivacyBudget):
+            raise TypeError(
+                f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. "
+                "Use PrivacyBudget(epsilon=..., delta=...)."
+            )
+        _validate.one_of(ENGINES, engine=engine)
+        _validate.one_of(SAMPLINGS, sampling=sampling)
+        _validate.one_of(accounting.ACCOUNTANTS, accountant=accountant)
+        for name, value in {
+            "num_steps": num_steps,
+            "num_rows": num_rows,
+            "max_batch_size": max_batch_size,
+            "local_steps": local_steps,
+        }.items():
+            if value is not None:
+                _validate.positive_integer(**{name: value})
+        if sampling_rate is not None:
+            _validate.probability(sampling_rate=sampling_rate)
+            if sampling == "full" and sampling_rate != 1:
+                raise ValueError(
+                    f"Expected sampling_rate={sampling_rate!r} to be 1 with "
+                    "sampling='full'. Use sampling='poisson' for minibatches."
+                )
+        for name, value in {
+            "clipping_norm": clipping_norm,
+            "epsilon": epsilon,
+            "noise_multiplier": noise_multiplier,
+        }.items():
+            if value is not None:
+                _validate.positive(**{name: value})
+        if delta is not None and not 0 < delta < 1:
+            raise ValueError(f"Expected delta={delta!r} in (0, 1).")
+        for name, value in (structure or {}).items():
+            _validate.one_of(("diag",), **{f"structure[{name!r}]": value})
+        if guide is not None:
+            raise ValueError(
+                "guide= is not supported yet: DPVI uses a mean-field Normal guide. "
+                "Leave it out."
+            )
+        self.model = model
+        self.budget = budget
+        self.engine = engine
+        self.max_batch_size = max_batch_size
+        self.local_steps = local_steps
+        self.optimizer = optimizer
+        self.progress_bar = progress_bar
+        self.insecure_seed = insecure_seed
+        self.accountant: Accountant = accountant
+        self.structure = dict(structure or {})
+        self.num_rows = num_rows
+        self.epsilon = epsilon
+        self.delta = delta
+        self.label = label
+        self.settings = Settings(
+            relation=_relation(sampling, relation),
+            sampling=sampling,
+            num_steps=num_steps,
+            sampling_rate=sampling_rate,
+            clipping_norm=clipping_norm,
+            noise_multiplier=noise_multiplier,
+            private=budget.is_private or epsilon is not None,
+        )
+
+    # --- before any data are read -----------------------------------------------------
+
+    def explain(self, *args: Any, **kwargs: Any) -> Plan:
+        """Says which engine would run, site by site, and why.
+
+        Reads the shapes and dtypes of the arguments, not their values, and costs no
+        budget.
+
+        Raises:
+          What `run` raises before it charges the budget, except that the budget itself
+          is not looked at.
+        """
+        analysis = self._analyse(args, kwargs)
+        return self._plan(analysis)
+
+    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> _Analysis:
+        arguments = bind_arguments(self.model, args, dict(kwargs), num_rows=self.num_rows)
+        if self.settings.scheme == "without_replacement":
+            fixed_batch_size(self.settings.rate, arguments.num_rows)
+        graph = build_graph(self.model, arguments)
+        check_rows_are_separate(graph)
+        reasons: dict[str, str] = {}
+        if self.engine != "dpvi":
+            try:
+                program = compile_model(self.model, graph, structure=self.structure)
+            except NotConjugate as error:
+                reasons = error.reasons
+            else:
+                engine = VipsEngine(
+                    program,
+                    num_rows=arguments.public_num_rows,
+                    local_steps=self.local_steps,
+                )
+                steps = self._vips_steps(engine, arguments)
+                return _Analysis(
+                    arguments=arguments,
+                    graph=graph,
+                    engine=engine,
+                    steps=steps,
+                    reasons={},
+                )
+        if self.engine == "vips":
+            details = "; ".join(f"{site}: {why}" for site, why in reasons.items())
+            raise NotConjugateError(
+                f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
+                "or 'auto', or change the model there."
+            )
+        obstacle = not_supported(graph)
+        if obstacle is not None:
+            details = "".join(f" {site}: {why}." for site, why in reasons.items())
+            raise UnsafeModelError(
+                f"{obstacle}" + (f" VIPS cannot run it either.{details}" if details else "")
+            )
+        dpvi = DpviEngine(graph, optimizer=self.optimizer)
+        steps = dpvi_schedule(dpvi.blocks, self.settings)
+        return _Analysis(
+            arguments=arguments, graph=graph, engine=dpvi, steps=steps, reasons=reasons
+        )
+
+    def _vips_steps(
+        self, engine: VipsEngine, arguments: ModelArguments
+    ) -> tuple[Step, ...]:
+        once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
+        norms: Mapping[str, np.ndarray] = {}
+        if self.settings.private and self.settings.clipping_norm is None:
+            state = engine.initial_state(jax.random.key(0))
+            names = [block.name for block in (*once, *adaptive)]
+            for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
+                norms = engine.row_norms(state, rows, names)
+                if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in norms.values()):
+                    break
+            else:
+                raise ValueError(
+                    "No default clipping norm could be found for this model: made-up "
+                    "rows are not valid observations of it. Pass clipping_norm=, a "
+                    "bound on the L2 norm of one row's statistics, chosen from public "
+                    "knowledge."
+                )
+        return vips_schedule(once, adaptive, norms, self.settings)
+
+    def _plan(self, analysis: _Analysis) -> Plan:
+        return explain_plan(
+            analysis.graph,
+            analysis.engine,
+            analysis.steps,
+            analysis.reasons,
+            self.settings,
+        )
+
+    # --- the fit ----------------------------------------------------------------------
+
+    def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:
+        """Charges the budget, then fits the model.
+
+        Args:
+          rng_key: A key of `jax.random`, for what is not private: initial values.
+          *args, **kwargs: The model's arguments. Arrays are private rows unless named
+            in `private(public=...)`.
+
+        Returns:
+          The posterior with its privacy statement. It holds no data.
+
+        Raises:
+          TypeError, ValueError: The arguments do not fit the model.
+          NotConjugateError: VIPS was asked for and cannot run the model.
+          UnsafeModelError: No engine may run the model.
+          BudgetExceededError: The fit would overrun the budget.
+          In all these cases nothing has been charged. After that, what was charged
+          stays charged, whatever happens.
+        """
+        _check_key(rng_key)
+        started = time.perf_counter()
+        analysis = self._analyse(args, kwargs)
+        plan = self._plan(analysis)
+        steps, epsilon, delta = self._price(analysis.steps)
+        random = SecureRandom(insecure_seed=self.insecure_seed)
+        statement = self._statement(analysis, steps, epsilon, delta, random)
+        state = analysis.engine.initial_state(rng_key)
+        planned = time.perf_counter()
+        if self.settings.private:
+            self.budget.charge(
+                epsilon=epsilon,
+                delta=delta,
+                relation=self.settings.relation,
+                events=events_of(steps),
+                accountant=self.accountant,
+                label=self.label or f"{self.model.fn.__name__} ({analysis.engine.name})",
+            )
+        shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"
+        with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
+            bar.set_postfix_str(f"ε spent {shown}")
+            for step in bar:
+                state = _run_step(
+                    analysis, step, state, random, self.max_batch_size
+                )
+        posterior = analysis.engine.posterior(state)
+        finished = time.perf_counter()
+        return PrivateVIResult(
+            posterior=posterior,
+            privacy=statement,
+            engine=analysis.engine.name,
+            plan=str(plan),
+            settings=self._settings_used(steps),
+            seconds={"planning": planned - started, "running": finished - planned},
+        )
+
+    def _price(self, steps: Sequence[Step]) -> tuple[tuple[Step, ...], float, float]:
+        """Finds the noise that the share affords, and what the steps then cost."""
+        if not self.settings.private:
+            return tuple(steps), math.inf, self.budget.delta
+        left = self.budget.remaining()
+        delta = left.delta if self.delta is None else self.delta
+        if not self.budget.is_private and delta == 0:
+            raise ValueError(
+                "Expected delta= with a finite epsilon=: the budget has delta=0. Pass "
+                "a delta well below 1 / num_rows."
+            )
+        if not steps:
+            return (), 0.0, delta
+        events = events_of(steps)
+        if self.settings.noise_multiplier is None:
+            factor = self.budget.calibrate_events(
+                events,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                accountant=self.accountant,
+            )
+            steps = [step.scaled(factor) for step in steps]
+            events = events_of(steps)
+        epsilon = accounting.epsilon_of_events(
+            events, delta=delta, accountant=self.accountant
+        )
+        if self.settings.noise_multiplier is not None and self.epsilon is not None:
+            if epsilon > self.epsilon:
+                raise BudgetExceededError(
+                    f"{len(steps)} steps at noise_multiplier="
+                    f"{self.settings.noise_multiplier:g} cost epsilon={epsilon:.4g}, "
+                    f"more than this fit's share of {self.epsilon:g}. Take fewer steps "
+                    "or more noise. Nothing was spent."
+                )
+        self.budget.check(epsilon, delta, self.settings.relation, events)
+        return tuple(steps), epsilon, delta
+
+    def _statement(
+        self,
+        analysis: _Analysis,
+        steps: Sequence[Step],
+        epsilon: float,
+        delta: float,
+        random: SecureRandom,
+    ) -> PrivacyStatement:
+        norms = tuple(dict.fromkeys(step.clipping_norm for step in steps))
+        return PrivacyStatement(
+            unit=self.model.unit,
+            relation=self.settings.relation,
+            sampling=self.settings.scheme,
+            epsilon=epsilon,
+            delta=delta,
+            accountant=self.accountant,
+            events=events_of(steps) if self.settings.private else (),
+            noise_source=random.source,
+            public=_public_facts(analysis),
+            clipping_norm=norms[0] if len(norms) == 1 else norms,
+            engine=analysis.engine.name,
+            num_rows=analysis.arguments.public_num_rows,
+            num_rows_declared=analysis.arguments.num_rows_declared,
+        )
+
+    def _settings_used(self, steps: Sequence[Step]) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "sampling": self.settings.sampling,
+            "sampling_rate": self.settings.rate,
+            "num_steps": len(steps),
+            "local_steps": self.local_steps,
+            "max_batch_size": self.max_batch_size,
+            "structure": self.structure,
+            "insecure_seed": self.insecure_seed,
+        }
+
+
+def _relation(sampling: Sampling, relation: Relation | None) -> Relation:
+    implied: dict[str, Relation] = {
+        "poisson": "add_or_remove",
+        "without_replacement": "replace_one",
+    }
+    expected = implied.get(sampling)
+    if relation is None:
+        return expected or "add_or_remove"
+    _validate.one_of(("add_or_remove", "replace_one"), relation=relation)
+    if expected is not None and relation != expected:
+        raise ValueError(
+            f"Expected relation={relation!r} to be {expected!r} with "
+            f"sampling={sampling!r}. Full batches (sampling='full') may use either."
+        )
+    return relation
+
+
+def _check_key(rng_key: Any) -> None:
+    is_typed = isinstance(rng_key, jax.Array) and jax.dtypes.issubdtype(
+        rng_key.dtype, jax.dtypes.prng_key
+    )
+    is_legacy = (
+        isinstance(rng_key, jax.Array | np.ndarray)
+        and rng_key.dtype == np.uint32
+        and rng_key.shape == (2,)
+    )
+    if not (is_typed or is_legacy):
+        raise TypeError(
+            "Expected the first argument of run to be a key such as "
+            f"jax.random.key(0), got {type(rng_key).__name__}. The model's arguments "
+            "follow it: run(rng_key, X, y)."
+        )
+
+
+def _run_step(
+    analysis: _Analysis,
+    step: Step,
+    state: Any,
+    random: SecureRandom,
+    max_batch_size: int | None,
+) -> Any:
+    """One step: draw rows, sum what they contribute within bounds, add noise."""
+    mechanism, arguments = step.mechanism, analysis.arguments
+    scales = {block.name: block.scale for block in step.blocks}
+    chunk = max_batch_size or _chunk_size(step, arguments.public_num_rows)
+    sums = {block.name: np.zeros(block.shape) for block in step.blocks}
+    indices = select_rows(step.event, arguments.num_rows, random.sampling)
+    for padded, mask in padded_chunks(indices, chunk):
+        part = analysis.engine.bounded_sum(
+            state,
+            arguments.take(padded),
+            mask,
+            scales=scales,
+            clipping_norm=step.clipping_norm,
+        )
+        for name in sums:
+            sums[name] += np.asarray(part[name], dtype=np.float64)
+    noisy = mechanism.add_noise(sums, random.noise)
+    # The expected size of the batch is public; the realised one is not.
+    released = {name: value / step.sampling_rate for name, value in noisy.items()}
+    deviations = {
+        name: mechanism.block_noise_stddev(name) / step.sampling_rate for name in sums
+    }
+    return analysis.engine.update(state, released, deviations, step.step_size)
+
+
+def _chunk_size(step: Step, num_rows: int) -> int:
+    """A public number of rows to work on at a time."""
+    expected = step.sampling_rate * num_rows
+    likely = math.ceil(expected + 6.0 * math.sqrt(expected) + 1.0)
+    return max(1, min(likely, num_rows, DEFAULT_CHUNK))
+
+
+def _public_facts(analysis: _Analysis) -> tuple[str, ...]:
+    arguments = analysis.arguments
+    facts = [
+        "the model, its priors and plates, and every setting of the fit",
+        "the names, shapes (but for the number of rows) and dtypes of the arguments",
+    ]
+    facts += [f"the argument {name!r}" for name in arguments.public]
+    facts += [f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()]
+    facts += [f"the array {name!r} that the model holds" for name in analysis.graph.captured]
+    facts.append("the clipping norms, which must not be chosen by looking at the data")
+    return tuple(facts)

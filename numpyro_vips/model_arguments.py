@@ -1,0 +1,456 @@
+"""What a model is called with: private rows, public arrays and constants.
+
+Every array argument is private data, one row per individual, unless its name is in
+`private(..., public=...)`. Names are those of the model's parameters; leaves of a
+dict or a tuple have dotted names (`"batch.vocab"`, `"batch.0"`), and so have the
+entries of `*args` (`"args.0"`). A Python number, string, bool or None is a public
+constant, but only as a whole argument or as a value of a dict.
+
+The guarantee needs this sorting to be unambiguous, so whatever is neither clearly
+rows nor clearly a constant is refused, with the remedy. Messages quote names, shapes
+and dtypes, never values.
+"""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
+
+from numpyro_vips import _validate
+from numpyro_vips.captured import captured_arrays
+from numpyro_vips.handlers import private
+
+__all__ = ["ModelArguments", "bind_arguments", "captured_arrays"]
+
+PrivateLeaf = np.ndarray | jax.Array | scipy.sparse.csr_matrix | scipy.sparse.csr_array
+Constant = int | float | complex | str | bool | None
+
+_TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Stands in the model's call where the rows of a private argument go."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ModelArguments:
+    """The arguments of one call of the model, sorted into private and public.
+
+    Built by `bind_arguments`.
+
+    Attributes:
+      num_rows: Number of rows present.
+      public_num_rows: Number of rows that may be told: the declared one, or
+        `num_rows` where none was declared.
+      num_rows_declared: Whether a number of rows was declared.
+      private: Rows, with the leading axis that of the unit plate, by name.
+      public: Public arrays by name.
+      constants: Public Python values by name.
+      positional: The positional arguments, with slots in place of private arrays.
+      keywords: The same for the keyword arguments.
+    """
+
+    num_rows: int
+    public_num_rows: int
+    num_rows_declared: bool
+    private: Mapping[str, PrivateLeaf]
+    public: Mapping[str, np.ndarray]
+    constants: Mapping[str, Constant]
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        """Returns the rows at `indices` of every private argument, dense.
+
+        Only these rows are converted: a sparse matrix is made dense, and values are
+        cast to the dtypes of `row_shapes`, the ones that JAX would give them.
+        """
+        shapes = self.row_shapes()
+        return {
+            name: _take(leaf, indices).astype(shapes[name].dtype, copy=False)
+            for name, leaf in self.private.items()
+        }
+
+    def row_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shape and dtype of one row, without the leading axis."""
+        return {
+            name: jax.ShapeDtypeStruct(
+                _shape(leaf)[1:], jax.dtypes.canonicalize_dtype(leaf.dtype)
+            )
+            for name, leaf in self.private.items()
+        }
+
+    def call(self, rows: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the model's call with `rows` in place of the private arguments.
+
+        Public arrays and constants stay as they were given. The rows may be of any
+        number and may be JAX tracers.
+
+        Raises:
+          ValueError: `rows` does not name exactly the private arguments.
+        """
+        if set(rows) != set(self.private):
+            raise ValueError(
+                f"Expected rows for {_listed(self.private)}, got {_listed(rows)}."
+            )
+        args = tuple(_fill(value, rows) for value in self.positional)
+        kwargs = {name: _fill(value, rows) for name, value in self.keywords.items()}
+        return args, kwargs
+
+    def __repr__(self) -> str:
+        described = [
+            f"{name}: {role} {_described(leaf)}"
+            for role, leaves in (("private", self.private), ("public", self.public))
+            for name, leaf in leaves.items()
+        ]
+        described += [f"{name}: {value!r}" for name, value in self.constants.items()]
+        return f"ModelArguments({', '.join(described)})"
+
+
+def bind_arguments(
+    model: private,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    num_rows: int | None = None,
+) -> ModelArguments:
+    """Sorts the arguments of `model(*args, **kwargs)` into private and public.
+
+    No value of an array is read; only its shape and dtype are.
+
+    | argument                                         | becomes                  |
+    |--------------------------------------------------|--------------------------|
+    | array of NumPy or JAX, at least one axis         | private rows             |
+    | `scipy.sparse` CSR matrix or array               | private rows             |
+    | array whose name is in `model.public`            | public array             |
+    | number, string, bool, None as a whole argument   | public constant          |
+    | the same as a value of a dict                    | public constant          |
+    | dict, tuple, named tuple                         | sorted leaf by leaf      |
+    | list, table, 0-d, text or object array, key, ... | `TypeError` with a remedy|
+
+    A name in `model.public` may also be that of a whole dict or tuple; all arrays in
+    it are then public.
+
+    Args:
+      model: The model and the names of its public arguments.
+      args: Positional arguments of the model.
+      kwargs: Keyword arguments of the model.
+      num_rows: Public number of rows. It need not be the number of rows present,
+        which under add-or-remove is itself private.
+
+    Raises:
+      TypeError: An argument is of a kind that is refused, or does not fit the
+        model's signature.
+      ValueError: The private arguments differ in length, have no rows or are
+        missing altogether, or a name in `model.public` names nothing.
+    """
+    if num_rows is not None:
+        _validate.positive_integer(num_rows=num_rows)
+    named, parameters = _named_arguments(model, args, kwargs)
+    sorter = _Sorter(model.public)
+    filled = {key: sorter.sort(name, value) for key, (name, value) in named.items()}
+    sorter.check_names(parameters)
+    present = _common_length(sorter.private, model.unit)
+    return ModelArguments(
+        num_rows=present,
+        public_num_rows=present if num_rows is None else int(num_rows),
+        num_rows_declared=num_rows is not None,
+        private=sorter.private,
+        public=sorter.public,
+        constants=sorter.constants,
+        positional=tuple(filled[position] for position in range(len(args))),
+        keywords={keyword: filled[keyword] for keyword in kwargs},
+    )
+
+
+def _named_arguments(
+    model: private, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[int | str, tuple[str, Any]], tuple[str, ...]]:
+    """Names each argument, keyed by its position or keyword; and all parameters."""
+    if model.fn is None:
+        raise TypeError(
+            f"{model!r} holds no model. Write private(model, unit={model.unit!r})."
+        )
+    try:
+        signature = inspect.signature(model.fn)
+    except (TypeError, ValueError):  # Some callables written in C have none.
+        names = [f"args.{i}" for i in range(len(args))]
+        parameters = (*names, *kwargs)
+    else:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"The arguments do not fit the model: {error}.") from None
+        names = list(_positional_names(signature, len(args)))
+        parameters = tuple(signature.parameters)
+    named: dict[int | str, tuple[str, Any]] = {
+        position: (name, value)
+        for position, (name, value) in enumerate(zip(names, args, strict=True))
+    }
+    named |= {keyword: (keyword, value) for keyword, value in kwargs.items()}
+    return named, parameters
+
+
+def _positional_names(signature: inspect.Signature, count: int) -> Iterator[str]:
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            more = range(count - len(names))
+            yield from (f"{parameter.name}.{i}" for i in more)
+            return
+        if len(names) == count:
+            return
+        names.append(parameter.name)
+        yield parameter.name
+
+
+class _Sorter:
+    """Collects the leaves of the arguments by role."""
+
+    def __init__(self, public_names: tuple[str, ...]):
+        self.public_names = public_names
+        self.private: dict[str, PrivateLeaf] = {}
+        self.public: dict[str, np.ndarray] = {}
+        self.constants: dict[str, Constant] = {}
+        self.seen: list[str] = []  # Every argument, container and leaf.
+
+    def sort(
+        self, name: str, value: Any, *, public: bool = False, constant: bool = True
+    ) -> Any:
+        """Files `value`; returns it with slots in place of private arrays.
+
+        Args:
+          name: Dotted name of the value.
+          value: An argument or a part of one.
+          public: Whether a container of it was declared public.
+          constant: Whether a Python value may stand here as a public constant.
+        """
+        if name in self.seen:
+            raise ValueError(
+                f"Two arguments are both named {name!r}. Rename one of them, so that "
+                "it is clear which is private and which is public."
+            )
+        self.seen.append(name)
+        public = public or name in self.public_names
+
+        if isinstance(value, dict):
+            return {
+                key: self.sort(f"{name}.{key}", part, public=public)
+                for key, part in value.items()
+            }
+        if isinstance(value, tuple):
+            keys = getattr(value, "_fields", range(len(value)))
+            parts = [
+                self.sort(f"{name}.{key}", part, public=public, constant=False)
+                for key, part in zip(keys, value, strict=True)
+            ]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        # A NumPy scalar may be a float too, but has usually been computed from data.
+        if not isinstance(value, np.generic) and (
+            value is None or isinstance(value, (bool, int, float, complex, str))
+        ):
+            if not constant:
+                raise TypeError(_misplaced_constant(name, value))
+            self.constants[name] = value
+            return value
+        _refuse_kind(name, value, public=public)
+        if public:
+            self.public[name] = np.asarray(value)
+            return value
+        leaf: Any = value
+        self.private[name] = leaf
+        return _Slot(name)
+
+    def check_names(self, parameters: tuple[str, ...]) -> None:
+        for name in self.public_names:
+            # The name of a parameter that this call leaves out is no mistake.
+            left_out = name.split(".")[0]
+            if name in self.seen:
+                continue
+            if left_out in parameters and left_out not in self.seen:
+                continue
+            known = [*self.seen, *(p for p in parameters if p not in self.seen)]
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = (
+                f"Did you mean {nearest[0]!r}?"
+                if nearest
+                else f"The arguments are {_listed(known)}."
+            )
+            raise ValueError(
+                f"public names {name!r}, but the model has no such argument. {hint}"
+            )
+
+
+def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
+    """Raises a `TypeError` unless `value` can be rows, or a public array."""
+    if isinstance(value, (list, set, frozenset, range)):
+        raise TypeError(
+            f"The argument {name!r} is a {type(value).__name__}, which may be data or "
+            "settings. Pass data as one array, np.asarray(...), and several arrays as "
+            "a tuple or a dict."
+        )
+    if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
+        raise TypeError(
+            f"The argument {name!r} is a {_type_name(value)}. Pass its numbers, "
+            f"{name}.to_numpy(), one array per dtype, with categories coded by public "
+            "lists."
+        )
+    if scipy.sparse.issparse(value):
+        _refuse_sparse(name, value, public=public)
+    elif isinstance(value, Tracer):
+        raise TypeError(
+            f"The argument {name!r} is an array that JAX is tracing. Private "
+            "inference draws its own rows and noise and cannot run inside jax.jit, "
+            "jax.vmap or jax.grad."
+        )
+    elif isinstance(value, jax.Array) and _is_key(value.dtype):
+        raise TypeError(
+            f"The argument {name!r} is a random key. A model takes its randomness "
+            "from numpyro.sample; give the key to run() instead."
+        )
+    elif isinstance(value, np.generic) or (
+        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
+    ):
+        raise TypeError(
+            f"The argument {name!r} is a single {value.dtype} of type "
+            f"{_type_name(value)}, which may have been computed from private rows. If "
+            f"it is a public constant, pass it as a Python number, {name}.item()."
+        )
+    elif isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
+            f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
+            "; use it in the model with numpyro.handlers.mask."
+        )
+    elif not isinstance(value, (np.ndarray, jax.Array)):
+        raise TypeError(
+            f"The argument {name!r} has type {_type_name(value)}. Pass arrays, tuples "
+            "or dicts of arrays, or Python numbers and strings. Give the model "
+            "anything else, such as a function or a network, beforehand with "
+            "functools.partial."
+        )
+    _refuse_dtype(name, value.dtype)
+
+
+def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:
+    if public:
+        raise TypeError(
+            f"The public argument {name!r} is a sparse matrix, which a NumPyro model "
+            f"cannot use. Pass {name}.toarray()."
+        )
+    if value.format != "csr" or value.ndim != 2:
+        raise TypeError(
+            f"The argument {name!r} is a sparse {value.format.upper()} array of shape "
+            f"{value.shape}. Only two-dimensional CSR has quick rows: pass "
+            f"{name}.tocsr()."
+        )
+
+
+def _refuse_dtype(name: str, dtype: Any) -> None:
+    if dtype.kind in "USOT":
+        raise TypeError(
+            f"The argument {name!r} is an array of dtype {dtype}. A model computes "
+            "with numbers: code text by its position in a public list of categories, "
+            "and make one numeric array out of objects of equal shape."
+        )
+    if dtype.kind in "Mm":
+        raise TypeError(
+            f"The argument {name!r} holds dates or durations ({dtype}). Pass numbers, "
+            "such as days since a public date."
+        )
+    if jnp.issubdtype(dtype, np.complexfloating):
+        raise TypeError(
+            f"The argument {name!r} is complex ({dtype}). Pass its real and its "
+            "imaginary part as real arrays."
+        )
+    numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    if not numeric or dtype == np.longdouble:
+        raise TypeError(
+            f"The argument {name!r} has dtype {dtype}. Expected booleans, integers or "
+            "floating-point numbers that JAX knows, such as float32; convert it with "
+            ".astype(...)."
+        )
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
+    lengths = {name: _shape(leaf)[0] for name, leaf in leaves.items()}
+    if not lengths:
+        raise ValueError(
+            f"No argument holds private data. Expected at least one array with one "
+            f"row per entry of the plate {unit!r} whose name is not in public."
+        )
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ValueError(
+            f"Expected every private argument to have one row per entry of the plate "
+            f"{unit!r}, but {listed}. If one of them describes no individuals, name "
+            f'it in private(..., unit={unit!r}, public=("its name",)).'
+        )
+    count = next(iter(lengths.values()))
+    if count == 0:
+        raise ValueError(
+            f"The private arguments ({_listed(lengths)}) have no rows. There is "
+            "nothing to learn from."
+        )
+    return count
+
+
+def _shape(leaf: PrivateLeaf) -> tuple[int, ...]:
+    # SciPy's type stubs allow that a sparse matrix has no shape.
+    shape = leaf.shape
+    assert shape is not None
+    return tuple(int(size) for size in shape)
+
+
+def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
+    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return np.asarray(leaf[indices].toarray())
+    # A JAX array keeps its NumPy copy, so this does not move it again and again.
+    return np.asarray(leaf)[indices]
+
+
+def _fill(value: Any, rows: Mapping[str, Any]) -> Any:
+    if isinstance(value, _Slot):
+        return rows[value.name]
+    if isinstance(value, dict):
+        return {key: _fill(part, rows) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [_fill(part, rows) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _misplaced_constant(name: str, value: Any) -> str:
+    return (
+        f"{name!r} is a Python {type(value).__name__} inside a tuple, which may be "
+        "data or settings. Pass data as one array, np.asarray(...); pass a public "
+        "setting as an argument of its own or as a value of a dict."
+    )
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    root = kind.__module__.split(".")[0]
+    return kind.__name__ if root == "builtins" else f"{root}.{kind.__name__}"
+
+
+def _described(leaf: Any) -> str:
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

@@ -1,0 +1,533 @@
+"""What a NumPyro model is made of, found without reading a data value.
+
+The model is traced abstractly, on two and on three rows, and the two programs
+must agree except in the unit axis. What the engines run is a third trace, of a
+*single* row: they map it over the rows of a minibatch with `jax.vmap`. One row's
+contribution therefore cannot depend on another row, whatever the model does; the
+certificate only has to check that the sum of the single rows means the same as the
+model itself.
+"""
+
+import dataclasses
+import difflib
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from jax.interpreters import partial_eval
+from numpyro.distributions import Distribution
+from numpyro.primitives import Messenger
+
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.handlers import private
+from numpyro_vips.model_arguments import ModelArguments, captured_arrays
+
+Role = Literal["global", "local", "observed"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Distributed:
+    """A distribution taken apart: its class and where its parameters are.
+
+    Attributes:
+      kind: The distribution's class, wrappers removed.
+      parameters: Names of the array parameters, in the order in which the traced
+        program returns them.
+      components: Distributions inside it, such as those of a mixture.
+      reinterpreted: Number of batch axes that `to_event` turned into event axes.
+      event_dim: Number of event axes of `kind` itself.
+      static: Attributes that are not arrays, such as an integer total count.
+      masked: Whether the program returns a mask after the parameters.
+    """
+
+    kind: type[Distribution]
+    parameters: tuple[str, ...]
+    components: Mapping[str, "Distributed"]
+    reinterpreted: int
+    event_dim: int
+    static: Mapping[str, Any]
+    masked: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """One sample statement of the model, as it looks for a single row.
+
+    `shape` is the shape of its value, with an axis of length 1 for the row where
+    the site lies under the unit plate (`row_axis` says where; None elsewhere).
+    `plates` names the plate of each axis that has one.
+    """
+
+    name: str
+    role: Role
+    distributed: Distributed
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    plates: Mapping[int, str]
+    row_axis: int | None
+    support: Any
+
+    @property
+    def is_latent(self) -> bool:
+        return self.role != "observed"
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the leading axes, those of plates."""
+        names = []
+        for axis in range(len(self.shape)):
+            if axis not in self.plates:
+                break
+            names.append(self.plates[axis])
+        return tuple(names)
+
+    @property
+    def is_discrete(self) -> bool:
+        return bool(self.support.is_discrete)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """The sites of a model and its program for one row.
+
+    Attributes:
+      sites: In the order of the model.
+      program: Takes (rows, public arrays, latents), each a dict of arrays, and
+        returns for every site a dict with "parameters" (nested as `Distributed`),
+        "value" (of an observed site), "mask" and "scale". Its rows have a leading
+        axis of length 1.
+      row_log_joint, prior_log_joint: NumPyro's own log density of the sites under
+        the unit plate, respectively of the others, for any number of rows.
+      captured: Arrays that the model holds itself; they are treated as public.
+    """
+
+    unit: str
+    sites: Mapping[str, Site]
+    arguments: ModelArguments
+    program: jex_core.ClosedJaxpr
+    program_outputs: Any
+    program_inputs: Any
+    captured: Mapping[str, np.ndarray]
+    run: Callable[..., Mapping[str, dict]]
+
+    def latents(self, role: Role) -> list[Site]:
+        return [site for site in self.sites.values() if site.role == role]
+
+
+class _UnitPlate(Messenger):
+    """Checks the unit plate and takes its subsampling over."""
+
+    def __init__(self, unit: str, num_rows: int, declared: int):
+        self.unit = unit
+        self.num_rows = num_rows
+        self.declared = declared
+        self.seen = False
+        self.plate_names: list[str] = []
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] != "plate":
+            return
+        self.plate_names.append(msg["name"])
+        if msg["name"] != self.unit:
+            return
+        size, subsample_size = msg["args"]
+        rows_given = self.num_rows in (size, subsample_size)
+        if not rows_given:
+            raise ValueError(
+                f"Expected the unit plate {self.unit!r} to have one entry per row, but "
+                f"its size is {size} when the model is given {self.num_rows} rows. "
+                f"Write numpyro.plate({self.unit!r}, X.shape[0]), with X one of the "
+                "private arguments."
+            )
+        self.seen = True
+        # The engine draws the rows and scales their sum, so the plate covers exactly
+        # the rows that it is given and scales nothing.
+        msg["args"] = (self.num_rows, self.num_rows)
+        msg["value"] = jnp.arange(self.num_rows)
+
+
+class _Substitute(Messenger):
+    """Gives latent sites their values, and notices what only a trace shows."""
+
+    def __init__(self, values: Mapping[str, Any] | None):
+        self.values = values
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "param":
+            raise UnsafeModelError(
+                f"The model has a parameter without a prior, {msg['name']!r}. Give it a "
+                "prior with numpyro.sample; an estimate without one has no posterior."
+            )
+        if msg["type"] == "control_flow":
+            raise UnsafeModelError(
+                "The model uses numpyro.contrib.control_flow, which is not supported "
+                "yet. Write the loop in Python."
+            )
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if self.values is not None and msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+
+
+def run_model(
+    model: private,
+    arguments: ModelArguments,
+    rows: Mapping[str, Any],
+    *,
+    latents: Mapping[str, Any] | None,
+) -> tuple[dict[str, dict], _UnitPlate]:
+    """Runs the model once under NumPyro's handlers and returns its sample messages.
+
+    Latents that are not given are drawn with a fixed key (only shapes are used).
+    """
+    args, kwargs = arguments.call(rows)
+    count = next(iter(rows.values())).shape[0]
+    unit_plate = _UnitPlate(model.unit, count, arguments.num_rows)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="subsample_size does not match")
+        # `trace` is outermost so that it sees the final messages.
+        with numpyro.handlers.trace() as trace, unit_plate, _Substitute(latents):
+            with numpyro.handlers.seed(rng_seed=jax.random.key(0)):
+                with numpyro.validation_enabled(False):
+                    model.fn(*args, **kwargs)
+    return dict(trace), unit_plate
+
+
+def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
+    """Returns a distribution's structure and its arrays, wrappers removed."""
+    reinterpreted, mask = 0, None
+    while True:
+        if isinstance(fn, numpyro.distributions.Independent):
+            reinterpreted += fn.reinterpreted_batch_ndims
+            fn = fn.base_dist
+        elif isinstance(fn, numpyro.distributions.ExpandedDistribution):
+            fn = fn.base_dist
+        elif isinstance(fn, numpyro.distributions.MaskedDistribution):
+            # A mask inside `to_event` has no axis for the reinterpreted ones left to
+            # its right; one outside covers fewer axes. Either way it aligns with the
+            # batch axes that remain, which is what broadcasting from the left gives.
+            inner = jnp.asarray(fn._mask)
+            inner = inner.reshape(inner.shape + (1,) * reinterpreted)
+            mask = inner if mask is None else mask & inner
+            fn = fn.base_dist
+        else:
+            break
+    arrays: dict[str, Any] = {}
+    components: dict[str, Distributed] = {}
+    static: dict[str, Any] = {}
+    for name in _parameter_names(fn):
+        value = getattr(fn, name, None)
+        if isinstance(value, Distribution):
+            components[name], arrays[name] = _take_apart(value)
+        elif value is None or isinstance(value, (str, bool)):
+            static[name] = value
+        else:
+            arrays[name] = jnp.asarray(value)
+    # What comes from the instance rather than from `arg_constraints`.
+    for name, value in vars(fn).items():
+        if isinstance(value, Distribution) and name not in components:
+            components[name], arrays[name] = _take_apart(value)
+    structure = Distributed(
+        kind=type(fn),
+        parameters=tuple(sorted(set(arrays) - set(components))),
+        components=components,
+        reinterpreted=reinterpreted,
+        event_dim=fn.event_dim,
+        static=static,
+        masked=mask is not None,
+    )
+    if mask is not None:
+        arrays["mask"] = mask
+    return structure, arrays
+
+
+def _parameter_names(fn: Distribution) -> list[str]:
+    names = list(fn.arg_constraints)
+    # MultivariateNormal keeps whichever of its three spellings was given; the
+    # Cholesky factor is always there and is a function of it.
+    given = [name for name in names if name in vars(fn)]
+    names = given or names
+    if isinstance(fn, numpyro.distributions.Delta):
+        names = ["v", "log_density"]
+    if isinstance(fn, numpyro.distributions.Unit):
+        names = ["log_factor"]
+    return names
+
+
+def _abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
+    return {
+        name: jax.ShapeDtypeStruct((count, *row.shape), row.dtype)
+        for name, row in arguments.row_shapes().items()
+    }
+
+
+class _Trace:
+    """The model's program on `count` abstract rows."""
+
+    def __init__(self, model: private, arguments: ModelArguments, count: int):
+        self.count = count
+        rows = _abstract_rows(arguments, count)
+        public = {k: jnp.asarray(v) for k, v in arguments.public.items()}
+
+        def shapes(rows):
+            trace, self.unit_plate = run_model(model, arguments, rows, latents=None)
+            return {
+                name: msg["value"]
+                for name, msg in trace.items()
+                if msg["type"] == "sample" and not msg["is_observed"]
+            }
+
+        latents = _traced(lambda: jax.eval_shape(shapes, rows))
+        self.messages: dict[str, Any] = {}
+        self.structures: dict[str, Distributed] = {}
+
+        def program(rows, latents):
+            trace, self.unit_plate = run_model(model, arguments, rows, latents=latents)
+            outputs = {}
+            for name, msg in trace.items():
+                if msg["type"] != "sample":
+                    continue
+                structure, arrays = _take_apart(msg["fn"])
+                self.messages[name], self.structures[name] = msg, structure
+                outputs[name] = {"parameters": arrays}
+                if msg["is_observed"]:
+                    outputs[name]["value"] = jnp.asarray(msg["value"])
+                    outputs[name]["in_support"] = _in_support(msg["fn"], msg["value"])
+                if msg["scale"] is not None:
+                    outputs[name]["scale"] = jnp.asarray(msg["scale"])
+            return outputs
+
+        self.inputs = (rows, latents)
+        self.closed, self.output_shapes = _traced(
+            lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
+        )
+        del public
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        outputs = self.output_shapes[name]
+        if "value" in outputs:
+            return tuple(outputs["value"].shape)
+        return tuple(self.inputs[1][name].shape)
+
+
+def _in_support(fn: Distribution, value: Any) -> jax.Array:
+    """Whether each element of an observation lies in its distribution's support."""
+    if isinstance(fn, numpyro.distributions.Unit):
+        return jnp.ones((), bool)
+    return jnp.asarray(fn.support(value))
+
+
+def _traced(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except (
+        jax.errors.ConcretizationTypeError,
+        jax.errors.TracerArrayConversionError,
+        jax.errors.NonConcreteBooleanIndexError,
+    ) as error:
+        raise UnsafeModelError(
+            "The model looks at the value of a latent variable or of private data "
+            "while it runs (an `if`, a float(), a NumPy function or a boolean index "
+            "on a traced array). What it computes would depend on single records in "
+            "ways that no clipping bounds. Use jnp functions such as jnp.where "
+            f"instead. JAX reports: {type(error).__name__}."
+        ) from None
+
+
+def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
+    """Finds the sites of `model` and its program for one row.
+
+    Raises:
+      ValueError: The unit plate is missing or has another size than the data, or
+        nothing is observed under it.
+      UnsafeModelError: No engine may run the model: a global depends on private
+        data or on the number of rows, something outside the unit plate is observed,
+        or the model cannot be traced.
+    """
+    _refuse_captured_rows(model, arguments)
+    two, three = (_Trace(model, arguments, count) for count in (2, 3))
+    one = _Trace(model, arguments, 1)
+    if not two.unit_plate.seen:
+        raise _missing_plate(model.unit, two.unit_plate.plate_names)
+    if set(two.messages) != set(three.messages):
+        raise UnsafeModelError(
+            "The model's sample statements differ with the number of rows. Put what "
+            f"belongs to one row under the plate {model.unit!r}."
+        )
+    for trace in (two, three, one):
+        _refuse_captured_constants(trace, model, arguments)
+    sites = {}
+    for name, msg in one.messages.items():
+        sites[name] = _site(name, msg, model.unit, one, two, three)
+    _check_globals(sites, two, three, model.unit)
+    if not any(site.role == "observed" for site in sites.values()):
+        raise ValueError(
+            f"Nothing is observed under the plate {model.unit!r}: every sample "
+            "statement in it has obs=None. Pass the observations, as in "
+            "run(rng_key, X, y)."
+        )
+    return ModelGraph(
+        unit=model.unit,
+        sites=sites,
+        arguments=arguments,
+        program=one.closed,
+        program_outputs=one.output_shapes,
+        program_inputs=one.inputs,
+        captured=captured_arrays(model.fn),
+        run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
+    )
+
+
+def _missing_plate(unit: str, names: list[str]) -> ValueError:
+    message = f"The model has no plate named {unit!r}, the unit given to private()."
+    nearest = difflib.get_close_matches(unit, names, n=1, cutoff=0.5)
+    if nearest:
+        message += f" Did you mean {nearest[0]!r}?"
+    elif names:
+        message += f" Its plates are {', '.join(map(repr, dict.fromkeys(names)))}."
+    else:
+        message += (
+            " It has no plate at all: put the sample statements of one row under "
+            f"`with numpyro.plate({unit!r}, X.shape[0]):`."
+        )
+    return ValueError(message)
+
+
+def _site(
+    name: str, msg: Any, unit: str, one: _Trace, two: _Trace, three: _Trace
+) -> Site:
+    fn = msg["fn"]
+    if name.endswith("_unobserved") or name.endswith("_observed"):
+        if msg["infer"].get("is_auxiliary") or f"{name[: name.rfind('_')]}" in {
+            other.rsplit("_", 1)[0]
+            for other in one.messages
+            if other.endswith("_unobserved")
+        }:
+            raise UnsafeModelError(
+                f"{name!r} comes from obs_mask=, which is not supported. Leave missing "
+                "entries out with `numpyro.handlers.mask(mask=observed)` around the "
+                "sample statement instead: they then contribute nothing."
+            )
+    event_dim = fn.event_dim
+    plates = {}
+    row_axis = None
+    shape = one.shape(name)
+    for frame in msg["cond_indep_stack"]:
+        axis = len(shape) - event_dim + frame.dim
+        plates[axis] = frame.name
+        if frame.name == unit:
+            row_axis = axis
+    shapes = two.shape(name), three.shape(name)
+    differs = [
+        axis
+        for axis, (a, b) in enumerate(zip(*shapes, strict=False))
+        if a != b
+    ]
+    if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
+        raise UnsafeModelError(
+            f"{name!r} has an axis with one entry per row but stands outside the "
+            f"plate {unit!r}. Put it under the plate."
+        )
+    if row_axis is not None and (
+        differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
+    ):
+        raise UnsafeModelError(
+            f"{name!r} under the plate {unit!r} must have one entry per row along the "
+            f"plate's axis and no other axis that grows with the rows; its shapes for "
+            f"2 and 3 rows are {shapes[0]} and {shapes[1]}."
+        )
+    role: Role
+    if msg["is_observed"]:
+        if row_axis is None:
+            raise UnsafeModelError(
+                f"{name!r} is observed outside the plate {unit!r}, so no bound on one "
+                "row's influence covers it. Put it under the plate."
+            )
+        role = "observed"
+    else:
+        role = "global" if row_axis is None else "local"
+    value = one.output_shapes[name].get("value", one.inputs[1].get(name))
+    return Site(
+        name=name,
+        role=role,
+        distributed=one.structures[name],
+        shape=shape,
+        dtype=np.dtype(value.dtype),
+        plates=plates,
+        row_axis=row_axis,
+        support=fn.support if not isinstance(fn, numpyro.distributions.Unit) else None,
+    )
+
+
+def _check_globals(
+    sites: Mapping[str, Site], two: _Trace, three: _Trace, unit: str
+) -> None:
+    """Refuses a global whose distribution depends on rows or on their number."""
+    for name, site in sites.items():
+        if site.role != "global":
+            continue
+        programs = []
+        for trace in (two, three):
+            leaves = jax.tree.leaves(
+                {k: k == name for k in trace.output_shapes}, is_leaf=None
+            )
+            del leaves
+            used = jax.tree.leaves(
+                {
+                    k: jax.tree.map(lambda _, k=k: k == name, v)
+                    for k, v in trace.output_shapes.items()
+                }
+            )
+            jaxpr, used_inputs = partial_eval.dce_jaxpr(trace.closed.jaxpr, used)
+            row_leaves = len(jax.tree.leaves(trace.inputs[0]))
+            if any(used_inputs[:row_leaves]):
+                names = [
+                    row
+                    for row, is_used in zip(
+                        sorted(trace.inputs[0]), used_inputs, strict=False
+                    )
+                    if is_used
+                ]
+                raise UnsafeModelError(
+                    f"The distribution of {name!r}, which all rows share, depends on "
+                    f"the private argument {names[0]!r}. Its prior would reveal the "
+                    "data. Use public constants in the prior, or put the site under "
+                    f"the plate {unit!r}."
+                )
+            programs.append(str(jaxpr))
+        if programs[0] != programs[1]:
+            raise UnsafeModelError(
+                f"The distribution of {name!r}, which all rows share, depends on the "
+                "number of rows that the model is given, and minibatches change it. "
+                "Pass the number of rows as a public number of its own."
+            )
+
+
+def _refuse_captured_rows(model: private, arguments: ModelArguments) -> None:
+    for name, array in captured_arrays(model.fn).items():
+        _refuse_length(name, np.shape(array), arguments.num_rows)
+
+
+def _refuse_captured_constants(
+    trace: _Trace, model: private, arguments: ModelArguments
+) -> None:
+    # Arrays of the closure enter the program as constants, however they got there.
+    for constant in trace.closed.consts:
+        _refuse_length("an array inside the model", np.shape(constant), arguments.num_rows)
+
+
+def _refuse_length(name: str, shape: tuple[int, ...], num_rows: int) -> None:
+    if num_rows > 1 and num_rows in shape:
+        raise UnsafeModelError(
+            f"The model captures {name!r} of shape {shape}, which has an axis of the "
+            f"length of the data ({num_rows} rows). A captured array is not clipped "
+            "and not subsampled. Pass it as an argument of the model instead (and name "
+            "it in public= if it really is public)."
+        )

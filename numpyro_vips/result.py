@@ -1,0 +1,400 @@
+"""What a private fit returns: a posterior, its privacy statement and its settings.
+
+A result holds released quantities only. There is no way from it back to the data: no
+observed or constant data, no log likelihoods, no latent variables of single rows.
+"""
+
+import dataclasses
+import difflib
+import json
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips import _validate
+from numpyro_vips.privacy_statement import PrivacyStatement
+
+if TYPE_CHECKING:
+    import xarray
+
+_FORMAT = "numpyro_vips result"
+_FORMAT_VERSION = 1
+_SAMPLE_DIMS = ("chain", "draw")
+# What `to_arviz` tells of the privacy statement.
+_PRIVACY_ATTRIBUTES = (
+    *("unit", "relation", "sampling", "epsilon", "delta", "accountant"),
+    "noise_source",
+)
+
+
+class Posterior(Protocol):
+    """The distribution of the global latents, described by parameters alone."""
+
+    @property
+    def params(self) -> Mapping[str, jax.Array]:
+        """Everything that `sample` needs, arrays only."""
+        ...
+
+    @property
+    def specification(self) -> Mapping[str, Any]:
+        """What the parameters mean, JSON-able, with the key `"kind"`."""
+        ...
+
+    @property
+    def site_dims(self) -> Mapping[str, tuple[str, ...]]:
+        """For each site the names of its leading axes, those of its plates."""
+        ...
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...]
+    ) -> dict[str, jax.Array]:
+        """Independent draws of every global latent."""
+        ...
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        """The inverse of `specification` and `params`."""
+        ...
+
+
+_posteriors: dict[str, type[Posterior]] = {}
+
+
+def register_posterior(kind: str, cls: type[Posterior]) -> None:
+    """Lets `load` read posteriors whose specification has this `"kind"`.
+
+    Raises:
+      ValueError: Another class has been registered for `kind`.
+    """
+    if _posteriors.setdefault(kind, cls) is not cls:
+        raise ValueError(
+            f"Posteriors of kind {kind!r} already belong to "
+            f"{_posteriors[kind].__name__}."
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
+class PrivateVIResult:
+    """A fitted posterior and the guarantee under which it was released.
+
+    Attributes:
+      posterior: The posterior of the global latents.
+      privacy: The privacy statement.
+      engine: `"vips"` or `"dpvi"`.
+      plan: The table that `explain` printed.
+      settings: The settings that were used, JSON-able.
+      seconds: How long the fit took, by stage, such as compiling and running.
+    """
+
+    posterior: Posterior
+    privacy: PrivacyStatement
+    engine: str
+    plan: str = ""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The released parameters that `sample_posterior` needs, arrays only."""
+        return dict(self.posterior.params)
+
+    def sample_posterior(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Draws independent samples of the global latents.
+
+        Args:
+          rng_key: A key of `jax.random`.
+          sample_shape: Leading axes of every site's draws.
+
+        Returns:
+          Draws by site, ready for `numpyro.infer.Predictive(model, samples)`.
+        """
+        return self.posterior.sample(rng_key, tuple(sample_shape))
+
+    def to_arviz(
+        self,
+        rng_key: jax.Array,
+        *,
+        num_samples: int = 1000,
+        num_chains: int = 1,
+        coords: Mapping[str, Sequence[Any]] | None = None,
+        dims: Mapping[str, Sequence[str]] | None = None,
+    ) -> Any:
+        """Draws from the posterior, in ArviZ's format.
+
+        Axes under a plate bear the plate's name; other axes are called
+        `{site}_dim_{axis}`, as in ArviZ. A `/` in a name, which netCDF does not
+        allow, becomes a `.`. The privacy facts are attributes. The draws are
+        independent, so chains are alike by construction and say nothing about
+        convergence.
+
+        Args:
+          rng_key: A key of `jax.random`.
+          num_samples: Draws per chain.
+          num_chains: Number of chains.
+          coords: Labels of an axis, by the axis' name.
+          dims: Names of a site's axes, from the left, in place of the default ones.
+
+        Returns:
+          `arviz.InferenceData` with arviz 0.x, `xarray.DataTree` with arviz 1.x.
+
+        Raises:
+          ValueError: `coords` or `dims` do not fit the posterior.
+        """
+        _validate.positive_integer(num_samples=num_samples, num_chains=num_chains)
+        # Both take long to import, and fitting needs neither.
+        import arviz
+        import xarray
+
+        draws = self.sample_posterior(rng_key, (num_chains, num_samples))
+        posterior = _named_dataset(
+            {name: np.asarray(draw) for name, draw in draws.items()},
+            self.posterior.site_dims,
+            coords or {},
+            dims or {},
+        )
+        attributes = self._attributes()
+        posterior.attrs.update(attributes)
+        if int(arviz.__version__.split(".")[0]) >= 1:
+            tree = xarray.DataTree.from_dict({"posterior": posterior})
+            tree.attrs.update(attributes)
+            return tree
+        return arviz.InferenceData(posterior=posterior, attrs=attributes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the result to a netCDF file, which `load` reads.
+
+        The file holds arrays and JSON, nothing pickled. A file that is already there
+        is replaced when the new one is complete.
+        """
+        import xarray
+
+        texts = {
+            "privacy_statement": self.privacy.to_dict(),
+            "posterior_specification": dict(self.posterior.specification),
+            "settings": dict(self.settings),
+            "seconds": dict(self.seconds),
+        }
+        variables = {}
+        # Names are attributes, since netCDF does not take every name of a site.
+        for index, (name, param) in enumerate(self.params.items()):
+            variable = f"param_{index}"
+            array = np.asarray(param)
+            axes = [f"{variable}_dim_{axis}" for axis in range(array.ndim)]
+            variables[variable] = (axes, array, {"name": name})
+        dataset = xarray.Dataset(
+            variables,
+            attrs={
+                "format": _FORMAT,
+                "format_version": _FORMAT_VERSION,
+                "numpyro_vips_version": _version(),
+                "engine": self.engine,
+                "plan": self.plan,
+                **{name: json.dumps(value) for name, value in texts.items()},
+            },
+        )
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        try:
+            dataset.to_netcdf(temporary, engine="h5netcdf")
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _attributes(self) -> dict[str, str | float]:
+        """Privacy facts as netCDF takes them: strings and numbers."""
+        facts = {name: getattr(self.privacy, name) for name in _PRIVACY_ATTRIBUTES}
+        return {
+            "inference_library": "numpyro_vips",
+            "inference_library_version": _version(),
+            "engine": self.engine,
+            "private": str(self.privacy.is_private).lower(),
+            **facts,
+        }
+
+    def __repr__(self) -> str:
+        if self.privacy.is_private:
+            guarantee = f"epsilon={self.privacy.epsilon:.6g}, "
+            guarantee += f"delta={self.privacy.delta:.3g}, unit={self.privacy.unit!r}"
+        else:
+            guarantee = "NOT PRIVATE"
+        sites = ", ".join(self.posterior.site_dims)
+        return f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"
+
+
+def load(path: str | os.PathLike[str]) -> PrivateVIResult:
+    """Reads a result that `PrivateVIResult.save` has written.
+
+    Nothing in the file is executed.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      ValueError: The file is no such result, or comes from a newer version.
+    """
+    path = Path(path)
+    dataset = _read(path)
+    version = int(dataset.attrs["format_version"])
+    if version > _FORMAT_VERSION:
+        raise ValueError(
+            f"{str(path)!r} was written by numpyro_vips "
+            f"{dataset.attrs['numpyro_vips_version']} in format {version}; this "
+            f"version reads up to format {_FORMAT_VERSION}. Upgrade numpyro_vips."
+        )
+    specification = json.loads(dataset.attrs["posterior_specification"])
+    kind = specification.get("kind")
+    if kind not in _posteriors:
+        raise ValueError(
+            f"{str(path)!r} holds a posterior of kind {kind!r}, expected one of "
+            f"{_listed(_posteriors)}. If an extension wrote it, import the extension "
+            "first."
+        )
+    params = {
+        variable.attrs["name"]: jnp.asarray(variable.values)
+        for variable in dataset.data_vars.values()
+    }
+    statement = json.loads(dataset.attrs["privacy_statement"])
+    return PrivateVIResult(
+        posterior=_posteriors[kind].from_specification(specification, params),
+        privacy=PrivacyStatement.from_dict(statement),
+        engine=str(dataset.attrs["engine"]),
+        plan=str(dataset.attrs["plan"]),
+        settings=json.loads(dataset.attrs["settings"]),
+        seconds=json.loads(dataset.attrs["seconds"]),
+    )
+
+
+def _read(path: Path) -> "xarray.Dataset":
+    import xarray
+
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    try:
+        dataset = xarray.load_dataset(path, engine="h5netcdf")
+    except (OSError, ValueError):
+        dataset = None
+    if dataset is None or dataset.attrs.get("format") != _FORMAT:
+        raise ValueError(
+            f"{str(path)!r} is not a result saved by numpyro_vips. Expected a file "
+            "written by result.save(...); files written by ArviZ hold draws only and "
+            "are read by arviz.from_netcdf."
+        )
+    return dataset
+
+
+# Names of axes ------------------------------------------------------------------
+
+
+def _named_dataset(
+    draws: Mapping[str, np.ndarray],
+    site_dims: Mapping[str, tuple[str, ...]],
+    coords: Mapping[str, Sequence[Any]],
+    dims: Mapping[str, Sequence[str]],
+) -> "xarray.Dataset":
+    """Puts draws, with axes (chain, draw, ...), into a dataset with named axes."""
+    import xarray
+
+    draws = {_safe(name): draw for name, draw in draws.items()}
+    site_dims = {_safe(name): names for name, names in site_dims.items()}
+    dims = {_safe(name): names for name, names in dims.items()}
+    _check_known("dims", dims, draws, "sites")
+    axes = {
+        name: _axes(name, draw.ndim - 2, site_dims.get(name, ()), dims.get(name), draws)
+        for name, draw in draws.items()
+    }
+    lengths: dict[str, int] = {}
+    first: dict[str, str] = {}
+    for name, draw in draws.items():
+        for axis, length in zip(axes[name], draw.shape[2:], strict=True):
+            first.setdefault(axis, name)
+            if lengths.setdefault(axis, length) != length:
+                raise ValueError(
+                    f"The axis {axis!r} has length {lengths[axis]} in {first[axis]!r} "
+                    f"and {length} in {name!r}. Give one of them another name with "
+                    f"dims={{{name!r}: [...]}}."
+                )
+    coords = {_safe(name): labels for name, labels in coords.items()}
+    _check_known("coords", coords, lengths, "axes")
+    for axis, labels in coords.items():
+        if len(labels) != lengths[axis]:
+            raise ValueError(
+                f"Expected {lengths[axis]} labels in coords for the axis {axis!r} of "
+                f"{first[axis]!r}, got {len(labels)}."
+            )
+    chains, samples = next(iter(draws.values())).shape[:2] if draws else (0, 0)
+    labels = {axis: np.arange(length) for axis, length in lengths.items()}
+    labels |= {axis: np.asarray(given) for axis, given in coords.items()}
+    labels |= {"chain": np.arange(chains), "draw": np.arange(samples)}
+    variables = {
+        name: ((*_SAMPLE_DIMS, *axes[name]), draw) for name, draw in draws.items()
+    }
+    return xarray.Dataset(variables, coords=labels)
+
+
+def _axes(
+    site: str,
+    count: int,
+    plates: Sequence[str],
+    given: Sequence[str] | None,
+    sites: Iterable[str],
+) -> list[str]:
+    """Names for a site's axes: the caller's, else its plates', else numbered ones."""
+    taken = {*_SAMPLE_DIMS, *sites}
+    numbered = [f"{site}_dim_{axis}" for axis in range(count)]
+    if given is None:
+        names = [_safe(plate) for plate in plates[:count]]
+        # A plate may bear a name that ArviZ needs for something else.
+        names = [
+            default if name in taken or name in names[:axis] else name
+            for axis, (name, default) in enumerate(zip(names, numbered, strict=False))
+        ]
+        return names + numbered[len(names) :]
+    if isinstance(given, str) or len(given) > count:
+        raise ValueError(
+            f"Expected dims[{site!r}] to be a list of at most {count} names, one for "
+            f"each axis of {site!r}, got {given!r}."
+        )
+    names = [_safe(name) for name in given]
+    if taken.intersection(names) or len(set(names)) < len(names):
+        raise ValueError(
+            f"Expected dims[{site!r}] to be names that differ from each other, from "
+            f"'chain' and 'draw' and from the sites' names, got {given!r}."
+        )
+    return names + numbered[len(names) :]
+
+
+def _check_known(
+    argument: str, given: Iterable[str], known: Mapping[str, Any], what: str
+) -> None:
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            raise ValueError(
+                f"{argument} names {name!r}, which the posterior does not have. {hint}"
+                f"Its {what} are {_listed(known)}."
+            )
+
+
+def _safe(name: str) -> str:
+    return name.replace("/", ".")
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "none"
+
+
+def _version() -> str:
+    try:
+        return metadata.version("numpyro_vips")
+    except metadata.PackageNotFoundError:  # A checkout that was never installed.
+        return "unknown"

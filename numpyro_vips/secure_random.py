@@ -1,0 +1,94 @@
+"""Randomness that nobody else can predict: ChaCha20 keyed by the operating system.
+
+Differential privacy is a statement about noise that an adversary cannot guess. The
+generators of NumPy and JAX are made for simulation: their state can be recovered from
+their output. Minibatches and noise come from here instead.
+"""
+
+import hashlib
+import secrets
+import warnings
+from typing import cast
+
+import numpy as np
+import randomgen
+
+_KEY_BITS = 256
+_ROUNDS = 20
+
+
+class SecureRandom:
+    """Two independent streams: one for sampling minibatches, one for noise.
+
+    Attributes:
+      sampling: Generator that decides which rows are in a batch.
+      noise: Generator of the mechanism's noise.
+
+    Each stream has its own 256-bit key. Keys are never stored, printed or returned, and
+    instances refuse to be pickled or copied: a copy would draw the same noise twice.
+    """
+
+    def __init__(self, *, insecure_seed: int | None = None) -> None:
+        """Draws fresh keys from the operating system.
+
+        Args:
+          insecure_seed: Derives the keys from this number instead, so that a run can be
+            repeated. Whoever knows the number can subtract the noise: a warning is
+            issued, and `source` says so.
+        """
+        if insecure_seed is None:
+            sampling_key = secrets.randbits(_KEY_BITS)
+            noise_key = secrets.randbits(_KEY_BITS)
+        else:
+            if isinstance(insecure_seed, bool) or not isinstance(
+                insecure_seed, int | np.integer
+            ):
+                raise TypeError(
+                    "Expected insecure_seed to be an integer or None, got "
+                    f"{type(insecure_seed).__name__}."
+                )
+            warnings.warn(
+                "insecure_seed makes the noise repeatable, so the result is not "
+                "private from anyone who knows or guesses the seed. Use it for tests "
+                "and demonstrations only.",
+                UserWarning,
+                stacklevel=2,
+            )
+            sampling_key = _key_from_seed(int(insecure_seed), "sampling")
+            noise_key = _key_from_seed(int(insecure_seed), "noise")
+        self.sampling = _generator(sampling_key)
+        self.noise = _generator(noise_key)
+        self._is_seeded = insecure_seed is not None
+
+    @property
+    def source(self) -> str:
+        """Where the randomness comes from, for the privacy statement."""
+        if self._is_seeded:
+            return (
+                "INSECURE: ChaCha20 keyed from insecure_seed; whoever knows the seed "
+                "can remove the noise"
+            )
+        return (
+            "ChaCha20 with 256-bit keys from the operating system, one for sampling "
+            "and one for noise"
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "SecureRandom cannot be copied or pickled: its streams must be used once. "
+            "Make a new one."
+        )
+
+    def __repr__(self) -> str:
+        return f"SecureRandom({self.source})"
+
+
+def _generator(key: int) -> np.random.Generator:
+    # It has NumPy's interface, which its type stubs do not say.
+    bits = cast(np.random.BitGenerator, randomgen.ChaCha(key=key, rounds=_ROUNDS))
+    return np.random.Generator(bits)
+
+
+def _key_from_seed(seed: int, stream: str) -> int:
+    digest = hashlib.sha256(f"numpyro_vips insecure {stream} {seed}".encode()).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,212 @@
+"""VIPS: variational Bayes with perturbed expected sufficient statistics.
+
+Park, Foulds, Chaudhuri and Welling (2020), algorithm 1. A step sums the rows' clipped
+expected sufficient statistics behind the wall; outside it, the noisy sums are averaged
+over the steps and the globals are brought to convergence for them. The running average
+is kept as it was released, without projection, so that its noise averages out; only
+reading it as a posterior projects (DESIGN: negative counts set to zero in every step
+would bias it).
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.posterior import KIND, ConjugatePosterior
+from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.conjugacy.structure import Statistic
+from numpyro_vips.gaussian_mechanism import Block
+from numpyro_vips.made_up_rows import made_up_rows
+
+# Sweeps over a row's latents where it has several that act on each other.
+DEFAULT_LOCAL_STEPS = 20
+
+
+class VipsState(NamedTuple):
+    """Public quantities only.
+
+    Attributes:
+      statistics: Running average of each statistic, as an estimate of its sum over all
+        rows: noisy, not projected.
+      noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
+      moments, natural: Of every block of globals.
+      joint: n̄, what the rows of a step need to know of the globals.
+      released: Names of the statistics that have been released at least once.
+    """
+
+    statistics: dict[str, np.ndarray]
+    noise_stddev: dict[str, float]
+    moments: dict[str, dict[str, jax.Array]]
+    natural: dict[str, dict[str, jax.Array]]
+    joint: dict[str, jax.Array]
+    released: frozenset[str]
+
+
+class VipsEngine:
+    """Runs a compiled conjugate model; the loop over steps is in `inference`."""
+
+    name = "vips"
+
+    def __init__(
+        self, program: ConjugateProgram, *, num_rows: int, local_steps: int | None
+    ):
+        self.program = program
+        self.num_rows = num_rows
+        self.local_steps = local_steps or DEFAULT_LOCAL_STEPS
+        rows = made_up_rows(program.graph.arguments, 1, seed=0)
+        self._any_row = {name: jnp.asarray(row[0]) for name, row in rows.items()}
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return self.program.structure.statistics
+
+    def blocks(self, release: str) -> tuple[Block, ...]:
+        """The blocks with this release label, at scale 1."""
+        return tuple(
+            Block(
+                name=statistic.name,
+                shape=statistic.block_shape,
+                symmetric=statistic.matrix is not None,
+            )
+            for statistic in self.statistics
+            if statistic.release == release
+        )
+
+    def initial_state(self, rng_key: jax.Array) -> VipsState:
+        moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
+        statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
+        shares = jax.jit(self.program.public_statistics)(self._any_row)
+        for name, share in shares.items():
+            statistics[name] = self.num_rows * np.asarray(share, dtype=np.float64)
+        return VipsState(
+            statistics=statistics,
+            noise_stddev={s.name: 0.0 for s in self.statistics},
+            moments=moments,
+            natural={},
+            joint=self._joint_moments(moments),
+            released=frozenset(shares),
+        )
+
+    @functools.cached_property
+    def _joint_moments(self) -> Any:
+        return jax.jit(self.program.joint_moments)
+
+    @functools.cached_property
+    def _bounded_sum(self) -> Any:
+        @functools.partial(jax.jit, static_argnames="names")
+        def bounded_sum(joint, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
+            by_name = dict(zip(names, scales, strict=True))
+            return self.program.bounded_sum(
+                joint, rows, mask, by_name, clipping_norm, self.local_steps
+            )
+
+        return bounded_sum
+
+    def bounded_sum(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> dict[str, jax.Array]:
+        """The chunk's clipped sum of every block in `scales`, not yet private."""
+        names = tuple(sorted(scales))
+        values = tuple(float(scales[name]) for name in names)
+        return self._bounded_sum(
+            state.joint, dict(rows), mask, values, clipping_norm, names
+        )
+
+    def row_norms(
+        self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Norm of each block for rows that the caller may see, such as made-up ones."""
+        joint = state.joint
+
+        @functools.partial(jax.jit, static_argnames="name")
+        def norms(rows: Any, name: str) -> jax.Array:
+            def norm(row: Any) -> jax.Array:
+                local = self.program.solve_locals(joint, row, self.local_steps)
+                return self.program.row_norms(row, local, {name: 1.0})
+
+            return jax.vmap(norm)(rows)
+
+        return {name: np.asarray(norms(dict(rows), name)) for name in names}
+
+    @functools.cached_property
+    def _update_globals(self) -> Any:
+        return jax.jit(self.program.update_globals)
+
+    def update(
+        self,
+        state: VipsState,
+        released: Mapping[str, np.ndarray],
+        noise_stddev: Mapping[str, float],
+        step_size: float,
+    ) -> VipsState:
+        """Averages the released sums in and solves for the globals.
+
+        Args:
+          state: The state before the step.
+          released: Noisy estimates of the sums over all rows.
+          noise_stddev: Standard deviation of their noise.
+          step_size: Weight ρ of these sums in the average; the first release of a
+            statistic counts fully.
+        """
+        statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
+        for name, value in released.items():
+            rho = step_size if name in state.released else 1.0
+            statistics[name] = (1.0 - rho) * statistics[name] + rho * value
+            deviations[name] = math.hypot(
+                (1.0 - rho) * deviations[name], rho * noise_stddev[name]
+            )
+        state = state._replace(
+            statistics=statistics,
+            noise_stddev=deviations,
+            released=state.released | set(released),
+        )
+        if state.released != {s.name for s in self.statistics}:
+            return state  # Another step of the schedule releases what is missing.
+        moments, natural = self._update_globals(
+            {k: jnp.asarray(v) for k, v in statistics.items()},
+            {k: jnp.asarray(v) for k, v in deviations.items()},
+            state.moments,
+            self._any_row,
+        )
+        joint = self._joint_moments(moments)
+        return state._replace(moments=moments, natural=natural, joint=joint)
+
+    def posterior(self, state: VipsState) -> ConjugatePosterior:
+        """The posterior of the global latents, parameters alone."""
+        structure = self.program.structure
+        blocks, params = [], {}
+        for group in structure.groups_of("global"):
+            if structure.latents[group.latents[0]].family is not None:
+                continue  # An auxiliary variable is no part of the user's posterior.
+            block: dict[str, Any] = {"name": group.name, "family": group.family.name}
+            if group.layout is not None:
+                block["layout"] = {
+                    "shapes": {k: list(v) for k, v in group.layout.shapes.items()},
+                    "batch_axes": {
+                        k: list(v) for k, v in group.layout.batch_axes.items()
+                    },
+                    "block_axes": {
+                        k: list(v) for k, v in group.layout.block_axes.items()
+                    },
+                    "offsets": dict(group.layout.offsets),
+                }
+            blocks.append(block)
+            for name, value in group.family.parameters(
+                state.natural[group.name]
+            ).items():
+                params[f"{group.name}/{name}"] = value
+        sites = self.program.graph.latents("global")
+        site_dims = {site.name: site.dims for site in sites}
+        specification = {"kind": KIND, "blocks": blocks, "site_dims": site_dims}
+        return ConjugatePosterior(specification, params)
