@@ -596,7 +596,9 @@ def _composed_pld(groups: _Groups, spacing: float) -> Any:
     total = None
     for group in groups:
         one = _single_step_pld(group, spacing)
-        many = one if group.num_steps == 1 else one.self_compose(group.num_steps)
+        # Masses below the smallest normal number overflow in its search for tails.
+        with np.errstate(over="ignore"):
+            many = one if group.num_steps == 1 else one.self_compose(group.num_steps)
         total = many if total is None else total.compose(many)
     return total
 
@@ -667,8 +669,8 @@ def _connected_masses(
     """Connects the dots (Doroshenko et al. 2022) of the step's pair, P against Q.
 
     Between two grid points both members' masses move to the two ends so that both sums
-    stay: pessimistic, and second order in the spacing. Working from the masses, not from
-    differences of delta, keeps the tails' relative precision, and all in one pass.
+    stay: pessimistic, and second order in the spacing. Working from the masses, and not
+    from differences of delta, keeps the relative precision of the tails.
     """
     mu, rate = group.mu, group.sampling_rate
     losses = spacing * np.arange(first, last + 1)

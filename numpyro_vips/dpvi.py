@@ -21,7 +21,8 @@ Globals that no observation depends on directly, such as the scale of a prior, g
 noise at all, for nothing about them is released.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -46,6 +47,7 @@ from numpyro_vips.guides import (
 from numpyro_vips.index_ranges import indices_in_range
 from numpyro_vips.made_up_rows import made_up_rows
 from numpyro_vips.model_graph import ModelGraph, Site
+from numpyro_vips.noisy_adam import noisy_adam
 
 Perturb = Literal["location", "all"]
 
@@ -109,7 +111,7 @@ class DpviEngine:
         Args:
           graph: The model.
           optimizer: Any optax optimiser, for the negative ELBO divided by the public
-            number of rows.
+            number of rows. By default `noisy_adam`.
           num_particles: Draws from the guide per step. More than one needs
             `perturb="all"`: from an average over draws nothing can be rebuilt.
           perturb: Which part of the gradient is released; see the module's docstring.
@@ -140,8 +142,9 @@ class DpviEngine:
         self._perturb = perturb
         self._averaging = averaging
         self._num_rows = graph.arguments.public_num_rows
-        self._optimizer = default_optimizer() if optimizer is None else optimizer
         self._trace_model()
+        sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
+        self._optimizer = noisy_adam(sizes) if optimizer is None else optimizer
         shape = (self._num_released,)
         names = ("loc",) if perturb == "location" else ("loc", "log_scale")
         self.blocks = tuple(Block(name=name, shape=shape) for name in names)
@@ -152,8 +155,12 @@ class DpviEngine:
         """Finds the layout and the two log densities as programs, once."""
         graph = self._graph
         found = _global_values(graph)
-        sites = [_guide_site(site, found.supports[site.name]) for site in _globals(graph)]
-        start = {site.name: site.transform.inv(found.centres[site.name]) for site in sites}
+        sites = [
+            _guide_site(site, found.supports[site.name]) for site in _globals(graph)
+        ]
+        start = {
+            site.name: site.transform.inv(found.centres[site.name]) for site in sites
+        }
         dtype = jnp.result_type(float)
 
         # What no observation depends on goes last, beyond what is released.
@@ -240,7 +247,8 @@ class DpviEngine:
         self,
         state: DpviState,
         released: Mapping[str, Any],
-        step_size: float = 1.0,
+        noise_stddev: Mapping[str, float],
+        step_size: float,
     ) -> DpviState:
         """One optimiser step on the negative ELBO, from public quantities alone.
 
@@ -248,11 +256,34 @@ class DpviEngine:
           state: As given to `bounded_sum`.
           released: Noisy sums of every block over the sampling rate, so that they
             estimate the sums over all rows.
+          noise_stddev: Of the entries of `released`; the optimiser does not use it.
           step_size: Factor on the optimiser's update.
         """
         dtype = self._start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         return self._jitted_update(state, arrays, float(step_size))
+
+    def row_norms(
+        self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Norms of unclipped contributions of rows that the caller may see.
+
+        Such as made-up ones: from their sizes a clipping norm can be chosen.
+
+        Returns:
+          For every named block one norm per row; NaN where the row would count as zero.
+        """
+        draws = self._draws(self._key_of_step(state))
+
+        def norms(row: Any) -> dict[str, jax.Array]:
+            gradient, valid = self._row_gradient(state.variational, draws, row)
+            return {
+                name: jnp.where(valid, jnp.linalg.norm(gradient[name]), jnp.nan)
+                for name in names
+            }
+
+        found = jax.jit(jax.vmap(norms))(dict(rows))
+        return {name: np.asarray(found[name]) for name in names}
 
     def posterior(self, state: DpviState) -> NormalPosterior:
         """The guide at the averaged iterate."""
@@ -330,7 +361,10 @@ class DpviEngine:
             return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
 
         sums, _ = jax.lax.scan(
-            lambda total, piece: (jax.tree.map(jnp.add, total, piece_sum(*piece)), None),
+            lambda total, piece: (
+                jax.tree.map(jnp.add, total, piece_sum(*piece)),
+                None,
+            ),
             {b.name: jnp.zeros(b.shape, self._start.dtype) for b in self.blocks},
             (jax.tree.map(pieced, dict(rows)), pieced(mask)),
         )
@@ -349,7 +383,9 @@ class DpviEngine:
             lambda g: jnp.where(jnp.isfinite(g), -g / self._num_rows, 0.0), gradient
         )
         updates, optimizer_state = self._optimizer.update(
-            loss_gradient, state.optimizer_state, variational  # type: ignore[arg-type]
+            loss_gradient,
+            state.optimizer_state,
+            variational,  # type: ignore[arg-type]
         )
         updates = jax.tree.map(lambda u: step_size * u, updates)
         variational = optax.apply_updates(variational, updates)  # type: ignore[arg-type]
@@ -387,10 +423,6 @@ class DpviEngine:
         return jex_core.jaxpr_as_fun(self._prior_program)(z)[0]
 
 
-def default_optimizer() -> optax.GradientTransformation:
-    return optax.adam(0.05)
-
-
 def not_supported(graph: ModelGraph) -> str | None:
     """Why DPVI cannot run the model, and what to do; None if it can."""
     for site in graph.latents("local"):
@@ -414,7 +446,9 @@ def not_supported(graph: ModelGraph) -> str | None:
                 "out by hand, or fit one model for each of its values."
             )
     if not sites:
-        return "The model has no latent that all rows share, so nothing is to be fitted."
+        return (
+            "The model has no latent that all rows share, so nothing is to be fitted."
+        )
     found = _global_values(graph)
     for site in sites:
         first, second = found.supports[site.name], found.moved_supports[site.name]
@@ -450,7 +484,9 @@ def _guide_site(site: Site, support: Any) -> GuideSite:
     if site.plates:
         for axis in range(max(site.plates) + 1):
             dims.append(site.plates.get(axis, f"{site.name}_dim_{axis}"))
-    return GuideSite(name=site.name, support=support, shape=site.shape, dims=tuple(dims))
+    return GuideSite(
+        name=site.name, support=support, shape=site.shape, dims=tuple(dims)
+    )
 
 
 def _made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
@@ -584,7 +620,7 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
             continue
         if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
             return centre
-    size = int(np.prod(fn.shape()))
+    size = math.prod(fn.shape())
     count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
     draws = transform.inv(fn.sample(key, (count,)))
     return transform(jnp.median(draws, axis=0))
@@ -612,8 +648,6 @@ def _clipped(
     fits = largest * relative_norm <= bound
     factor = bound / jnp.where(fits, 1.0, relative_norm)
     return {
-        name: jnp.where(
-            valid, jnp.where(fits, value, direction[name] * factor), 0.0
-        )
+        name: jnp.where(valid, jnp.where(fits, value, direction[name] * factor), 0.0)
         for name, value in contribution.items()
     }

@@ -5,6 +5,7 @@ every coordinate of every global latent, on the unconstrained space of its suppo
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -115,13 +116,13 @@ class UnconstrainedSpace:
 
     @property
     def size(self) -> int:
-        return sum(int(np.prod(site.unconstrained_shape)) for site in self.sites)
+        return sum(math.prod(site.unconstrained_shape) for site in self.sites)
 
     def split(self, vector: jax.Array) -> dict[str, jax.Array]:
         """The unconstrained value of every site."""
         values, start = {}, 0
         for site in self.sites:
-            stop = start + int(np.prod(site.unconstrained_shape))
+            stop = start + math.prod(site.unconstrained_shape)
             values[site.name] = vector[start:stop].reshape(site.unconstrained_shape)
             start = stop
         return values

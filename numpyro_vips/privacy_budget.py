@@ -631,7 +631,8 @@ def _filter_orders(
         return (epsilon - accounting.renyi_to_epsilon(order, 0.0, delta / 2)) / order
 
     best = max(accounting.RENYI_ORDERS, key=capacity)
-    others = [1 + (best - 1) * 2 ** (k / 2) for k in (-4, -3, -2, -1, 1, 2)]
+    # Subsampled steps suit lower orders; a ledger that is hardly used, higher ones.
+    others = [1 + (best - 1) * 2 ** (k / 2) for k in (-4, -3, -2, -1, 1, 2, 4, 6, 8)]
     orders = (best, *others)
     shares = (delta / 2, *[delta / 2 / len(others)] * len(others))
     return orders, shares

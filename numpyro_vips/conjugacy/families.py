@@ -277,7 +277,7 @@ class Normal(Family):
         factor = jnp.linalg.cholesky(scaled)
         identity = jnp.broadcast_to(jnp.eye(scaled.shape[-1]), scaled.shape)
         inverse = jax.scipy.linalg.cho_solve((factor, True), identity)
-        covariance = inverse / scale[..., None] / scale[..., None, :]
+        covariance = _symmetric(inverse / scale[..., None] / scale[..., None, :])
         mean = jnp.einsum("...ij,...j->...i", covariance, natural["x"])
         return mean, covariance
 
@@ -314,8 +314,11 @@ class Normal(Family):
 
     @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        # Not validated: it is symmetric and positive by construction, up to rounding.
         return dist.MultivariateNormal(
-            parameters["loc"], covariance_matrix=parameters["covariance_matrix"]
+            parameters["loc"],
+            covariance_matrix=parameters["covariance_matrix"],
+            validate_args=False,
         )
 
     @staticmethod
