@@ -29,11 +29,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 import optax
-from jax.interpreters import partial_eval
-from numpyro.distributions import biject_to
-from numpyro.primitives import Messenger
 
 from numpyro_vips import _validate
 from numpyro_vips.errors import UnsafeModelError
@@ -45,17 +41,21 @@ from numpyro_vips.guides import (
     support_to_json,
 )
 from numpyro_vips.index_ranges import indices_in_range
-from numpyro_vips.made_up_rows import made_up_rows
+from numpyro_vips.log_joint import (
+    made_up_row,
+    prior_log_density,
+    read_by_rows,
+    row_log_density,
+)
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.noisy_adam import noisy_adam
+from numpyro_vips.prior_centre import global_values
 
 Perturb = Literal["location", "all"]
 
 INITIAL_SCALE = 0.1
 # Of the start around the prior's centre. It tells hidden units of a network apart.
 _JITTER = 0.1
-_MEDIAN_DRAWS = 101
-_MOST_MEDIAN_NUMBERS = 10_000_000
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
 
@@ -154,30 +154,29 @@ class DpviEngine:
     def _trace_model(self) -> None:
         """Finds the layout and the two log densities as programs, once."""
         graph = self._graph
-        found = _global_values(graph)
+        found = global_values(graph)
         sites = [
-            _guide_site(site, found.supports[site.name]) for site in _globals(graph)
+            _guide_site(site, found.supports[site.name])
+            for site in graph.latents("global")
         ]
         start = {
             site.name: site.transform.inv(found.centres[site.name]) for site in sites
         }
-        dtype = jnp.result_type(float)
-
         # What no observation depends on goes last, beyond what is released.
-        used = _read_by_rows(graph, found.centres)
+        used = read_by_rows(graph, found.centres)
         sites.sort(key=lambda site: not used[site.name])
         self.space = space = UnconstrainedSpace(sites=tuple(sites))
         released = UnconstrainedSpace(sites=tuple(s for s in sites if used[s.name]))
         self._num_released = released.size
-        start = space.join({k: jnp.asarray(v, dtype) for k, v in start.items()})
+        start = space.join(start).astype(jnp.result_type(float))
         self._start = start = jnp.where(jnp.isfinite(start), start, 0.0)
 
-        row = _made_up_row(graph)
+        row = made_up_row(graph)
         self._row_program = jax.make_jaxpr(
-            lambda z, row: _row_log_density(graph, space.constrain(z)[0], row)
+            lambda z, row: row_log_density(graph, space.constrain(z)[0], row)
         )(start, row)
         self._prior_program = jax.make_jaxpr(
-            lambda z: _prior_log_density(graph, space, z, row)
+            lambda z: _unconstrained_prior(graph, space, z, row)
         )(start)
 
     # --- the engine's protocol ------------------------------------------------------
@@ -186,14 +185,14 @@ class DpviEngine:
         """The guide at the prior's centre, slightly jittered, with small scales."""
         start_key, key = jax.random.split(rng_key)
         jitter = jax.random.normal(start_key, self._start.shape, self._start.dtype)
-        variational = Variational(
+        variational: Any = Variational(
             loc=self._start + _JITTER * jitter,
             log_scale=jnp.full_like(self._start, np.log(INITIAL_SCALE)),
         )
         return DpviState(
             variational=variational,
             average=variational,
-            optimizer_state=self._optimizer.init(variational),  # type: ignore[arg-type]
+            optimizer_state=self._optimizer.init(variational),
             key=key,
             step=jnp.zeros((), jnp.int32),
         )
@@ -328,7 +327,8 @@ class DpviEngine:
         return contribution, jnp.all(valid)
 
     def _row_log_density(self, z: jax.Array, leaves: list) -> tuple[jax.Array, Any]:
-        return tuple(jex_core.jaxpr_as_fun(self._row_program)(z, *leaves))  # type: ignore
+        log_density, in_support = jex_core.jaxpr_as_fun(self._row_program)(z, *leaves)
+        return log_density, in_support
 
     def _sum(
         self,
@@ -340,6 +340,9 @@ class DpviEngine:
         clipping_norm: Any,
     ) -> dict[str, jax.Array]:
         draws = self._draws(key)
+        # The dtypes that the model was traced with.
+        shapes = self._graph.arguments.row_shapes()
+        rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
 
         def contribution(row: Any, present: Any) -> dict[str, jax.Array]:
             gradient, valid = self._row_gradient(variational, draws, row)
@@ -360,11 +363,11 @@ class DpviEngine:
             padding = [(0, pieces * size - count)] + [(0, 0)] * (array.ndim - 1)
             return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
 
+        def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
+
         sums, _ = jax.lax.scan(
-            lambda total, piece: (
-                jax.tree.map(jnp.add, total, piece_sum(*piece)),
-                None,
-            ),
+            add_piece,
             {b.name: jnp.zeros(b.shape, self._start.dtype) for b in self.blocks},
             (jax.tree.map(pieced, dict(rows)), pieced(mask)),
         )
@@ -375,20 +378,18 @@ class DpviEngine:
     def _updated(
         self, state: DpviState, released: Mapping[str, jax.Array], step_size: Any
     ) -> DpviState:
-        variational = state.variational
         draws = self._draws(self._key_of_step(state))
-        gradient = self._elbo_gradient(variational, draws, released)
+        gradient = self._elbo_gradient(state.variational, draws, released)
         # Noise may have led where the prior overflows: such coordinates stay put.
         loss_gradient = jax.tree.map(
             lambda g: jnp.where(jnp.isfinite(g), -g / self._num_rows, 0.0), gradient
         )
+        params: Any = state.variational  # optax's types know no named tuples.
         updates, optimizer_state = self._optimizer.update(
-            loss_gradient,
-            state.optimizer_state,
-            variational,  # type: ignore[arg-type]
+            loss_gradient, state.optimizer_state, params
         )
         updates = jax.tree.map(lambda u: step_size * u, updates)
-        variational = optax.apply_updates(variational, updates)  # type: ignore[arg-type]
+        variational: Any = optax.apply_updates(params, updates)
         step = state.step + 1
         weight = jnp.ones((), self._start.dtype)
         if self._averaging is not None:
@@ -434,11 +435,11 @@ def not_supported(graph: ModelGraph) -> str | None:
                 "remain."
             )
         return (
-            f"DPVI does not support latents of single rows, such as {site.name!r} under "
-            f"the plate {graph.unit!r}. Integrate it out by hand, or write the model "
-            "with conjugate distributions, which VIPS solves row by row."
+            f"DPVI does not support latents of single rows, such as {site.name!r} "
+            f"under the plate {graph.unit!r}. Integrate it out by hand, or write the "
+            "model with conjugate distributions, which VIPS solves row by row."
         )
-    sites = _globals(graph)
+    sites = graph.latents("global")
     for site in sites:
         if site.is_discrete:
             return (
@@ -449,7 +450,7 @@ def not_supported(graph: ModelGraph) -> str | None:
         return (
             "The model has no latent that all rows share, so nothing is to be fitted."
         )
-    found = _global_values(graph)
+    found = global_values(graph)
     for site in sites:
         first, second = found.supports[site.name], found.moved_supports[site.name]
         description = support_to_json(first)
@@ -464,19 +465,12 @@ def not_supported(graph: ModelGraph) -> str | None:
                 f"The support of {site.name!r} depends on another latent. Sample it on "
                 "a fixed support, such as (0, 1), and rescale it in the model."
             )
-    if not any(_read_by_rows(graph, found.centres).values()):
+    if not any(read_by_rows(graph, found.centres).values()):
         return (
-            f"No observation under the plate {graph.unit!r} depends on a latent, so the "
-            "data say nothing about the posterior."
+            f"No observation under the plate {graph.unit!r} depends on a latent, so "
+            "the data say nothing about the posterior."
         )
     return None
-
-
-# --- the model's log densities --------------------------------------------------------
-
-
-def _globals(graph: ModelGraph) -> list[Site]:
-    return graph.latents("global")
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:
@@ -489,141 +483,11 @@ def _guide_site(site: Site, support: Any) -> GuideSite:
     )
 
 
-def _made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
-    rows = made_up_rows(graph.arguments, 1, 0)
-    return {name: jnp.asarray(values[0]) for name, values in rows.items()}
-
-
-def _row_log_density(
-    graph: ModelGraph, latents: Mapping[str, Any], row: Mapping[str, Any]
-) -> tuple[jax.Array, jax.Array]:
-    """A row's log density, and whether all it observes lies in the support."""
-    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
-    total = jnp.zeros((), jnp.result_type(float))
-    in_support = jnp.ones((), bool)
-    for site in graph.latents("observed"):
-        message = messages[site.name]
-        total += _log_density(message)
-        in_support &= jnp.all(_in_support(message["fn"], message["value"]))
-    return total, in_support
-
-
-def _prior_log_density(
+def _unconstrained_prior(
     graph: ModelGraph, space: UnconstrainedSpace, z: jax.Array, row: Mapping[str, Any]
 ) -> jax.Array:
-    """Log density of the unconstrained globals; `row` is made up and has no effect."""
     latents, log_determinant = space.constrain(z)
-    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
-    return log_determinant + sum(_log_density(messages[s.name]) for s in space.sites)
-
-
-def _log_density(message: Mapping[str, Any]) -> jax.Array:
-    log_density = message["fn"].log_prob(message["value"])
-    if message["scale"] is not None:
-        log_density = message["scale"] * log_density
-    return jnp.sum(log_density)
-
-
-def _in_support(fn: Any, value: Any) -> jax.Array:
-    """Whether an observation lies in the support, wherever it is not masked."""
-    if isinstance(fn, dist.Unit):
-        return jnp.ones((), bool)
-    if isinstance(fn, dist.ExpandedDistribution):
-        return _in_support(fn.base_dist, value)
-    if isinstance(fn, dist.Independent):
-        inside = _in_support(fn.base_dist, value)
-        count = min(fn.reinterpreted_batch_ndims, inside.ndim)
-        return jnp.all(inside, axis=tuple(range(-count, 0)))
-    if isinstance(fn, dist.MaskedDistribution):
-        return _in_support(fn.base_dist, value) | ~jnp.asarray(fn._mask)
-    return jnp.asarray(fn.support(value))
-
-
-def _read_by_rows(graph: ModelGraph, latents: Mapping[str, Any]) -> dict[str, bool]:
-    """For every global, whether the density of what is observed depends on it."""
-    row = _made_up_row(graph)
-    traced = jax.make_jaxpr(lambda values: _row_log_density(graph, values, row)[0])(
-        dict(latents)
-    )
-    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
-    # Dicts are flattened in sorted order.
-    return dict(zip(sorted(latents), used, strict=True))
-
-
-# --- the starting point ---------------------------------------------------------------
-
-
-class _GlobalValues(NamedTuple):
-    """What a run of the model on a made-up row tells about its globals.
-
-    `moved_supports` are those at other values of the latents.
-    """
-
-    centres: dict[str, jax.Array]
-    supports: dict[str, Any]
-    moved_supports: dict[str, Any]
-
-
-def _global_values(graph: ModelGraph) -> _GlobalValues:
-    rows = made_up_rows(graph.arguments, 1, 0)
-    with _PriorCentres():
-        messages = graph.run(rows, {})
-    with _PriorCentres(distance=1.0):
-        moved_messages = graph.run(rows, {})
-    names = [site.name for site in _globals(graph)]
-    return _GlobalValues(
-        centres={name: messages[name]["value"] for name in names},
-        supports={name: messages[name]["fn"].support for name in names},
-        moved_supports={name: moved_messages[name]["fn"].support for name in names},
-    )
-
-
-class _PriorCentres(Messenger):
-    """Sets every latent to the centre of its prior given the latents before it.
-
-    Or to values at a distance from it, in every unconstrained coordinate.
-    """
-
-    def __init__(self, *, distance: float = 0.0):
-        self.key = jax.random.key(0)
-        self.distance = distance
-        super().__init__()
-
-    def process_message(self, msg: Any) -> None:
-        if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
-            return
-        self.key, key = jax.random.split(self.key)
-        fn = msg["fn"]
-        try:
-            transform = biject_to(fn.support)
-        except NotImplementedError:  # Discrete, or refused later.
-            msg["value"] = fn.sample(key)
-            return
-        centre = transform.inv(_centre(fn, transform, key))
-        msg["value"] = transform(centre + self.distance)
-
-
-def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
-    """The prior's median; where it has no formula its mean; else draws' median."""
-    base = fn
-    while isinstance(
-        base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution
-    ):
-        base = base.base_dist
-
-    for formula in (lambda: base.icdf(0.5), lambda: fn.mean):
-        try:
-            centre = jnp.broadcast_to(formula(), fn.shape())
-        # Some of NumPyro's formulas need a package that may be missing, and the
-        # median of a vector's entries is none of the vector.
-        except (NotImplementedError, AttributeError, ImportError, ValueError):
-            continue
-        if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
-            return centre
-    size = math.prod(fn.shape())
-    count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
-    draws = transform.inv(fn.sample(key, (count,)))
-    return transform(jnp.median(draws, axis=0))
+    return prior_log_density(graph, latents, row) + log_determinant
 
 
 def _clipped(

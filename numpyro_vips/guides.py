@@ -6,7 +6,7 @@ every coordinate of every global latent, on the unconstrained space of its suppo
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Self
 
 import jax
@@ -188,7 +188,7 @@ class NormalPosterior:
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
         """Independent draws of every global latent, in its support."""
-        keys: Sequence[jax.Array] = jax.random.split(rng_key, len(self.sites))
+        keys = jax.random.split(rng_key, len(self.sites))
         draws = {}
         for site, key in zip(self.sites, keys, strict=True):
             loc, scale = self.loc[site.name], self.scale[site.name]

@@ -230,10 +230,9 @@ def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
             static[name] = value
         else:
             arrays[name] = jnp.asarray(value)
-    # What comes from the instance rather than from `arg_constraints`.
-    for name, value in vars(fn).items():
-        if isinstance(value, Distribution) and name not in components:
-            components[name], arrays[name] = _take_apart(value)
+    if isinstance(fn, numpyro.distributions.MixtureSameFamily):
+        for name in ("_mixing_distribution", "_component_distribution"):
+            components[name], arrays[name] = _take_apart(getattr(fn, name))
     structure = Distributed(
         kind=type(fn),
         parameters=tuple(sorted(set(arrays) - set(components))),
@@ -249,16 +248,26 @@ def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
 
 
 def _parameter_names(fn: Distribution) -> list[str]:
-    names = list(fn.arg_constraints)
-    # MultivariateNormal keeps whichever of its three spellings was given; the
-    # Cholesky factor is always there and is a function of it.
-    given = [name for name in names if name in vars(fn)]
-    names = given or names
+    """Names of a distribution's array parameters, read from the instance.
+
+    Its pytree is no guide: MultivariateNormal drops `precision_matrix` from it and
+    Multinomial keeps `total_count` elsewhere.
+    """
     if isinstance(fn, numpyro.distributions.Delta):
-        names = ["v", "log_density"]
+        return ["v", "log_density"]
     if isinstance(fn, numpyro.distributions.Unit):
-        names = ["log_factor"]
-    return names
+        return ["log_factor"]
+    attributes = vars(fn)
+    names = [name for name in fn.arg_constraints if name in attributes]
+    if not names:  # A transformed distribution that passes them on by properties.
+        names = list(fn.arg_constraints)
+    # Such as the rate that NegativeBinomial2 keeps in place of its mean.
+    names += [
+        name
+        for name, value in attributes.items()
+        if isinstance(value, jax.Array | np.ndarray) and not name.startswith("_")
+    ]
+    return list(dict.fromkeys(names))
 
 
 def _abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:

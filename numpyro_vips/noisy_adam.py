@@ -25,9 +25,9 @@ SECOND_DECAY = 0.99
 
 
 class NoisyAdamState(NamedTuple):
-    """Moments of the gradient; `second` has one entry per coordinate, equal in a site."""
+    """Moments of the gradient; those in `second` are equal within a site."""
 
-    count: jax.Array
+    steps: jax.Array
     first: Any
     second: Any
 
@@ -63,7 +63,7 @@ def noisy_adam(
     def update(
         gradient: Any, state: NoisyAdamState, params: Any = None
     ) -> tuple[Any, NoisyAdamState]:
-        count = state.count + 1
+        steps = state.steps + 1
         first = jax.tree.map(
             lambda m, g: FIRST_DECAY * m + (1 - FIRST_DECAY) * g, state.first, gradient
         )
@@ -72,16 +72,16 @@ def noisy_adam(
             state.second,
             gradient,
         )
-        rate = learning_rate * jnp.minimum(1.0, constant_steps / count)
+        rate = learning_rate * jnp.minimum(1.0, constant_steps / steps)
 
         def step(m: jax.Array, v: jax.Array) -> jax.Array:
             # Both averages start at zero; dividing makes up for it.
-            m = m / (1 - FIRST_DECAY**count)
-            v = v / (1 - SECOND_DECAY**count)
+            m = m / (1 - FIRST_DECAY**steps)
+            v = v / (1 - SECOND_DECAY**steps)
             relative = m / jnp.where(v > 0, jnp.sqrt(v), 1.0)
             return (-rate * jnp.clip(relative, -1.0, 1.0)).astype(m.dtype)
 
         updates = jax.tree.map(step, first, second)
-        return updates, NoisyAdamState(count, first, second)
+        return updates, NoisyAdamState(steps, first, second)
 
-    return optax.GradientTransformation(init, update)  # type: ignore[arg-type]
+    return optax.GradientTransformation(init, update)

@@ -150,7 +150,7 @@ def test_rate_one_is_a_full_batch():
 
 def google_epsilon(noise, rate, steps, delta):
     # Its usual grid of 1e-4 is too coarse for weak steps.
-    weak = 0.2 * rate * math.sqrt(math.expm1(1 / noise**2))
+    weak = 0.05 * rate * math.sqrt(math.expm1(1 / noise**2))
     accountant = dp_accounting.pld.PLDAccountant(
         value_discretization_interval=min(1e-4, weak)
     )

@@ -16,7 +16,7 @@ import numpyro
 from numpyro.distributions import biject_to
 
 from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
 from numpyro_vips.conjugacy.structure import Group
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
@@ -184,6 +184,9 @@ _POINT_STATISTICS = {
     "1/x": lambda x: 1.0 / x,
     "log": jnp.log,
     "log1m": lambda x: jnp.log1p(-x),
+    "x^2": lambda x: x**2,
+    "x^-2": lambda x: x**-2,
+    "logdet": lambda x: jnp.linalg.slogdet(x)[1],
 }
 
 
@@ -233,10 +236,11 @@ def _with_auxiliaries(
         def expected(value: Any, group: Group = group, mine: Any = mine) -> jax.Array:
             return program.expected(mine, None, {**moments, group.name: value})
 
-        gradient = jax.grad(expected)(program.zero_moments(group))["x"]
-        natural = {"x": gradient / jnp.where(weight > 0, weight, 1.0)}
+        natural = jax.grad(expected)(program.zero_moments(group))
+        natural = divided_by_weight(natural, weight)
         moments[group.name] = group.family.moments(natural)
-        bound = group.family.log_normalizer(natural)
-        bound = bound - natural["x"] * moments[group.name]["x"]
-        total += jnp.sum(weight * bound)
+        total += jnp.sum(weight * group.family.log_normalizer(natural))
+        for statistic, value in natural.items():
+            linear = value * moments[group.name][statistic]
+            total -= jnp.sum(weight * linear.reshape((*weight.shape, -1)).sum(-1))
     return total + program.expected(terms, None, moments)

@@ -6,6 +6,7 @@ same terms both times, because no rule looks at a private value.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,7 +33,8 @@ class Latent:
 
     `states` are the values of a discrete latent. `weight`, of an auxiliary variable,
     is how many independent copies each element stands for (the trials of a binomial
-    observation), as a form with the latent's axes.
+    observation), as a form with the latent's axes; `event_dim` is how many of them are
+    event axes of its site.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Latent:
     states: np.ndarray | None = None
     family: str | None = None
     weight: Form | None = None
+    event_dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,26 +75,87 @@ class _Augmentation:
         self.role = role
         self.latents: list[Latent] = []
 
-    def polya_gamma(self, logits: Form, trials: Form) -> Form:
-        if not trials.is_constant:
-            names = ", ".join(map(repr, sorted(trials.latents)))
-            raise NotInAlgebra(f"a number of trials that depends on {names}")
-        name = f"{self.site}:polya_gamma"
+    def auxiliary(
+        self,
+        kind: str,
+        axes: forms.Labels,
+        *,
+        family: str,
+        weight: Form | None = None,
+        support: Any = None,
+        num_states: int | None = None,
+    ) -> Form:
+        """A new variable per element of `axes`, as a form with these axes.
+
+        A discrete one comes as its indicator, with the states as the last axis.
+        """
+        name = f"{self.site}:{kind}"
+        taken = sum(latent.name.startswith(name) for latent in self.latents)
+        name = f"{name}_{taken + 1}" if taken else name
+        shape = tuple(axis.size for axis in axes)
+        one = forms.as_form(1.0)
+        states = None if num_states is None else np.arange(num_states)
         self.latents.append(
             Latent(
                 name=name,
                 role=self.role,
-                shape=logits.shape,
-                support=None,
-                family="PolyaGamma",
-                weight=forms.broadcast(trials, logits.axes),
+                shape=shape,
+                support=support,
+                states=states,
+                family=family,
+                weight=forms.broadcast(one if weight is None else weight, axes),
             )
         )
-        xi = forms.place(
-            forms.latent(name, logits.shape), logits.axes, range(len(logits.axes))
-        )
+        if num_states is None:
+            return Form(axes, (forms.Term(1.0, (forms.Atom(name, "x", axes),)),))
+        all_axes = (*axes, forms.Label(num_states))
+        atom = forms.Atom(name, "is", all_axes)
+        return Form(all_axes, (forms.Term(1.0, (atom,)),))
+
+    def polya_gamma(self, logits: Form, trials: Form) -> Form:
+        """-trials · log(2 cosh(logits / 2)), as its tight quadratic lower bound.
+
+        The auxiliary variable is PG(1, c) per trial (Polson, Scott and Windle, 2013).
+        """
+        if not trials.is_constant:
+            names = ", ".join(map(repr, sorted(trials.latents)))
+            raise NotInAlgebra(f"a number of trials that depends on {names}")
+        axes = forms.common_axes(logits, trials)
+        xi = self.auxiliary("polya_gamma", axes, family="PolyaGamma", weight=trials)
         squared = forms.power(logits, 2)
-        return -0.5 * (trials * (xi * squared)) - trials * float(np.log(2.0))
+        return -0.5 * (trials * (xi * squared)) - trials * math.log(2.0)
+
+    def log_sum(self, form: Form, weight: Form) -> Form:
+        """weight · log(form) for a sum of positive terms, as its lower bound.
+
+        log Σ_k a_k is at least Σ_k r_k log(a_k / r_k), with equality at the
+        probabilities r that each term is where the mass comes from.
+        """
+        if form.exclusive and form.terms:
+            return weight * forms.log(form)
+        if not weight.is_constant:
+            names = ", ".join(map(repr, sorted(weight.latents)))
+            raise NotInAlgebra(f"the logarithm of a sum, times {names}")
+        axes = forms.common_axes(form, weight)
+        form, weight = forms.broadcast(form, axes), forms.broadcast(weight, axes)
+        return self.allocate(forms.log(forms.alternatives(form)), weight)
+
+    def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
+        """weight · logsumexp of a form over its last axis, as the same bound."""
+        axes, states = log_terms.axes[:-1], log_terms.axes[-1]
+        weight = forms.broadcast(
+            forms.as_form(1.0) if weight is None else weight, axes
+        )
+        chosen = self.auxiliary(
+            "allocation",
+            axes,
+            family="Categorical",
+            weight=weight,
+            num_states=states.size,
+        )
+        chosen = forms.place(chosen, log_terms.axes, range(len(log_terms.axes)))
+        expected = forms.sum_over(chosen * log_terms, [len(axes)])
+        return weight * expected
 
 
 def model_latents(graph: ModelGraph) -> dict[str, Latent]:
@@ -152,7 +216,8 @@ def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
     for site in graph.sites.values():
         output = outputs[site.name]
         value = output.get("value", latent_values.get(site.name))
-        augmentation = _Augmentation(site.name, "global" if site.row_axis is None else "local")
+        role = "global" if site.row_axis is None else "local"
+        augmentation = _Augmentation(site.name, role)
         try:
             form = _site_energy(site, value, output, augmentation)
         except NotInAlgebra as error:
@@ -185,22 +250,10 @@ def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
 def _site_energy(
     site: Site, value: Value, output: Mapping[str, Any], augmentation: _Augmentation
 ) -> Form:
-    function = log_densities.REGISTRY.get(site.distributed.kind)
-    kind = site.distributed.kind.__name__
-    if function is None:
-        raise NotInAlgebra(f"no log density is registered for {kind}")
-    x = as_form(value)
-    parameters = {
-        name: _aligned(output["parameters"][name], site, x)
-        for name in site.distributed.parameters
-    }
-    for name, parameter in parameters.items():
-        if type(parameter) is Opaque:
-            raise NotInAlgebra(f"{parameter.reason} in {name!r} of {kind}")
-    try:
-        form = function(x, augment=augmentation, **parameters, **site.distributed.static)
-    except NotInAlgebra as error:
-        raise NotInAlgebra(f"{error} in {kind}") from None
+    """The log density of one site, masked and scaled, summed over its elements."""
+    form = _density(
+        site.distributed, output["parameters"], as_form(value), augmentation
+    )
     factors = []
     if site.distributed.masked:
         mask = as_form(output["parameters"]["mask"])
@@ -212,7 +265,8 @@ def _site_energy(
         if not scale.is_constant:
             raise NotInAlgebra("a scale that depends on a latent")
         # A scale has the batch axes of the site, event axes excluded.
-        axes = (*scale.axes, *(forms.Label(1) for _ in range(site.distributed.reinterpreted)))
+        ones = (forms.Label(1) for _ in range(site.distributed.reinterpreted))
+        axes = (*scale.axes, *ones)
         factors.append(forms.place(scale, axes, range(len(scale.axes))))
     rank = len(site.shape) - site.distributed.event_dim
     batch = tuple(forms.Label(size) for size in site.shape[:rank])
@@ -220,25 +274,82 @@ def _site_energy(
     for factor in factors:
         form = form * forms.broadcast(factor, batch)
     augmentation.latents = [
-        dataclasses.replace(latent, weight=_weighted(latent.weight, factors, batch))
+        dataclasses.replace(
+            latent,
+            weight=_weighted(
+                dataclasses.replace(
+                    latent, event_dim=max(0, len(latent.shape) - rank)
+                ),
+                factors,
+            ),
+        )
         for latent in augmentation.latents
     ]
     return forms.sum_over(form, range(rank))
 
 
-def _weighted(weight: Form | None, factors: list[Form], batch: forms.Labels) -> Form:
-    assert weight is not None
-    result = forms.broadcast(weight, batch)
+def _density(
+    distributed: Distributed,
+    parameters: Mapping[str, Any],
+    x: Form,
+    augmentation: "_Augmentation",
+) -> Form:
+    """The registered log density of a distribution, per element."""
+    kind = distributed.kind.__name__
+    function = log_densities.REGISTRY.get(distributed.kind)
+    if function is None:
+        raise NotInAlgebra(f"no log density is registered for {kind}")
+    values: dict[str, Any] = {}
+    for name in distributed.parameters:
+        value = parameters[name]
+        if type(value) is Opaque:
+            where = f"{value.reason} in {name!r}"
+            value = dataclasses.replace(value, reason=where)
+        values[name] = value
+    for name, component in distributed.components.items():
+        values[name] = _Component(component, parameters[name])
+    try:
+        return function(x, augment=augmentation, **values)
+    except NotInAlgebra as error:
+        raise NotInAlgebra(f"{error} of {kind}") from None
+
+
+class _Component:
+    """A distribution inside another one."""
+
+    def __init__(self, distributed: Distributed, parameters: Mapping[str, Any]):
+        self._distributed = distributed
+        self.parameters = parameters
+        self.event_dim = distributed.event_dim + distributed.reinterpreted
+
+    def log_density(self, x: Form) -> Form:
+        inner = _Augmentation("", "")
+        form = _density(self._distributed, self.parameters, x, inner)
+        if inner.latents:
+            raise NotInAlgebra("an augmented density inside another")
+        if self._distributed.masked:
+            raise NotInAlgebra("a mask inside a mixture")
+        rank = len(form.axes)
+        return forms.sum_over(
+            form, range(rank - self._distributed.reinterpreted, rank)
+        )
+
+
+def _weighted(latent: Latent, factors: list[Form]) -> Form:
+    """The weight of an auxiliary variable once its site is masked and scaled."""
+    assert latent.weight is not None
+    result = latent.weight
+    # Auxiliary axes are those of the site's elements, then any event axes.
     for factor in factors:
-        result = result * forms.broadcast(factor, batch)
+        extra = len(result.axes) - len(factor.axes)
+        if extra > 0 and len(factor.axes) < len(result.axes):
+            factor = forms.place(
+                factor,
+                (*factor.axes, *(forms.Label(1) for _ in range(latent.event_dim))),
+                range(len(factor.axes)),
+            )
+        result = result * forms.broadcast(factor, result.axes)
     return result
-
-
-def _aligned(parameter: Any, site: Site, x: Form) -> Value:
-    """Gives constants and forms at least the rank that broadcasting needs."""
-    if isinstance(parameter, Constant | Form | Transformed | Opaque):
-        return parameter
-    raise NotInAlgebra(f"a nested distribution in {site.name!r}")
 
 
 def _all_valid(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import digamma, gammaln, multigammaln
 from numpyro.distributions import constraints
 
 Moments = Mapping[str, jax.Array]
@@ -353,6 +353,69 @@ def _symmetric(matrix: jax.Array) -> jax.Array:
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
 
+class Wishart(Family):
+    """A random positive definite matrix; its natural parameters are half of
+    (concentration - size - 1) and minus half the rate matrix."""
+
+    name = "Wishart"
+    statistics = ("x", "logdet")
+    event_dim = 2
+
+    @staticmethod
+    def _standard(natural: Moments) -> tuple[jax.Array, jax.Array]:
+        rate = -2.0 * _symmetric(natural["x"])
+        return 2.0 * natural["logdet"] + rate.shape[-1] + 1.0, rate
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        concentration, rate = Wishart._standard(natural)
+        size = rate.shape[-1]
+        halves = 0.5 * (concentration[..., None] - jnp.arange(size))
+        return {
+            "x": concentration[..., None, None] * _symmetric(jnp.linalg.inv(rate)),
+            "logdet": digamma(halves).sum(-1)
+            + size * math.log(2.0)
+            - jnp.linalg.slogdet(rate)[1],
+        }
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        concentration, rate = Wishart._standard(natural)
+        size = rate.shape[-1]
+        return (
+            multigammaln(0.5 * concentration, size)
+            + 0.5 * concentration * size * math.log(2.0)
+            - 0.5 * concentration * jnp.linalg.slogdet(rate)[1]
+        )
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        rate = -2.0 * _symmetric(data["x"])
+        deviation = 2.0 * _symmetric(jnp.abs(noise["x"]))
+        return {
+            "x": prior["x"] - 0.5 * _denoised(rate, deviation),
+            "logdet": prior["logdet"] + jnp.maximum(data["logdet"], 0.0),
+        }
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        concentration, rate = Wishart._standard(natural)
+        return {"concentration": concentration, "rate_matrix": rate}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Wishart(
+            parameters["concentration"],
+            rate_matrix=parameters["rate_matrix"],
+            validate_args=False,
+        )
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
+        return {**natural, "x": natural["x"] * factor[..., None, None]}
+
+
 class PolyaGamma(Family):
     """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
 
@@ -387,19 +450,31 @@ class Match:
     supports: tuple[Any, ...]
 
 
-_POSITIVE = (constraints.positive, constraints.nonnegative)
+POSITIVE = (constraints.positive, constraints.nonnegative)
 
 # A latent gets the first family whose support it has and whose statistics include all
 # those in which it occurs.
 FAMILIES: list[Match] = [
     Match(Normal, frozenset({"x", "xx"}), (constraints.real, constraints.real_vector)),
-    Match(Gamma, frozenset({"x", "log"}), _POSITIVE),
-    Match(InverseGamma, frozenset({"1/x", "log"}), _POSITIVE),
+    Match(Gamma, frozenset({"x", "log"}), POSITIVE),
+    Match(InverseGamma, frozenset({"1/x", "log"}), POSITIVE),
     Match(Beta, frozenset({"log", "log1m"}), (constraints.unit_interval,)),
     Match(Dirichlet, frozenset({"log"}), (constraints.simplex,)),
     Match(Categorical, frozenset({"is"}), ()),
     Match(PolyaGamma, frozenset({"x"}), ()),
+    Match(
+        Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)
+    ),
 ]
+
+
+def register_family(match: Match) -> None:
+    """Adds a family, behind those that need fewer statistics."""
+    FAMILIES.append(match)
+
+
+def family_named(name: str) -> type[Family]:
+    return next(match.family for match in FAMILIES if match.family.name == name)
 
 
 def find_family(support: Any, statistics: set[str]) -> type[Family] | None:

@@ -357,13 +357,19 @@ def simplified(axes: Labels, terms: Iterable[Term], exclusive: bool) -> Form:
 
 
 def _selects_every_bound_label(term: Term) -> bool:
+    selected = _selected_labels(term)
+    return all(label in selected or label.size == 1 for label in term.bound)
+
+
+def _selected_labels(term: Term) -> set[Label]:
+    """The labels along which a selector picks a single entry."""
     selected = set()
     for factor in term.factors:
         if isinstance(factor, OneHot):
             selected.add(factor.target)
         elif isinstance(factor, Atom) and factor.function == "is":
             selected.add(factor.labels[-1])
-    return all(label in selected or label.size == 1 for label in term.bound)
+    return selected
 
 
 # --- normal form ------------------------------------------------------------------
@@ -392,12 +398,21 @@ def _unify(term: Term, one: Label, other: Label) -> Term | None:
     return None
 
 
+def same_labels(a: Labels, b: Labels) -> bool:
+    """Whether two factors are indexed alike; axes of length 1 always are."""
+    return len(a) == len(b) and all(
+        x is y or x.size == y.size == 1 for x, y in zip(a, b, strict=True)
+    )
+
+
 def _merge_atoms(term: Term) -> Term:
     """x·x is x², x·x⁻¹ is 1, and an indicator times itself is itself."""
     for (i, a), (j, b) in itertools.combinations(enumerate(term.factors), 2):
         if not (isinstance(a, Atom) and isinstance(b, Atom)):
             continue
-        if (a.latent, a.function) != (b.latent, b.function) or a.labels != b.labels:
+        if (a.latent, a.function) != (b.latent, b.function):
+            continue
+        if not same_labels(a.labels, b.labels):
             continue
         power = 1.0 if a.function == "is" else a.power + b.power
         merged = () if power == 0.0 else (dataclasses.replace(a, power=power),)
@@ -410,7 +425,7 @@ def _merge_indicators(term: Term) -> Term:
     """A discrete latent is in one state: 1[z=j]·1[z=k] is 1[z=j] with j=k."""
     indicators = [atom for atom in term.atoms if atom.function == "is"]
     for a, b in itertools.combinations(indicators, 2):
-        if a.latent == b.latent and a.labels[:-1] == b.labels[:-1]:
+        if a.latent == b.latent and same_labels(a.labels[:-1], b.labels[:-1]):
             unified = _unify(term, a.labels[-1], b.labels[-1])
             if unified is not None:
                 return unified
@@ -421,7 +436,9 @@ def _merge_one_hots(term: Term) -> Term:
     """Two selections by the same index pick the same entry."""
     one_hots = [f for f in term.factors if isinstance(f, OneHot)]
     for a, b in itertools.combinations(one_hots, 2):
-        if a.labels != b.labels or not _same_array(a.indices, b.indices):
+        if not same_labels(a.labels, b.labels):
+            continue
+        if not _same_array(a.indices, b.indices):
             continue
         if a.target is b.target:
             factors = tuple(f for f in term.factors if f is not b)
@@ -443,7 +460,7 @@ def _merge_branches(term: Term) -> Term | None:
     for a, b in itertools.combinations(selectors, 2):
         if a.branch is None or b.branch is None or a.branch[0] is not b.branch[0]:
             continue
-        if type(a) is not type(b) or a.labels != b.labels:
+        if type(a) is not type(b) or not same_labels(a.labels, b.labels):
             continue
         if a.branch[1] != b.branch[1]:
             return None
@@ -511,6 +528,23 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> Dense | OneHot:
     return dataclasses.replace(factor, indices=array, labels=labels, row=row)
 
 
+def _drop_uniform(term: Term) -> Term | None:
+    """A known constant that is the same everywhere is a number."""
+    for factor in term.factors:
+        if not isinstance(factor, Dense) or not is_known(factor.array):
+            continue
+        if factor.branch is not None and isinstance(factor.branch[0], _Operand):
+            continue
+        if factor.array.size == 0 or np.any(factor.array != factor.array.flat[0]):
+            continue
+        value = float(factor.array.flat[0])
+        if value == 0.0:
+            return None
+        rest = tuple(f for f in term.factors if f is not factor)
+        return Term(term.scale * value, rest, term.bound)
+    return term
+
+
 def _known_one_hot(term: Term) -> Term:
     """Writes a known 0/1 matrix with a single 1 per row as a selection."""
     for factor in term.factors:
@@ -534,6 +568,7 @@ _RULES: tuple[Callable[[Term], Term | None], ...] = (
     _merge_indicators,
     _merge_one_hots,
     _merge_branches,
+    _drop_uniform,
     _known_one_hot,
     _drop_identity,
     _follow_one_hot,
@@ -631,6 +666,63 @@ def log(form: Form) -> Form:
             terms.append(Term(scale, (*selectors, value), term.bound))
     terms = [term.refreshed() for term in terms]
     return simplified(form.axes, terms, len(terms) == len(form.terms))
+
+
+def log_det(form: Form) -> Form:
+    """The log determinant of a form whose last two axes are a latent's matrix."""
+    if not form.exclusive or not form.terms:
+        raise NotInAlgebra("the determinant of a sum")
+    matrix, terms = form.axes[-2:], []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        is_matrix = isinstance(value, Atom) and value.labels[-2:] == matrix
+        if not is_matrix or (value.function, value.power) != ("x", 1.0):
+            raise NotInAlgebra("the determinant of a product")
+        if term.scale <= 0:
+            raise NotInAlgebra("the determinant of a negative multiple")
+        if term.scale != 1:
+            log_scale = matrix[0].size * math.log(term.scale)
+            terms.append(Term(log_scale, tuple(selectors), term.bound))
+        atom = Atom(value.latent, "logdet", value.labels[:-2])
+        terms.append(Term(1.0, (*selectors, atom), term.bound))
+    terms = [term.refreshed() for term in terms]
+    return simplified(form.axes[:-2], terms, len(terms) == len(form.terms))
+
+
+def alternatives(form: Form) -> Form:
+    """Lays the summands of a form out along a new last axis.
+
+    Each entry of the new axis is one term, at one value of the bound labels that
+    nothing selects; their sum is `form`. The result is exclusive.
+    """
+    counts, free_labels = [], []
+    for term in form.terms:
+        selected = _selected_labels(term)
+        free = [x for x in term.bound if x not in selected and x.size > 1]
+        free_labels.append(free)
+        counts.append(math.prod(label.size for label in free))
+    total, offset, group = Label(sum(counts)), 0, object()
+    axes, terms = (*form.axes, total), []
+    for number, (term, free, count) in enumerate(
+        zip(form.terms, free_labels, counts, strict=True)
+    ):
+        inside = np.arange(total.size) - offset
+        inside = np.where((inside >= 0) & (inside < count), inside, -1)
+        shape = [label.size for label in free]
+        positions = np.unravel_index(np.maximum(inside, 0), shape) if free else ()
+        factors: list[Factor] = list(term.factors)
+        for label, position in zip(free, positions, strict=True):
+            indices = np.where(inside >= 0, position, -1)
+            branch = (group, number)
+            factors.append(OneHot(indices, (total,), label, branch=branch))
+        if not free and len(form.terms) > 1:
+            mask = (inside >= 0).astype(np.float32)
+            factors.append(Dense(mask, (total,), branch=(group, number)))
+        terms.append(Term(term.scale, tuple(factors), term.bound).refreshed())
+        offset += count
+    simple = [simplify(term) for term in terms]
+    return Form(axes, tuple(term for term in simple if term is not None), True)
 
 
 def log1m(form: Form) -> Form:

@@ -35,7 +35,7 @@ class Constant:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transformed:
-    """`function` of a form: "exp" or "sigmoid"."""
+    """`function` of a form: "exp", "sigmoid", or "logsumexp" over its last axis."""
 
     function: str
     form: Form
@@ -52,6 +52,29 @@ class Opaque:
     reason: str
     latents: set[str]
     shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _OnePlusExp(Opaque):
+    """1 + exp(form), on its way to a sigmoid."""
+
+    form: Form
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shift(Opaque):
+    """A maximum, subtracted before an exponential and added back after its logarithm.
+
+    It is left out on both sides. Used for anything else it would be missing, and the
+    certificate would refuse the model.
+    """
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _SumOfExp(Opaque):
+    """Σ exp(form) over the last axis, on its way to a logsumexp."""
+
+    form: Form
 
 
 Value = Constant | Form | Transformed | Opaque
@@ -139,6 +162,8 @@ def _apply(
         discrete = _apply_state_by_state(eqn, operands)
         if discrete is not None:
             return [discrete]
+        if any(isinstance(operand, _Shift) for operand in operands):
+            return [_apply_to_shift(eqn, operands)]
         rule = _RULES.get(name)
         if rule is None:
             raise NotInAlgebra(f"{_READABLE.get(name, name)} of {_names(latents)}")
@@ -420,6 +445,38 @@ def _mul(eqn: Any, x: Value, y: Value) -> Value:
     return as_form(x) * as_form(y)
 
 
+def _apply_to_shift(eqn: Any, operands: Sequence[Value]) -> Value:
+    """Lets a maximum pass to the places where it is subtracted and added back."""
+    shape = tuple(eqn.outvars[0].aval.shape)
+    others = [operand for operand in operands if not isinstance(operand, _Shift)]
+    shift = next(operand for operand in operands if isinstance(operand, _Shift))
+    name = eqn.primitive.name
+    if name == "sub" and operands[1] is shift and others:
+        return others[0]
+    if name == "add" and len(others) == 1:
+        return others[0]
+    if name in _STRUCTURAL or all(isinstance(other, Constant) for other in others):
+        return _Shift(shift.reason, shift.latents, shape)
+    raise NotInAlgebra(shift.reason)
+
+
+_STRUCTURAL = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"}
+
+
+@_rule("reduce_max")
+def _reduce_max(eqn: Any, x: Value) -> Value:
+    latents = latents_of(x)
+    shape = tuple(eqn.outvars[0].aval.shape)
+    return _Shift(f"a maximum of {_names(latents)}", latents, shape)
+
+
+@_rule("sign", "abs")
+def _magnitude(eqn: Any, x: Value) -> Value:
+    if isinstance(x, _SumOfExp) and eqn.primitive.name == "abs":
+        return x
+    raise NotInAlgebra(f"{eqn.primitive.name} of {_names(latents_of(x))}")
+
+
 @_rule("div")
 def _div(eqn: Any, x: Value, y: Value) -> Value:
     if isinstance(y, Transformed) and y.function == "exp":
@@ -460,13 +517,6 @@ def _traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
             return np.asarray(function(value.array))
     return function(value.array)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _OnePlusExp(Opaque):
-    """1 + exp(form), on its way to a sigmoid."""
-
-    form: Form
 
 
 def _one_plus_exp(value: Value) -> Form | None:
@@ -523,6 +573,8 @@ def _exp(eqn: Any, x: Value) -> Value:
 def _log(eqn: Any, x: Value) -> Value:
     if isinstance(x, Transformed) and x.function == "exp":
         return x.form
+    if isinstance(x, _SumOfExp):
+        return Transformed("logsumexp", x.form)
     return forms.log(as_form(x))
 
 
@@ -586,7 +638,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
 def _structural(*names: str) -> Callable[[Callable[..., Form]], Rule]:
     def register(rule: Callable[..., Form]) -> Rule:
         def apply(eqn: Any, x: Value, *rest: Value) -> Value:
-            if isinstance(x, Transformed):
+            if isinstance(x, Transformed) and x.function != "logsumexp":
                 return Transformed(x.function, rule(eqn, x.form, *rest))
             return rule(eqn, as_form(x), *rest)
 
@@ -727,9 +779,16 @@ def _pad(eqn: Any, x: Value, fill: Value) -> Value:
     return form
 
 
-@_structural("reduce_sum")
-def _reduce_sum(eqn: Any, x: Form) -> Form:
-    return forms.sum_over(x, eqn.params["axes"])
+@_rule("reduce_sum")
+def _reduce_sum(eqn: Any, x: Value) -> Value:
+    axes = eqn.params["axes"]
+    if isinstance(x, Transformed) and x.function == "exp" and len(axes) == 1:
+        kept = [a for i, a in enumerate(x.form.axes) if i not in axes]
+        last = forms.reorder(x.form, (*kept, x.form.axes[axes[0]]))
+        shape = tuple(eqn.outvars[0].aval.shape)
+        reason = f"a sum of exponentials of {_names(x.latents)}"
+        return _SumOfExp(reason, x.latents, shape, last)
+    return forms.sum_over(as_form(x), axes)
 
 
 @_rule("dot_general")

@@ -7,7 +7,7 @@ of pairs. `docs/adding_a_likelihood.md` shows how to add one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -30,10 +30,34 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class Augment(Protocol):
-    """Introduces the auxiliary variables of a site."""
+    """Introduces the auxiliary variables of a site; see `energy`."""
 
-    def polya_gamma(self, logits: Form, trials: Form) -> Form:
-        """-trials · log(2 cosh(logits / 2)), as its tight lower bound."""
+    def auxiliary(
+        self,
+        kind: str,
+        axes: forms.Labels,
+        *,
+        family: str,
+        weight: Form | None = None,
+        support: Any = None,
+        num_states: int | None = None,
+    ) -> Form: ...
+
+    def polya_gamma(self, logits: Form, trials: Form) -> Form: ...
+
+    def log_sum(self, form: Form, weight: Form) -> Form: ...
+
+    def allocate(self, log_terms: Form, weight: Form | None = None) -> Form: ...
+
+
+class Component(Protocol):
+    """A distribution inside another, such as a mixture's."""
+
+    parameters: Mapping[str, Value]
+    event_dim: int
+
+    def log_density(self, x: Form) -> Form:
+        """Per batch element, event axes summed."""
         ...
 
 
@@ -113,9 +137,121 @@ def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> 
     return (successes - trials * 0.5) * logits + augment.polya_gamma(logits, trials)
 
 
+@log_density(dist.BinomialProbs)
+def binomial_probs(
+    x: Form, probs: Value, total_count: Value, *, augment: Augment
+) -> Form:
+    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+        return binomial_logits(x, probs.form, total_count, augment=augment)
+    p, n = as_form(probs), as_form(total_count)
+    return x * forms.log(p) + (n - x) * forms.log1m(p) + _log_choose(n, x)
+
+
+@log_density(dist.BinomialLogits)
+def binomial_logits(
+    x: Form, logits: Value, total_count: Value, *, augment: Augment
+) -> Form:
+    n = as_form(total_count)
+    return _logistic(x, as_form(logits), n, augment) + _log_choose(n, x)
+
+
+def _log_choose(n: Form, k: Form) -> Form:
+    return log_gamma(n + 1.0) - log_gamma(k + 1.0) - log_gamma(n - k + 1.0)
+
+
+@log_density(dist.NegativeBinomialLogits)
+def negative_binomial_logits(
+    x: Form, logits: Value, total_count: Value, *, augment: Augment, **_: Value
+) -> Form:
+    r = as_form(total_count)
+    return _logistic(x, as_form(logits), x + r, augment) + _log_rising(r, x)
+
+
+@log_density(dist.NegativeBinomialProbs)
+def negative_binomial_probs(
+    x: Form, probs: Value, total_count: Value, *, augment: Augment, **_: Value
+) -> Form:
+    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+        return negative_binomial_logits(x, probs.form, total_count, augment=augment)
+    p, r = as_form(probs), as_form(total_count)
+    return x * forms.log(p) + r * forms.log1m(p) + _log_rising(r, x)
+
+
+@log_density(dist.GammaPoisson, dist.NegativeBinomial2)
+def gamma_poisson(
+    x: Form, concentration: Value, rate: Value, *, augment: Augment, **_: Value
+) -> Form:
+    """A negative binomial with logits -log(rate)."""
+    r = as_form(concentration)
+    _require_constant(r, "a concentration that depends on a latent, as a function")
+    if isinstance(rate, Transformed) and rate.function == "exp":
+        logits = -rate.form
+    else:
+        b = as_form(rate)
+        _require_constant(b, "the rate of a GammaPoisson as a function")
+        logits = -forms.log(b)
+    return _logistic(x, logits, x + r, augment) + _log_rising(r, x)
+
+
+def _log_rising(r: Form, k: Form) -> Form:
+    return log_gamma(r + k) - log_gamma(r) - log_gamma(k + 1.0)
+
+
 @log_density(dist.CategoricalProbs)
 def categorical_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
-    return at_value(forms.log(as_form(probs)), x)
+    p = as_form(probs)
+    if p.exclusive and p.terms:
+        return at_value(forms.log(p), x)
+    return augment.log_sum(at_value(p, x), forms.as_form(1.0))
+
+
+@log_density(dist.CategoricalLogits)
+def categorical_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
+    return at_value(log_probabilities(as_form(logits)), x)
+
+
+def log_probabilities(logits: Form) -> Form:
+    """Normalised logits: constants, or the logarithm of a latent simplex."""
+    if logits.is_constant:
+        return forms.map_constant(
+            lambda a: a - np.logaddexp.reduce(a, -1, keepdims=True),
+            lambda a: a - jsp.logsumexp(a, -1, keepdims=True),
+            logits,
+        )
+    # The logarithm of a simplex is normalised already. Whether the latent is one is
+    # left to the certificate.
+    for term in logits.terms:
+        if term.scale != 1.0 or not any(a.function == "log" for a in term.atoms):
+            names = ", ".join(map(repr, sorted(logits.latents)))
+            raise NotInAlgebra(f"a softmax of {names}")
+    return logits
+
+
+@log_density(dist.MultinomialProbs)
+def multinomial_probs(
+    x: Form, probs: Value, total_count: Value, *, augment: Augment
+) -> Form:
+    p = as_form(probs)
+    per_state = (
+        x * forms.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
+    )
+    coefficient = log_gamma(as_form(total_count) + 1.0)
+    return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
+
+
+@log_density(dist.MultinomialLogits)
+def multinomial_logits(
+    x: Form, logits: Value, total_count: Value, *, augment: Augment
+) -> Form:
+    per_state = x * log_probabilities(as_form(logits))
+    coefficient = log_gamma(as_form(total_count) + 1.0)
+    return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
+
+
+@log_density(dist.Poisson)
+def poisson(x: Form, rate: Value, *, augment: Augment) -> Form:
+    rate = as_form(rate)
+    return augment.log_sum(rate, x) - rate - log_gamma(x + 1.0)
 
 
 # --- continuous ---------------------------------------------------------------------
@@ -145,10 +281,36 @@ def exponential(x: Form, rate: Value, *, augment: Augment) -> Form:
     return forms.log(as_form(rate)) - as_form(rate) * x
 
 
-@log_density(dist.Poisson)
-def poisson(x: Form, rate: Value, *, augment: Augment) -> Form:
-    rate = as_form(rate)
-    return x * forms.log(rate) - rate - log_gamma(x + 1.0)
+@log_density(dist.InverseGamma)
+def inverse_gamma(
+    x: Form, concentration: Value, rate: Value, *, augment: Augment, **_: Value
+) -> Form:
+    a, b = as_form(concentration), as_form(rate)
+    _require_constant(a, "the concentration of an InverseGamma as a function")
+    return (
+        a * forms.log(b)
+        - log_gamma(a)
+        - (a + 1.0) * forms.log(x)
+        - b * forms.power(x, -1.0)
+    )
+
+
+@log_density(dist.LogNormal)
+def log_normal(
+    x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
+) -> Form:
+    log_x = forms.log(x)
+    return normal(log_x, loc, scale, augment=augment) - log_x
+
+
+@log_density(dist.HalfNormal)
+def half_normal(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
+    precision = forms.power(as_form(scale), -2.0)
+    return (
+        -0.5 * (precision * forms.power(x, 2.0))
+        + 0.5 * forms.log(precision)
+        + 0.5 * math.log(2 / math.pi)
+    )
 
 
 @log_density(dist.Beta)
@@ -177,28 +339,33 @@ def dirichlet(x: Form, concentration: Value, *, augment: Augment) -> Form:
 
 @log_density(dist.MultivariateNormal)
 def multivariate_normal(
-    x: Form, loc: Value, *, augment: Augment, **spellings: Any
+    x: Form, loc: Value, *, augment: Augment, **spellings: Value
 ) -> Form:
-    precision, log_det = _constant_precision(spellings)
+    precision, log_determinant = _precision(spellings)
     residual = x - as_form(loc)
-    column = forms.place(
-        residual, (*residual.axes, forms.Label(1)), range(len(residual.axes))
-    )
-    row_axes = (*residual.axes[:-1], forms.Label(1), residual.axes[-1])
-    positions = [*range(len(residual.axes) - 1), len(residual.axes)]
-    row = forms.place(residual, row_axes, positions)
-    quadratic = sum_event(column * (row * precision), 2)
-    size = x.axes[-1].size
-    return -0.5 * quadratic + 0.5 * log_det - 0.5 * size * _LOG_2PI
+    *batch, axis = residual.axes
+    other = forms.Label(axis.size)
+    rows = forms.place(residual, (*batch, axis, other), range(len(batch) + 1))
+    positions = [*range(len(batch)), len(batch) + 1]
+    columns = forms.place(residual, (*batch, axis, other), positions)
+    quadratic = sum_event((precision * rows) * columns, 2)
+    constant = 0.5 * axis.size * _LOG_2PI
+    return -0.5 * quadratic + 0.5 * log_determinant - constant
 
 
-def _constant_precision(spellings: dict[str, Any]) -> tuple[Form, Form]:
+def _precision(spellings: Mapping[str, Value]) -> tuple[Form, Form]:
     """The precision matrix and its log determinant, from whichever was given."""
+    reason = "a covariance that is not constant"
     for name in ("precision_matrix", "covariance_matrix", "scale_tril"):
+        if name not in spellings:
+            continue
         try:
             matrix = as_form(spellings[name])
-        except (NotInAlgebra, KeyError):
+        except NotInAlgebra as error:
+            reason = str(error)
             continue
+        if name == "precision_matrix" and not matrix.is_constant:
+            return matrix, forms.log_det(matrix)
         if not matrix.is_constant:
             continue
         array = forms.constant_array(matrix)
@@ -207,22 +374,54 @@ def _constant_precision(spellings: dict[str, Any]) -> tuple[Form, Form]:
             array = array @ xp.swapaxes(array, -1, -2)
         if name != "precision_matrix":
             array = xp.linalg.inv(array)
-        log_det = xp.linalg.slogdet(array)[1]
+        log_determinant = xp.linalg.slogdet(array)[1]
         return (
             forms.constant(xp.asarray(array), row=matrix.row),
-            forms.constant(xp.asarray(log_det), row=matrix.row),
+            forms.constant(xp.asarray(log_determinant), row=matrix.row),
         )
-    raise NotInAlgebra("a covariance that is not constant")
+    raise NotInAlgebra(reason)
+
+
+@log_density(dist.Wishart)
+def wishart(
+    x: Form, concentration: Value, *, augment: Augment, **spellings: Value
+) -> Form:
+    nu = as_form(concentration)
+    _require_constant(nu, "the concentration of a Wishart as a function")
+    size = x.axes[-1].size
+    if "rate_matrix" in spellings:
+        renamed = {"precision_matrix": spellings["rate_matrix"]}
+    else:
+        renamed = {
+            new: spellings[old]
+            for new, old in (
+                ("covariance_matrix", "scale_matrix"),
+                ("scale_tril", "scale_tril"),
+            )
+            if old in spellings
+        }
+    rate, log_det_rate = _precision(renamed)
+    log_gammas = forms.map_constant(
+        lambda a: ssp.multigammaln(a / 2, size) if np.ndim(a) == 0 else np.vectorize(
+            lambda v: ssp.multigammaln(v / 2, size)
+        )(a),
+        lambda a: jsp.multigammaln(a / 2, size),
+        nu,
+    )
+    return (
+        0.5 * ((nu - (size + 1.0)) * forms.log_det(x))
+        - 0.5 * sum_event(rate * x, 2)
+        + 0.5 * (nu * log_det_rate)
+        - (0.5 * size * math.log(2.0)) * nu
+        - log_gammas
+    )
 
 
 # --- factors ------------------------------------------------------------------------
 
 
-@log_density(dist.Delta)
-def delta(x: Form, *, augment: Augment, **_: Value) -> Form:
-    raise NotInAlgebra("a Delta distribution")
-
-
 @log_density(dist.Unit)
 def unit(x: Form, log_factor: Value, *, augment: Augment) -> Form:
+    if isinstance(log_factor, Transformed) and log_factor.function == "logsumexp":
+        return augment.allocate(log_factor.form)
     return as_form(log_factor)

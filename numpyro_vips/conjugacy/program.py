@@ -26,6 +26,7 @@ from numpyro_vips.conjugacy.structure import (
     global_part,
     normal_terms,
     specialises,
+    statistic_name,
 )
 from numpyro_vips.model_graph import ModelGraph
 
@@ -78,7 +79,7 @@ class ConjugateProgram:
         }
         own = {g.name: [t for t in terms if self._mentions(t, g)] for g in groups}
         moments: dict[str, dict[str, jax.Array]] = {}
-        order = groups  # the model's order: parents come first
+        order = self._parents_first(groups)
         for group in order:
             known = [
                 term
@@ -113,8 +114,7 @@ class ConjugateProgram:
         natural = jax.grad(expected)(self.zero_moments(group))
         weight = weights.get(group.name)
         if weight is not None:
-            safe = jnp.where(weight > 0, weight, 1.0)
-            natural = {"x": jnp.where(weight > 0, natural["x"] / safe, 0.0)}
+            natural = divided_by_weight(natural, weight)
         return group.family.moments(natural)
 
     def zero_moments(self, group: Group) -> dict[str, jax.Array]:
@@ -130,6 +130,8 @@ class ConjugateProgram:
             states = self.structure.latents[group.name].states
             assert states is not None
             return (*group.shape, len(states))
+        if statistic == "logdet":
+            return group.shape[:-2]
         return group.shape
 
     def _locals_of(self, term: Term) -> set[str]:
@@ -141,6 +143,11 @@ class ConjugateProgram:
 
     def _mentions(self, term: Term, group: Group) -> bool:
         return any(atom.latent in group.latents for atom in term.atoms)
+
+    def _parents_first(self, groups: Sequence[Group]) -> list[Group]:
+        """In the model's order; a joint block waits for the parents of all its sites."""
+        position = {name: i for i, name in enumerate(self.structure.latents)}
+        return sorted(groups, key=lambda g: max(position[n] for n in g.latents))
 
     def _coupled(self, terms: Sequence[Term]) -> bool:
         return any(len(self._locals_of(term)) > 1 for term in terms)
@@ -233,17 +240,23 @@ class ConjugateProgram:
     ) -> jax.Array:
         """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
-        Not finite if the row holds something that is not.
+        Not finite if the row is not valid. Where large terms cancel, rounding could
+        swallow the norm of what is left, so a bound on the rounding error is added.
         """
-        _, terms, _ = self.row_terms(row)
+        found_row, terms, _ = self.row_terms(row)
         by_statistic: dict[str, list[tuple[Term, forms.Labels]]] = {}
         for term in terms:
             found = self._binding(term)
             if found is not None and found[0].name in scales:
                 by_statistic.setdefault(found[0].name, []).append((term, found[1]))
         total = jnp.zeros(())
+        margin = 64.0 * jnp.finfo(total.dtype).eps
         for name, entries in by_statistic.items():
-            square = jnp.zeros(())
+            sizes = [
+                jnp.sqrt(self._inner_product(e, e, local_moments, magnitudes=True))
+                for e in entries
+            ]
+            square = margin * sum(sizes, jnp.zeros(())) ** 2
             for (i, first), (j, second) in itertools.product(
                 enumerate(entries), repeat=2
             ):
@@ -251,15 +264,21 @@ class ConjugateProgram:
                     inner = self._inner_product(first, second, local_moments)
                     square = square + (1.0 if i == j else 2.0) * inner
             total = total + scales[name] ** 2 * square
-        return jnp.sqrt(jnp.maximum(total, 0.0))
+        norm = jnp.sqrt(jnp.maximum(total, 0.0))
+        return jnp.where(found_row.valid, norm, jnp.nan)
 
     def _inner_product(
         self,
         first: tuple[Term, forms.Labels],
         second: tuple[Term, forms.Labels],
         local_moments: Moments,
+        *,
+        magnitudes: bool = False,
     ) -> jax.Array:
-        """⟨a, b⟩ of two terms' coefficient arrays, without making either."""
+        """⟨a, b⟩ of two terms' coefficient arrays, without making either.
+
+        With `magnitudes`, every number is replaced by its absolute value.
+        """
         a, a_labels = first
         b, b_labels = second
         fresh = {x: Label(x.size) for x in b.bound}
@@ -291,6 +310,11 @@ class ConjugateProgram:
         size = 1.0
         for label in {root(x) for x in a_labels} - present:
             size *= label.size
+        if magnitudes:
+            operands = [
+                x if isinstance(x, OneHot) else (jnp.abs(x[0]), x[1]) for x in operands
+            ]
+            size *= math.copysign(1.0, a.scale * b.scale)
         return jnp.asarray(forms.contract(a.scale * b.scale * size, operands, ()))
 
     def bounded_sum(
@@ -410,7 +434,7 @@ class ConjugateProgram:
             for latent in self.structure.latents.values()
         )
         moments: dict[str, dict[str, jax.Array]] = {}
-        ordered = groups  # the model's order: parents come first
+        ordered = self._parents_first(groups)
         for group, subkey in zip(
             ordered, jax.random.split(key, max(len(ordered), 1)), strict=True
         ):
@@ -510,9 +534,13 @@ class ConjugateProgram:
         if len(groups) == 1:
             return first
 
+        # Single precision never gets to 1e-9; it would sweep to the limit instead.
+        resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
+        enough = max(tolerance, resolution)
+
         def going(carry: tuple) -> jax.Array:
             count, change, _ = carry
-            return (count < max_sweeps) & (change > tolerance)
+            return (count < max_sweeps) & (change > enough)
 
         def step(carry: tuple) -> tuple:
             count, _, (before, _) = carry
@@ -521,6 +549,18 @@ class ConjugateProgram:
 
         _, _, result = jax.lax.while_loop(going, step, (1, jnp.asarray(jnp.inf), first))
         return result
+
+
+def divided_by_weight(
+    natural: Mapping[str, jax.Array], weight: jax.Array
+) -> dict[str, jax.Array]:
+    """Natural parameters of one of `weight` independent copies."""
+
+    def divide(value: jax.Array) -> jax.Array:
+        each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
+        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), 0.0)
+
+    return {statistic: divide(value) for statistic, value in natural.items()}
 
 
 def _relative_change(before: Any, after: Any) -> jax.Array:
@@ -570,10 +610,7 @@ def _moment(
     """The moment of a group that one term asks for, and its labels."""
     if group.layout is None:
         (atom,) = atoms
-        statistic = atom.function
-        if atom.function == "x" and atom.power == -1.0:
-            statistic = "1/x"
-        return moments[statistic], atom.labels
+        return moments[statistic_name(atom)], atom.labels
     layout = group.layout
     if len(atoms) == 1:
         (atom,) = atoms

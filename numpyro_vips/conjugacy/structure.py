@@ -205,17 +205,21 @@ def is_real(latent: Latent) -> bool:
 def _statistic_name(atoms: Sequence[Atom], latent: Latent) -> str:
     """How a latent occurs in one term, such as `x`, `1/x`, `log` or `xx`."""
     if len(atoms) == 1:
-        atom = atoms[0]
-        if atom.power == 1.0:
-            return atom.function
-        if atom.function == "x" and atom.power == -1.0:
-            return "1/x"
-        return f"{atom.function}^{atom.power:g}"
+        return statistic_name(atoms[0])
     if is_real(latent) and all((a.function, a.power) == ("x", 1.0) for a in atoms):
         return "x" * len(atoms) if len(atoms) <= 3 else f"x^{len(atoms)}"
     if len(atoms) == 2 and all(atom.function == "is" for atom in atoms):
         return "is"
-    return "·".join(sorted(_statistic_name([atom], latent) for atom in atoms))
+    return "·".join(sorted(statistic_name(atom) for atom in atoms))
+
+
+def statistic_name(atom: Atom) -> str:
+    """The statistic that one atom is, as families name them."""
+    if atom.power == 1.0:
+        return atom.function
+    if atom.function == "x" and atom.power == -1.0:
+        return "1/x"
+    return f"{atom.function}^{atom.power:g}"
 
 
 def _by_latent(term: Term) -> dict[str, list[Atom]]:
@@ -244,11 +248,7 @@ def _usage(
 
 def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
     if latent.family is not None:
-        family = next(
-            match.family
-            for match in families.FAMILIES
-            if match.family.name == latent.family
-        )
+        family = families.family_named(latent.family)
         return family if used <= set(family.statistics) else None
     if latent.states is not None:
         return families.Categorical if used <= {"is"} else None

@@ -1,0 +1,249 @@
+"""Posteriors of scales: the generalised inverse Gaussian and roots of such variables.
+
+A variance with a Gamma prior, the mixing variable of a Laplace density and the scales
+of shrinkage priors are generalised inverse Gaussian (GIG), with density
+∝ x^(p-1) exp(-(a·x + b/x)/2). A standard deviation whose square is GIG or inverse
+Gamma has the statistics x², 1/x² and log x instead; those are the "root" families.
+"""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+from scipy import special, stats
+
+from numpyro_vips.conjugacy.families import (
+    POSITIVE,
+    Family,
+    InverseGamma,
+    Match,
+    Moments,
+    register_family,
+)
+
+# Step in the order for the derivative of log K; it balances truncation and rounding.
+_ORDER_STEP = 1e-4
+
+
+def _log_bessel_k(order: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """log K_order(z), also where K itself overflows (z near 0, or a large order)."""
+    order = np.abs(order)
+    with np.errstate(all="ignore"):
+        scaled = special.kve(order, z)
+        direct = np.log(scaled) - z
+        near_zero = special.gammaln(order) + order * np.log(2.0 / z) - math.log(2.0)
+    usable = np.isfinite(scaled) & (scaled > 0)
+    return np.where(usable, direct, near_zero)
+
+
+def _gig_moments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """E[x], E[1/x], E[log x] and the log normaliser, stacked."""
+    p, a, b = (np.asarray(value, np.float64) for value in (p, a, b))
+    # Below this the density is a Gamma's or an inverse Gamma's to double precision.
+    a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
+    root = np.sqrt(a * b)
+    log_k = _log_bessel_k(p, root)
+    up = np.exp(_log_bessel_k(p + 1.0, root) - log_k)
+    down = np.exp(_log_bessel_k(p - 1.0, root) - log_k)
+    ratio = np.sqrt(b / a)
+    slope = (
+        _log_bessel_k(p + _ORDER_STEP, root) - _log_bessel_k(p - _ORDER_STEP, root)
+    ) / (2.0 * _ORDER_STEP)
+    log_ratio = 0.5 * np.log(b / a)
+    normalizer = math.log(2.0) + p * log_ratio + log_k
+    return np.stack([ratio * up, down / ratio, log_ratio + slope, normalizer])
+
+
+def _evaluate(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    p, a, b = jnp.broadcast_arrays(p, a, b)
+    shape = jax.ShapeDtypeStruct((4, *p.shape), p.dtype)
+
+    def callback(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return _gig_moments(p, a, b).astype(shape.dtype)
+
+    # One call for a whole minibatch: batch axes are moved behind the stacked one.
+    @jax.custom_batching.custom_vmap
+    def call(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+        return jax.pure_callback(callback, shape, p, a, b)
+
+    @call.def_vmap
+    def _batched(size: int, batched: list, p: jax.Array, a: jax.Array, b: jax.Array):  # type: ignore[no-untyped-def]
+        p, a, b = (
+            value if is_batched else jnp.broadcast_to(value, (size, *value.shape))
+            for value, is_batched in zip((p, a, b), batched, strict=True)
+        )
+        return jnp.moveaxis(_evaluate(p, a, b), 1, 0), True
+
+    return call(p, a, b)
+
+
+class GeneralizedInverseGaussian(Family):
+    name = "GeneralizedInverseGaussian"
+    statistics = ("x", "1/x", "log")
+
+    @staticmethod
+    def _standard(natural: Moments) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return natural["log"] + 1.0, -2.0 * natural["x"], -2.0 * natural["1/x"]
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        found = _evaluate(*GeneralizedInverseGaussian._standard(natural))
+        return {"x": found[0], "1/x": found[1], "log": found[2]}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        @jax.custom_jvp
+        def normalizer(natural: Moments) -> jax.Array:
+            return _evaluate(*GeneralizedInverseGaussian._standard(natural))[3]
+
+        @normalizer.defjvp
+        def _slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+            mean = GeneralizedInverseGaussian.moments(primals[0])
+            parts = [mean[s] * tangents[0][s] for s in mean]
+            return normalizer(primals[0]), sum(parts, jnp.zeros_like(parts[0]))
+
+        return normalizer(natural)
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {
+            "x": prior["x"] + jnp.minimum(data["x"], 0.0),
+            "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
+            "log": prior["log"] + data["log"],
+        }
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        p, a, b = GeneralizedInverseGaussian._standard(natural)
+        return {"p": p, "a": a, "b": b}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return _GIG(parameters["p"], parameters["a"], parameters["b"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
+        return {**natural, "x": natural["x"] * factor}
+
+
+class _GIG(dist.Distribution):
+    """Draws and density of GIG(p, a, b); draws come from scipy."""
+
+    arg_constraints = {
+        "p": constraints.real,
+        "a": constraints.nonnegative,
+        "b": constraints.nonnegative,
+    }
+    support = constraints.positive
+
+    def __init__(self, p: jax.Array, a: jax.Array, b: jax.Array):
+        self.p, self.a, self.b = p, a, b
+        super().__init__(jnp.shape(p), validate_args=False)
+
+    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+        assert key is not None
+        shape = (*sample_shape, *self.batch_shape)
+        result = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
+
+        def draw(key_data: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray):  # type: ignore[no-untyped-def]
+            rng = np.random.default_rng(np.asarray(key_data).ravel())
+            a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
+            values = stats.geninvgauss.rvs(
+                np.broadcast_to(p, shape),
+                np.broadcast_to(np.sqrt(a * b), shape),
+                scale=np.broadcast_to(np.sqrt(b / a), shape),
+                size=shape,
+                random_state=rng,
+            )
+            return np.asarray(values, result.dtype)
+
+        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        key_data = jax.random.key_data(key) if is_typed else key
+        return jax.pure_callback(draw, result, key_data, self.p, self.a, self.b)
+
+    def log_prob(self, value: jax.Array) -> jax.Array:
+        natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
+        normalizer = GeneralizedInverseGaussian.log_normalizer(natural)
+        return (
+            natural["log"] * jnp.log(value)
+            + natural["x"] * value
+            + natural["1/x"] / value
+            - normalizer
+        )
+
+
+class _Root(Family):
+    """A family for x with x² in the family `square`."""
+
+    square: type[Family]
+
+    @classmethod
+    def _of_square(cls, natural: Moments) -> dict[str, jax.Array]:
+        # dx² = 2x dx, so one power of x goes to the Jacobian.
+        found = {"log": 0.5 * (natural["log"] - 1.0), "1/x": natural["x^-2"]}
+        return {**found, "x": natural["x^2"]} if "x^2" in natural else found
+
+    @classmethod
+    def moments(cls, natural: Moments) -> dict[str, jax.Array]:
+        square = cls.square.moments(cls._of_square(natural))
+        found = {"log": 0.5 * square["log"], "x^-2": square["1/x"]}
+        return {**found, "x^2": square["x"]} if "x^2" in natural else found
+
+    @classmethod
+    def log_normalizer(cls, natural: Moments) -> jax.Array:
+        return cls.square.log_normalizer(cls._of_square(natural)) - math.log(2.0)
+
+    @classmethod
+    def project(
+        cls, prior: Moments, data: Moments, noise: Moments
+    ) -> dict[str, jax.Array]:
+        projected = {
+            statistic: prior[statistic] + jnp.minimum(data[statistic], 0.0)
+            for statistic in ("x^2", "x^-2")
+            if statistic in prior
+        }
+        return {**projected, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
+
+    @classmethod
+    def parameters(cls, natural: Moments) -> dict[str, jax.Array]:
+        """Those of the distribution of x²."""
+        return cls.square.parameters(cls._of_square(natural))
+
+    @classmethod
+    def distribution(cls, parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.TransformedDistribution(
+            cls.square.distribution(parameters),
+            dist.transforms.PowerTransform(0.5),
+            validate_args=False,
+        )
+
+    @classmethod
+    def perturb(cls, natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
+        return {**natural, "x^-2": natural["x^-2"] * factor}
+
+
+class RootInverseGamma(_Root):
+    name = "RootInverseGamma"
+    statistics = ("x^-2", "log")
+    square = InverseGamma
+
+
+class RootGeneralizedInverseGaussian(_Root):
+    name = "RootGeneralizedInverseGaussian"
+    statistics = ("x^2", "x^-2", "log")
+    square = GeneralizedInverseGaussian
+
+
+for _family in (
+    RootInverseGamma,
+    RootGeneralizedInverseGaussian,
+    GeneralizedInverseGaussian,
+):
+    register_family(Match(_family, frozenset(_family.statistics), POSITIVE))
+

@@ -1,0 +1,76 @@
+"""Heavy-tailed densities as scale mixtures, one registered function each.
+
+The auxiliary variables have conditional posteriors in an exponential family, so at
+fixed values of everything else the bound that they give is exact.
+"""
+
+import math
+
+import numpyro.distributions as dist
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.forms import Form
+from numpyro_vips.conjugacy.interpreter import Value, as_form
+from numpyro_vips.conjugacy.log_densities import (
+    Augment,
+    gamma,
+    inverse_gamma,
+    log_density,
+    normal_with_precision,
+)
+
+
+@log_density(dist.StudentT)
+def student_t(
+    x: Form, df: Value, loc: Value, scale: Value, *, augment: Augment, **_: Value
+) -> Form:
+    """Normal with precision λ/scale², λ ~ Gamma(df/2, df/2)."""
+    loc, degrees = as_form(loc), as_form(df)
+    precision = forms.power(as_form(scale), -2.0)
+    axes = forms.common_axes(x, loc, precision, degrees)
+    mixing = augment.auxiliary("scale", axes, family="Gamma")
+    return normal_with_precision(x, loc, mixing * precision) + gamma(
+        mixing, degrees * 0.5, degrees * 0.5, augment=augment
+    )
+
+
+@log_density(dist.Cauchy)
+def cauchy(
+    x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
+) -> Form:
+    one = forms.as_form(1.0)
+    return student_t(x, one, loc, scale, augment=augment)
+
+
+@log_density(dist.Laplace)
+def laplace(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
+    """Normal with variance τ·scale², τ ~ Exponential(1/2) (Andrews and Mallows)."""
+    loc, precision = as_form(loc), forms.power(as_form(scale), -2.0)
+    axes = forms.common_axes(x, loc, precision)
+    tau = augment.auxiliary("scale", axes, family="GeneralizedInverseGaussian")
+    inverse = forms.power(tau, -1.0)
+    conditional = normal_with_precision(x, loc, inverse * precision)
+    return conditional - 0.5 * tau - math.log(2.0)
+
+
+@log_density(dist.HalfCauchy)
+def half_cauchy(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
+    """x² ~ InverseGamma(1/2, 1/a), a ~ InverseGamma(1/2, 1/scale²).
+
+    Wand, Ormerod, Padoan and Frühwirth (2011), result 5.
+    """
+    rate = forms.power(as_form(scale), -2.0)
+    axes = forms.common_axes(x, rate)
+    mixing = augment.auxiliary("scale", axes, family="InverseGamma")
+    half = forms.as_form(0.5)
+    log_x = forms.log(x)
+    inverse = forms.power(mixing, -1.0)
+    of_square = (
+        0.5 * forms.log(inverse)
+        - 0.5 * math.log(math.pi)
+        - 3.0 * log_x
+        - inverse * forms.power(x, -2.0)
+    )
+    # The density of x rather than of x².
+    jacobian = log_x + math.log(2.0)
+    return of_square + jacobian + inverse_gamma(mixing, half, rate, augment=augment)

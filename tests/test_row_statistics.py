@@ -1,0 +1,289 @@
+"""The guarantee of the conjugacy layer: what one row can do to the released sums.
+
+Norms and clipped sums are computed from structure, without any row's statistic ever
+being made; here they are compared with statistics that are made, one row at a time.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _models import MODELS, UNIT, Rows, uncertified
+
+from numpyro_vips.conjugacy.program import ConjugateProgram
+
+SWEEPS = 3
+COUNT = 48
+NAMES = tuple(MODELS)
+
+
+class Setup:
+    """A compiled model at globals that are not its prior's, in either precision."""
+
+    def __init__(self, fn: Callable[..., None], rows: Rows):
+        self.program: ConjugateProgram = uncertified(fn, rows)
+        self.names = tuple(self.program.graph.arguments.row_shapes())
+        self.rows = self.as_dict(rows)
+        first = {name: jnp.asarray(row[0]) for name, row in self.rows.items()}
+        start = self.program.initial_moments(jax.random.key(1), first)
+        # Moved away from the prior, so that no moment is zero.
+        start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
+        self.joint = self.program.joint_moments(start)
+        self.scales = {
+            statistic.name: 0.5 + 0.4 * number
+            for number, statistic in enumerate(self.program.structure.statistics)
+            if statistic.release != "public"
+        }
+
+    def as_dict(self, rows: Rows) -> dict[str, np.ndarray]:
+        return dict(zip(self.names, rows, strict=True))
+
+    @functools.cached_property
+    def _bounded_sum(self) -> Any:
+        return jax.jit(
+            lambda rows, mask, norm: self.program.bounded_sum(
+                self.joint, rows, mask, self.scales, norm, SWEEPS
+            )
+        )
+
+    def bounded_sum(
+        self, rows: Mapping[str, Any], mask: Any, clipping_norm: float
+    ) -> dict[str, np.ndarray]:
+        found = self._bounded_sum(dict(rows), jnp.asarray(mask), clipping_norm)
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    @functools.cached_property
+    def _row_by_row(self) -> Any:
+        def one(row: Mapping[str, Any]) -> Any:
+            mine = self.program.solve_locals(self.joint, row, SWEEPS)
+
+            def expected(released: Mapping[str, Any]) -> jax.Array:
+                _, terms, _ = self.program.row_terms(row)
+                return self.program.expected(terms, {**self.joint, **released}, mine)
+
+            made = jax.grad(expected)({name: self.joint[name] for name in self.scales})
+            blocks = {
+                s.name: _symmetrised(s, made[s.name])
+                for s in self.program.structure.statistics
+                if s.name in self.scales
+            }
+            return blocks, self.program.row_norms(row, mine, self.scales)
+
+        return jax.jit(jax.vmap(one))
+
+    def row_by_row(
+        self, rows: Mapping[str, Any]
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Every row's statistics, made in full, and its norm found without them."""
+        made, norms = self._row_by_row({k: jnp.asarray(v) for k, v in rows.items()})
+        return {k: np.asarray(v) for k, v in made.items()}, np.asarray(norms)
+
+    def joint_norms(self, statistics: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Norms over all blocks, whose first axis is that of rows."""
+        squares = [
+            self.scales[name] ** 2 * (value.reshape(len(value), -1) ** 2).sum(1)
+            for name, value in statistics.items()
+        ]
+        return np.sqrt(np.sum(squares, axis=0))
+
+
+def _symmetrised(statistic: Any, array: jax.Array) -> jax.Array:
+    if statistic.matrix is None:
+        return array
+    batch, rows, columns = statistic.matrix
+    array = jnp.transpose(array, (*batch, *rows, *columns))
+    array = array.reshape(statistic.block_shape)
+    return 0.5 * (array + jnp.swapaxes(array, -1, -2))
+
+
+@functools.cache
+def setup(name: str) -> Setup:
+    """The model in single precision, which is what runs in practice."""
+    rows = tuple(
+        array.astype(np.float32) if array.dtype.kind == "f" else array
+        for array in MODELS[name].rows(COUNT)
+    )
+    return Setup(MODELS[name].fn, rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_norms_and_sums_match_materialised_statistics(name: str) -> None:
+    this = setup(name)
+    made, found = this.row_by_row(this.rows)
+    norms = this.joint_norms(made)
+    np.testing.assert_allclose(found, norms, rtol=2e-4, atol=1e-6)
+    mask = np.arange(COUNT) % 7 != 2
+    whole = this.bounded_sum(this.rows, mask, math.inf)
+    # Half of the rows are clipped at the median.
+    norm = float(np.median(norms))
+    clipped = this.bounded_sum(this.rows, mask, norm)
+    shrink = norm / np.maximum(norms, norm)
+    for block, value in made.items():
+        atol = 1e-4 * np.abs(value).sum(0).max()
+        expected = value[mask].sum(0)
+        np.testing.assert_allclose(whole[block], expected, rtol=1e-4, atol=atol)
+        weights = shrink.reshape(-1, *(1,) * (value.ndim - 1))
+        expected = (weights * value)[mask].sum(0)
+        np.testing.assert_allclose(clipped[block], expected, rtol=1e-4, atol=atol)
+        nothing = this.bounded_sum(this.rows, np.zeros(COUNT, bool), norm)
+        np.testing.assert_array_equal(nothing[block], np.zeros_like(nothing[block]))
+
+
+# What an adversary may put in a row: finite, huge, not finite, outside the support.
+FLOATS = (0.0, 1.0, -1.0, 3e2, -1e6, 1e6, 1e12, 3e38, np.nan, np.inf, -np.inf)
+INTEGERS = (0, 1, 3, -1, 4, 1000, -1000, 2**31 - 1, -(2**31))
+
+
+def _nasty_rows(this: Setup, count: int) -> dict[str, np.ndarray]:
+    """Rows whose entries are mixtures of ordinary and extreme values."""
+    rng = np.random.default_rng(5)
+    rows = {}
+    for name, array in this.rows.items():
+        extreme = FLOATS if array.dtype.kind == "f" else INTEGERS
+        shape = (count, *array.shape[1:])
+        drawn = rng.choice(np.asarray(extreme, array.dtype), shape)
+        plain = array[rng.integers(0, len(array), count)]
+        rows[name] = np.where(rng.random(shape) < 0.4, drawn, plain)
+    # One argument extreme in every entry, the others ordinary.
+    number = 0
+    for name, array in this.rows.items():
+        for value in FLOATS if array.dtype.kind == "f" else INTEGERS:
+            if number >= count // 2:
+                break
+            for other, plain in this.rows.items():
+                rows[other][number] = plain[number % len(plain)]
+            rows[name][number] = value
+            number += 1
+    return rows
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_row_changes_the_sum_by_more_than_the_clipping_norm(name: str) -> None:
+    this = setup(name)
+    rows = _nasty_rows(this, COUNT)
+    norm = 0.45  # Every model has rows with a larger norm.
+    changes = []
+    for number in range(COUNT):
+        change = this.bounded_sum(rows, np.arange(COUNT) == number, norm)
+        changes.append(this.joint_norms({k: v[None] for k, v in change.items()})[0])
+    assert np.all(np.isfinite(changes))
+    assert np.max(changes) <= norm * (1 + 1e-4)
+    # The bound is attained, so the noise is not larger than it must be.
+    assert np.max(changes) >= 0.95 * norm
+    # Among others, one row changes the sum by what it contributes alone.
+    everyone = this.bounded_sum(rows, np.ones(COUNT, bool), norm)
+    for left_out in range(0, COUNT, 9):
+        others = this.bounded_sum(rows, np.arange(COUNT) != left_out, norm)
+        change = {k: (everyone[k] - others[k])[None] for k in everyone}
+        assert this.joint_norms(change)[0] <= norm * (1 + 1e-4)
+
+
+def _damaged(this: Setup) -> list[tuple[str, dict[str, np.ndarray]]]:
+    """Copies of the rows whose row 2 cannot count."""
+    found = []
+    for name, array in this.rows.items():
+        values: list[Any] = []
+        if array.dtype.kind == "f":
+            values = [np.nan, np.inf, -np.inf]
+        else:
+            # An index of -1 is the last entry, as in NumPy.
+            values = [-1000, 1000, 2**31 - 1]
+        for value in values:
+            rows = {k: v.copy() for k, v in this.rows.items()}
+            rows[name][(2, *(-1,) * (array.ndim - 1))] = value
+            found.append((f"{name}={value}", rows))
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_unusable_row_counts_exactly_as_zero(name: str) -> None:
+    this = setup(name)
+    without = np.ones(COUNT, bool)
+    without[2] = False
+    for norm in (math.inf, 0.5):
+        expected = this.bounded_sum(this.rows, without, norm)
+        for label, rows in _damaged(this):
+            found = this.bounded_sum(rows, np.ones(COUNT, bool), norm)
+            for block, value in expected.items():
+                np.testing.assert_array_equal(found[block], value, err_msg=label)
+
+
+LABELS = [
+    ("beta_bernoulli", "y", (2.0, -1.0, 0.5)),
+    ("logistic_fixed", "y", (2.0, -1.0, 0.5)),
+    ("logistic_intercept", "y", (2.0, -1.0, 0.5)),
+    ("gamma_poisson", "y", (-1.0, 2.5)),
+    ("gamma_exponential", "y", (-1.0,)),
+    ("dirichlet_categorical", "y", (-1, 4, 100)),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "values"), LABELS)
+def test_an_observation_outside_the_support_counts_as_zero(
+    name: str, argument: str, values: tuple
+) -> None:
+    this = setup(name)
+    without = np.ones(COUNT, bool)
+    without[2] = False
+    expected = this.bounded_sum(this.rows, without, math.inf)
+    for value in values:
+        rows = {k: v.copy() for k, v in this.rows.items()}
+        rows[argument][2] = value
+        found = this.bounded_sum(rows, np.ones(COUNT, bool), math.inf)
+        for block in expected:
+            np.testing.assert_array_equal(found[block], expected[block])
+
+
+def test_masked_observations_contribute_nothing() -> None:
+    """Rows whose only observation is masked out count zero, as do masked entries."""
+
+    def masked(X: Any, y: Any, seen: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+        b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+        with numpyro.plate(UNIT, X.shape[0]), numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w + b), obs=y)
+
+    plain = setup("logistic_intercept")
+    seen = np.arange(COUNT) % 3 != 1
+    this = Setup(masked, (plain.rows["X"], plain.rows["y"], seen))
+    for block in this.scales:
+        assert block in plain.scales
+    everything = np.ones(COUNT, bool)
+    with_mask = this.bounded_sum(this.rows, everything, math.inf)
+    without = plain.bounded_sum(plain.rows, seen, math.inf)
+    for block in with_mask:
+        np.testing.assert_allclose(with_mask[block], without[block], rtol=1e-5)
+    only_hidden = this.bounded_sum(this.rows, ~seen, math.inf)
+    for value in only_hidden.values():
+        np.testing.assert_array_equal(value, np.zeros_like(value))
+
+
+@pytest.mark.parametrize("size", [1e3, 1e6, 1e9])
+def test_cancellation_does_not_hide_a_large_contribution(size: float) -> None:
+    """(y - offset)·x, where y and offset are far larger than their difference.
+
+    The row's norm is a sum of inner products of its terms, y·x and offset·x here; in
+    single precision rounding can swallow the difference, and a row that seems to be
+    zero would pass unclipped.
+    """
+    this = setup("regression_with_offset")
+    rng = np.random.default_rng(0)
+    difference = size * 10.0 ** rng.uniform(-6, 0, COUNT)
+    rows = {
+        "X": rng.normal(size=(COUNT, 3)).astype(np.float32),
+        "y": (size + difference).astype(np.float32),
+        "offset": np.full(COUNT, size, np.float32),
+    }
+    norm = 0.7
+    for number in range(COUNT):
+        mask = np.arange(COUNT) == number
+        change = this.bounded_sum(rows, mask, norm)
+        found = this.joint_norms({k: v[None] for k, v in change.items()})[0]
+        assert found <= norm * (1 + 1e-3)
