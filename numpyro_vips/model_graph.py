@@ -10,6 +10,7 @@ model itself.
 
 import dataclasses
 import difflib
+import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
@@ -157,7 +158,31 @@ class _Substitute(Messenger):
 
     def __init__(self, values: Mapping[str, Any] | None):
         self.values = values
+        # Positions in the loops that are being unrolled, outermost first.
+        self._time: list[int] = []
         super().__init__()
+
+    def _unrolled(self, msg: Any) -> Any:
+        """Runs the body of NumPyro's `scan` step by step; step t's sites end in [t]."""
+        if not getattr(msg["fn"], "__name__", "").startswith("scan"):
+            raise UnsafeModelError(
+                "The model uses numpyro.contrib.control_flow.cond, which is not "
+                "supported. Use jnp.where."
+            )
+        body, carry, xs, length, reverse = msg["args"]
+        count = length if xs is None else len(jax.tree.leaves(xs)[0])
+        collected = []
+        for t in reversed(range(count)) if reverse else range(count):
+            self._time.append(t)
+            x = jax.tree.map(lambda leaf, t=t: leaf[t], xs)
+            carry, y = body(carry, x)
+            self._time.pop()
+            collected.append(y)
+        if reverse:
+            collected.reverse()
+        ys = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
+        # What NumPyro's scan expects; its sites have been seen one by one already.
+        return (count, None, carry), (types.SimpleNamespace(trace={}), ys)
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "param":
@@ -166,10 +191,10 @@ class _Substitute(Messenger):
                 "prior with numpyro.sample; an estimate without one has no posterior."
             )
         if msg["type"] == "control_flow":
-            raise UnsafeModelError(
-                "The model uses numpyro.contrib.control_flow, which is not supported "
-                "yet. Write the loop in Python."
-            )
+            msg["value"] = self._unrolled(msg)
+            return
+        if self._time:
+            msg["name"] += "".join(f"[{t}]" for t in self._time)
         if msg["type"] != "sample" or msg["is_observed"]:
             return
         if self.values is not None and msg["name"] in self.values:

@@ -16,6 +16,7 @@ import numpyro
 from numpyro.distributions import biject_to
 
 from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
 from numpyro_vips.conjugacy.structure import Group
 from numpyro_vips.errors import UnsafeModelError
@@ -158,6 +159,8 @@ def _point_moments(
     program: ConjugateProgram, group: Group, values: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """The moments of a group whose posterior is a point."""
+    if isinstance(group.family, JointCategorical):
+        return _joint_point(program, group.family, values)
     if group.layout is None:
         value = values[group.name]
         moments = {}
@@ -177,6 +180,25 @@ def _point_moments(
         parts.append(value.reshape((*layout.batch_shape, -1)))
     mean = jnp.concatenate(parts, axis=-1)
     return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
+
+
+def _joint_point(
+    program: ConjugateProgram, family: JointCategorical, values: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Indicators of the joint states of several discrete latents."""
+    moments = {}
+    for clique, statistic in zip(family.cliques, family.statistics, strict=True):
+        table = jnp.ones(values[clique[0]].shape)
+        for name in clique:
+            states = program.structure.latents[name].states
+            indicator = (values[name][..., None] == states).astype(float)
+            extra = table.ndim - values[name].ndim
+            indicator = jnp.expand_dims(
+                indicator, range(values[name].ndim, values[name].ndim + extra)
+            )
+            table = table[..., None] * indicator
+        moments[statistic] = table
+    return moments
 
 
 _POINT_STATISTICS = {

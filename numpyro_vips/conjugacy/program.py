@@ -10,7 +10,7 @@ clipped sum over rows is one weighted backward pass.
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.forms import Atom, Label, OneHot, Term
+from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import (
     Group,
     Statistic,
@@ -111,6 +112,8 @@ class ConjugateProgram:
         def expected(mine: Mapping[str, jax.Array]) -> jax.Array:
             return self.expected(terms, joint, {**moments, group.name: mine})
 
+        if any(_couples_elements(term, group) for term in terms):
+            return _one_by_one(expected, moments.get(group.name), self._even(group))
         natural = jax.grad(expected)(self.zero_moments(group))
         weight = weights.get(group.name)
         if weight is not None:
@@ -123,7 +126,14 @@ class ConjugateProgram:
             for statistic in group.family.statistics
         }
 
+    def _even(self, group: Group) -> dict[str, jax.Array]:
+        """Every state of a discrete latent equally likely."""
+        shape = self._moment_shape(group, "is")
+        return {"is": jnp.full(shape, 1.0 / shape[-1])}
+
     def _moment_shape(self, group: Group, statistic: str) -> tuple[int, ...]:
+        if isinstance(group.family, JointCategorical):
+            return (*group.shape, *group.family.table_shape(statistic))
         if statistic == "xx":
             return (*group.shape, group.shape[-1])
         if statistic == "is":
@@ -551,6 +561,56 @@ class ConjugateProgram:
         return result
 
 
+def _couples_elements(term: Term, group: Group) -> bool:
+    """Whether a term multiplies two elements of one discrete latent."""
+    mine = [a for a in term.atoms if a.latent in group.latents and a.function == "is"]
+    return len(mine) == 2 and mine[0].latent == mine[1].latent
+
+
+def _pair_moment(probabilities: jax.Array) -> jax.Array:
+    """E[1[z_i=s] 1[z_j=t]] for all pairs of independent elements i and j.
+
+    It is affine in each element's probabilities given the others', i = j included.
+    """
+    states = probabilities.shape[-1]
+    flat = probabilities.reshape(-1, states)
+    pairs = flat[:, :, None, None] * flat[None, None, :, :]
+    same = jnp.eye(len(flat), dtype=bool)[:, None, :, None]
+    diagonal = flat[:, :, None, None] * jnp.eye(states)[None, :, None, :]
+    return jnp.where(same, diagonal, pairs).reshape(probabilities.shape * 2)
+
+
+def _one_by_one(
+    expected: Callable[[Mapping[str, jax.Array]], jax.Array],
+    current: Mapping[str, jax.Array] | None,
+    even: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Updates the elements of a discrete latent in turn, so that the bound only rises.
+
+    The expectation is quadratic in the elements' probabilities, so its gradient is
+    affine: it is linearised once, and each update corrects it for the elements behind.
+    """
+    start = (even if current is None else current)["is"]
+    states = start.shape[-1]
+
+    def gradient(probabilities: jax.Array) -> jax.Array:
+        return jax.grad(expected)({"is": probabilities})["is"]
+
+    slope = jax.jacfwd(gradient)(start).reshape(start.size, start.size)
+    slope = slope.reshape(-1, states, start.size // states, states)
+
+    def update(i: int, carry: tuple) -> tuple:
+        probabilities, natural = carry
+        new = jax.nn.softmax(natural[i])
+        natural = natural + slope[:, :, i, :] @ (new - probabilities[i])
+        return probabilities.at[i].set(new), natural
+
+    flat = start.reshape(-1, states)
+    natural = gradient(start).reshape(-1, states)
+    flat, _ = jax.lax.fori_loop(0, len(flat), update, (flat, natural))
+    return {"is": flat.reshape(start.shape)}
+
+
 def divided_by_weight(
     natural: Mapping[str, jax.Array], weight: jax.Array
 ) -> dict[str, jax.Array]:
@@ -608,6 +668,13 @@ def _moment(
     group: Group, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
 ) -> Operand:
     """The moment of a group that one term asks for, and its labels."""
+    if isinstance(group.family, JointCategorical):
+        by_latent = {atom.latent: atom for atom in atoms}
+        ordered = [by_latent[name] for name in group.latents if name in by_latent]
+        table = moments[",".join(atom.latent for atom in ordered)]
+        return table, (*atoms[0].labels[:-1], *(a.labels[-1] for a in ordered))
+    if group.layout is None and len(atoms) == 2:
+        return _pair_moment(moments["is"]), (*atoms[0].labels, *atoms[1].labels)
     if group.layout is None:
         (atom,) = atoms
         return moments[statistic_name(atom)], atom.labels

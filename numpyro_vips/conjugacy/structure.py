@@ -19,6 +19,11 @@ from numpyro_vips.conjugacy import families, forms
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
 from numpyro_vips.conjugacy.forms import Atom, Label, Term
+from numpyro_vips.conjugacy.joint_categorical import (
+    MAX_TABLE,
+    JointCategorical,
+    elimination_order,
+)
 
 Release = Literal["public", "once", "adaptive"]
 
@@ -62,7 +67,7 @@ class Group:
 
     name: str
     role: str
-    family: type[Family]
+    family: type[Family] | JointCategorical
     latents: tuple[str, ...]
     shape: tuple[int, ...]
     layout: GaussianLayout | None = None
@@ -208,7 +213,7 @@ def _statistic_name(atoms: Sequence[Atom], latent: Latent) -> str:
         return statistic_name(atoms[0])
     if is_real(latent) and all((a.function, a.power) == ("x", 1.0) for a in atoms):
         return "x" * len(atoms) if len(atoms) <= 3 else f"x^{len(atoms)}"
-    if len(atoms) == 2 and all(atom.function == "is" for atom in atoms):
+    if all(atom.function == "is" for atom in atoms) and _are_two_elements(atoms):
         return "is"
     return "·".join(sorted(statistic_name(atom) for atom in atoms))
 
@@ -282,6 +287,9 @@ def _groups(
     pairs = _gaussian_pairs(pieces, set(gaussian), latents)
     groups: dict[str, Group] = {}
     done: set[str] = set()
+    for joint in _joint_discrete(pieces, latents):
+        groups[joint.name] = joint
+        done.update(joint.latents)
     for name in latents:
         if name in done:
             continue
@@ -308,6 +316,64 @@ def _groups(
             layout=layout,
         )
     return groups
+
+
+def _joint_discrete(
+    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
+) -> list[Group]:
+    """Discrete latents of a row that meet and can be summed out exactly."""
+    cliques: dict[tuple[str, ...], None] = {}
+    apart: set[str] = set()
+    number = {name: i for i, name in enumerate(latents)}
+    for _, terms in pieces:
+        for term in terms:
+            atoms = [
+                atom
+                for atom in term.atoms
+                if atom.function == "is" and latents[atom.latent].family is None
+            ]
+            names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
+            indices = [atom.labels[:-1] for atom in atoms]
+            if any(not forms.same_labels(indices[0], other) for other in indices[1:]):
+                # Different elements meet; each keeps a factor of its own.
+                apart.update(names)
+            elif names:
+                cliques[tuple(names)] = None
+    groups, seen = [], set()
+    for name in latents:
+        members = _reachable(name, list(cliques), apart)
+        if len(members) < 2 or name in seen:
+            continue
+        seen |= members
+        ordered = sorted(members, key=number.__getitem__)
+        states = {n: len(latents[n].states) for n in ordered}  # type: ignore[arg-type]
+        mine = [clique for clique in cliques if set(clique) <= members]
+        if elimination_order(states, mine)[1] > MAX_TABLE:
+            continue
+        groups.append(
+            Group(
+                name=",".join(ordered),
+                role=latents[name].role,
+                family=JointCategorical(states, mine),
+                latents=tuple(ordered),
+                shape=latents[name].shape,
+            )
+        )
+    return groups
+
+
+def _reachable(
+    start: str, cliques: Sequence[tuple[str, ...]], apart: set[str]
+) -> set[str]:
+    found, queue = {start}, [start]
+    while queue:
+        here = queue.pop()
+        for clique in cliques:
+            if here in clique and not apart & set(clique):
+                new = set(clique) - found
+                found |= new
+                queue += new
+    return found
 
 
 Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
@@ -466,10 +532,23 @@ def _check_products(
                 real = all(is_real(latents[a.latent]) for a in atoms)
                 if real and len(atoms) == 2:
                     continue
+                if all(atom.function == "is" for atom in atoms) and (
+                    len({atom.latent for atom in atoms}) == len(atoms)
+                    or _are_two_elements(atoms)
+                ):
+                    continue
                 names = " · ".join(sorted(a.latent for a in atoms))
                 reasons[group] = f"a product of {names} in {piece.site!r}"
     if reasons:
         raise NotConjugate(reasons)
+
+
+def _are_two_elements(atoms: Sequence[Atom]) -> bool:
+    """Whether two indicators belong to different elements of one latent."""
+    if len(atoms) != 2:
+        return False
+    first, second = (atom.labels[:-1] for atom in atoms)
+    return not forms.same_labels(first, second)
 
 
 # --- statistics -----------------------------------------------------------------------
