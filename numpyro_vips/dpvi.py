@@ -504,14 +504,15 @@ def _clipped(
     precision = jnp.finfo(joint.dtype)
     # Room for the rounding of the norm itself.
     bound = clipping_norm * (1 - precision.eps * (8 + joint.size**0.5))
-    # The norm by way of the largest entry, which cannot overflow on its way.
-    largest = jnp.max(jnp.abs(joint), initial=0.0)
-    largest = jnp.where(largest > precision.tiny, largest, 1.0)
-    direction = jax.tree.map(lambda value: value / largest, dict(contribution))
-    relative_norm = jnp.sqrt(jnp.sum((joint / largest) ** 2))
-    fits = largest * relative_norm <= bound
-    factor = bound / jnp.where(fits, 1.0, relative_norm)
+    # Squares of large entries would overflow, and a division by a very large number
+    # underflows where XLA multiplies by the inverse: then the norm would come out as
+    # zero and nothing be clipped. A fixed power of two keeps clear of both.
+    is_large = jnp.max(jnp.abs(joint), initial=0.0) > 2.0 ** (precision.maxexp // 4)
+    shrink = jnp.where(is_large, 2.0 ** -(5 * precision.maxexp // 8), 1.0)
+    norm = jnp.sqrt(jnp.sum((shrink * joint) ** 2))
+    fits = norm <= shrink * bound
+    factor = bound / jnp.where(fits, 1.0, norm)
     return {
-        name: jnp.where(valid, jnp.where(fits, value, direction[name] * factor), 0.0)
+        name: jnp.where(valid, jnp.where(fits, value, (shrink * value) * factor), 0.0)
         for name, value in contribution.items()
     }

@@ -12,10 +12,11 @@ class NotConjugateError(Exception):
     """
 
 
-class UnsafeModelError(Exception):
+class UnsafeModelError(ValueError):
     """No engine may run the model, because the guarantee would not hold.
 
-    The message says what is unsafe and how to change the model.
+    The message says what is unsafe and how to change the model. It is a `ValueError`
+    because a model, such as one without the unit plate, is an argument like another.
     """
 
 

@@ -24,10 +24,10 @@ def indices_in_range(
 ) -> jax.Array:
     """Evaluates `program` and returns whether it indexes within its arrays.
 
-    Seen are `x[i]` and slices that start at `i`. Not judged are the spellings that say
-    themselves what happens outside, `x.at[i].get(mode=...)` and `jnp.take`, nor
-    indexing inside loops and branches. A negative index counts from the end, as in
-    Python, and is in range down to minus the length.
+    Seen are `x[i]`, slices that start at `i` and whatever clamps its index. Not judged
+    are the spellings that fill in a value instead, such as `jnp.take`, whose NaN is
+    found by other means, nor indexing inside loops and branches. A negative index
+    counts from the end, as in Python, and is in range down to minus the length.
 
     Args:
       program: A traced program.
@@ -73,7 +73,7 @@ def _evaluate(
 
 def _checks(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[jax.Array]:
     if eqn.primitive.name == "gather":
-        if eqn.params["mode"] is not GatherScatterMode.PROMISE_IN_BOUNDS:
+        if eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP:
             return []
         operand, indices = operands
         axes = eqn.params["dimension_numbers"].start_index_map

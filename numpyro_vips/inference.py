@@ -27,7 +27,7 @@ from numpyro_vips.errors import (
     UnsafeModelError,
 )
 from numpyro_vips.explanation import Plan, explain_plan
-from numpyro_vips.handlers import private
+from numpyro_vips.handlers import _name_of, private
 from numpyro_vips.made_up_rows import rows_of_unit_size
 from numpyro_vips.model_arguments import ModelArguments, bind_arguments
 from numpyro_vips.model_graph import ModelGraph, build_graph
@@ -354,7 +354,7 @@ class PrivateVI:
                 relation=self.settings.relation,
                 events=events_of(steps),
                 accountant=self.accountant,
-                label=self.label or f"{self.model.fn.__name__} ({analysis.engine.name})",
+                label=self.label or f"{_name_of(self.model.fn)} ({analysis.engine.name})",
             )
         shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"
         with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:

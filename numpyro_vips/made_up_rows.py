@@ -11,19 +11,20 @@ from numpyro_vips.model_arguments import ModelArguments
 
 
 def made_up_rows(
-    arguments: ModelArguments, count: int, seed: int, *, dtype: type = np.float32
+    arguments: ModelArguments, count: int, seed: int, *, dtype: type | None = None
 ) -> dict[str, np.ndarray]:
     """Rows of the right shapes that have nothing to do with the private ones.
 
     Floats are drawn from (0.1, 0.9), which lies in the support of most observations;
-    integers and booleans from {0, 1}.
+    integers and booleans from {0, 1}. Floats have the private rows' own precision
+    unless `dtype` is given.
     """
     rng = np.random.default_rng(seed)
     rows = {}
     for name, row in arguments.row_shapes().items():
         shape = (count, *row.shape)
         if np.issubdtype(row.dtype, np.floating):
-            rows[name] = rng.uniform(0.1, 0.9, shape).astype(dtype)
+            rows[name] = rng.uniform(0.1, 0.9, shape).astype(dtype or row.dtype)
         else:
             rows[name] = rng.integers(0, 2, shape).astype(row.dtype)
     return rows
@@ -55,12 +56,12 @@ def rows_of_unit_size(
             direction = rng.normal(size=rows[name].shape)
             axes = tuple(range(1, direction.ndim))
             norm = np.sqrt((direction**2).sum(axes, keepdims=True))
-            rows[name] = (direction / norm).astype(np.float32)
+            rows[name] = (direction / norm).astype(rows[name].dtype)
     # The last arguments are the likeliest observations.
     for binary in itertools.product((False, True), repeat=min(len(floats), 6)):
         guess = dict(rows)
         for name, is_binary in zip(reversed(floats), reversed(binary), strict=False):
             if is_binary:
                 values = rng.integers(0, 2, rows[name].shape)
-                guess[name] = values.astype(np.float32)
+                guess[name] = values.astype(rows[name].dtype)
         yield guess

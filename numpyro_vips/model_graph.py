@@ -10,6 +10,7 @@ model itself.
 
 import dataclasses
 import difflib
+import math
 import types
 import warnings
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from numpyro.primitives import Messenger
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments, captured_arrays
+from numpyro_vips.plate_index import picks_rows_only
 
 Role = Literal["global", "local", "observed"]
 
@@ -123,15 +125,21 @@ class ModelGraph:
 class _UnitPlate(Messenger):
     """Checks the unit plate and takes its subsampling over."""
 
-    def __init__(self, unit: str, num_rows: int, declared: int):
+    def __init__(self, unit: str, num_rows: int, index: Any = None):
         self.unit = unit
         self.num_rows = num_rows
-        self.declared = declared
+        self.index = jnp.arange(num_rows) if index is None else index
         self.seen = False
         self.plate_names: list[str] = []
+        self._scale = 1.0  # What the plate multiplies log densities by.
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
+        if msg["type"] == "sample" and self._scale != 1.0:
+            if any(frame.name == self.unit for frame in msg["cond_indep_stack"]):
+                scale = msg["scale"] / self._scale
+                is_one = isinstance(scale, float) and math.isclose(scale, 1.0)
+                msg["scale"] = None if is_one else scale
         if msg["type"] != "plate":
             return
         self.plate_names.append(msg["name"])
@@ -149,8 +157,9 @@ class _UnitPlate(Messenger):
         self.seen = True
         # The engine draws the rows and scales their sum, so the plate covers exactly
         # the rows that it is given and scales nothing.
+        self._scale = size / self.num_rows
         msg["args"] = (self.num_rows, self.num_rows)
-        msg["value"] = jnp.arange(self.num_rows)
+        msg["value"] = self.index
 
 
 class _Substitute(Messenger):
@@ -193,10 +202,17 @@ class _Substitute(Messenger):
         if msg["type"] == "control_flow":
             msg["value"] = self._unrolled(msg)
             return
-        if self._time:
+        if self._time and msg["type"] in ("sample", "deterministic"):
             msg["name"] += "".join(f"[{t}]" for t in self._time)
         if msg["type"] != "sample" or msg["is_observed"]:
             return
+        if msg["value"] is not None:
+            raise UnsafeModelError(
+                f"The latent {msg['name']!r} is given its value by "
+                "numpyro.handlers.substitute, under which it stays a latent to be "
+                "fitted. To hold it at a public value use numpyro.handlers.do(model, "
+                f"data={{{msg['name']!r}: value}}), or write the value into the model."
+            )
         if self.values is not None and msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
 
@@ -207,14 +223,16 @@ def run_model(
     rows: Mapping[str, Any],
     *,
     latents: Mapping[str, Any] | None,
+    index: Any = None,
 ) -> tuple[dict[str, dict], _UnitPlate]:
     """Runs the model once under NumPyro's handlers and returns its sample messages.
 
-    Latents that are not given are drawn with a fixed key (only shapes are used).
+    Latents that are not given are drawn with a fixed key (only shapes are used). The
+    index of the unit plate is 0, 1, ... unless it is given.
     """
     args, kwargs = arguments.call(rows)
     count = next(iter(rows.values())).shape[0]
-    unit_plate = _UnitPlate(model.unit, count, arguments.num_rows)
+    unit_plate = _UnitPlate(model.unit, count, index)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="subsample_size does not match")
         # `trace` is outermost so that it sees the final messages.
@@ -307,8 +325,8 @@ class _Trace:
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
         self.count = count
+        self._model, self._arguments = model, arguments
         rows = _abstract_rows(arguments, count)
-        public = {k: jnp.asarray(v) for k, v in arguments.public.items()}
 
         def shapes(rows):
             trace, self.unit_plate = run_model(model, arguments, rows, latents=None)
@@ -322,27 +340,52 @@ class _Trace:
         self.messages: dict[str, Any] = {}
         self.structures: dict[str, Distributed] = {}
 
-        def program(rows, latents):
-            trace, self.unit_plate = run_model(model, arguments, rows, latents=latents)
-            outputs = {}
-            for name, msg in trace.items():
-                if msg["type"] != "sample":
-                    continue
-                structure, arrays = _take_apart(msg["fn"])
-                self.messages[name], self.structures[name] = msg, structure
-                outputs[name] = {"parameters": arrays}
-                if msg["is_observed"]:
-                    outputs[name]["value"] = jnp.asarray(msg["value"])
-                    outputs[name]["in_support"] = _in_support(msg["fn"], msg["value"])
-                if msg["scale"] is not None:
-                    outputs[name]["scale"] = jnp.asarray(msg["scale"])
-            return outputs
-
         self.inputs = (rows, latents)
         self.closed, self.output_shapes = _traced(
-            lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
+            lambda: jax.make_jaxpr(self._program, return_shape=True)(rows, latents)
         )
-        del public
+
+    def _program(self, rows: Any, latents: Any, index: Any = None) -> dict[str, Any]:
+        trace, self.unit_plate = run_model(
+            self._model, self._arguments, rows, latents=latents, index=index
+        )
+        outputs = {}
+        for name, msg in trace.items():
+            if msg["type"] != "sample":
+                continue
+            structure, arrays = _take_apart(msg["fn"])
+            self.messages[name], self.structures[name] = msg, structure
+            outputs[name] = {"parameters": arrays}
+            if msg["is_observed"]:
+                outputs[name]["value"] = jnp.asarray(msg["value"])
+                outputs[name]["in_support"] = _in_support(msg["fn"], msg["value"])
+            if msg["scale"] is not None:
+                outputs[name]["scale"] = jnp.asarray(msg["scale"])
+        return outputs
+
+    def picks_rows_only(self, local: set[str]) -> bool:
+        """Whether the unit plate's index serves to pick rows and nothing else.
+
+        Args:
+          local: Names of the latents with one entry per row.
+        """
+        rows, latents = self.inputs
+        index = jax.ShapeDtypeStruct((self.count,), jnp.result_type(int))
+        messages, structures = self.messages, self.structures
+        self.messages, self.structures = {}, {}
+        try:
+            closed = jax.make_jaxpr(self._program)(rows, latents, index)
+        except jax.errors.TracerArrayConversionError:
+            return False  # It indexes a NumPy array, which is none of the arguments.
+        finally:
+            self.messages, self.structures = messages, structures
+        has_rows = [True] * len(jax.tree.leaves(rows))
+        has_rows += [name in local for name in sorted(latents)]
+        return picks_rows_only(
+            closed,
+            has_rows=[*has_rows, False],
+            is_index=[False] * len(has_rows) + [True],
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         outputs = self.output_shapes[name]
@@ -375,8 +418,13 @@ def _traced(call: Callable[[], Any]) -> Any:
         ) from None
 
 
-def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
+def build_graph(
+    model: private, arguments: ModelArguments, *, made_up: bool = False
+) -> ModelGraph:
     """Finds the sites of `model` and its program for one row.
+
+    Of made-up rows, the number says nothing about the captured arrays, so these are
+    checked with the private rows alone.
 
     Raises:
       ValueError: The unit plate is missing or has another size than the data, or
@@ -385,7 +433,9 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         data or on the number of rows, something outside the unit plate is observed,
         or the model cannot be traced.
     """
-    _refuse_captured_rows(model, arguments)
+    captured = captured_arrays(model.fn)
+    if not made_up:
+        _refuse_captured_rows(captured, arguments)
     two, three = (_Trace(model, arguments, count) for count in (2, 3))
     one = _Trace(model, arguments, 1)
     if not two.unit_plate.seen:
@@ -395,12 +445,21 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
             "The model's sample statements differ with the number of rows. Put what "
             f"belongs to one row under the plate {model.unit!r}."
         )
-    for trace in (two, three, one):
-        _refuse_captured_constants(trace, model, arguments)
+    for trace in () if made_up else (two, three, one):
+        _refuse_captured_constants(trace, arguments)
     sites = {}
     for name, msg in one.messages.items():
         sites[name] = _site(name, msg, model.unit, one, two, three)
     _check_globals(sites, two, three, model.unit)
+    local = {name for name, site in sites.items() if site.role == "local"}
+    if not three.picks_rows_only(local):
+        raise UnsafeModelError(
+            f"The model uses the index of the plate {model.unit!r} for something else "
+            "than picking rows of its private arguments, as in X[i]. The rows are "
+            "drawn anew in every step, so that an array inside the model, a public one "
+            "or a formula would meet the wrong rows. Pass it as a private argument "
+            "with one entry per row instead."
+        )
     if not any(site.role == "observed" for site in sites.values()):
         raise ValueError(
             f"Nothing is observed under the plate {model.unit!r}: every sample "
@@ -414,12 +473,12 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         program=one.closed,
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
-        captured=captured_arrays(model.fn),
+        captured=captured,
         run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
     )
 
 
-def _missing_plate(unit: str, names: list[str]) -> ValueError:
+def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
     message = f"The model has no plate named {unit!r}, the unit given to private()."
     nearest = difflib.get_close_matches(unit, names, n=1, cutoff=0.5)
     if nearest:
@@ -431,7 +490,7 @@ def _missing_plate(unit: str, names: list[str]) -> ValueError:
             " It has no plate at all: put the sample statements of one row under "
             f"`with numpyro.plate({unit!r}, X.shape[0]):`."
         )
-    return ValueError(message)
+    return UnsafeModelError(message)
 
 
 def _site(
@@ -459,11 +518,7 @@ def _site(
         if frame.name == unit:
             row_axis = axis
     shapes = two.shape(name), three.shape(name)
-    differs = [
-        axis
-        for axis, (a, b) in enumerate(zip(*shapes, strict=False))
-        if a != b
-    ]
+    differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
@@ -482,7 +537,9 @@ def _site(
         if row_axis is None:
             raise UnsafeModelError(
                 f"{name!r} is observed outside the plate {unit!r}, so no bound on one "
-                "row's influence covers it. Put it under the plate."
+                "row's influence covers it. Put it under the plate. If it is a latent "
+                "that you hold at a public value, write the value into the model or "
+                "use numpyro.handlers.do instead of condition."
             )
         role = "observed"
     else:
@@ -544,23 +601,37 @@ def _check_globals(
             )
 
 
-def _refuse_captured_rows(model: private, arguments: ModelArguments) -> None:
-    for name, array in captured_arrays(model.fn).items():
-        _refuse_length(name, np.shape(array), arguments.num_rows)
-
-
-def _refuse_captured_constants(
-    trace: _Trace, model: private, arguments: ModelArguments
+def _refuse_captured_rows(
+    captured: Mapping[str, np.ndarray], arguments: ModelArguments
 ) -> None:
-    # Arrays of the closure enter the program as constants, however they got there.
+    for name, array in captured.items():
+        _refuse_length(repr(name), np.shape(array), arguments.num_rows)
+
+
+def _refuse_captured_constants(trace: _Trace, arguments: ModelArguments) -> None:
+    """Refuses arrays of the data's length that the model got hold of in any other way.
+
+    They enter the program as constants. Not meant are arguments that were declared
+    public, and arrays without information, such as a prior's np.zeros(num_features)
+    where there happen to be as many features as rows.
+    """
     for constant in trace.closed.consts:
-        _refuse_length("an array inside the model", np.shape(constant), arguments.num_rows)
+        array = np.asarray(constant)
+        declared = any(
+            np.array_equal(array, np.asarray(public, array.dtype))
+            for public in arguments.public.values()
+            if np.shape(public) == array.shape
+        )
+        uniform = array.size > 0 and bool(np.all(array == array.flat[0]))
+        if not (declared or uniform):
+            what = "an array inside the model"
+            _refuse_length(what, array.shape, arguments.num_rows)
 
 
 def _refuse_length(name: str, shape: tuple[int, ...], num_rows: int) -> None:
     if num_rows > 1 and num_rows in shape:
         raise UnsafeModelError(
-            f"The model captures {name!r} of shape {shape}, which has an axis of the "
+            f"The model captures {name} of shape {shape}, which has an axis of the "
             f"length of the data ({num_rows} rows). A captured array is not clipped "
             "and not subsampled. Pass it as an argument of the model instead (and name "
             "it in public= if it really is public)."

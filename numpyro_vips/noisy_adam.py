@@ -61,8 +61,9 @@ def noisy_adam(
         return NoisyAdamState(jnp.zeros((), jnp.int32), zeros, zeros)
 
     def update(
-        gradient: Any, state: NoisyAdamState, params: Any = None
+        updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, NoisyAdamState]:
+        gradient = updates  # The name that optax gives its argument.
         steps = state.steps + 1
         first = jax.tree.map(
             lambda m, g: FIRST_DECAY * m + (1 - FIRST_DECAY) * g, state.first, gradient
@@ -81,7 +82,7 @@ def noisy_adam(
             relative = m / jnp.where(v > 0, jnp.sqrt(v), 1.0)
             return (-rate * jnp.clip(relative, -1.0, 1.0)).astype(m.dtype)
 
-        updates = jax.tree.map(step, first, second)
-        return updates, NoisyAdamState(steps, first, second)
+        moves = jax.tree.map(step, first, second)
+        return moves, NoisyAdamState(steps, first, second)
 
     return optax.GradientTransformation(init, update)

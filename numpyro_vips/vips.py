@@ -127,17 +127,22 @@ class VipsEngine:
         self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Norm of each block for rows that the caller may see, such as made-up ones."""
-        joint = state.joint
+        norms = self._row_norms(state.joint, dict(rows), tuple(names))
+        return {name: np.asarray(norm) for name, norm in norms.items()}
 
-        @functools.partial(jax.jit, static_argnames="name")
-        def norms(rows: Any, name: str) -> jax.Array:
-            def norm(row: Any) -> jax.Array:
+    @functools.cached_property
+    def _row_norms(self) -> Any:
+        def norms(joint: Any, rows: Any, names: tuple[str, ...]) -> Any:
+            def norms_of_row(row: Any) -> dict[str, jax.Array]:
                 local = self.program.solve_locals(joint, row, self.local_steps)
-                return self.program.row_norms(row, local, {name: 1.0})
+                return {
+                    name: self.program.row_norms(row, local, {name: 1.0})
+                    for name in names
+                }
 
-            return jax.vmap(norm)(rows)
+            return jax.vmap(norms_of_row)(rows)
 
-        return {name: np.asarray(norms(dict(rows), name)) for name in names}
+        return jax.jit(norms, static_argnums=2)
 
     @functools.cached_property
     def _update_globals(self) -> Any:

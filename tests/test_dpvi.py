@@ -1,5 +1,6 @@
 import json
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,13 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from numpyro.distributions import biject_to, constraints
-from numpyro.infer import MCMC, NUTS, SVI, Trace_ELBO
+from numpyro.infer import Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
 from scipy import optimize, stats
 
 from numpyro_vips.accounting import GaussianEvent, calibrate
 from numpyro_vips.batch_selection import padded_chunks, select_rows
-from numpyro_vips.dpvi import DpviEngine, Variational, not_supported
+from numpyro_vips.dpvi import DpviEngine, DpviState, Variational, not_supported
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.guides import NormalPosterior, support_from_json, support_to_json
@@ -33,57 +34,67 @@ KEY = jax.random.key(0)
 
 
 @private(unit="people")
-def logistic(X, y=None):
-    alpha = numpyro.sample("alpha", dist.Gamma(2.0, 2.0))
+def logistic(X: Any, y: Any = None):
+    alpha: Any = numpyro.sample("alpha", dist.Gamma(2.0, 2.0))
     with numpyro.plate("feature", X.shape[1]):
-        w = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
     with numpyro.plate("people", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
 @private(unit="people")
-def probit(X, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
+def probit(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("people", X.shape[0]):
         probs = jax.scipy.stats.norm.cdf(X @ w)
         numpyro.sample("y", dist.Bernoulli(probs), obs=y)
 
 
 @private(unit="people")
-def network(X, y=None, hidden=4):
+def network(X: Any, y: Any = None, hidden=4):
     width = X.shape[1]
     inner = dist.Normal(0.0, 2.0).expand([width, hidden]).to_event(2)
-    first = numpyro.sample("first", inner)
-    bias = numpyro.sample("bias", dist.Normal(0, 1).expand([hidden]).to_event(1))
-    second = numpyro.sample("second", dist.Normal(0, 2).expand([hidden]).to_event(1))
-    noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+    first: Any = numpyro.sample("first", inner)
+    bias: Any = numpyro.sample("bias", dist.Normal(0, 1).expand([hidden]).to_event(1))
+    second: Any = numpyro.sample(
+        "second", dist.Normal(0, 2).expand([hidden]).to_event(1)
+    )
+    noise: Any = numpyro.sample("noise", dist.HalfNormal(1.0))
     with numpyro.plate("people", X.shape[0]):
         mean = jnp.tanh(X @ first + bias) @ second
         numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
 
 @private(unit="people")
-def regression(X, y=None):
+def regression(X: Any, y: Any = None):
     """With constrained globals and a transformed prior."""
-    w = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
-    noise = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
-    mix = numpyro.sample("mix", dist.Dirichlet(jnp.ones(3)))
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    noise: Any = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+    mix: Any = numpyro.sample("mix", dist.Dirichlet(jnp.ones(3)))
     with numpyro.plate("people", X.shape[0]):
         mean = X @ w + mix @ jnp.array([-1.0, 0.0, 1.0])
         numpyro.sample("y", dist.Normal(mean, noise), obs=y)
 
 
 @private(unit="people")
-def visits(group, y=None):
+def visits(group: Any, y: Any = None):
     with numpyro.plate("group", 5):
-        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+        rate: Any = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
     with numpyro.plate("people", group.shape[0]):
         numpyro.sample("y", dist.Poisson(rate[group]), obs=y)
 
 
-def engine_for(model, *args, num_rows=None, **settings):
-    graph = build_graph(model, bind_arguments(model, args, {}, num_rows=num_rows))
-    return DpviEngine(graph, **settings)
+_engines: dict[Any, DpviEngine] = {}
+
+
+def engine_for(model: private, *args: Any, **settings: Any) -> DpviEngine:
+    """An engine does not depend on the rows, so tests share it and what it compiled."""
+    shapes = tuple((arg.shape, arg.dtype) for arg in args)
+    key = (model.fn, shapes, *settings.items(), jnp.result_type(float))
+    if key not in _engines:
+        graph = build_graph(model, bind_arguments(model, args, {}))
+        _engines[key] = DpviEngine(graph, **settings)
+    return _engines[key]
 
 
 def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
@@ -119,37 +130,36 @@ def fit(engine, rows, num_steps, key=KEY, step_size=1.0):
     return engine.posterior(state)
 
 
-# --- the gradient -----------------------------------------------------------------------
+# --- the gradient ---------------------------------------------------------------------
 
 
 GRADIENT_CASES = {
-    "logistic": (logistic, binary_data(30)),
-    "probit": (probit, binary_data(30)),
-    "constrained": (regression, binary_data(30)),
-    "network": (network, binary_data(30)),
-    "counts": (visits, (np.arange(30) % 5, np.arange(30) % 7)),
+    "logistic": (logistic, binary_data(20)),
+    "constrained": (regression, binary_data(20)),
 }
 
 
-@pytest.mark.parametrize("perturb", ["location", "all"])
-@pytest.mark.parametrize("case", GRADIENT_CASES)
-def test_gradient_is_that_of_numpyros_elbo(case, perturb, x64):
-    model, (first, y) = GRADIENT_CASES[case]
-    names = {"group" if model is visits else "X": first, "y": y}
-    engine = engine_for(model, first, y, perturb=perturb)
-    state = engine.initial_state(KEY)
+def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variational:
     draws = engine._draws(engine._key_of_step(state))
-    ours = engine._elbo_gradient(
-        state.variational, draws, full_sum(engine, state, names)
-    )
+    return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
 
-    # The same draw for NumPyro: its loss with the guide's sample statements replaced.
-    guide = AutoNormal(model)
-    svi = SVI(model, guide, optax.sgd(1.0), Trace_ELBO())
-    svi.init(KEY, first, y)
-    noise = engine.space.split(draws[0])
 
-    def loss(variational):
+@pytest.mark.parametrize("case", GRADIENT_CASES)
+def test_gradient_is_that_of_numpyros_elbo(case, x64):
+    model, (X, y) = GRADIENT_CASES[case]
+    engine = engine_for(model, X, y)
+    state = engine.initial_state(KEY)
+    noise = engine.space.split(engine._draws(engine._key_of_step(state))[0])
+    starts = {
+        site.name: jnp.ones(site.shape) / max(1, *site.shape, 1)
+        for site in engine.space.sites
+    }
+    guide = AutoNormal(model, init_loc_fn=init_to_value(values=starts))
+    with numpyro.handlers.seed(rng_seed=0):
+        guide(X, y)
+
+    # NumPyro's own loss, its guide made to draw what the engine draws.
+    def loss(variational: Variational) -> Any:
         loc = engine.space.split(variational.loc)
         scale = engine.space.split(jnp.exp(variational.log_scale))
         values, params = {}, {}
@@ -159,9 +169,10 @@ def test_gradient_is_that_of_numpyros_elbo(case, perturb, x64):
             params[f"{name}_auto_scale"] = scale[name]
             values[name] = site.transform(loc[name] + scale[name] * noise[name])
         fixed = numpyro.handlers.substitute(guide, data=values)
-        return Trace_ELBO().loss(KEY, params, model, fixed, first, y)
+        return Trace_ELBO().loss(KEY, params, model, fixed, X, y)
 
-    theirs = jax.grad(loss)(state.variational)
+    theirs = jax.jit(jax.grad(loss))(state.variational)
+    ours = elbo_gradient(engine, state, full_sum(engine, state, {"X": X, "y": y}))
     np.testing.assert_allclose(ours.loc, -theirs.loc, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(ours.log_scale, -theirs.log_scale, rtol=1e-6, atol=1e-8)
 
@@ -173,7 +184,7 @@ def test_gradient_with_particles_averages_single_draws(x64):
     draws = engine._draws(engine._key_of_step(state))
     sums = full_sum(engine, state, {"X": X, "y": y})
     scale = np.exp(state.variational.log_scale)
-    expected = {"loc": 0.0, "log_scale": 0.0}
+    expected: Any = {"loc": 0.0, "log_scale": 0.0}
     for noise in np.asarray(draws):
         w = np.asarray(state.variational.loc) + scale * noise
         sign = 2 * y.astype(float) - 1
@@ -186,27 +197,26 @@ def test_gradient_with_particles_averages_single_draws(x64):
     np.testing.assert_allclose(sums["log_scale"], expected["log_scale"], rtol=1e-6)
 
 
-def test_all_rebuilds_what_location_rebuilds():
+def test_location_rebuilds_what_all_releases():
     X, y = binary_data(20)
     gradients = []
     for perturb in ("location", "all"):
         engine = engine_for(logistic, X, y, perturb=perturb)
         state = engine.initial_state(KEY)
-        draws = engine._draws(engine._key_of_step(state))
         sums = full_sum(engine, state, {"X": X, "y": y})
-        gradients.append(engine._elbo_gradient(state.variational, draws, sums))
+        gradients.append(elbo_gradient(engine, state, sums))
     for one, other in zip(*gradients, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_draw_of_a_step_is_shared_by_chunks_and_changes_between_steps():
-    X, y = binary_data(40)
+    X, y = binary_data(20)
     engine = engine_for(logistic, X, y)
     state = engine.initial_state(KEY)
     whole = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=0.5)
     halves = [
         full_sum(engine, state, {"X": X[s], "y": y[s]}, clipping_norm=0.5)["loc"]
-        for s in (slice(0, 20), slice(20, 40))
+        for s in (slice(0, 10), slice(10, 20))
     ]
     np.testing.assert_allclose(whole["loc"], halves[0] + halves[1], rtol=1e-5)
     moved = engine.update(state, {"loc": np.zeros(3)}, {"loc": 0.0}, 0.0)
@@ -226,7 +236,7 @@ def test_only_what_rows_read_is_released():
     assert abs(float(moved.variational.loc[3] - state.variational.loc[3])) > 1e-3
 
 
-# --- the guarantee ----------------------------------------------------------------------
+# --- the guarantee --------------------------------------------------------------------
 
 
 HUGE = [1.0, 1e3, 1e10, 1e18, 1e30, 3e38]
@@ -244,7 +254,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):
     for _ in range(20):
         outlier = (size * rng.uniform(-1, 1, 4)).astype(np.float32)
         X[3], y[3] = outlier, rng.integers(0, 2)
-        arguments = dict(scales=scales, clipping_norm=0.7)
+        arguments: Any = {"scales": scales, "clipping_norm": 0.7}
         rows = {"X": X, "y": y}
         present = full_sum(engine, state, rows, **arguments)
         mask = np.arange(8) != 3
@@ -255,7 +265,8 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):
         assert difference <= 0.7 * (1 + 1e-5)
         np.testing.assert_allclose(joint(absent), joint(removed), rtol=1e-5, atol=1e-6)
         largest = max(largest, difference)
-    if size >= 1e3:
+    # Beyond float32's range the gradient is infinite and counts as zero.
+    if 1e3 <= size <= 1e30:
         assert largest >= 0.95 * 0.7
 
 
@@ -264,7 +275,7 @@ def test_a_row_below_the_norm_is_not_shortened(x64):
     engine = engine_for(logistic, X, y)
     state = engine.initial_state(KEY)
     free = joint(full_sum(engine, state, {"X": X, "y": y}))
-    norm = np.linalg.norm(free)
+    norm = float(np.linalg.norm(free))
     above = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=1.001 * norm)
     below = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=0.5 * norm)
     np.testing.assert_array_equal(joint(above), free)
@@ -287,10 +298,10 @@ BAD_ROWS = {
 @pytest.mark.parametrize("bad", BAD_ROWS)
 @pytest.mark.parametrize("clipping_norm", [0.5, math.inf])
 def test_a_bad_row_counts_as_zero_exactly(model, bad, clipping_norm):
-    X, y = binary_data(10)
+    X, y = binary_data(20)
     engine = engine_for(model, X, y)
     state = engine.initial_state(KEY)
-    mask = np.arange(10) != 4
+    mask = np.arange(20) != 4
     good = full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=clipping_norm)
     X[4, 1], y[4] = BAD_ROWS[bad]
     rows = {"X": X, "y": y}
@@ -313,11 +324,11 @@ def test_an_id_out_of_range_counts_as_zero(index, counts):
 
 def test_a_masked_entry_may_be_missing():
     @private(unit="people")
-    def model(y=None, seen=None):
-        m = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
-        with numpyro.plate("people", y.shape[0]):
-            with numpyro.handlers.mask(mask=seen):
-                numpyro.sample("y", dist.Normal(m, 1.0).to_event(1), obs=y)
+    def model(y: Any = None, seen: Any = None):
+        m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
+        people = numpyro.plate("people", y.shape[0])
+        with people, numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(m, 1.0).to_event(1), obs=y)
 
     y = np.ones((3, 2), np.float32)
     seen = np.array([True, True, False])
@@ -335,6 +346,7 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
     for numbers in (2**23, 4 * 7):
         monkeypatch.setattr("numpyro_vips.dpvi._MOST_GRADIENT_NUMBERS", numbers)
         engine = engine_for(logistic, X, y)
+        _engines.clear()
         state = engine.initial_state(KEY)
         mask = np.arange(50) % 3 > 0
         sums.append(full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=0.4))
@@ -355,7 +367,7 @@ def test_row_norms_are_those_of_single_rows():
             np.testing.assert_allclose(norms[i], np.linalg.norm(single), rtol=1e-5)
 
 
-# --- index ranges -----------------------------------------------------------------------
+# --- index ranges ---------------------------------------------------------------------
 
 
 INDEXED = {
@@ -363,8 +375,14 @@ INDEXED = {
     "slice": (lambda x, i: x[i], False),
     "inside jit": (lambda x, i: jax.jit(lambda x: x[i])(x), False),
     "inside custom_jvp": (lambda x, i: jax.nn.relu(x[i]), False),
-    "inside vmap": (lambda x, i: jax.vmap(lambda j: x[j])(jnp.stack([i, i])).sum(), 0),
-    "explicit clip": (lambda x, i: x.at[i[None]].get(mode="clip").sum(), True),
+    "inside vmap": (
+        lambda x, i: jax.vmap(lambda j: x[j])(jnp.stack([i, i])).sum(),
+        False,
+    ),
+    "explicit filling": (
+        lambda x, i: x.at[i[None]].get(mode="fill", fill_value=0.0).sum(),
+        True,
+    ),
 }
 
 
@@ -375,23 +393,23 @@ def test_indices_are_checked(case):
     program = jax.make_jaxpr(function)(x, jnp.asarray(0))
     check = jax.jit(lambda i: indices_in_range(program, (x, i)))
     assert [bool(check(jnp.asarray(i))) for i in (0, 2, -1, -3)] == [True] * 4
-    assert bool(check(jnp.asarray(3))) is bool(outside_is_fine)
-    assert bool(check(jnp.asarray(-4))) is bool(outside_is_fine)
+    assert bool(check(jnp.asarray(3))) is outside_is_fine
+    assert bool(check(jnp.asarray(-4))) is outside_is_fine
 
 
-# --- below the wall -----------------------------------------------------------------------
+# --- below the wall -------------------------------------------------------------------
 
 
 def test_start_is_the_centre_of_the_prior():
     @private(unit="people")
-    def model(y=None):
-        centre = numpyro.sample("centre", dist.Normal(100.0, 1.0))
+    def model(y: Any = None):
+        centre: Any = numpyro.sample("centre", dist.Normal(100.0, 1.0))
         numpyro.sample("below", dist.Normal(centre, 1.0))
-        rate = numpyro.sample("rate", dist.Gamma(50.0, 1.0))
-        share = numpyro.sample("share", dist.Uniform(2.0, 4.0))
-        factor = numpyro.sample("factor", dist.LKJCholesky(3, 1.0))
+        rate: Any = numpyro.sample("rate", dist.Gamma(50.0, 1.0))
+        share: Any = numpyro.sample("share", dist.Uniform(2.0, 4.0))
+        heavy: Any = numpyro.sample("heavy", dist.InverseGamma(0.5, 1.0))
         with numpyro.plate("people", y.shape[0]):
-            mean = centre + rate + share + factor.sum()
+            mean = centre + rate + share + heavy
             numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
     engine = engine_for(model, np.zeros(4, np.float32))
@@ -401,7 +419,8 @@ def test_start_is_the_centre_of_the_prior():
     assert abs(start["below"] - 100) < 0.5
     assert 30 < start["rate"] < 80
     assert 2.8 < start["share"] < 3.2
-    assert np.all(np.isfinite(start["factor"]))
+    # Its mean is infinite; its median is 4.4.
+    assert 2 < start["heavy"] < 10
 
 
 def test_start_has_nothing_of_the_rows():
@@ -444,7 +463,7 @@ def test_update_survives_absurd_noise():
 
 
 def test_noisy_adam_shares_the_second_moment_within_a_site():
-    optimizer = noisy_adam([2, 1], learning_rate=0.1, constant_steps=2)
+    optimizer: Any = noisy_adam([2, 1], learning_rate=0.1, constant_steps=2)
     params = Variational(jnp.zeros(3), jnp.zeros(3))
     state = optimizer.init(params)
     gradient = Variational(jnp.array([3.0, 4.0, -1e-3]), jnp.zeros(3))
@@ -453,12 +472,13 @@ def test_noisy_adam_shares_the_second_moment_within_a_site():
     # 4 / rms > 1 is held to the learning rate, as is the only coordinate of its site.
     np.testing.assert_allclose(first.loc, [-0.3 / rms, -0.1, 0.1], rtol=1e-5)
     np.testing.assert_array_equal(first.log_scale, np.zeros(3))
-    for _ in range(3):
-        later, state = optimizer.update(gradient, state)
+    _, state = optimizer.update(gradient, state)
+    _, state = optimizer.update(gradient, state)
+    later, state = optimizer.update(gradient, state)
     np.testing.assert_allclose(later.loc, first.loc / 2, rtol=1e-5)
 
 
-# --- posteriors -----------------------------------------------------------------------------
+# --- posteriors -----------------------------------------------------------------------
 
 
 SUPPORTS = {
@@ -471,7 +491,7 @@ SUPPORTS = {
     "ordered": (constraints.ordered_vector, (3,)),
     "greater_than": (constraints.greater_than(2.5), ()),
     "less_than": (constraints.less_than(-1.0), ()),
-    "interval": (constraints.interval(np.float32([0.0, 1.0]), 3.0), (2,)),
+    "interval": (constraints.interval(np.array([0.0, 1.0], np.float32), 3.0), (2,)),
     "open_interval": (constraints.open_interval(0.0, 2.0), ()),
     "zero_sum": (constraints.zero_sum(1), (3,)),
     "vector": (constraints.real_vector, (3,)),
@@ -492,7 +512,7 @@ def test_supports_survive_json(case):
 
 
 def test_posterior_survives_its_specification():
-    X, y = binary_data(30)
+    X, y = binary_data(20)
     posterior = fit(engine_for(regression, X, y), {"X": X, "y": y}, 3)
     specification = json.loads(json.dumps(posterior.specification))
     assert specification["kind"] == "dpvi_normal"
@@ -507,7 +527,7 @@ def test_posterior_survives_its_specification():
 
 
 def test_posterior_draws_have_the_guides_moments():
-    X, y = binary_data(30)
+    X, y = binary_data(20)
     posterior = fit(engine_for(logistic, X, y), {"X": X, "y": y}, 3)
     assert dict(posterior.site_dims) == {"w": ("feature",), "alpha": ()}
     draws = posterior.sample(KEY, (20_000,))
@@ -519,43 +539,44 @@ def test_posterior_draws_have_the_guides_moments():
         np.testing.assert_allclose(found.std(0), scale, rtol=5 / math.sqrt(40_000))
 
 
-# --- what cannot run ------------------------------------------------------------------------
+# --- what cannot run ------------------------------------------------------------------
 
 
-def local_continuous(y=None):
-    m = numpyro.sample("m", dist.Normal(0, 1))
+def local_continuous(y: Any = None):
+    m: Any = numpyro.sample("m", dist.Normal(0, 1))
     with numpyro.plate("people", y.shape[0]):
-        z = numpyro.sample("z", dist.Normal(m, 1))
+        z: Any = numpyro.sample("z", dist.Normal(m, 1))
         numpyro.sample("y", dist.Normal(z, 1), obs=y)
 
 
-def local_discrete(y=None):
-    m = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
+def local_discrete(y: Any = None):
+    m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("people", y.shape[0]):
-        z = numpyro.sample("z", dist.Categorical(jnp.ones(2) / 2))
+        z: Any = numpyro.sample("z", dist.Categorical(jnp.ones(2) / 2))
         numpyro.sample("y", dist.Normal(m[z], 1), obs=y)
 
 
-def global_discrete(y=None):
-    k = numpyro.sample("k", dist.Poisson(3.0))
+def global_discrete(y: Any = None):
+    prior: dist.Distribution = dist.GeometricProbs(0.5)
+    k: Any = numpyro.sample("k", prior)
     with numpyro.plate("people", y.shape[0]):
         numpyro.sample("y", dist.Normal(k, 1), obs=y)
 
 
-def moving_support(y=None):
-    top = numpyro.sample("top", dist.Exponential(1.0))
-    m = numpyro.sample("m", dist.Uniform(0.0, top))
+def moving_support(y: Any = None):
+    top: Any = numpyro.sample("top", dist.Exponential(1.0))
+    m: Any = numpyro.sample("m", dist.Uniform(0.0, top))
     with numpyro.plate("people", y.shape[0]):
         numpyro.sample("y", dist.Normal(m, 1), obs=y)
 
 
-def nothing_to_learn(y=None):
+def nothing_to_learn(y: Any = None):
     numpyro.sample("m", dist.Normal(0, 1))
     with numpyro.plate("people", y.shape[0]):
         numpyro.sample("y", dist.Normal(0, 1), obs=y)
 
 
-def no_latent(y=None):
+def no_latent(y: Any = None):
     with numpyro.plate("people", y.shape[0]):
         numpyro.sample("y", dist.Normal(0, 1), obs=y)
 
@@ -568,7 +589,7 @@ def no_latent(y=None):
         (global_discrete, "discrete latent 'k'"),
         (moving_support, "support of 'm' depends on another latent"),
         (nothing_to_learn, "depends on a latent"),
-        (no_latent, "nothing to fit|nothing is to be fitted"),
+        (no_latent, "there is nothing to fit"),
     ],
 )
 def test_refusals_say_why(function, words):
@@ -579,7 +600,8 @@ def test_refusals_say_why(function, words):
 
 
 def test_supported_models_have_no_reason():
-    for model, args in GRADIENT_CASES.values():
+    cases = [*GRADIENT_CASES.values(), (probit, binary_data(9))]
+    for model, args in cases:
         assert (
             not_supported(build_graph(model, bind_arguments(model, args, {}))) is None
         )
@@ -599,13 +621,13 @@ def test_settings_are_checked(settings):
         engine_for(logistic, *binary_data(10), **settings)
 
 
-# --- fits -----------------------------------------------------------------------------------
+# --- fits -----------------------------------------------------------------------------
 
 
 def test_linear_regression_finds_the_exact_posterior_mean():
     @private(unit="people")
-    def linear(X, y=None):
-        w = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+    def linear(X: Any, y: Any = None):
+        w: Any = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
         with numpyro.plate("people", X.shape[0]):
             numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
 
@@ -622,16 +644,26 @@ def test_linear_regression_finds_the_exact_posterior_mean():
     np.testing.assert_allclose(posterior.scale["w"], scale, rtol=0.1)
 
 
-def test_probit_regression_agrees_with_nuts():
+def test_probit_regression_agrees_with_its_laplace_approximation():
     X, y = binary_data(400, link=stats.norm.cdf)
     posterior = fit(engine_for(probit, X, y), {"X": X, "y": y}, 1000)
-    mcmc = MCMC(NUTS(probit), num_warmup=300, num_samples=1000, progress_bar=False)
-    mcmc.run(KEY, X, y)
-    draws = mcmc.get_samples()["w"]
-    error = (posterior.loc["w"] - draws.mean(0)) / draws.std(0)
-    assert np.max(np.abs(error)) < 0.25
-    ratio = posterior.scale["w"] / draws.std(0)
-    assert np.all((ratio > 0.6) & (ratio < 1.15))
+    sign = 2 * y.astype(float) - 1
+
+    def loss(w: np.ndarray) -> float:
+        return -stats.norm.logcdf(sign * (X @ w)).sum() + 0.5 * (w / 2) @ (w / 2)
+
+    def gradient(w: np.ndarray) -> np.ndarray:
+        t = sign * (X @ w)
+        ratio = np.exp(stats.norm.logpdf(t) - stats.norm.logcdf(t))
+        return -X.T @ (sign * ratio) + w / 4
+
+    mode = optimize.minimize(loss, np.zeros(3), jac=gradient).x
+    precision = np.asarray(optimize.approx_fprime(mode, gradient, 1e-5))
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    assert np.max(np.abs(posterior.loc["w"] - mode) / sd) < 0.3
+    # Mean-field scales are those of the conditionals.
+    expected = 1 / np.sqrt(np.diag(precision))
+    np.testing.assert_allclose(posterior.scale["w"], expected, rtol=0.15)
 
 
 def test_neural_network_learns_what_no_line_can():

@@ -19,6 +19,7 @@ from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
 from numpyro_vips.conjugacy.structure import Group
+from numpyro_vips.double_precision import evaluate_in_double
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph
@@ -102,7 +103,9 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
         arguments = with_made_up_rows(graph.arguments, NUM_ROWS, seed)
         rows = {k: jnp.asarray(v) for k, v in arguments.private.items()}
         latents = made_up_latents(graph, NUM_ROWS, seed)
-        together, apart = np.asarray(jax.jit(difference)(rows, latents))
+        together, apart = np.asarray(
+            evaluate_in_double(difference, rows, latents)
+        )
     if not _close(together, apart):
         raise UnsafeModelError(
             "The rows act on each other: the log density of several rows is not the "
@@ -142,7 +145,7 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
         return jnp.stack([of_rows, compiled, of_globals, prior])
 
     of_rows, compiled, of_globals, prior = np.asarray(
-        jax.jit(compare)(rows, made_up_latents(graph, count, seed))
+        evaluate_in_double(compare, rows, made_up_latents(graph, count, seed))
     )
     for what, expected, found in (
         ("rows", of_rows, compiled),

@@ -35,7 +35,7 @@ def compile_model(
     found = _analyse(graph, overrides)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
-        double = build_graph(model, made_up)
+        double = build_graph(model, made_up, made_up=True)
         certified = ConjugateProgram(
             graph=double, structure=_analyse(double, overrides)
         )

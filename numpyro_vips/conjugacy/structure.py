@@ -8,6 +8,7 @@ and is released as one block.
 """
 
 import dataclasses
+import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -562,18 +563,40 @@ class GlobalPart:
     labels: forms.Labels
 
 
-def global_part(
-    term: Term, latents: Mapping[str, Latent]
-) -> GlobalPart:
-    """Numbers the labels of a term's globals in a canonical order."""
+def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
+    """Numbers the labels of a term's globals in a canonical order.
+
+    The two axes of a symmetric matrix may be read either way; the way with the
+    smallest numbers is taken, so that equal statistics are found to be equal.
+    """
     atoms = [a for a in term.atoms if latents[a.latent].role == "global"]
     atoms.sort(key=lambda a: (a.latent, a.function, a.power))
-    numbers: dict[Label, int] = {}
-    pattern = []
-    for atom in atoms:
-        numbered = tuple(numbers.setdefault(x, len(numbers)) for x in atom.labels)
-        pattern.append((atom.latent, atom.function, atom.power, numbered))
-    return GlobalPart(tuple(pattern), tuple(numbers))
+    best: GlobalPart | None = None
+    for readings in itertools.product(*(_readings(a, latents) for a in atoms)):
+        numbers: dict[Label, int] = {}
+        pattern = []
+        for atom, labels in zip(atoms, readings, strict=True):
+            numbered = tuple(numbers.setdefault(x, len(numbers)) for x in labels)
+            pattern.append((atom.latent, atom.function, atom.power, numbered))
+        found = GlobalPart(tuple(pattern), tuple(numbers))
+        if best is None or found.atoms < best.atoms:
+            best = found
+    assert best is not None
+    return best
+
+
+def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[forms.Labels]:
+    if not _is_symmetric(atom.latent, atom.function, latents):
+        return [atom.labels]
+    *batch, row, column = atom.labels
+    return [atom.labels, (*batch, column, row)]
+
+
+def _is_symmetric(
+    latent: str, function: str, latents: Mapping[str, Latent]
+) -> bool:
+    support = latents[latent].support
+    return function == "x" and support is constraints.positive_definite
 
 
 def specialises(
@@ -622,9 +645,13 @@ def _statistics(
                 break
         else:
             kept.append((candidate, list(terms)))
-    named = []
+    named: list[Statistic] = []
     for statistic, terms in kept:
-        named.append(dataclasses.replace(statistic, release=_release(terms, latents)))
+        name = statistic.name
+        while any(name == other.name for other in named):
+            name += "′"  # The same latents, multiplied along other axes.
+        release = _release(terms, latents)
+        named.append(dataclasses.replace(statistic, name=name, release=release))
     return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
 
 
@@ -644,29 +671,54 @@ def _statistic(
     for latent, function, power, _ in part.atoms:
         by_group[group_of[latent]].append(_readable(latent, function, power))
     name = "".join(f"⟨{' '.join(names)}⟩" for names in by_group.values())
-    matrix = None
-    same = [
-        (a, b)
-        for i, a in enumerate(part.atoms)
-        for b in part.atoms[i + 1 :]
-        if a[:3] == b[:3] and a[1] == "x" and a[3] != b[3]
-    ]
-    if len(same) == 1:
-        (a, b) = same[0]
-        rows = tuple(x for x, y in zip(a[3], b[3], strict=True) if x != y)
-        columns = tuple(y for x, y in zip(a[3], b[3], strict=True) if x != y)
-        batch = tuple(
-            i for i in range(len(part.labels)) if i not in rows and i not in columns
-        )
-        if not set(rows) & set(columns):
-            matrix = (batch, rows, columns)
     return Statistic(
         name=name,
         atoms=part.atoms,
         shape=tuple(label.size for label in part.labels),
         release="public",
-        matrix=matrix,
+        matrix=_symmetry(part, latents),
     )
+
+
+def _symmetry(
+    part: GlobalPart, latents: Mapping[str, Latent]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+    """Which labels of a statistic can be exchanged for which others.
+
+    Returns:
+      The numbers of batch, row and column labels, or None if there is no symmetry.
+    """
+    pairs = []
+    for i, a in enumerate(part.atoms):
+        if _is_symmetric(a[0], a[1], latents) and a[3][-2] != a[3][-1]:
+            pairs.append((a[3][-2:-1], a[3][-1:]))
+        for b in part.atoms[i + 1 :]:
+            if a[:3] == b[:3] and a[1] == "x" and a[3] != b[3]:
+                differ = [(x, y) for x, y in zip(a[3], b[3], strict=True) if x != y]
+                pairs.append((tuple(x for x, _ in differ), tuple(y for _, y in differ)))
+
+    def canonical(atoms: Sequence[tuple]) -> list[tuple]:
+        return sorted(
+            (*atom[:3], _unordered(atom, latents)) for atom in atoms
+        )
+
+    for rows, columns in pairs:
+        if set(rows) & set(columns):
+            continue
+        swap = dict(zip((*rows, *columns), (*columns, *rows), strict=True))
+        swapped = [
+            (*atom[:3], tuple(swap.get(i, i) for i in atom[3])) for atom in part.atoms
+        ]
+        if canonical(swapped) == canonical(part.atoms):
+            others = set(range(len(part.labels))) - set(rows) - set(columns)
+            return tuple(sorted(others)), rows, columns
+    return None
+
+
+def _unordered(atom: tuple, latents: Mapping[str, Latent]) -> tuple[int, ...]:
+    if not _is_symmetric(atom[0], atom[1], latents):
+        return atom[3]
+    return (*atom[3][:-2], *sorted(atom[3][-2:]))
 
 
 def _readable(latent: str, function: str, power: float) -> str:
