@@ -20,6 +20,8 @@ _CALLS = (
     *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
     *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
 )
+# Parameters of loops and branches, whose operands may rightly differ in precision.
+_CONTROL_FLOW = ("jaxpr", "branches", "body_jaxpr")
 
 
 def evaluate_in_double(function: Callable[..., Any], *args: Any) -> Any:
@@ -50,7 +52,9 @@ def _evaluate(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> li
             program = getattr(inner, "jaxpr", inner)
             results = _evaluate(program, getattr(inner, "consts", ()), operands)
         else:
-            results = eqn.primitive.bind(*_promoted(operands), **eqn.params)
+            if not any(name in eqn.params for name in _CONTROL_FLOW):
+                operands = _promoted(operands)
+            results = eqn.primitive.bind(*operands, **eqn.params)
             results = results if eqn.primitive.multiple_results else [results]
         for var, result in zip(eqn.outvars, results, strict=True):
             values[var] = _as_type(result, var.aval)

@@ -448,7 +448,7 @@ def not_supported(graph: ModelGraph) -> str | None:
             )
     if not sites:
         return (
-            "The model has no latent that all rows share, so nothing is to be fitted."
+            "The model has no latent that all rows share, so there is nothing to fit."
         )
     found = global_values(graph)
     for site in sites:

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips.accounting import json_number
 from numpyro_vips.conjugacy.structure import Group, Statistic, Structure
 from numpyro_vips.model_graph import ModelGraph
 from numpyro_vips.planning import Settings, Step
@@ -40,13 +41,13 @@ class Plan:
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """The plan as JSON-able values."""
+        """The plan as JSON-able values; an infinite number becomes `"inf"`."""
         return {
             "engine": self.engine,
-            "sites": [dict(site) for site in self.sites],
-            "statistics": [dict(statistic) for statistic in self.statistics],
+            "sites": [_jsonable(site) for site in self.sites],
+            "statistics": [_jsonable(statistic) for statistic in self.statistics],
             "reasons": dict(self.reasons),
-            "schedule": [dict(step) for step in self.schedule],
+            "schedule": [_jsonable(step) for step in self.schedule],
             "notes": list(self.notes),
         }
 
@@ -70,14 +71,25 @@ class Plan:
         return str(self)
 
 
+def _jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: json_number(value) if isinstance(value, float) else value
+        for name, value in row.items()
+    }
+
+
 def _wrapped(text: str) -> list[str]:
     return textwrap.wrap(
-        text, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False
+        text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="    ",
+        break_long_words=False,
     )
 
 
 def _table(columns: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A table of at most 100 columns; a cell that is too wide is cut with an ellipsis."""
+    """A table of at most 100 columns; cells that are too wide end in an ellipsis."""
     names = columns.split()
     cells = [[name.replace("_", " ") for name in names]]
     cells += [[_cell(row.get(name)) for name in names] for row in rows]
@@ -221,10 +233,15 @@ def _notes(
     graph: ModelGraph, structure: Structure | None, settings: Settings
 ) -> Iterable[str]:
     if settings.private and settings.clipping_norm is None:
+        origin = (
+            "they are constants of the library"
+            if structure is None
+            else "they are read off made-up rows, never off the data"
+        )
         yield (
-            "Clipping norms are defaults for rows whose features have L2 norm 1 (they "
-            "are read off made-up rows, never off the data). Scale features by public "
-            "ranges, or pass clipping_norm= from public knowledge."
+            "Clipping norms are defaults for rows whose features have L2 norm 1 "
+            f"({origin}). Scale features by public ranges, or pass clipping_norm= from "
+            "public knowledge."
         )
     if not settings.private:
         yield "NOT PRIVATE: no noise, no clipping."
@@ -233,8 +250,8 @@ def _notes(
         if max(sizes, default=0) > 300:
             yield (
                 f"The joint covariance has {max(sizes)} coordinates, so about "
-                f"{max(sizes) ** 2 // 2:,} noisy numbers; structure={{name: 'diag'}} "
-                "trades the covariance for less noise."
+                f"{max(sizes) ** 2 // 2:,} noisy numbers: fewer features, chosen by "
+                "public knowledge, cost less noise."
             )
     if graph.captured:
         names = ", ".join(map(repr, sorted(graph.captured)))

@@ -105,7 +105,7 @@ class private(Messenger):
             msg["private_unit"] = True
 
     def __repr__(self) -> str:
-        name = "" if self.fn is None else f"{_name_of(self.fn)}, "
+        name = "" if self.fn is None else f"{name_of(self.fn)}, "
         public = f", public={self.public!r}" if self.public else ""
         return f"private({name}unit={self.unit!r}{public})"
 
@@ -153,7 +153,8 @@ def _check_public(public: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(public))
 
 
-def _name_of(fn: Callable[..., Any]) -> str:
+def name_of(fn: Callable[..., Any]) -> str:
+    """What to call a model in messages and ledgers."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return getattr(fn, "__qualname__", type(fn).__name__)

@@ -27,7 +27,7 @@ from numpyro_vips.errors import (
     UnsafeModelError,
 )
 from numpyro_vips.explanation import Plan, explain_plan
-from numpyro_vips.handlers import _name_of, private
+from numpyro_vips.handlers import name_of, private
 from numpyro_vips.made_up_rows import rows_of_unit_size
 from numpyro_vips.model_arguments import ModelArguments, bind_arguments
 from numpyro_vips.model_graph import ModelGraph, build_graph
@@ -159,12 +159,7 @@ class PrivateVI:
         structure: Mapping[str, str] | None = None,
         label: str | None = None,
     ):
-        if not isinstance(model, private) or model.fn is None:
-            raise TypeError(
-                "Expected a model marked with numpyro_vips.private(unit=...), got "
-                f"{type(model).__name__}. Put @private(unit='name of the plate') over "
-                "the model, so that it is known whose records are protected."
-            )
+        _check_model(model)
         if not isinstance(budget, PrivacyBudget):
             raise TypeError(
                 f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. "
@@ -225,7 +220,7 @@ class PrivateVI:
             sampling_rate=sampling_rate,
             clipping_norm=clipping_norm,
             noise_multiplier=noise_multiplier,
-            private=budget.is_private or epsilon is not None,
+            private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
         )
 
     # --- before any data are read -----------------------------------------------------
@@ -244,11 +239,23 @@ class PrivateVI:
         return self._plan(analysis)
 
     def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> _Analysis:
-        arguments = bind_arguments(self.model, args, dict(kwargs), num_rows=self.num_rows)
+        arguments = bind_arguments(
+            self.model, args, dict(kwargs), num_rows=self.num_rows
+        )
         if self.settings.scheme == "without_replacement":
             fixed_batch_size(self.settings.rate, arguments.num_rows)
-        graph = build_graph(self.model, arguments)
-        check_rows_are_separate(graph)
+        try:
+            graph = build_graph(self.model, arguments)
+            check_rows_are_separate(graph)
+        except Exception as error:
+            if not isinstance(error, UnsafeModelError):
+                # Perhaps the model's own, as after arguments in the wrong order.
+                error.add_note(
+                    "This happened while the model was tried on made-up arrays shaped "
+                    f"like its arguments, {arguments!r}, with fewer rows. Nothing was "
+                    "charged to the privacy budget."
+                )
+            raise
         reasons: dict[str, str] = {}
         if self.engine != "dpvi":
             try:
@@ -279,7 +286,8 @@ class PrivateVI:
         if obstacle is not None:
             details = "".join(f" {site}: {why}." for site, why in reasons.items())
             raise UnsafeModelError(
-                f"{obstacle}" + (f" VIPS cannot run it either.{details}" if details else "")
+                f"{obstacle}"
+                + (f" VIPS cannot run it either.{details}" if details else "")
             )
         dpvi = DpviEngine(graph, optimizer=self.optimizer)
         steps = dpvi_schedule(dpvi.blocks, self.settings)
@@ -297,7 +305,9 @@ class PrivateVI:
             names = [block.name for block in (*once, *adaptive)]
             for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
                 norms = engine.row_norms(state, rows, names)
-                if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in norms.values()):
+                if all(
+                    np.all(np.isfinite(n)) and np.any(n > 0) for n in norms.values()
+                ):
                     break
             else:
                 raise ValueError(
@@ -347,6 +357,8 @@ class PrivateVI:
         statement = self._statement(analysis, steps, epsilon, delta, random)
         state = analysis.engine.initial_state(rng_key)
         planned = time.perf_counter()
+        self._rehearse(analysis, steps, state)
+        compiled = time.perf_counter()
         if self.settings.private:
             self.budget.charge(
                 epsilon=epsilon,
@@ -354,15 +366,14 @@ class PrivateVI:
                 relation=self.settings.relation,
                 events=events_of(steps),
                 accountant=self.accountant,
-                label=self.label or f"{_name_of(self.model.fn)} ({analysis.engine.name})",
+                label=self.label
+                or f"{name_of(self.model.fn)} ({analysis.engine.name})",
             )
         shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"
         with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
             bar.set_postfix_str(f"ε spent {shown}")
             for step in bar:
-                state = _run_step(
-                    analysis, step, state, random, self.max_batch_size
-                )
+                state = _run_step(analysis, step, state, random, self.max_batch_size)
         posterior = analysis.engine.posterior(state)
         finished = time.perf_counter()
         return PrivateVIResult(
@@ -371,8 +382,40 @@ class PrivateVI:
             engine=analysis.engine.name,
             plan=str(plan),
             settings=self._settings_used(steps),
-            seconds={"planning": planned - started, "running": finished - planned},
+            seconds={
+                "planning": planned - started,
+                "compiling": compiled - planned,
+                "running": finished - compiled,
+            },
         )
+
+    def _rehearse(self, analysis: _Analysis, steps: Sequence[Step], state: Any) -> None:
+        """Runs every kind of step on zeros, so that what can fail fails unpaid.
+
+        It also compiles everything, so that the fit itself is quick to interrupt.
+        """
+        arguments = analysis.arguments
+        kinds = {tuple(b.name for b in step.blocks): step for step in steps}
+        for step in kinds.values():
+            chunk = self.max_batch_size or _chunk_size(step, arguments.public_num_rows)
+            rows = {
+                name: np.zeros((chunk, *row.shape), row.dtype)
+                for name, row in arguments.row_shapes().items()
+            }
+            sums = analysis.engine.bounded_sum(
+                state,
+                rows,
+                np.zeros(chunk, bool),
+                scales={block.name: block.scale for block in step.blocks},
+                clipping_norm=step.clipping_norm,
+            )
+            state = analysis.engine.update(
+                state,
+                {name: np.asarray(value, np.float64) for name, value in sums.items()},
+                _noise_of_sums(step),
+                step.step_size,
+            )
+        analysis.engine.posterior(state)
 
     def _price(self, steps: Sequence[Step]) -> tuple[tuple[Step, ...], float, float]:
         """Finds the noise that the share affords, and what the steps then cost."""
@@ -382,8 +425,8 @@ class PrivateVI:
         delta = left.delta if self.delta is None else self.delta
         if not self.budget.is_private and delta == 0:
             raise ValueError(
-                "Expected delta= with a finite epsilon=: the budget has delta=0. Pass "
-                "a delta well below 1 / num_rows."
+                "Expected delta= with epsilon= or noise_multiplier=: the budget has "
+                "delta=0. Pass a delta well below 1 / num_rows."
             )
         if not steps:
             return (), 0.0, delta
@@ -400,14 +443,16 @@ class PrivateVI:
         epsilon = accounting.epsilon_of_events(
             events, delta=delta, accountant=self.accountant
         )
-        if self.settings.noise_multiplier is not None and self.epsilon is not None:
-            if epsilon > self.epsilon:
-                raise BudgetExceededError(
-                    f"{len(steps)} steps at noise_multiplier="
-                    f"{self.settings.noise_multiplier:g} cost epsilon={epsilon:.4g}, "
-                    f"more than this fit's share of {self.epsilon:g}. Take fewer steps "
-                    "or more noise. Nothing was spent."
-                )
+        share = left.epsilon if self.epsilon is None else self.epsilon
+        is_fixed = self.settings.noise_multiplier is not None
+        if is_fixed and self.budget.composition == "split" and epsilon > share:
+            raise BudgetExceededError(
+                f"{len(steps)} steps at noise_multiplier="
+                f"{self.settings.noise_multiplier:g} cost epsilon={epsilon:.4g} at "
+                f"delta={delta:.3g}, and this fit may spend {share:.4g}. Take fewer "
+                "steps (num_steps=), a lower sampling_rate or more noise, or leave "
+                "noise_multiplier out. Nothing was charged."
+            )
         self.budget.check(epsilon, delta, self.settings.relation, events)
         return tuple(steps), epsilon, delta
 
@@ -449,6 +494,28 @@ class PrivateVI:
         }
 
 
+def _check_model(model: Any) -> None:
+    if isinstance(model, private) and model.fn is not None:
+        return
+    inner = getattr(model, "fn", None)
+    if isinstance(model, private):
+        advice = "It holds no model yet: put it over the model as a decorator."
+    elif isinstance(inner, private):
+        advice = (
+            "Mark the model last, private(handler(model), unit=...), so that it is "
+            "known whose records are protected."
+        )
+    else:
+        advice = (
+            "Put @private(unit='name of the plate') over the model, so that it is "
+            "known whose records are protected."
+        )
+    raise TypeError(
+        "Expected a model marked with numpyro_vips.private(unit=...), got "
+        f"{type(model).__name__}. {advice}"
+    )
+
+
 def _relation(sampling: Sampling, relation: Relation | None) -> Relation:
     implied: dict[str, Relation] = {
         "poisson": "add_or_remove",
@@ -470,6 +537,11 @@ def _check_key(rng_key: Any) -> None:
     is_typed = isinstance(rng_key, jax.Array) and jax.dtypes.issubdtype(
         rng_key.dtype, jax.dtypes.prng_key
     )
+    if is_typed and rng_key.shape != ():
+        raise TypeError(
+            f"Expected a single key, got an array of keys of shape {rng_key.shape}. "
+            "Pass one of them, such as keys[0]."
+        )
     is_legacy = (
         isinstance(rng_key, jax.Array | np.ndarray)
         and rng_key.dtype == np.uint32
@@ -509,10 +581,16 @@ def _run_step(
     noisy = mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
     released = {name: value / step.sampling_rate for name, value in noisy.items()}
-    deviations = {
-        name: mechanism.block_noise_stddev(name) / step.sampling_rate for name in sums
+    return analysis.engine.update(state, released, _noise_of_sums(step), step.step_size)
+
+
+def _noise_of_sums(step: Step) -> dict[str, float]:
+    """Standard deviation of the noise in each estimated sum over all rows."""
+    mechanism = step.mechanism
+    return {
+        block.name: mechanism.block_noise_stddev(block.name) / step.sampling_rate
+        for block in step.blocks
     }
-    return analysis.engine.update(state, released, deviations, step.step_size)
 
 
 def _chunk_size(step: Step, num_rows: int) -> int:
@@ -529,7 +607,11 @@ def _public_facts(analysis: _Analysis) -> tuple[str, ...]:
         "the names, shapes (but for the number of rows) and dtypes of the arguments",
     ]
     facts += [f"the argument {name!r}" for name in arguments.public]
-    facts += [f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()]
-    facts += [f"the array {name!r} that the model holds" for name in analysis.graph.captured]
+    facts += [
+        f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
+    ]
+    facts += [
+        f"the array {name!r} that the model holds" for name in analysis.graph.captured
+    ]
     facts.append("the clipping norms, which must not be chosen by looking at the data")
     return tuple(facts)

@@ -34,7 +34,7 @@ def with_made_up_rows(
     arguments: ModelArguments, count: int, seed: int
 ) -> ModelArguments:
     """The same call with made-up rows in place of the private ones."""
-    dtype = np.float64 if jax.config.jax_enable_x64 else np.float32
+    dtype = jax.dtypes.canonicalize_dtype(np.float64)
     rows = made_up_rows(arguments, count, seed, dtype=dtype)
     return dataclasses.replace(arguments, private=rows, num_rows=count)
 

@@ -398,7 +398,9 @@ def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
         raise ValueError(
             f"Expected every private argument to have one row per entry of the plate "
             f"{unit!r}, but {listed}. If one of them describes no individuals, name "
-            f'it in private(..., unit={unit!r}, public=("its name",)).'
+            f'it in private(..., unit={unit!r}, public=("its name",)). If there are '
+            "several rows of one individual, such as visits, bring them to one row per "
+            "individual first: see 'One row per unit' in docs/models.md."
         )
     count = next(iter(lengths.values()))
     if count == 0:

@@ -135,11 +135,13 @@ class _UnitPlate(Messenger):
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
-        if msg["type"] == "sample" and self._scale != 1.0:
-            if any(frame.name == self.unit for frame in msg["cond_indep_stack"]):
-                scale = msg["scale"] / self._scale
-                is_one = isinstance(scale, float) and math.isclose(scale, 1.0)
-                msg["scale"] = None if is_one else scale
+        inside = msg["type"] == "sample" and any(
+            frame.name == self.unit for frame in msg["cond_indep_stack"]
+        )
+        if inside and self._scale != 1.0:
+            scale = msg["scale"] / self._scale
+            is_one = isinstance(scale, float) and math.isclose(scale, 1.0)
+            msg["scale"] = None if is_one else scale
         if msg["type"] != "plate":
             return
         self.plate_names.append(msg["name"])
@@ -196,8 +198,8 @@ class _Substitute(Messenger):
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "param":
             raise UnsafeModelError(
-                f"The model has a parameter without a prior, {msg['name']!r}. Give it a "
-                "prior with numpyro.sample; an estimate without one has no posterior."
+                f"The model has a parameter without a prior, {msg['name']!r}. Give it "
+                "a prior with numpyro.sample; an estimate without one has no posterior."
             )
         if msg["type"] == "control_flow":
             msg["value"] = self._unrolled(msg)
@@ -236,10 +238,15 @@ def run_model(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="subsample_size does not match")
         # `trace` is outermost so that it sees the final messages.
-        with numpyro.handlers.trace() as trace, unit_plate, _Substitute(latents):
-            with numpyro.handlers.seed(rng_seed=jax.random.key(0)):
-                with numpyro.validation_enabled(False):
-                    model.fn(*args, **kwargs)
+        with (
+            numpyro.handlers.trace() as trace,
+            unit_plate,
+            _Substitute(latents),
+            numpyro.handlers.seed(rng_seed=jax.random.key(0)),
+            numpyro.validation_enabled(False),
+        ):
+            assert model.fn is not None
+            model.fn(*args, **kwargs)
     return dict(trace), unit_plate
 
 
@@ -398,7 +405,8 @@ def _in_support(fn: Distribution, value: Any) -> jax.Array:
     """Whether each element of an observation lies in its distribution's support."""
     if isinstance(fn, numpyro.distributions.Unit):
         return jnp.ones((), bool)
-    return jnp.asarray(fn.support(value))
+    support: Any = fn.support
+    return jnp.asarray(support(value))
 
 
 def _traced(call: Callable[[], Any]) -> Any:
@@ -412,9 +420,9 @@ def _traced(call: Callable[[], Any]) -> Any:
         raise UnsafeModelError(
             "The model looks at the value of a latent variable or of private data "
             "while it runs (an `if`, a float(), a NumPy function or a boolean index "
-            "on a traced array). What it computes would depend on single records in "
-            "ways that no clipping bounds. Use jnp functions such as jnp.where "
-            f"instead. JAX reports: {type(error).__name__}."
+            "on a traced array, or a NumPy array indexed by one). What it computes "
+            "would depend on single records in ways that no clipping bounds. Use jnp "
+            f"functions such as jnp.where instead. JAX reports {type(error).__name__}."
         ) from None
 
 
@@ -433,6 +441,7 @@ def build_graph(
         data or on the number of rows, something outside the unit plate is observed,
         or the model cannot be traced.
     """
+    assert model.fn is not None
     captured = captured_arrays(model.fn)
     if not made_up:
         _refuse_captured_rows(captured, arguments)
@@ -497,17 +506,14 @@ def _site(
     name: str, msg: Any, unit: str, one: _Trace, two: _Trace, three: _Trace
 ) -> Site:
     fn = msg["fn"]
-    if name.endswith("_unobserved") or name.endswith("_observed"):
-        if msg["infer"].get("is_auxiliary") or f"{name[: name.rfind('_')]}" in {
-            other.rsplit("_", 1)[0]
-            for other in one.messages
-            if other.endswith("_unobserved")
-        }:
-            raise UnsafeModelError(
-                f"{name!r} comes from obs_mask=, which is not supported. Leave missing "
-                "entries out with `numpyro.handlers.mask(mask=observed)` around the "
-                "sample statement instead: they then contribute nothing."
-            )
+    # NumPyro splits a site with obs_mask= into an observed and an unobserved one.
+    stem = name.removesuffix("_unobserved").removesuffix("_observed")
+    if stem != name and f"{stem}_unobserved" in one.messages:
+        raise UnsafeModelError(
+            f"{stem!r} has obs_mask=, which is not supported. Leave missing entries "
+            "out with `numpyro.handlers.mask(mask=observed)` around the sample statement "
+            "instead: they then contribute nothing."
+        )
     event_dim = fn.event_dim
     plates = {}
     row_axis = None
@@ -566,32 +572,22 @@ def _check_globals(
             continue
         programs = []
         for trace in (two, three):
-            leaves = jax.tree.leaves(
-                {k: k == name for k in trace.output_shapes}, is_leaf=None
+            wanted = {
+                other: jax.tree.map(lambda _, keep=other == name: keep, outputs)
+                for other, outputs in trace.output_shapes.items()
+            }
+            jaxpr, used_inputs = partial_eval.dce_jaxpr(
+                trace.closed.jaxpr, jax.tree.leaves(wanted)
             )
-            del leaves
-            used = jax.tree.leaves(
-                {
-                    k: jax.tree.map(lambda _, k=k: k == name, v)
-                    for k, v in trace.output_shapes.items()
-                }
-            )
-            jaxpr, used_inputs = partial_eval.dce_jaxpr(trace.closed.jaxpr, used)
-            row_leaves = len(jax.tree.leaves(trace.inputs[0]))
-            if any(used_inputs[:row_leaves]):
-                names = [
-                    row
-                    for row, is_used in zip(
-                        sorted(trace.inputs[0]), used_inputs, strict=False
+            arguments = sorted(trace.inputs[0])
+            for argument, is_used in zip(arguments, used_inputs, strict=False):
+                if is_used:
+                    raise UnsafeModelError(
+                        f"The distribution of {name!r}, which all rows share, depends "
+                        f"on the private argument {argument!r}. Its prior would reveal "
+                        "the data. Use public constants in the prior, or put the site "
+                        f"under the plate {unit!r}."
                     )
-                    if is_used
-                ]
-                raise UnsafeModelError(
-                    f"The distribution of {name!r}, which all rows share, depends on "
-                    f"the private argument {names[0]!r}. Its prior would reveal the "
-                    "data. Use public constants in the prior, or put the site under "
-                    f"the plate {unit!r}."
-                )
             programs.append(str(jaxpr))
         if programs[0] != programs[1]:
             raise UnsafeModelError(

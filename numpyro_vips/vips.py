@@ -19,7 +19,7 @@ import numpy as np
 
 from numpyro_vips.conjugacy.posterior import KIND, ConjugatePosterior
 from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import Statistic
+from numpyro_vips.conjugacy.structure import Statistic, exponential_family
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.made_up_rows import made_up_rows
 
@@ -207,9 +207,8 @@ class VipsEngine:
                     "offsets": dict(group.layout.offsets),
                 }
             blocks.append(block)
-            for name, value in group.family.parameters(
-                state.natural[group.name]
-            ).items():
+            family = exponential_family(group)
+            for name, value in family.parameters(state.natural[group.name]).items():
                 params[f"{group.name}/{name}"] = value
         sites = self.program.graph.latents("global")
         site_dims = {site.name: site.dims for site in sites}

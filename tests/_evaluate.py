@@ -18,10 +18,17 @@ def evaluate(
     for term in form.terms:
         labels = [*form.axes, *(b for b in term.bound if b not in form.axes)]
         product = np.full([label.size for label in labels], float(term.scale))
+        chosen = np.ones_like(product, dtype=bool)
         for factor in term.factors:
             array, axes = _array(factor, values, states or {})
             assert set(axes) <= set(labels), "a label is neither free nor bound"
-            product = product * _spread(array, axes, labels)
+            spread = _spread(array, axes, labels)
+            with np.errstate(all="ignore"):
+                product = product * spread
+            if isinstance(factor, OneHot) or getattr(factor, "function", "") == "is":
+                chosen &= spread != 0
+        # What is not selected may be anything, such as 1/0 in a state not taken.
+        product = np.where(chosen, product, 0.0)
         total = total + product.sum(axis=tuple(range(len(form.axes), len(labels))))
     return total
 

@@ -151,15 +151,16 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
     state = engine.initial_state(KEY)
     noise = engine.space.split(engine._draws(engine._key_of_step(state))[0])
     starts = {
-        site.name: jnp.ones(site.shape) / max(1, *site.shape, 1)
+        site.name: jnp.ones(site.shape) / max((1, *site.shape))
         for site in engine.space.sites
     }
-    guide = AutoNormal(model, init_loc_fn=init_to_value(values=starts))
-    with numpyro.handlers.seed(rng_seed=0):
-        guide(X, y)
 
-    # NumPyro's own loss, its guide made to draw what the engine draws.
+    # NumPyro's own loss and guide, made to draw what the engine draws. Setting the
+    # guide up under jit saves compiling its operations one by one.
     def loss(variational: Variational) -> Any:
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values=starts))
+        with numpyro.handlers.seed(rng_seed=0):
+            guide(X, y)
         loc = engine.space.split(variational.loc)
         scale = engine.space.split(jnp.exp(variational.log_scale))
         values, params = {}, {}
@@ -552,7 +553,7 @@ def local_continuous(y: Any = None):
 def local_discrete(y: Any = None):
     m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("people", y.shape[0]):
-        z: Any = numpyro.sample("z", dist.Categorical(jnp.ones(2) / 2))
+        z: Any = numpyro.sample("z", dist.CategoricalProbs(jnp.ones(2) / 2))
         numpyro.sample("y", dist.Normal(m[z], 1), obs=y)
 
 

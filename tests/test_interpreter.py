@@ -136,7 +136,13 @@ INSIDE: dict[str, Program] = {
     "pad": lambda v: jnp.pad(v.w, (2, 1)),
     "pad a matrix": lambda v: jnp.pad(v.W, ((0, 0), (1, 0))) * 2.0,
     "diag": lambda v: jnp.diag(v.tau),
-    "unstack a loop": lambda v: sum(v.X[:, k] * v.w[k] for k in range(3)),
+    "unstack": lambda v: sum(k * row for k, row in enumerate(jnp.unstack(v.W))),
+    "split": lambda v: jnp.split(v.W, [1, 3])[1] * 2.0,
+    "unpack": lambda v: v.X[:, 0] * list(v.w)[1],
+    "square of a square at a latent": lambda v: (
+        ((v.w[v.z] - 1.0) ** 2) * ((v.w[v.z] + 2.0) ** 2)
+    ),
+    "loop over columns": lambda v: sum(v.X[:, k] * v.w[k] for k in range(3)),
     # Elementwise.
     "inverse root": lambda v: 1 / jnp.sqrt(v.tau),
     "rsqrt": lambda v: jax.lax.rsqrt(v.tau) * 3.0,
@@ -175,7 +181,8 @@ INSIDE: dict[str, Program] = {
     "gather of rows by a latent": lambda v: v.beta[v.z],
     "gather by a scalar latent": lambda v: v.beta[v.s],
     "gather by a latent and data": lambda v: v.beta[v.z[:5], v.i],
-    "Vindex": lambda v: Vindex(v.beta)[v.z, :2],
+    "Vindex": lambda v: Vindex(v.beta)[v.z, :] * v.R[0, 0],
+    "Vindex with constants": lambda v: Vindex(v.beta)[v.z, np.arange(5)[:, None]],
     "inverse root at a latent": lambda v: 1 / jnp.sqrt(v.tau[v.z]),
     "square at a latent": lambda v: (v.w[v.z] - 1.0) ** 2,
     "log at a latent": lambda v: jnp.log(v.beta[v.z]),
@@ -304,7 +311,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "transpose": lambda x: x.T,
     "slice": lambda x: x[1:] if jnp.ndim(x) and x.shape[0] > 1 else x,
     "flatten": lambda x: jnp.ravel(x),
-    "pad": lambda x: jnp.pad(x, [(1, 0)] * jnp.ndim(x)),
+    "pad": lambda x: jnp.pad(x, [(1, 0)] * jnp.ndim(x)) if jnp.ndim(x) else x,
     "tanh": lambda x: jnp.tanh(x),
     "where": lambda x: jnp.where(jnp.arange(jnp.size(x)).reshape(x.shape) % 2, x, 0.5),
     "join": lambda x: jnp.concatenate([jnp.ravel(x), jnp.ones(2)]),

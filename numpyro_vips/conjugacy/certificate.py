@@ -103,9 +103,7 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
         arguments = with_made_up_rows(graph.arguments, NUM_ROWS, seed)
         rows = {k: jnp.asarray(v) for k, v in arguments.private.items()}
         latents = made_up_latents(graph, NUM_ROWS, seed)
-        together, apart = np.asarray(
-            evaluate_in_double(difference, rows, latents)
-        )
+        together, apart = np.asarray(evaluate_in_double(difference, rows, latents))
     if not _close(together, apart):
         raise UnsafeModelError(
             "The rows act on each other: the log density of several rows is not the "
@@ -153,8 +151,8 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     ):
         if not (np.isfinite(expected) and _close(expected, found)):
             raise CertificateError(
-                f"the compiled log density of the {what} ({found}) differs from NumPyro's ({expected}) at "
-                "made-up values"
+                f"the compiled log density of the {what} is {found:.6g} at made-up "
+                f"values, and NumPyro's is {expected:.6g}"
             )
 
 

@@ -19,7 +19,6 @@ from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
 from numpyro_vips.conjugacy.interpreter import (
     Constant,
     Opaque,
-    Transformed,
     Value,
     as_form,
     interpret,
@@ -143,9 +142,7 @@ class _Augmentation:
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
         """weight · logsumexp of a form over its last axis, as the same bound."""
         axes, states = log_terms.axes[:-1], log_terms.axes[-1]
-        weight = forms.broadcast(
-            forms.as_form(1.0) if weight is None else weight, axes
-        )
+        weight = forms.broadcast(forms.as_form(1.0) if weight is None else weight, axes)
         chosen = self.auxiliary(
             "allocation",
             axes,
@@ -211,7 +208,9 @@ def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
     leaves = interpret(graph.program, inputs, checks)
     tree = jax.tree.structure(graph.program_outputs)
     outputs = jax.tree.unflatten(tree, leaves)
-    latent_values = dict(zip(sorted(latent_inputs), inputs[len(row_inputs) :], strict=True))
+    latent_values = dict(
+        zip(sorted(latent_inputs), inputs[len(row_inputs) :], strict=True)
+    )
     pieces = []
     for site in graph.sites.values():
         output = outputs[site.name]
@@ -277,9 +276,7 @@ def _site_energy(
         dataclasses.replace(
             latent,
             weight=_weighted(
-                dataclasses.replace(
-                    latent, event_dim=max(0, len(latent.shape) - rank)
-                ),
+                dataclasses.replace(latent, event_dim=max(0, len(latent.shape) - rank)),
                 factors,
             ),
         )
@@ -330,9 +327,7 @@ class _Component:
         if self._distributed.masked:
             raise NotInAlgebra("a mask inside a mixture")
         rank = len(form.axes)
-        return forms.sum_over(
-            form, range(rank - self._distributed.reinterpreted, rank)
-        )
+        return forms.sum_over(form, range(rank - self._distributed.reinterpreted, rank))
 
 
 def _weighted(latent: Latent, factors: list[Form]) -> Form:
@@ -379,5 +374,3 @@ def _all_valid(
     for result in results:
         valid = valid & result
     return valid
-
-

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, multigammaln
@@ -248,7 +249,7 @@ class Categorical(Family):
 
     @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-        return dist.Categorical(logits=parameters["logits"])
+        return dist.CategoricalLogits(parameters["logits"])
 
     @staticmethod
     def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
@@ -462,9 +463,7 @@ FAMILIES: list[Match] = [
     Match(Dirichlet, frozenset({"log"}), (constraints.simplex,)),
     Match(Categorical, frozenset({"is"}), ()),
     Match(PolyaGamma, frozenset({"x"}), ()),
-    Match(
-        Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)
-    ),
+    Match(Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)),
 ]
 
 
@@ -481,9 +480,9 @@ def find_family(support: Any, statistics: set[str]) -> type[Family] | None:
     """The family with this support in which all of these statistics occur."""
     support = _elementwise(support)
     for match in FAMILIES:
-        if any(_same_support(support, known) for known in match.supports):
-            if statistics <= match.statistics:
-                return match.family
+        fits = any(_same_support(support, known) for known in match.supports)
+        if fits and statistics <= match.statistics:
+            return match.family
     return None
 
 
@@ -495,8 +494,9 @@ def _elementwise(support: Any) -> Any:
 
 def _same_support(support: Any, known: Any) -> bool:
     if known is constraints.unit_interval:
-        bounds = getattr(support, "lower_bound", None), getattr(
-            support, "upper_bound", None
+        bounds = (
+            getattr(support, "lower_bound", None),
+            getattr(support, "upper_bound", None),
         )
         is_interval = isinstance(support, type(constraints.interval(0.0, 1.0)))
         return support is known or (

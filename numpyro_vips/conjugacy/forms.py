@@ -425,7 +425,9 @@ def _merge_indicators(term: Term) -> Term:
     """A discrete latent is in one state: 1[z=j]·1[z=k] is 1[z=j] with j=k."""
     indicators = [atom for atom in term.atoms if atom.function == "is"]
     for a, b in itertools.combinations(indicators, 2):
-        if a.latent == b.latent and same_labels(a.labels[:-1], b.labels[:-1]):
+        same = a.labels[-1] is b.labels[-1]  # `_merge_atoms` is for these.
+        equal = same_labels(a.labels[:-1], b.labels[:-1])
+        if a.latent == b.latent and equal and not same:
             unified = _unify(term, a.labels[-1], b.labels[-1])
             if unified is not None:
                 return unified
@@ -676,9 +678,10 @@ def log_det(form: Form) -> Form:
     for term in form.terms:
         selectors, values = _split_selectors(term)
         value = values[0] if len(values) == 1 else None
-        is_matrix = isinstance(value, Atom) and value.labels[-2:] == matrix
-        if not is_matrix or (value.function, value.power) != ("x", 1.0):
+        if not isinstance(value, Atom) or value.labels[-2:] != matrix:
             raise NotInAlgebra("the determinant of a product")
+        if (value.function, value.power) != ("x", 1.0):
+            raise NotInAlgebra("the determinant of a power")
         if term.scale <= 0:
             raise NotInAlgebra("the determinant of a negative multiple")
         if term.scale != 1:
@@ -800,16 +803,19 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         if joint is None:
             continue
         operands = [
-            f for f in joint.factors
+            f
+            for f in joint.factors
             if isinstance(f, Dense) and f.branch and isinstance(f.branch[0], _Operand)
         ]
         operands.sort(key=lambda f: f.branch[1] if f.branch else 0)
         union = tuple(dict.fromkeys(label for f in operands for label in f.labels))
         arrays = [_expand_to(f.array, f.labels, union)[0] for f in operands]
         result = function(*arrays)
-        result = np.broadcast_to(result, [label.size for label in union]) if (
-            is_known(result)
-        ) else jnp.broadcast_to(result, [label.size for label in union])
+        result = (
+            np.broadcast_to(result, [label.size for label in union])
+            if (is_known(result))
+            else jnp.broadcast_to(result, [label.size for label in union])
+        )
         row = any(f.row for f in operands)
         rest = [f for f in joint.factors if f not in operands]
         factors = (*rest, Dense(result, union, row))

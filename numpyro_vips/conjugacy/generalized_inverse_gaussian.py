@@ -8,6 +8,7 @@ Gamma has the statistics x², 1/x² and log x instead; those are the "root" fami
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -134,18 +135,20 @@ class GeneralizedInverseGaussian(Family):
 class _GIG(dist.Distribution):
     """Draws and density of GIG(p, a, b); draws come from scipy."""
 
-    arg_constraints = {
+    arg_constraints: Any = {  # noqa: RUF012
         "p": constraints.real,
         "a": constraints.nonnegative,
         "b": constraints.nonnegative,
     }
-    support = constraints.positive
+    support: Any = constraints.positive
 
     def __init__(self, p: jax.Array, a: jax.Array, b: jax.Array):
         self.p, self.a, self.b = p, a, b
         super().__init__(jnp.shape(p), validate_args=False)
 
-    def sample(self, key: jax.Array, sample_shape: tuple[int, ...] = ()) -> jax.Array:
+    def sample(
+        self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> jax.Array:
         assert key is not None
         shape = (*sample_shape, *self.batch_shape)
         result = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
@@ -166,7 +169,7 @@ class _GIG(dist.Distribution):
         key_data = jax.random.key_data(key) if is_typed else key
         return jax.pure_callback(draw, result, key_data, self.p, self.a, self.b)
 
-    def log_prob(self, value: jax.Array) -> jax.Array:
+    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
         natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
         normalizer = GeneralizedInverseGaussian.log_normalizer(natural)
         return (
@@ -177,67 +180,67 @@ class _GIG(dist.Distribution):
         )
 
 
-class _Root(Family):
-    """A family for x with x² in the family `square`."""
+def _root_family(
+    family_name: str, family_statistics: tuple[str, ...], square: type[Family]
+) -> type[Family]:
+    """The family of x with x² in the family `square`."""
 
-    square: type[Family]
-
-    @classmethod
-    def _of_square(cls, natural: Moments) -> dict[str, jax.Array]:
+    def of_square(natural: Moments) -> dict[str, jax.Array]:
         # dx² = 2x dx, so one power of x goes to the Jacobian.
         found = {"log": 0.5 * (natural["log"] - 1.0), "1/x": natural["x^-2"]}
         return {**found, "x": natural["x^2"]} if "x^2" in natural else found
 
-    @classmethod
-    def moments(cls, natural: Moments) -> dict[str, jax.Array]:
-        square = cls.square.moments(cls._of_square(natural))
-        found = {"log": 0.5 * square["log"], "x^-2": square["1/x"]}
-        return {**found, "x^2": square["x"]} if "x^2" in natural else found
+    class Root(Family):
+        name = family_name
+        statistics = family_statistics
 
-    @classmethod
-    def log_normalizer(cls, natural: Moments) -> jax.Array:
-        return cls.square.log_normalizer(cls._of_square(natural)) - math.log(2.0)
+        @staticmethod
+        def moments(natural: Moments) -> dict[str, jax.Array]:
+            mean = square.moments(of_square(natural))
+            found = {"log": 0.5 * mean["log"], "x^-2": mean["1/x"]}
+            return {**found, "x^2": mean["x"]} if "x^2" in natural else found
 
-    @classmethod
-    def project(
-        cls, prior: Moments, data: Moments, noise: Moments
-    ) -> dict[str, jax.Array]:
-        projected = {
-            statistic: prior[statistic] + jnp.minimum(data[statistic], 0.0)
-            for statistic in ("x^2", "x^-2")
-            if statistic in prior
-        }
-        return {**projected, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
+        @staticmethod
+        def log_normalizer(natural: Moments) -> jax.Array:
+            return square.log_normalizer(of_square(natural)) - math.log(2.0)
 
-    @classmethod
-    def parameters(cls, natural: Moments) -> dict[str, jax.Array]:
-        """Those of the distribution of x²."""
-        return cls.square.parameters(cls._of_square(natural))
+        @staticmethod
+        def project(
+            prior: Moments, data: Moments, noise: Moments
+        ) -> dict[str, jax.Array]:
+            return {
+                statistic: prior[statistic] + jnp.minimum(data[statistic], 0.0)
+                for statistic in family_statistics
+            }
 
-    @classmethod
-    def distribution(cls, parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-        return dist.TransformedDistribution(
-            cls.square.distribution(parameters),
-            dist.transforms.PowerTransform(0.5),
-            validate_args=False,
-        )
+        @staticmethod
+        def parameters(natural: Moments) -> dict[str, jax.Array]:
+            """Those of the distribution of x²."""
+            return square.parameters(of_square(natural))
 
-    @classmethod
-    def perturb(cls, natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
-        return {**natural, "x^-2": natural["x^-2"] * factor}
+        @staticmethod
+        def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+            return dist.TransformedDistribution(
+                square.distribution(parameters),
+                dist.transforms.PowerTransform(0.5),
+                validate_args=False,
+            )
+
+        @staticmethod
+        def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+            factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
+            return {**natural, "x^-2": natural["x^-2"] * factor}
+
+    Root.__name__ = Root.__qualname__ = family_name
+    return Root
 
 
-class RootInverseGamma(_Root):
-    name = "RootInverseGamma"
-    statistics = ("x^-2", "log")
-    square = InverseGamma
-
-
-class RootGeneralizedInverseGaussian(_Root):
-    name = "RootGeneralizedInverseGaussian"
-    statistics = ("x^2", "x^-2", "log")
-    square = GeneralizedInverseGaussian
+RootInverseGamma = _root_family("RootInverseGamma", ("x^-2", "log"), InverseGamma)
+RootGeneralizedInverseGaussian = _root_family(
+    "RootGeneralizedInverseGaussian",
+    ("x^2", "x^-2", "log"),
+    GeneralizedInverseGaussian,
+)
 
 
 for _family in (
@@ -246,4 +249,3 @@ for _family in (
     GeneralizedInverseGaussian,
 ):
     register_family(Match(_family, frozenset(_family.statistics), POSITIVE))
-

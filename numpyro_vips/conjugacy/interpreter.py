@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
@@ -143,6 +143,11 @@ def _interpret(
     return [read(atom) for atom in jaxpr.outvars]
 
 
+def _aval(var: Any) -> Any:
+    """Shape and dtype of a variable of the program."""
+    return var.aval
+
+
 def _apply(
     eqn: jex_core.JaxprEqn, operands: list[Value], checks: list[Any]
 ) -> list[Value]:
@@ -151,10 +156,10 @@ def _apply(
     if inner is not None:
         return interpret(inner, operands, checks)
     if all(isinstance(operand, Constant) for operand in operands):
-        checks += _index_checks(eqn, operands)
-        return _apply_to_constants(eqn, operands)
+        constants = [op for op in operands if isinstance(op, Constant)]
+        checks += _index_checks(eqn, constants)
+        return _apply_to_constants(eqn, constants)
     latents = set().union(*map(latents_of, operands))
-    shape = tuple(eqn.outvars[0].aval.shape)
     try:
         for operand in operands:
             if type(operand) is Opaque:
@@ -167,14 +172,13 @@ def _apply(
         rule = _RULES.get(name)
         if rule is None:
             raise NotInAlgebra(f"{_READABLE.get(name, name)} of {_names(latents)}")
-        return [rule(eqn, *operands)]
+        result = rule(eqn, *operands)
+        return result if isinstance(result, list) else [result]
     except NotInAlgebra as error:
         reason = str(error)
         if "'" not in reason:
             reason = f"{reason} ({_names(latents)})"
-        return [
-            Opaque(reason, latents, tuple(var.aval.shape)) for var in eqn.outvars
-        ]
+        return [Opaque(reason, latents, tuple(_aval(var).shape)) for var in eqn.outvars]
 
 
 _READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
@@ -235,14 +239,14 @@ def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[
 def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
     """Gives public NumPy arrays the dtype that the program was traced with."""
     return [
-        jnp.asarray(a, dtype=var.aval.dtype) if forms.is_known(a) else a
+        jnp.asarray(a, dtype=_aval(var).dtype) if forms.is_known(a) else a
         for a, var in zip(arrays, eqn.invars, strict=True)
     ]
 
 
 def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
     function = _NUMPY.get(eqn.primitive.name)
-    aval = eqn.outvars[0].aval
+    aval = _aval(eqn.outvars[0])
     if function is not None:
         with np.errstate(all="ignore"):
             result = function(eqn.params, *arrays)
@@ -251,7 +255,8 @@ def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> lis
         results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
         return [
-            result if jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
+            result
+            if jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
             else np.asarray(result)
             for result in results
         ]
@@ -266,7 +271,9 @@ def _broadcast_known(params: dict, x: np.ndarray, *_: Any) -> np.ndarray:
 
 def _iota_known(params: dict) -> np.ndarray:
     shape, axis = params["shape"], params["dimension"]
-    line = np.arange(shape[axis]).reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    line = np.arange(shape[axis]).reshape(
+        [-1 if i == axis else 1 for i in range(len(shape))]
+    )
     return np.broadcast_to(line, shape)
 
 
@@ -299,9 +306,7 @@ _NUMPY: dict[str, Callable[..., Any]] = {
     "square": lambda p, x: x * x,
     "integer_pow": lambda p, x: x ** p["y"],
     "pow": lambda p, x, y: x**y,
-    "select_n": lambda p, c, *xs: np.choose(np.broadcast_to(c, xs[0].shape), xs)
-    if len(xs) <= 30
-    else _raise_select(),
+    "select_n": lambda p, c, *xs: _select_known(c, xs),
     "convert_element_type": lambda p, x: x,
     "copy": lambda p, x: x,
     "stop_gradient": lambda p, x: x,
@@ -329,8 +334,11 @@ _NUMPY: dict[str, Callable[..., Any]] = {
 }
 
 
-def _raise_select() -> np.ndarray:
-    raise NotInAlgebra("a choice among more than 30 alternatives")
+def _select_known(which: np.ndarray, cases: Sequence[np.ndarray]) -> np.ndarray:
+    numbers = np.asarray(which).astype(np.intp)
+    stacked = np.stack(np.broadcast_arrays(*cases))
+    numbers = np.broadcast_to(numbers, stacked.shape[1:])
+    return np.take_along_axis(stacked, numbers[None], axis=0)[0]
 
 
 # --- functions of discrete latents --------------------------------------------------
@@ -360,11 +368,15 @@ def _apply_state_by_state(
         if not form.is_discrete:
             return None
         discrete.append(form)
-    is_float = jnp.issubdtype(eqn.outvars[0].aval.dtype, jnp.floating)
-    if eqn.primitive.name in _POLYNOMIAL and is_float and (
-        len(set().union(*(form.latents for form in discrete))) > 1
-        or any(len(form.terms) > 1 for form in discrete)
-        or _mixes_elements(discrete)
+    is_float = jnp.issubdtype(_aval(eqn.outvars[0]).dtype, jnp.floating)
+    if (
+        eqn.primitive.name in _POLYNOMIAL
+        and is_float
+        and (
+            len(set().union(*(form.latents for form in discrete))) > 1
+            or any(len(form.terms) > 1 for form in discrete)
+            or _mixes_elements(discrete)
+        )
     ):
         return None
     if len({latent for form in discrete for latent in form.latents}) > 2:
@@ -373,14 +385,14 @@ def _apply_state_by_state(
     def function(*arrays: Any) -> Any:
         if all(map(forms.is_known, arrays)) and eqn.primitive.name in _NUMPY:
             typed = [
-                np.asarray(a, v.aval.dtype)
+                np.asarray(a, _aval(v).dtype)
                 for a, v in zip(arrays, eqn.invars, strict=True)
             ]
             typed = list(np.broadcast_arrays(*typed))
             with np.errstate(all="ignore"):
                 return np.asarray(_NUMPY[eqn.primitive.name](eqn.params, *typed))
         typed = [
-            jnp.asarray(a, v.aval.dtype)
+            jnp.asarray(a, _aval(v).dtype)
             for a, v in zip(arrays, eqn.invars, strict=True)
         ]
         shape = jnp.broadcast_shapes(*(a.shape for a in typed))
@@ -409,7 +421,8 @@ def _mixes_elements(discrete: Sequence[Form]) -> bool:
 
 # --- rules ----------------------------------------------------------------------------
 
-Rule = Callable[..., Value]
+# A rule returns one value, or a list of them where its primitive has several results.
+Rule = Callable[..., Any]
 _RULES: dict[str, Rule] = {}
 
 
@@ -447,7 +460,7 @@ def _mul(eqn: Any, x: Value, y: Value) -> Value:
 
 def _apply_to_shift(eqn: Any, operands: Sequence[Value]) -> Value:
     """Lets a maximum pass to the places where it is subtracted and added back."""
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = tuple(_aval(eqn.outvars[0]).shape)
     others = [operand for operand in operands if not isinstance(operand, _Shift)]
     shift = next(operand for operand in operands if isinstance(operand, _Shift))
     name = eqn.primitive.name
@@ -466,7 +479,7 @@ _STRUCTURAL = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpo
 @_rule("reduce_max")
 def _reduce_max(eqn: Any, x: Value) -> Value:
     latents = latents_of(x)
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = tuple(_aval(eqn.outvars[0]).shape)
     return _Shift(f"a maximum of {_names(latents)}", latents, shape)
 
 
@@ -600,7 +613,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         raise NotInAlgebra("a choice that depends on a continuous latent")
     group = object()
     terms: list[forms.Term] = []
-    axes = tuple(map(Label, eqn.outvars[0].aval.shape))
+    axes = tuple(map(Label, _aval(eqn.outvars[0]).shape))
     exclusive = True
     for number, case in enumerate(cases):
         form = as_form(case)
@@ -669,7 +682,7 @@ def _squeeze(eqn: Any, x: Form) -> Form:
 
 @_structural("expand_dims")
 def _expand_dims(eqn: Any, x: Form) -> Form:
-    return _reshape_to(x, tuple(eqn.outvars[0].aval.shape))
+    return _reshape_to(x, tuple(_aval(eqn.outvars[0]).shape))
 
 
 @_structural("reshape")
@@ -704,9 +717,7 @@ def _merge_and_split(x: Form, shape: tuple[int, ...]) -> Form:
     order = [result.axes.index(axis) for axis in new_axes if axis in result.axes]
     kept_axes = tuple(result.axes[i] for i in order)
     ordered = Form(kept_axes, result.terms, result.exclusive)
-    return forms.place(
-        ordered, new_axes, [new_axes.index(axis) for axis in kept_axes]
-    )
+    return forms.place(ordered, new_axes, [new_axes.index(axis) for axis in kept_axes])
 
 
 @_structural("slice")
@@ -725,9 +736,46 @@ def _rev(eqn: Any, x: Form) -> Form:
     return x
 
 
-@_structural("split")
-def _unsupported_split(eqn: Any, x: Form) -> Form:
-    raise NotInAlgebra("jnp.split")
+@_structural("tile")
+def _tile(eqn: Any, x: Form) -> Form:
+    for axis, count in enumerate(eqn.params["reps"]):
+        x = _take_known(x, axis, np.tile(np.arange(x.axes[axis].size), count))
+    return x
+
+
+@_rule("split")
+def _split(eqn: Any, x: Value) -> list[Value]:
+    axis, start, parts = eqn.params["axis"], 0, []
+    for size in eqn.params["sizes"]:
+        parts.append(_along(x, axis, np.arange(start, start + int(size))))
+        start += int(size)
+    return parts
+
+
+@_rule("unstack")
+def _unstack(eqn: Any, x: Value) -> list[Value]:
+    axis = eqn.params["axis"]
+    return [
+        _along(x, axis, np.arange(i, i + 1), squeeze=True)
+        for i in range(len(eqn.outvars))
+    ]
+
+
+def _along(x: Value, axis: int, indices: np.ndarray, squeeze: bool = False) -> Value:
+    """Some entries along one axis, of a form or inside exp or sigmoid."""
+    if isinstance(x, Transformed):
+        return Transformed(x.function, as_form(_along(x.form, axis, indices, squeeze)))
+    taken = _take_known(as_form(x), axis, indices)
+    return forms.sum_over(taken, [axis]) if squeeze else taken
+
+
+@_rule("stack")
+def _stack(eqn: Any, *parts: Value) -> Value:
+    axis = eqn.params["axis"]
+    shape = list(_aval(eqn.outvars[0]).shape)
+    shape[axis] = 1
+    columns = [_reshape_to(as_form(part), tuple(shape)) for part in parts]
+    return _joined(columns, axis, tuple(_aval(eqn.outvars[0]).shape))
 
 
 def _take_known(
@@ -744,12 +792,15 @@ def _take_known(
 
 @_rule("concatenate")
 def _concatenate(eqn: Any, *parts: Value) -> Value:
-    axis = eqn.params["dimension"]
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = tuple(_aval(eqn.outvars[0]).shape)
+    return _joined([as_form(part) for part in parts], eqn.params["dimension"], shape)
+
+
+def _joined(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Form:
+    """Concatenates forms along an axis."""
     axes = tuple(map(Label, shape))
     group, offset, terms, exclusive = object(), 0, [], True
-    for number, part in enumerate(parts):
-        form = as_form(part)
+    for number, form in enumerate(parts):
         length = form.axes[axis].size
         indices = np.arange(shape[axis]) - offset
         indices = np.where((indices >= 0) & (indices < length), indices, -1)
@@ -785,7 +836,7 @@ def _reduce_sum(eqn: Any, x: Value) -> Value:
     if isinstance(x, Transformed) and x.function == "exp" and len(axes) == 1:
         kept = [a for i, a in enumerate(x.form.axes) if i not in axes]
         last = forms.reorder(x.form, (*kept, x.form.axes[axes[0]]))
-        shape = tuple(eqn.outvars[0].aval.shape)
+        shape = tuple(_aval(eqn.outvars[0]).shape)
         reason = f"a sum of exponentials of {_names(x.latents)}"
         return _SumOfExp(reason, x.latents, shape, last)
     return forms.sum_over(as_form(x), axes)
@@ -825,7 +876,7 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
         return Transformed(operand.function, as_form(inner))
     numbers = eqn.params["dimension_numbers"]
     source, where = as_form(operand), as_form(indices)
-    shape = tuple(eqn.outvars[0].aval.shape)
+    shape = tuple(_aval(eqn.outvars[0]).shape)
     axes = tuple(map(Label, shape))
     batch_positions = [i for i in range(len(shape)) if i not in numbers.offset_dims]
     batch_axes = tuple(axes[i] for i in batch_positions)
@@ -838,7 +889,9 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
     full = dict(zip(sliced, numbers.offset_dims, strict=True))
     for axis in sliced:
         whole = eqn.params["slice_sizes"][axis] == source.axes[axis].size
-        if not whole or (axis in numbers.start_index_map and source.axes[axis].size > 1):
+        if not whole or (
+            axis in numbers.start_index_map and source.axes[axis].size > 1
+        ):
             raise NotInAlgebra("a gather of part of an axis")
     selections: list[tuple[int, Form]] = []
     for component, axis in enumerate(numbers.start_index_map):
@@ -946,9 +999,7 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
         new = Label(1)
         renamed = tuple(Label(a.size) for a in form.axes)
         form = forms.place(form, renamed, range(len(renamed)))
-        chosen = select_by(
-            form, renamed[axis], index_alternatives(as_form(start)), ()
-        )
+        chosen = select_by(form, renamed[axis], index_alternatives(as_form(start)), ())
         axes = (*renamed[:axis], new, *renamed[axis + 1 :])
         kept = [i for i in range(len(axes)) if i != axis]
         form = forms.place(chosen, axes, kept)
@@ -963,15 +1014,11 @@ def _unsupported(eqn: Any, *operands: Value) -> Value:
 
 def _add_with_exp(eqn: Any, x: Value, y: Value) -> Value:
     for one, other in ((x, y), (y, x)):
-        if _is_uniform(one, 1.0) and isinstance(other, Transformed):
-            if other.function == "exp":
-                shape = tuple(eqn.outvars[0].aval.shape)
-                return _OnePlusExp(
-                    f"1 + exp of {_names(other.latents)}",
-                    other.latents,
-                    shape,
-                    other.form,
-                )
+        is_exp = isinstance(other, Transformed) and other.function == "exp"
+        if is_exp and _is_uniform(one, 1.0):
+            reason = f"1 + exp of {_names(other.latents)}"
+            shape = tuple(_aval(eqn.outvars[0]).shape)
+            return _OnePlusExp(reason, other.latents, shape, other.form)
     return _add(eqn, x, y)
 
 

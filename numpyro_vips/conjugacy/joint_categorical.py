@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.families import Moments
 
@@ -65,9 +64,7 @@ class JointCategorical:
         return gradient(dict(natural))
 
 
-def _expand(
-    table: jax.Array, names: Sequence[str], union: Sequence[str]
-) -> jax.Array:
+def _expand(table: jax.Array, names: Sequence[str], union: Sequence[str]) -> jax.Array:
     """Gives a table an axis for every latent of `union`, behind its batch axes."""
     batch = table.ndim - len(names)
     order = [names.index(name) for name in union if name in names]
@@ -90,15 +87,19 @@ def elimination_order(
     largest = 1
     remaining = list(states)
     while remaining:
-
-        def cost(latent: str) -> int:
-            union = set().union(*(s for s in scopes if latent in s), {latent})
-            return math.prod(states[name] for name in union)
-
-        latent = min(remaining, key=cost)
-        largest = max(largest, cost(latent))
+        costs = {latent: _table_size(latent, scopes, states) for latent in remaining}
+        latent = min(remaining, key=costs.__getitem__)
+        largest = max(largest, costs[latent])
         union = set().union(*(s for s in scopes if latent in s)) - {latent}
         scopes = [s for s in scopes if latent not in s] + [union]
         order.append(latent)
         remaining.remove(latent)
     return order, largest
+
+
+def _table_size(
+    latent: str, scopes: Sequence[set[str]], states: Mapping[str, int]
+) -> int:
+    """Entries of the table that summing this latent out goes through."""
+    union = set().union(*(scope for scope in scopes if latent in scope), {latent})
+    return math.prod(states[name] for name in union)

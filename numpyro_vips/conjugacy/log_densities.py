@@ -80,6 +80,10 @@ def square(form: Form) -> Form:
     return forms.power(form, 2)
 
 
+# Missing from scipy's type stubs.
+_multigammaln: Callable[..., float] = getattr(ssp, "multigammaln")  # noqa: B009
+
+
 def _log_gamma(form: Form) -> Form:
     return forms.map_constant(ssp.gammaln, jsp.gammaln, form)
 
@@ -232,9 +236,7 @@ def multinomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment
 ) -> Form:
     p = as_form(probs)
-    per_state = (
-        x * forms.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
-    )
+    per_state = x * forms.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
     coefficient = log_gamma(as_form(total_count) + 1.0)
     return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
 
@@ -259,9 +261,7 @@ def poisson(x: Form, rate: Value, *, augment: Augment) -> Form:
 
 @log_density(dist.Normal)
 def normal(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
-    return normal_with_precision(
-        x, as_form(loc), forms.power(as_form(scale), -2.0)
-    )
+    return normal_with_precision(x, as_form(loc), forms.power(as_form(scale), -2.0))
 
 
 def normal_with_precision(x: Form, loc: Form, precision: Form) -> Form:
@@ -402,9 +402,7 @@ def wishart(
         }
     rate, log_det_rate = _precision(renamed)
     log_gammas = forms.map_constant(
-        lambda a: ssp.multigammaln(a / 2, size) if np.ndim(a) == 0 else np.vectorize(
-            lambda v: ssp.multigammaln(v / 2, size)
-        )(a),
+        np.vectorize(lambda a: _multigammaln(a / 2, size), otypes=[float]),
         lambda a: jsp.multigammaln(a / 2, size),
         nu,
     )

@@ -54,7 +54,8 @@ class ConjugatePosterior:
                 for name, value in self.params.items()
                 if name.startswith(prefix)
             }
-            draw = family.distribution(parameters).sample(key, sample_shape)
+            draws_of_block = family.distribution(parameters).sample(key, sample_shape)
+            draw = jnp.asarray(draws_of_block)
             if "layout" not in block:
                 draws[block["name"]] = draw
             else:

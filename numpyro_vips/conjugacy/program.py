@@ -18,14 +18,15 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.energy import Energy, energy
-from numpyro_vips.conjugacy.forms import Atom, Label, OneHot, Term
 from numpyro_vips.conjugacy.families import Categorical, PolyaGamma
+from numpyro_vips.conjugacy.forms import Atom, Label, OneHot, Term
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import (
     Group,
     NotConjugate,
     Statistic,
     Structure,
+    exponential_family,
     global_part,
     normal_terms,
     specialises,
@@ -175,7 +176,7 @@ class ConjugateProgram:
         return any(atom.latent in group.latents for atom in term.atoms)
 
     def _parents_first(self, groups: Sequence[Group]) -> list[Group]:
-        """In the model's order; a joint block waits for the parents of all its sites."""
+        """In the model's order; a block waits for the parents of all its sites."""
         position = {name: i for i, name in enumerate(self.structure.latents)}
         return sorted(groups, key=lambda g: max(position[n] for n in g.latents))
 
@@ -280,7 +281,9 @@ class ConjugateProgram:
         by_group: dict[str, list[Atom]] = {}
         for atom in term.atoms:
             if role is None or self.structure.latents[atom.latent].role == role:
-                by_group.setdefault(self.structure.group_of[atom.latent], []).append(atom)
+                by_group.setdefault(self.structure.group_of[atom.latent], []).append(
+                    atom
+                )
         return [
             _moment(self.structure.groups[name], atoms, moments[name])
             for name, atoms in by_group.items()
@@ -524,7 +527,7 @@ class ConjugateProgram:
 
             natural = jax.grad(expected)(self.zero_moments(group))
             if perturb:
-                natural = group.family.perturb(natural, subkey)
+                natural = exponential_family(group).perturb(natural, subkey)
             moments[group.name] = group.family.moments(natural)
         return moments
 
@@ -554,7 +557,7 @@ class ConjugateProgram:
             statistic.name: self._entry_stddev(statistic, noise_stddev[statistic.name])
             for statistic in self.structure.statistics
         }
-        return group.family.project(
+        return exponential_family(group).project(
             jax.grad(from_prior)(here),
             jax.grad(from_data)(here, statistics),
             jax.grad(from_data)(here, deviations),

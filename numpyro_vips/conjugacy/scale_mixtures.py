@@ -35,9 +35,7 @@ def student_t(
 
 
 @log_density(dist.Cauchy)
-def cauchy(
-    x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
-) -> Form:
+def cauchy(x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value) -> Form:
     one = forms.as_form(1.0)
     return student_t(x, one, loc, scale, augment=augment)
 

@@ -74,6 +74,12 @@ class Group:
     layout: GaussianLayout | None = None
 
 
+def exponential_family(group: Group) -> type[Family]:
+    """The family of a global group; only locals have joint discrete posteriors."""
+    assert not isinstance(group.family, JointCategorical)
+    return group.family
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Statistic:
     """A product of moments of globals which a row's terms multiply.
@@ -133,7 +139,10 @@ def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
     """
     if energy.failures:
         raise NotConjugate(energy.failures)
-    pieces = [(piece, normal_terms(piece.form.terms, energy.latents)) for piece in energy.pieces]
+    pieces = [
+        (piece, normal_terms(piece.form.terms, energy.latents))
+        for piece in energy.pieces
+    ]
     used, sites = _usage(pieces, energy.latents)
     chosen, reasons = {}, {}
     for name, latent in energy.latents.items():
@@ -240,9 +249,7 @@ def _usage(
 ) -> tuple[dict[str, set[str]], dict[str, dict[str, set[str]]]]:
     """The statistics in which each latent occurs, and at which sites."""
     used: dict[str, set[str]] = {name: set() for name in latents}
-    sites: dict[str, dict[str, set[str]]] = {
-        name: defaultdict(set) for name in latents
-    }
+    sites: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in latents}
     for piece, terms in pieces:
         for term in terms:
             for name, atoms in _by_latent(term).items():
@@ -261,9 +268,7 @@ def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
     return families.find_family(latent.support, used)
 
 
-def _no_family(
-    latent: Latent, used: set[str], sites: Mapping[str, set[str]]
-) -> str:
+def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) -> str:
     support = str(families._elementwise(latent.support)).strip("<>").split(" ")[0]
     where = "; ".join(
         f"{statistic} in {', '.join(map(repr, sorted(sites[statistic])))}"
@@ -331,7 +336,9 @@ def _joint_discrete(
             atoms = [
                 atom
                 for atom in term.atoms
-                if atom.function == "is" and latents[atom.latent].family is None
+                if atom.function == "is"
+                and latents[atom.latent].family is None
+                and latents[atom.latent].role == "local"
             ]
             names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
             indices = [atom.labels[:-1] for atom in atoms]
@@ -592,16 +599,12 @@ def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[forms.Labels]:
     return [atom.labels, (*batch, column, row)]
 
 
-def _is_symmetric(
-    latent: str, function: str, latents: Mapping[str, Latent]
-) -> bool:
+def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> bool:
     support = latents[latent].support
     return function == "x" and support is constraints.positive_definite
 
 
-def specialises(
-    pattern: GlobalPart, statistic: Statistic
-) -> tuple[int, ...] | None:
+def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | None:
     """For each label of the statistic, the pattern's label that it equals.
 
     A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
@@ -698,9 +701,7 @@ def _symmetry(
                 pairs.append((tuple(x for x, _ in differ), tuple(y for _, y in differ)))
 
     def canonical(atoms: Sequence[tuple]) -> list[tuple]:
-        return sorted(
-            (*atom[:3], _unordered(atom, latents)) for atom in atoms
-        )
+        return sorted((*atom[:3], _unordered(atom, latents)) for atom in atoms)
 
     for rows, columns in pairs:
         if set(rows) & set(columns):

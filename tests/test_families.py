@@ -1,0 +1,279 @@
+"""Exponential families: one contract for all of them, against scipy and sampling."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.scipy.special import logsumexp
+from numpyro.distributions import constraints
+from scipy import stats
+
+from numpyro_vips.conjugacy import compiler, families
+from numpyro_vips.conjugacy.families import FAMILIES, Family, find_family
+
+assert compiler  # Importing it registers the families that augmentations use.
+
+RNG = np.random.default_rng(0)
+
+
+def _precision(size: int) -> np.ndarray:
+    root = RNG.normal(size=(size, size))
+    return root @ root.T + np.eye(size)
+
+
+# A batch of two members of each family, by natural parameters.
+NATURAL: dict[str, dict[str, np.ndarray]] = {
+    "Gamma": {"x": [-0.5, -3.0], "log": [0.7, 4.0]},
+    "InverseGamma": {"1/x": [-0.5, -3.0], "log": [-4.5, -7.0]},
+    "Beta": {"log": [-0.2, 3.0], "log1m": [1.5, 0.3]},
+    "Dirichlet": {"log": [[-0.3, 2.0, 0.5], [4.0, 0.1, 1.0]]},
+    "Categorical": {"is": [[0.3, -1.0, 2.0], [0.0, 0.0, 1.0]]},
+    "Normal": {
+        "x": RNG.normal(size=(2, 3)),
+        "xx": np.stack([-0.5 * _precision(3), -0.5 * _precision(3)]),
+    },
+    "Wishart": {
+        "x": np.stack([-0.5 * _precision(2), -0.5 * _precision(2)]),
+        "logdet": [1.5, 3.0],
+    },
+    "PolyaGamma": {"x": [-0.5, -8.0]},
+    "GeneralizedInverseGaussian": {
+        "x": [-0.5, -2.0],
+        "1/x": [-1.0, -0.3],
+        "log": [0.4, -2.0],
+    },
+    "RootInverseGamma": {"x^-2": [-0.5, -3.0], "log": [-5.0, -8.0]},
+    "RootGeneralizedInverseGaussian": {
+        "x^2": [-0.5, -2.0],
+        "x^-2": [-1.0, -0.3],
+        "log": [0.4, -2.0],
+    },
+}  # type: ignore[assignment]
+
+# What the names of statistics mean, for values with a batch axis in front.
+STATISTICS: dict[str, Any] = {
+    "x": lambda x: x,
+    "1/x": lambda x: 1 / x,
+    "x^2": lambda x: x**2,
+    "x^-2": lambda x: x**-2.0,
+    "log": np.log,
+    "log1m": lambda x: np.log1p(-x),
+    "xx": lambda x: x[..., :, None] * x[..., None, :],
+    "is": lambda x: (x[..., None] == np.arange(3)).astype(float),
+    "logdet": lambda x: np.linalg.slogdet(x)[1],
+}
+
+ALL = [match.family for match in FAMILIES]
+# The auxiliary variable of an observation is never released, so it is never drawn.
+SAMPLED = [family for family in ALL if family.name != "PolyaGamma"]
+by_name = functools.partial(pytest.mark.parametrize, ids=lambda f: f.name)
+
+
+def natural_of(family: type[Family]) -> dict[str, jax.Array]:
+    assert family.name in NATURAL, "give every registered family an example here"
+    return {k: jnp.asarray(v, float) for k, v in NATURAL[family.name].items()}
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", ALL)
+def test_moments_are_the_slope_of_the_log_normaliser(family: type[Family]) -> None:
+    natural = natural_of(family)
+    assert set(natural) == set(family.statistics)
+    moments = family.moments(natural)
+    slope = jax.grad(lambda n: family.log_normalizer(n).sum())(natural)
+    for statistic in family.statistics:
+        np.testing.assert_allclose(
+            moments[statistic], slope[statistic], rtol=1e-7, atol=1e-9
+        )
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", ALL)
+def test_log_normaliser_has_finite_differences_equal_to_moments(
+    family: type[Family],
+) -> None:
+    """The slope by differences: a hand-written derivative rule cannot hide in it."""
+    natural = natural_of(family)
+    moments = family.moments(natural)
+    rng = np.random.default_rng(1)
+    direction = {k: rng.normal(size=v.shape) for k, v in natural.items()}
+    for name in ("xx",) if family.name == "Normal" else ():
+        direction[name] = direction[name] + np.swapaxes(direction[name], -1, -2)
+    if family.name == "Wishart":
+        direction["x"] = direction["x"] + np.swapaxes(direction["x"], -1, -2)
+    h = 1e-5
+
+    def at(step: float) -> float:
+        moved = {k: v + step * direction[k] for k, v in natural.items()}
+        return float(family.log_normalizer(moved).sum())
+
+    expected = sum(float(np.vdot(direction[k], moments[k])) for k in natural)
+    assert (at(h) - at(-h)) / (2 * h) == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", SAMPLED)
+def test_moments_match_draws(family: type[Family]) -> None:
+    natural = natural_of(family)
+    distribution = family.distribution(family.parameters(natural))
+    draws = np.asarray(distribution.sample(jax.random.key(2), (20_000,)))
+    moments = family.moments(natural)
+    for statistic in family.statistics:
+        values = STATISTICS[statistic](draws)
+        error = values.std(0) / np.sqrt(len(values)) + 1e-12
+        assert np.abs((values.mean(0) - moments[statistic]) / error).max() < 4.5
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", SAMPLED)
+def test_natural_parameters_are_those_of_the_distribution(family: type[Family]) -> None:
+    """log q(x) - ⟨natural, s(x)⟩ + log normaliser is the same at all x (0, or log h)."""
+    natural = natural_of(family)
+    distribution = family.distribution(family.parameters(natural))
+    draws = distribution.sample(jax.random.key(3), (6,))
+    linear = jnp.zeros((6, 2))
+    for statistic, value in natural.items():
+        product = STATISTICS[statistic](np.asarray(draws)) * value
+        linear = linear + product.reshape((6, 2, -1)).sum(-1)
+    rest = distribution.log_prob(draws) - linear + family.log_normalizer(natural)
+    np.testing.assert_allclose(rest, np.broadcast_to(rest[:1], rest.shape), atol=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", ALL)
+def test_batches_are_independent(family: type[Family]) -> None:
+    natural = natural_of(family)
+    moments = family.moments(natural)
+    for i in range(2):
+        alone = family.moments({k: v[i] for k, v in natural.items()})
+        for statistic in family.statistics:
+            np.testing.assert_allclose(moments[statistic][i], alone[statistic])
+
+
+@pytest.mark.usefixtures("x64")
+def test_scipy_agrees_on_standard_parameters() -> None:
+    cases = [
+        (families.Gamma, stats.gamma(5.0, scale=1 / 3.0), "x"),
+        (families.InverseGamma, stats.invgamma(6.0, scale=3.0), "1/x"),
+        (families.Beta, stats.beta(4.0, 1.3), "log"),
+    ]
+    for family, reference, statistic in cases:
+        natural = {k: v[1] for k, v in natural_of(family).items()}
+        expected = reference.expect(STATISTICS[statistic])
+        found = float(family.moments(natural)[statistic])
+        assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("c", [0.0, 1e-8, 1e-4, 1e-2, 1.0, 30.0, 1e4])
+def test_polya_gamma_mean(c: float) -> None:
+    """E[PG(1, c)] = tanh(c/2) / (2c), from 1/4 at 0 to 0; Polson et al. (2013)."""
+    found = float(families.PolyaGamma.moments({"x": jnp.asarray(-0.5 * c**2)})["x"])
+    expected = 0.25 if c == 0 else np.tanh(c / 2) / (2 * c)
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+# --- projection -------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("x64")
+@by_name("family", SAMPLED)
+def test_projection_leaves_noise_free_data_alone(family: type[Family]) -> None:
+    """Data are sums of row statistics: here the share that makes the example."""
+    natural = natural_of(family)
+    # Half prior, half data; both lie in the family's cone up to the base measure.
+    data = {k: 0.5 * v for k, v in natural.items()}
+    for statistic in ("log", "log1m", "logdet"):
+        if statistic in data and family.name in ("Beta", "Dirichlet", "Gamma"):
+            data[statistic] = jnp.abs(data[statistic])
+    prior = {k: natural[k] - data[k] for k in natural}
+    noise = {k: jnp.zeros_like(v) for k, v in natural.items()}
+    projected = family.project(prior, data, noise)
+    for statistic in family.statistics:
+        np.testing.assert_array_equal(
+            projected[statistic], prior[statistic] + data[statistic]
+        )
+
+
+def test_projection_of_noise_alone_is_a_proper_posterior() -> None:
+    """Whatever noise does, reading the accumulator gives finite, valid parameters."""
+    rng = np.random.default_rng(4)
+    priors = {
+        "Gamma": {"x": -1.0, "log": 0.5},
+        "InverseGamma": {"1/x": -1.0, "log": -3.0},
+        "Beta": {"log": 0.5, "log1m": 0.2},
+        "Dirichlet": {"log": np.zeros(4)},
+        "Normal": {"x": np.zeros(5), "xx": -0.5 * np.eye(5)},
+        "Wishart": {"x": -0.5 * np.eye(3), "logdet": 1.0},
+    }
+    for family in SAMPLED:
+        if family.name not in priors:
+            continue
+        prior = {k: jnp.asarray(v, float) for k, v in priors[family.name].items()}
+        for scale in (1e-2, 1.0, 1e3):
+            data = {k: scale * rng.normal(size=v.shape) for k, v in prior.items()}
+            for name in ("xx",) if family.name == "Normal" else ("x",):
+                if data[name].ndim == 2:
+                    data[name] = data[name] + data[name].T
+            noise = {k: jnp.full(v.shape, scale) for k, v in prior.items()}
+            arrays = {k: jnp.asarray(v) for k, v in data.items()}
+            natural = family.project(prior, arrays, noise)
+            parameters = family.parameters(natural)
+            constrained = family.distribution(parameters)
+            for name, value in constrained.arg_constraints.items():
+                if name in parameters:
+                    assert np.all(value(parameters[name])), (family.name, scale)
+            for value in family.moments(natural).values():
+                assert np.all(np.isfinite(value))
+
+
+# --- which family -----------------------------------------------------------------
+
+POSITIVE = constraints.positive
+FOUND = [
+    (constraints.real, {"x"}, "Normal"),
+    (constraints.real, {"x", "xx"}, "Normal"),
+    (constraints.real_vector, {"x", "xx"}, "Normal"),
+    (constraints.real, {"x", "xx", "xxx"}, None),
+    (constraints.real, {"log"}, None),
+    (POSITIVE, {"x", "log"}, "Gamma"),
+    (POSITIVE, {"log"}, "Gamma"),
+    (POSITIVE, {"1/x", "log"}, "InverseGamma"),
+    (POSITIVE, {"x", "1/x", "log"}, "GeneralizedInverseGaussian"),
+    (POSITIVE, {"x^-2", "log"}, "RootInverseGamma"),
+    (POSITIVE, {"x^2", "x", "log"}, None),
+    (POSITIVE, {"x^0.5"}, None),
+    (constraints.nonnegative, {"x", "log"}, "Gamma"),
+    (constraints.unit_interval, {"log", "log1m"}, "Beta"),
+    (constraints.interval(0.0, 1.0), {"log1m"}, "Beta"),
+    (constraints.interval(0.0, 2.0), {"log"}, None),
+    (constraints.unit_interval, {"x"}, None),
+    (constraints.simplex, {"log"}, "Dirichlet"),
+    (constraints.simplex, {"x"}, None),
+    (constraints.positive_definite, {"x", "logdet"}, "Wishart"),
+    (constraints.independent(POSITIVE, 1), {"x", "log"}, "Gamma"),
+    (constraints.greater_than(3.0), {"x", "log"}, None),
+    (constraints.less_than(0.0), {"x"}, None),
+    (constraints.ordered_vector, {"x", "xx"}, None),
+    (constraints.circular, {"x", "xx"}, None),
+]
+
+
+@pytest.mark.parametrize(("support", "statistics", "name"), FOUND)
+def test_find_family(support: Any, statistics: set[str], name: str | None) -> None:
+    family = find_family(support, statistics)
+    assert (family and family.name) == name
+
+
+def test_every_family_has_a_name_of_its_own() -> None:
+    assert len({family.name for family in ALL}) == len(ALL)
+
+
+@pytest.mark.usefixtures("x64")
+def test_categorical_normaliser_is_a_log_sum() -> None:
+    natural = natural_of(families.Categorical)
+    expected = logsumexp(natural["is"], axis=-1)
+    np.testing.assert_allclose(families.Categorical.log_normalizer(natural), expected)

@@ -1,0 +1,892 @@
+"""`PrivateVI`: what it refuses, what it charges, and what it returns.
+
+Whether the posteriors are right is tested with the engines and the examples.
+"""
+
+import dataclasses
+import functools
+import gc
+import json
+import logging
+import math
+import struct
+import subprocess
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.sparse
+from numpyro.handlers import condition, do, mask, substitute
+
+import numpyro_vips as nv
+from numpyro_vips.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips import VipsEngine
+
+KEY = jax.random.key(0)
+NUM_ROWS = 60
+
+
+def logistic(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def probit(X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    probabilities = jax.scipy.stats.norm.cdf(X @ w)
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=probabilities), obs=y)
+
+
+def coin(y):
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("patients", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(p), obs=y)
+
+
+def marked(fn: Any, **options: Any) -> nv.private:
+    return nv.private(fn, unit="patients", **options)
+
+
+def rows(count: int = NUM_ROWS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(count, 3)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    y = (rng.random(count) < 1 / (1 + np.exp(-X @ [3.0, -2.0, 0.5]))).astype(np.float32)
+    return X, y
+
+
+def fitted(fn: Any, *args: Any, budget: Any = None, **options: Any) -> Any:
+    if budget is None:
+        budget = nv.PrivacyBudget(math.inf)
+    model = fn if isinstance(fn, nv.private) else marked(fn)
+    vi = nv.PrivateVI(model, budget=budget, progress_bar=False, **options)
+    return vi.run(KEY, *args)
+
+
+@pytest.fixture
+def budget() -> nv.PrivacyBudget:
+    return nv.PrivacyBudget(1.0, 1e-5)
+
+
+X, Y = rows()
+
+
+# --- bad input ------------------------------------------------------------------------
+
+
+def fixed_size(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", 17):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def other_plate(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patient", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def no_plate(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def subsampling_itself(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", 1000, subsample_size=10):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def holding_labels(X):
+    logistic(X, Y)
+
+
+LONGER = np.concatenate([Y, Y])
+
+
+def indexing_captured(X):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]) as index:
+        numpyro.sample(
+            "y", dist.Bernoulli(logits=X @ w), obs=jnp.asarray(LONGER)[index]
+        )
+
+
+def using_index(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]) as index:
+        numpyro.sample("y", dist.Normal(X @ w + 0.1 * index, 1.0), obs=y)
+
+
+def missing_labels(X, y, seen):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y, obs_mask=seen)
+
+
+def centring(X, y):
+    logistic(X - X.mean(0), y)
+
+
+def prior_from_data(X, y):
+    w = numpyro.sample("w", dist.Normal(X.mean(0), 1.0).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def observed_outside(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    numpyro.factor("penalty", -((y - X @ w) ** 2).sum())
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def looking(X, y):
+    if (X > 0).all():
+        return
+    logistic(X, y)
+
+
+def in_numpy(X, y):
+    logistic(np.log(np.asarray(X)), y)
+
+
+class Table:
+    """Looks like a pandas object."""
+
+    __module__ = "pandas.core.frame"
+    shape = (NUM_ROWS, 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bad:
+    fn: Callable[..., Any]
+    args: tuple
+    error: type[Exception]
+    message: str
+
+
+BAD_ARGUMENTS = {
+    "rows that disagree in length": Bad(
+        logistic, (X, Y[:-1]), ValueError, r"X has 60, y has 59.*public="
+    ),
+    "plate of another size": Bad(
+        fixed_size, (X, Y), ValueError, r"'patients'.*size is 17.*X\.shape\[0\]"
+    ),
+    "misspelt plate": Bad(
+        other_plate, (X, Y), ValueError, "no plate named 'patients'.*mean 'patient'"
+    ),
+    "no plate": Bad(no_plate, (X, Y), ValueError, "no plate at all.*numpyro.plate"),
+    "a plate that draws its own rows": Bad(
+        subsampling_itself, (X, Y), ValueError, "size is 1000.*X.shape"
+    ),
+    "nothing observed": Bad(
+        logistic, (X,), ValueError, r"Nothing is observed.*run\(rng_key, X, y\)"
+    ),
+    "y=None": Bad(logistic, (X, None), ValueError, "Nothing is observed"),
+    "no rows": Bad(logistic, (X[:0], Y[:0]), ValueError, "have no rows"),
+    "no private argument": Bad(logistic, (3, 4), ValueError, "No argument holds"),
+    "a list of numbers": Bad(logistic, (X, list(Y)), TypeError, "list.*np.asarray"),
+    "a table": Bad(logistic, (Table(), Y), TypeError, r"to_numpy\(\)"),
+    "strings": Bad(logistic, (X, Y.astype(str)), TypeError, "dtype <U.*categories"),
+    "objects": Bad(logistic, (X.astype(object), Y), TypeError, "dtype object"),
+    "dates": Bad(
+        logistic, (X, np.zeros(NUM_ROWS, "M8[D]")), TypeError, "dates or durations"
+    ),
+    "a 0-d array": Bad(logistic, (X, np.float32(1)), TypeError, r"item\(\)"),
+    "COO": Bad(logistic, (scipy.sparse.coo_array(X), Y), TypeError, r"tocsr\(\)"),
+    "a key among the arguments": Bad(logistic, (KEY, X), TypeError, "random key"),
+    "float ids": Bad(
+        lambda group, y: indexing(group, y),
+        (Y, Y),
+        TypeError,
+        "integer",
+    ),
+    "too many arguments": Bad(logistic, (X, Y, Y), TypeError, "do not fit the model"),
+    "a closure over the labels": Bad(
+        holding_labels, (X,), nv.UnsafeModelError, r"captures 'Y'.*\(60,\).*argument"
+    ),
+    "a partial with the labels": Bad(
+        functools.partial(logistic, y=Y), (X,), nv.UnsafeModelError, "captures 'y'"
+    ),
+    "condition with the labels": Bad(
+        condition(logistic, {"y": Y}), (X,), nv.UnsafeModelError, "condition.data.y"
+    ),
+    "a captured array behind the plate's index": Bad(
+        indexing_captured, (X,), nv.UnsafeModelError, "index of the plate 'patients'"
+    ),
+    "the plate's index as a number": Bad(
+        using_index, (X, Y), nv.UnsafeModelError, "index of the plate 'patients'"
+    ),
+    "obs_mask": Bad(
+        missing_labels,
+        (X, Y, Y > 0),
+        nv.UnsafeModelError,
+        r"obs_mask=.*numpyro.handlers.mask\(mask=observed\)",
+    ),
+    "substitute": Bad(
+        substitute(logistic, {"w": np.ones(3)}),
+        (X, Y),
+        nv.UnsafeModelError,
+        "'w'.*numpyro.handlers.do",
+    ),
+    "condition on a global": Bad(
+        condition(logistic, {"w": np.ones(3)}),
+        (X, Y),
+        nv.UnsafeModelError,
+        "'w' is observed outside.*numpyro.handlers.do",
+    ),
+    "centring by the rows": Bad(
+        centring, (X, Y), nv.UnsafeModelError, "rows act on each other"
+    ),
+    "a prior made from rows": Bad(
+        prior_from_data, (X, Y), nv.UnsafeModelError, "'w'.*private argument 'X'"
+    ),
+    "a factor outside the plate": Bad(
+        observed_outside, (X, Y), nv.UnsafeModelError, "'penalty' is observed outside"
+    ),
+    "a branch on values": Bad(looking, (X, Y), nv.UnsafeModelError, "jnp.where"),
+    "NumPy in the model": Bad(in_numpy, (X, Y), nv.UnsafeModelError, "NumPy function"),
+}
+
+
+def indexing(group, y):
+    with numpyro.plate("group", 2):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("patients", y.shape[0]):
+        numpyro.sample("y", dist.Normal(level[group], 1.0), obs=y)
+
+
+@pytest.mark.parametrize("case", BAD_ARGUMENTS.values(), ids=BAD_ARGUMENTS)
+def test_bad_arguments_are_refused_before_anything_is_spent(case, budget):
+    vi = nv.PrivateVI(marked(case.fn), budget=budget, progress_bar=False)
+    with pytest.raises(case.error, match=f"(?s){case.message}") as caught:
+        vi.run(KEY, *case.args)
+    assert budget.spent() == (0.0, 0.0)
+    assert not budget.charges
+    # Names, shapes and dtypes may be told; values may not.
+    told = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert not any(repr(float(x))[:7] in told for x in X.ravel())
+
+
+def test_wrong_order_of_arguments_is_explained(budget):
+    vi = nv.PrivateVI(marked(logistic), budget=budget, progress_bar=False)
+    with pytest.raises(IndexError) as caught:
+        vi.run(KEY, Y, X)
+    note = "".join(caught.value.__notes__)
+    assert "X: private float32[60]" in note
+    assert "Nothing was charged" in note
+
+
+BAD_KEYS = {
+    "none": (lambda: (X, Y), "Expected the first argument of run to be a key"),
+    "after the data": (lambda: (X, KEY, Y), r"run\(rng_key, X, y\)"),
+    "a seed": (lambda: (0, X, Y), r"jax.random.key\(0\)"),
+    "several": (lambda: (jax.random.split(KEY, 3), X, Y), r"keys\[0\]"),
+    "floats": (lambda: (np.zeros(2), X, Y), "Expected the first argument"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_KEYS.values(), ids=BAD_KEYS)
+def test_mistaken_keys_are_refused(case, budget):
+    args, message = case
+    vi = nv.PrivateVI(marked(logistic), budget=budget, progress_bar=False)
+    with pytest.raises(TypeError, match=message):
+        vi.run(*args())
+    assert budget.spent() == (0.0, 0.0)
+
+
+BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
+    "epsilon": ({"epsilon": 0.0}, ValueError, "epsilon=0.0 to be positive"),
+    "negative epsilon": ({"epsilon": -1.0}, ValueError, "epsilon=-1.0"),
+    "NaN": ({"epsilon": math.nan}, ValueError, "epsilon=nan"),
+    "delta": ({"delta": 1.0}, ValueError, r"delta=1.0 in \(0, 1\)"),
+    "delta zero": ({"delta": 0.0}, ValueError, "delta=0.0"),
+    "rate": ({"sampling_rate": 1.5}, ValueError, r"sampling_rate=1.5 in \(0, 1\]"),
+    "rate zero": ({"sampling_rate": 0.0}, ValueError, "sampling_rate=0.0"),
+    "full": (
+        {"sampling": "full", "sampling_rate": 0.5},
+        ValueError,
+        "sampling='poisson' for minibatches",
+    ),
+    "sampling": ({"sampling": "shuffle"}, ValueError, "'without_replacement'"),
+    "engine": ({"engine": "svi"}, ValueError, "engine='svi' to be one of 'auto'"),
+    "steps": ({"num_steps": 0}, ValueError, "num_steps=0 to be a positive integer"),
+    "steps by half": ({"num_steps": 2.5}, ValueError, "num_steps=2.5"),
+    "norm": ({"clipping_norm": -1.0}, ValueError, "clipping_norm=-1.0"),
+    "noise": ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier=0.0"),
+    "relation": (
+        {"relation": "replace_one"},
+        ValueError,
+        "'add_or_remove' with sampling='poisson'",
+    ),
+    "structure": ({"structure": {"w": "full"}}, ValueError, "structure"),
+    "guide": ({"guide": object()}, ValueError, "guide= is not supported"),
+    "accountant": ({"accountant": "rdp"}, ValueError, "accountant='rdp'"),
+    "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
+    "share of the budget": (
+        {"epsilon": 2.0},
+        nv.BudgetExceededError,
+        "asks for epsilon=2",
+    ),
+    "share of delta": ({"delta": 0.1}, nv.BudgetExceededError, "delta=0.1"),
+    "steps that cost more than there is": (
+        {"noise_multiplier": 1.0, "num_steps": 1000},
+        nv.BudgetExceededError,
+        "(?s)1001 steps at noise_multiplier=1 cost.*fewer steps.*Nothing was charged",
+    ),
+    "steps that cost more than the share": (
+        {"noise_multiplier": 30.0, "num_steps": 10, "epsilon": 0.01},
+        nv.BudgetExceededError,
+        "may spend 0.01",
+    ),
+    "part of a row": (
+        {"sampling": "without_replacement", "sampling_rate": 0.11},
+        ValueError,
+        "whole number of rows.*6/60 or 7/60",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_SETTINGS.values(), ids=BAD_SETTINGS)
+def test_bad_settings_are_refused_before_anything_is_spent(case, budget):
+    settings, error, message = case
+    with pytest.raises(error, match=message):
+        fitted(logistic, X, Y, budget=budget, **settings)
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_model_and_budget_are_checked():
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    with pytest.raises(TypeError, match=r"got function.*@private"):
+        nv.PrivateVI(logistic, budget=budget)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"got condition\. Mark the model last"):
+        nv.PrivateVI(
+            condition(marked(logistic), {}),  # type: ignore[arg-type]
+            budget=budget,
+        )
+    with pytest.raises(TypeError, match="holds no model"):
+        nv.PrivateVI(nv.private(unit="patients"), budget=budget)
+    with pytest.raises(TypeError, match=r"got float\. Use PrivacyBudget"):
+        nv.PrivateVI(marked(logistic), budget=1.0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="marked"):
+        nv.PrivateVI(budget, budget=marked(logistic))  # type: ignore[arg-type]
+    for epsilon, delta in ((0.0, 1e-5), (-1.0, 1e-5), (1.0, 1.0), (1.0, 0.0)):
+        with pytest.raises(ValueError, match=r"epsilon=|delta="):
+            nv.PrivacyBudget(epsilon, delta)
+
+
+def test_vips_is_not_replaced_silently(budget):
+    with pytest.raises(nv.NotConjugateError, match=r"y: .*'probs'.*engine='dpvi'"):
+        fitted(probit, X, Y, budget=budget, engine="vips")
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_several_rows_per_person_are_explained(repository):
+    documented = (repository / "docs" / "models.md").read_text()
+    assert "(one-row-per-unit)=" in documented
+    for remedy in ("**Summarise.**", "**Choose.**", "**Pad.**"):
+        assert remedy in documented
+    visits, patients = np.zeros((90, 3), np.float32), np.zeros(30, np.float32)
+    with pytest.raises(ValueError, match=r"several rows.*one row per.*docs/models\.md"):
+        nv.PrivateVI(marked(logistic), budget=nv.PrivacyBudget(1.0, 1e-5)).explain(
+            visits, patients
+        )
+
+
+# --- rows that count as zero ----------------------------------------------------------
+
+BAD_VALUES = {
+    "NaN feature": (np.nan, 1.0),
+    "infinite feature": (np.inf, 1.0),
+    "NaN label": (0.5, np.nan),
+    "label 2": (0.5, 2.0),
+    "label -1": (0.5, -1.0),
+    "label 0.5": (0.5, 0.5),
+}
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [(logistic, {}), (probit, {"num_steps": 20})],
+    ids=["vips", "dpvi"],
+)
+def test_unusable_rows_count_as_zero_and_change_nothing_else(fn, options):
+    vi = nv.PrivateVI(
+        marked(fn),
+        budget=nv.PrivacyBudget(math.inf),
+        num_rows=NUM_ROWS,
+        progress_bar=False,
+        **options,
+    )
+    without = vi.run(KEY, X[1:], Y[1:])
+    bad_X, bad_y = np.copy(X), np.copy(Y)
+    for feature, label in BAD_VALUES.values():
+        bad_X[0, 1], bad_y[0] = feature, label
+        found = vi.run(KEY, bad_X, bad_y)
+        for name, value in found.params.items():
+            np.testing.assert_allclose(
+                value, without.params[name], rtol=2e-5, atol=2e-6, err_msg=name
+            )
+
+
+# --- the ledger -----------------------------------------------------------------------
+
+
+def test_a_fit_is_charged_before_it_runs_and_what_it_costs(budget):
+    result = fitted(coin, Y, budget=budget)
+    (charge,) = budget.charges
+    assert budget.spent() == pytest.approx((1.0, 1e-5), rel=1e-6)
+    assert charge.epsilon == result.privacy.epsilon
+    assert charge.events == result.privacy.events
+    assert charge.label == "coin (vips)"
+
+
+def test_a_second_fit_may_not_overrun(budget):
+    fitted(coin, Y, budget=budget, epsilon=0.6, delta=5e-6)
+    spent = budget.spent()
+    assert spent == pytest.approx((0.6, 5e-6), rel=1e-6)
+    with pytest.raises(nv.BudgetExceededError, match="earlier fit"):
+        fitted(coin, Y, budget=budget, epsilon=0.6, delta=5e-6)
+    assert budget.spent() == spent
+    fitted(coin, Y, budget=budget)  # All that is left.
+    spent = budget.spent()
+    assert spent.epsilon == pytest.approx(1.0, rel=1e-6)
+    for options in ({}, {"noise_multiplier": 100.0}, {"epsilon": 0.1}):
+        with pytest.raises(nv.BudgetExceededError, match=r"left|may spend"):
+            fitted(coin, Y, budget=budget, **options)
+    assert budget.spent() == spent
+
+
+def test_one_ledger_has_one_relation(budget):
+    fitted(coin, Y, budget=budget, epsilon=0.5, delta=5e-6)
+    spent = budget.spent()
+    with pytest.raises(ValueError, match="relation='add_or_remove'"):
+        fitted(coin, Y, budget=budget, sampling="without_replacement")
+    assert budget.spent() == spent
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_fit_stays_charged(error, tmp_path, monkeypatch):
+    path = tmp_path / "ledger.json"
+    budget = nv.PrivacyBudget(1.0, 1e-5, path=path)
+    calls = []
+
+    def add_noise(self, sums, rng):
+        calls.append(self)
+        if len(calls) == 2:
+            raise error
+        return sums
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", add_noise)
+    with pytest.raises(error):
+        fitted(logistic, X, Y, budget=budget, epsilon=0.5, delta=5e-6)
+    assert len(calls) == 2
+    for ledger in (budget, nv.PrivacyBudget(1.0, 1e-5, path=path)):
+        assert ledger.spent() == pytest.approx((0.5, 5e-6), rel=1e-6)
+
+
+@pytest.mark.parametrize("broken", ["initial_state", "bounded_sum", "update"])
+def test_an_engine_that_cannot_start_costs_nothing(broken, monkeypatch, budget):
+    def fail(*args, **kwargs):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(VipsEngine, broken, fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        fitted(coin, Y, budget=budget, clipping_norm=1.0)
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_data_are_read_after_the_charge(monkeypatch, budget):
+    spent = []
+    take = nv.inference.ModelArguments.take
+
+    def watched(self, indices):
+        spent.append(budget.spent().epsilon)
+        return take(self, indices)
+
+    monkeypatch.setattr(nv.inference.ModelArguments, "take", watched)
+    fitted(coin, Y, budget=budget)
+    assert spent and all(epsilon > 0.99 for epsilon in spent)
+
+
+def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    for path in (blocked / "ledger.json", tmp_path / "no folder" / "ledger.json"):
+        with pytest.raises(OSError, match="cannot be written.*nothing was spent"):
+            nv.PrivacyBudget(1.0, 1e-5, path=path)
+    budget = nv.PrivacyBudget(1.0, 1e-5, path=tmp_path / "ledger.json")
+    reads = []
+    monkeypatch.setattr(nv.inference.ModelArguments, "take", reads.append)
+
+    def refuse(*args):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as disk, pytest.raises(OSError, match="No space"):
+        disk.setattr("numpyro_vips.privacy_budget.os.replace", refuse)
+        fitted(coin, Y, budget=budget)
+    assert not reads
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_fixed_noise_is_charged_at_its_price():
+    budget = nv.PrivacyBudget(math.inf)
+    with pytest.raises(ValueError, match="Pass a delta"):
+        fitted(coin, Y, budget=budget, noise_multiplier=3.0)
+    assert not budget.charges
+    result = fitted(coin, Y, budget=budget, noise_multiplier=3.0, delta=1e-5)
+    expected = nv.accounting.epsilon(
+        noise_multiplier=3.0,
+        sampling_rate=1.0,
+        num_steps=1,
+        delta=1e-5,
+        sampling="full",
+    )
+    assert result.privacy.epsilon == pytest.approx(expected, rel=1e-6)
+    assert budget.spent().epsilon == result.privacy.epsilon
+
+
+# --- randomness -----------------------------------------------------------------------
+
+
+def test_only_a_seed_makes_noise_repeatable():
+    def once(seed: int | None) -> np.ndarray:
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            result = fitted(
+                logistic, X, Y, budget=budget, insecure_seed=seed, sampling_rate=0.5
+            )
+        assert ("INSECURE" in str(result.privacy)) == (seed is not None)
+        return np.asarray(result.params["w/loc"])
+
+    np.testing.assert_array_equal(once(1), once(1))
+    assert np.abs(once(1) - once(2)).max() > 1e-3
+    # The same rng_key: it has no say in batches and noise.
+    assert np.abs(once(None) - once(None)).max() > 1e-3
+    with pytest.warns(UserWarning, match="not private"):
+        fitted(coin, Y, budget=nv.PrivacyBudget(1.0, 1e-5), insecure_seed=1)
+
+
+# --- the same model in other words ----------------------------------------------------
+
+
+def from_dict(batch):
+    logistic(batch["X"], batch["y"])
+
+
+def from_tuple(data):
+    logistic(*data)
+
+
+def with_public_prior(X, y, loc):
+    w = numpyro.sample("w", dist.Normal(loc, 1.0).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def with_subsampling(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0], subsample_size=7) as index:
+        numpyro.sample("y", dist.Bernoulli(logits=X[index] @ w), obs=y[index])
+
+
+def with_numpyro_subsample(X, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0], subsample_size=7):
+        rows = numpyro.subsample(X, event_dim=1)
+        labels = numpyro.subsample(y, event_dim=0)
+        numpyro.sample("y", dist.Bernoulli(logits=rows @ w), obs=labels)
+
+
+def with_total(X, y, total):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", total, subsample_size=X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def with_visits(X, seen, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with (
+        numpyro.plate("patients", X.shape[0], dim=-2),
+        numpyro.plate("visit", X.shape[1], dim=-1),
+        mask(mask=seen),
+    ):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+class Network:
+    """A model that is an object, with a float64 array of its own."""
+
+    def __init__(self):
+        self.scale = np.ones(3)
+
+    def __call__(self, X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, self.scale).to_event(1))
+        with numpyro.plate("patients", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    @nv.private(unit="patients")
+    def model(self, X, y=None):
+        self(X, y)
+
+
+def with_scale(scale, X, y=None):
+    w = numpyro.sample("w", dist.Normal(0.0, scale).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def with_intercept(X, y=None):
+    offset = numpyro.sample("offset", dist.Normal(0.0, 1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w + offset), obs=y)
+
+
+TWICE = np.stack([X, np.full_like(X, 9.0)], 1), np.stack([Y, 1 - Y], 1)
+SEEN = np.stack([np.ones(NUM_ROWS, bool), np.zeros(NUM_ROWS, bool)], 1)
+IDIOMS: dict[str, tuple[Any, tuple]] = {
+    "dict": (from_dict, ({"X": X, "y": Y},)),
+    "tuple": (from_tuple, ((X, Y),)),
+    "public array, float64": (
+        marked(with_public_prior, public=("loc",)),
+        (X, Y, np.zeros(3)),
+    ),
+    "subsample_size": (with_subsampling, (X, Y)),
+    "numpyro.subsample": (with_numpyro_subsample, (X, Y)),
+    "public total": (with_total, (X, Y, 1000)),
+    "padded visits, dim=-2": (with_visits, (TWICE[0], SEEN, TWICE[1])),
+    "callable object": (Network(), (X, Y)),
+    "decorated method": (Network().model, (X, Y)),
+    "partial": (functools.partial(with_scale, 1.0), (X, Y)),
+    "do": (do(with_intercept, {"offset": 0.0}), (X, Y)),
+    "CSR": (logistic, (scipy.sparse.csr_array(X), Y)),
+    "integer labels": (logistic, (X, Y.astype(int))),
+    "boolean labels, float64": (logistic, (X.astype(np.float64), Y > 0.5)),
+    "JAX arrays": (logistic, (jnp.asarray(X), jnp.asarray(Y))),
+}
+
+
+@pytest.fixture(scope="module")
+def reference() -> np.ndarray:
+    return np.asarray(fitted(logistic, X, Y, num_steps=30).params["w/loc"])
+
+
+@pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
+def test_idioms_mean_the_same(idiom, reference):
+    fn, args = idiom
+    result = fitted(fn, *args, num_steps=30)
+    assert result.engine == "vips"
+    np.testing.assert_allclose(result.params["w/loc"], reference, atol=2e-4)
+
+
+def test_keyword_arguments_and_names_in_the_statement():
+    vi = nv.PrivateVI(
+        marked(with_public_prior, public=("loc",)),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+    )
+    result = vi.run(KEY, y=Y, loc=np.zeros(3), X=X)
+    assert "the argument 'loc'" in result.privacy.public
+    held = fitted(Network(), X, Y, budget=nv.PrivacyBudget(1.0, 1e-5))
+    assert any("'scale'" in fact for fact in held.privacy.public)
+    assert "'scale'" in held.plan
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_few_rows_and_as_many_constants(count, budget):
+    # Three rows and a prior of three numbers: nothing of it is private.
+    def model(X, y):
+        w = numpyro.sample("w", dist.Normal(np.zeros(3), jnp.ones(3)).to_event(1))
+        with numpyro.plate("patients", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    result = fitted(model, X[:count], Y[:count], budget=budget)
+    assert np.all(np.isfinite(result.params["w/loc"]))
+
+
+# --- DPVI -----------------------------------------------------------------------------
+
+
+def network(X, y=None):
+    first = numpyro.sample("first", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X @ first) @ last), obs=y)
+
+
+@pytest.mark.parametrize("fn", [probit, network], ids=["probit", "network"])
+def test_other_models_run_by_dpvi(fn, budget, tmp_path):
+    many_X, many_y = rows(2000)
+    result = fitted(fn, many_X, many_y, budget=budget, num_steps=60)
+    assert result.engine == "dpvi"
+    assert "VIPS cannot run it" in result.plan
+    assert budget.spent().epsilon == pytest.approx(1.0, rel=1e-6)
+    result.save(tmp_path / "fit.nc")
+    draws = nv.load(tmp_path / "fit.nc").sample_posterior(KEY, (200,))
+    again = result.sample_posterior(KEY, (200,))
+    for name, draw in draws.items():
+        np.testing.assert_array_equal(draw, again[name])
+    predictive = numpyro.infer.Predictive(marked(fn), draws)
+    probability = predictive(KEY, many_X)["y"].mean(0)
+    # Better than always guessing the more frequent label.
+    guessed = max(many_y.mean(), 1 - many_y.mean())
+    assert ((probability > 0.5) == (many_y > 0.5)).mean() > guessed + 0.1
+
+
+# --- nothing of the data is left ------------------------------------------------------
+
+PLANTED = 1234.5678
+LEAK_ROWS = 211
+
+
+def _reachable(root: Any) -> list[Any]:
+    """Everything that an object refers to, without libraries' classes and modules."""
+    seen: dict[int, Any] = {}
+    pending = [root]
+    skipped = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+    while pending:
+        item = pending.pop()
+        if id(item) in seen or isinstance(item, skipped):
+            continue
+        seen[id(item)] = item
+        if isinstance(item, types.FunctionType):
+            pending += [cell.cell_contents for cell in item.__closure__ or ()]
+            pending += [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {})]
+            continue
+        if isinstance(item, np.ndarray | jax.Array):
+            continue
+        pending += gc.get_referents(item)
+    return list(seen.values())
+
+
+def _assert_clean(value: Any) -> None:
+    if isinstance(value, np.ndarray | jax.Array):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return
+        assert LEAK_ROWS not in value.shape
+        if value.dtype.kind in "fiu":
+            assert not np.isclose(np.asarray(value, float), PLANTED, rtol=1e-5).any()
+    elif isinstance(value, float):
+        assert not math.isclose(value, PLANTED, rel_tol=1e-5)
+    elif isinstance(value, str | bytes):
+        _assert_clean_text(value)
+
+
+def _assert_clean_text(text: str | bytes) -> None:
+    raw = text.encode() if isinstance(text, str) else text
+    assert b"1234.5" not in raw and b"1234.6" not in raw
+    if isinstance(text, bytes):
+        for code in ("<f", "<d", ">f", ">d"):
+            assert struct.pack(code, PLANTED) not in raw
+
+
+def test_the_search_finds_what_is_hidden():
+    planted = np.full(5, PLANTED)
+    for hidden in (
+        {"a": [planted]},
+        functools.partial(print, planted),
+        lambda: planted,
+    ):
+        with pytest.raises(AssertionError):
+            for value in _reachable(hidden):
+                _assert_clean(value)
+
+
+@pytest.mark.parametrize(
+    ("fn", "options"),
+    [(logistic, {}), (probit, {"num_steps": 5})],
+    ids=["vips", "dpvi"],
+)
+def test_planted_rows_are_found_nowhere(fn, options, tmp_path, caplog, capfd):
+    many_X, many_y = rows(LEAK_ROWS)
+    many_X[3, 1] = PLANTED
+    many_X[4] = PLANTED
+    caplog.set_level(logging.DEBUG)
+    vi = nv.PrivateVI(
+        marked(fn),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        # The actual number of rows is public by default, and then it may be told.
+        num_rows=200,
+        sampling_rate=0.5,
+        num_steps=options.get("num_steps", 5),
+    )
+    result = vi.run(KEY, many_X, many_y)
+    del many_X
+    gc.collect()
+    result.save(tmp_path / "fit.nc")
+    idata = result.to_arviz(KEY, num_samples=7)
+    idata.to_netcdf(str(tmp_path / "posterior.nc"))
+    for root in (result, vi.__dict__, idata):
+        found = _reachable(root)
+        assert len(found) > 20
+        for value in found:
+            _assert_clean(value)
+    for path in (tmp_path / "fit.nc", tmp_path / "posterior.nc"):
+        _assert_clean_text(path.read_bytes())
+    for text in (
+        str(result),
+        str(result.privacy),
+        json.dumps(result.privacy.to_dict()),
+    ):
+        _assert_clean_text(text)
+        assert str(LEAK_ROWS) not in text
+    assert set(getattr(idata, "children", None) or idata.groups()) == {"posterior"}
+    printed = capfd.readouterr()
+    _assert_clean_text(caplog.text + printed.out + printed.err)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda X, y: (X, y[:-1]),
+        lambda X, y: (X.astype(object), y),
+        lambda X, y: (X.astype(str), y),
+        lambda X, y: (list(X[:, 0]), y),
+        lambda X, y: (y, X),
+        lambda X, y: (X, X[0, 0]),
+    ],
+)
+def test_exceptions_quote_no_values(spoil, budget):
+    many_X, many_y = rows(LEAK_ROWS)
+    many_X[:] = PLANTED
+    vi = nv.PrivateVI(marked(logistic), budget=budget, progress_bar=False)
+    with pytest.raises(Exception) as caught:  # noqa: B017
+        vi.run(KEY, *spoil(many_X, many_y))
+    error: BaseException | None = caught.value
+    while error is not None:
+        for value in _reachable([error.args, getattr(error, "__notes__", ())]):
+            _assert_clean(value)
+        error = error.__cause__ or error.__context__
+
+
+# --- importing ------------------------------------------------------------------------
+
+
+def test_importing_loads_no_heavy_library(repository: Path):
+    heavy = ("arviz", "xarray", "autodp", "dp_accounting", "matplotlib", "pandas")
+    code = (
+        "import sys, numpyro; before = set(sys.modules); import numpyro_vips; "
+        f"print([m for m in {heavy!r} if m in set(sys.modules) - before])"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=repository,
+    )
+    assert output.stdout.strip() == "[]"
