@@ -11,7 +11,7 @@ from numpyro_vips.model_arguments import ModelArguments
 
 
 def made_up_rows(
-    arguments: ModelArguments, count: int, seed: int, *, dtype: type | None = None
+    arguments: ModelArguments, count: int, seed: int, *, dtype: np.dtype | None = None
 ) -> dict[str, np.ndarray]:
     """Rows of the right shapes that have nothing to do with the private ones.
 
@@ -34,7 +34,7 @@ def with_made_up_rows(
     arguments: ModelArguments, count: int, seed: int
 ) -> ModelArguments:
     """The same call with made-up rows in place of the private ones."""
-    dtype = jax.dtypes.canonicalize_dtype(np.float64)
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     rows = made_up_rows(arguments, count, seed, dtype=dtype)
     return dataclasses.replace(arguments, private=rows, num_rows=count)
 

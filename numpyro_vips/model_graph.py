@@ -511,8 +511,8 @@ def _site(
     if stem != name and f"{stem}_unobserved" in one.messages:
         raise UnsafeModelError(
             f"{stem!r} has obs_mask=, which is not supported. Leave missing entries "
-            "out with `numpyro.handlers.mask(mask=observed)` around the sample statement "
-            "instead: they then contribute nothing."
+            "out with `numpyro.handlers.mask(mask=observed)` around the sample "
+            "statement instead: they then contribute nothing."
         )
     event_dim = fn.event_dim
     plates = {}

@@ -39,7 +39,10 @@ SAME: dict[str, tuple[Callable[[], Form], np.ndarray]] = {
     "latent": (lambda: latent("w"), W),
     "discrete latent": (lambda: latent("z"), Z),
     "constant": (lambda: forms.constant(A), A),
-    "constant along an axis": (lambda: forms.constant(np.ones((3, 2)) * 4), np.full((3, 2), 4.0)),
+    "constant along an axis": (
+        lambda: forms.constant(np.full((3, 2), 4.0)),
+        np.full((3, 2), 4.0),
+    ),
     "zero": (lambda: forms.constant(np.zeros(3)), np.zeros(3)),
     "sum": (lambda: latent("w") + latent("v"), W + V),
     "sum with a number": (lambda: latent("w") + 2.0, W + 2),

@@ -19,7 +19,7 @@ from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
 from numpyro_vips.conjugacy.structure import Group
-from numpyro_vips.double_precision import evaluate_in_double
+from numpyro_vips.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph
@@ -48,7 +48,9 @@ def log_joint(
     return totals[0], totals[1]
 
 
-def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, jax.Array]:
+def made_up_latents(
+    graph: ModelGraph, count: int, seed: int
+) -> dict[str, np.ndarray]:
     """A value in the support of every latent, for `count` rows."""
     rng = np.random.default_rng(seed)
     latents = {}
@@ -62,8 +64,8 @@ def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, jax.A
         else:
             transform = biject_to(site.support)
             free = transform.inverse_shape(tuple(shape))
-            value = transform(jnp.asarray(rng.uniform(-1.0, 1.0, free)))
-        latents[site.name] = jnp.asarray(value)
+            value = evaluate_in_double(transform, rng.uniform(-1.0, 1.0, free))
+        latents[site.name] = value
     return latents
 
 
@@ -76,9 +78,7 @@ def rows_apart(
         mine = {}
         for name, value in latents.items():
             axis = graph.sites[name].row_axis
-            mine[name] = (
-                value if axis is None else jnp.take(value, jnp.asarray([row]), axis)
-            )
+            mine[name] = value if axis is None else np.take(value, [row], axis)
         found.append(mine)
     return found
 
@@ -91,19 +91,20 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
         then act on the contributions of others.
     """
 
-    def difference(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
-        together, _ = log_joint(graph, rows, latents)
-        apart = []
-        for number, mine in enumerate(rows_apart(graph, latents, NUM_ROWS)):
-            row = {k: v[number : number + 1] for k, v in rows.items()}
-            apart.append(log_joint(graph, row, mine)[0])
-        return jnp.stack([together, sum(apart, jnp.zeros(()))])
-
     with jax.enable_x64(True):
-        arguments = with_made_up_rows(graph.arguments, NUM_ROWS, seed)
-        rows = {k: jnp.asarray(v) for k, v in arguments.private.items()}
+        rows = with_made_up_rows(graph.arguments, NUM_ROWS, seed).private
         latents = made_up_latents(graph, NUM_ROWS, seed)
-        together, apart = np.asarray(evaluate_in_double(difference, rows, latents))
+
+    def of_rows(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+        return log_joint(graph, rows, latents)[0]
+
+    together = evaluate_in_double(of_rows, rows, latents)
+    singles = [
+        ({k: v[number : number + 1] for k, v in rows.items()}, mine)
+        for number, mine in enumerate(rows_apart(graph, latents, NUM_ROWS))
+    ]
+    of_one = trace_in_double(of_rows, *singles[0])
+    apart = sum(of_one(*single) for single in singles)
     if not _close(together, apart):
         raise UnsafeModelError(
             "The rows act on each other: the log density of several rows is not the "
@@ -130,21 +131,26 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
       CertificateError: They differ.
     """
     graph = program.graph
-    rows = {k: jnp.asarray(v) for k, v in graph.arguments.private.items()}
-    count = graph.arguments.num_rows
+    rows, count = graph.arguments.private, graph.arguments.num_rows
+    latents = made_up_latents(graph, count, seed)
+    singles = [
+        ({k: v[number] for k, v in rows.items()}, mine)
+        for number, mine in enumerate(rows_apart(graph, latents, count))
+    ]
 
-    def compare(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
-        of_rows, of_globals = log_joint(graph, rows, latents)
-        compiled = jnp.zeros(())
-        for number, mine in enumerate(rows_apart(graph, latents, count)):
-            row = {k: v[number] for k, v in rows.items()}
-            compiled += _row_at_point(program, row, mine)
-        prior = _prior_at_point(program, {k: v[0] for k, v in rows.items()}, latents)
-        return jnp.stack([of_rows, compiled, of_globals, prior])
+    def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        return log_joint(graph, rows, latents)
 
-    of_rows, compiled, of_globals, prior = np.asarray(
-        evaluate_in_double(compare, rows, made_up_latents(graph, count, seed))
-    )
+    def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+        return _row_at_point(program, row, latents)
+
+    def of_prior(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+        return _prior_at_point(program, row, latents)
+
+    of_rows, of_globals = evaluate_in_double(numpyros, rows, latents)
+    of_one = trace_in_double(of_row, *singles[0])
+    compiled = sum(of_one(*single) for single in singles)
+    prior = evaluate_in_double(of_prior, singles[0][0], latents)
     for what, expected, found in (
         ("rows", of_rows, compiled),
         ("globals", of_globals, prior),

@@ -19,6 +19,7 @@ import numpy as np
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
+from numpyro_vips.numpy_primitives import NUMPY
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,7 +246,7 @@ def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
-    function = _NUMPY.get(eqn.primitive.name)
+    function = NUMPY.get(eqn.primitive.name)
     aval = _aval(eqn.outvars[0])
     if function is not None:
         with np.errstate(all="ignore"):
@@ -260,85 +261,6 @@ def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> lis
             else np.asarray(result)
             for result in results
         ]
-
-
-def _broadcast_known(params: dict, x: np.ndarray, *_: Any) -> np.ndarray:
-    shape = [1] * len(params["shape"])
-    for axis, position in enumerate(params["broadcast_dimensions"]):
-        shape[position] = x.shape[axis]
-    return np.broadcast_to(x.reshape(shape), params["shape"])
-
-
-def _iota_known(params: dict) -> np.ndarray:
-    shape, axis = params["shape"], params["dimension"]
-    line = np.arange(shape[axis]).reshape(
-        [-1 if i == axis else 1 for i in range(len(shape))]
-    )
-    return np.broadcast_to(line, shape)
-
-
-# The primitives that index arithmetic and constant priors are made of, so that a
-# small model is analysed without compiling anything.
-_NUMPY: dict[str, Callable[..., Any]] = {
-    "add": lambda p, x, y: x + y,
-    "sub": lambda p, x, y: x - y,
-    "mul": lambda p, x, y: x * y,
-    "div": lambda p, x, y: (
-        x / y if np.issubdtype(np.result_type(x), np.inexact) else np.trunc(x / y)
-    ),
-    "neg": lambda p, x: -x,
-    "lt": lambda p, x, y: x < y,
-    "le": lambda p, x, y: x <= y,
-    "gt": lambda p, x, y: x > y,
-    "ge": lambda p, x, y: x >= y,
-    "eq": lambda p, x, y: x == y,
-    "ne": lambda p, x, y: x != y,
-    "and": lambda p, x, y: x & y,
-    "or": lambda p, x, y: x | y,
-    "not": lambda p, x: ~x,
-    "max": lambda p, x, y: np.maximum(x, y),
-    "min": lambda p, x, y: np.minimum(x, y),
-    "sqrt": lambda p, x: np.sqrt(x),
-    "rsqrt": lambda p, x: 1 / np.sqrt(x),
-    "exp": lambda p, x: np.exp(x),
-    "log": lambda p, x: np.log(x),
-    "log1p": lambda p, x: np.log1p(x),
-    "square": lambda p, x: x * x,
-    "integer_pow": lambda p, x: x ** p["y"],
-    "pow": lambda p, x, y: x**y,
-    "select_n": lambda p, c, *xs: _select_known(c, xs),
-    "convert_element_type": lambda p, x: x,
-    "copy": lambda p, x: x,
-    "stop_gradient": lambda p, x: x,
-    "broadcast_in_dim": _broadcast_known,
-    "iota": lambda p: _iota_known(p),
-    "reshape": lambda p, x: x.reshape(p["new_sizes"]),
-    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
-    "transpose": lambda p, x: x.transpose(p["permutation"]),
-    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
-    "reduce_sum": lambda p, x: x.sum(tuple(p["axes"])),
-    "reduce_max": lambda p, x: x.max(tuple(p["axes"])),
-    "reduce_and": lambda p, x: x.all(tuple(p["axes"])),
-    "rev": lambda p, x: np.flip(x, p["dimensions"]),
-    "slice": lambda p, x: x[
-        tuple(
-            slice(a, b, c)
-            for a, b, c in zip(
-                p["start_indices"],
-                p["limit_indices"],
-                p["strides"] or [1] * x.ndim,
-                strict=True,
-            )
-        )
-    ],
-}
-
-
-def _select_known(which: np.ndarray, cases: Sequence[np.ndarray]) -> np.ndarray:
-    numbers = np.asarray(which).astype(np.intp)
-    stacked = np.stack(np.broadcast_arrays(*cases))
-    numbers = np.broadcast_to(numbers, stacked.shape[1:])
-    return np.take_along_axis(stacked, numbers[None], axis=0)[0]
 
 
 # --- functions of discrete latents --------------------------------------------------
@@ -383,14 +305,14 @@ def _apply_state_by_state(
         return None
 
     def function(*arrays: Any) -> Any:
-        if all(map(forms.is_known, arrays)) and eqn.primitive.name in _NUMPY:
+        if all(map(forms.is_known, arrays)) and eqn.primitive.name in NUMPY:
             typed = [
                 np.asarray(a, _aval(v).dtype)
                 for a, v in zip(arrays, eqn.invars, strict=True)
             ]
             typed = list(np.broadcast_arrays(*typed))
             with np.errstate(all="ignore"):
-                return np.asarray(_NUMPY[eqn.primitive.name](eqn.params, *typed))
+                return np.asarray(NUMPY[eqn.primitive.name](eqn.params, *typed))
         typed = [
             jnp.asarray(a, _aval(v).dtype)
             for a, v in zip(arrays, eqn.invars, strict=True)
@@ -1014,8 +936,9 @@ def _unsupported(eqn: Any, *operands: Value) -> Value:
 
 def _add_with_exp(eqn: Any, x: Value, y: Value) -> Value:
     for one, other in ((x, y), (y, x)):
-        is_exp = isinstance(other, Transformed) and other.function == "exp"
-        if is_exp and _is_uniform(one, 1.0):
+        if not isinstance(other, Transformed) or other.function != "exp":
+            continue
+        if _is_uniform(one, 1.0):
             reason = f"1 + exp of {_names(other.latents)}"
             shape = tuple(_aval(eqn.outvars[0]).shape)
             return _OnePlusExp(reason, other.latents, shape, other.form)

@@ -1,0 +1,303 @@
+"""JAX's primitives on NumPy arrays, so that small programs run without compiling.
+
+XLA takes tens of milliseconds for a program of any size, and JAX nearly as long to hand
+it over; a model is analysed on a few made-up numbers, which NumPy evaluates at once.
+What is missing here is left to JAX by the callers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jax.lax import GatherScatterMode
+from scipy import special
+
+Params = Mapping[str, Any]
+
+
+def _divide(_: Params, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    if np.issubdtype(np.result_type(x), np.inexact):
+        return x / y
+    return np.trunc(x / y)
+
+
+def _select(_: Params, which: np.ndarray, *cases: np.ndarray) -> np.ndarray:
+    if len(cases) == 2:
+        return np.where(np.asarray(which, bool), cases[1], cases[0])
+    which = np.broadcast_to(which, np.broadcast_shapes(which.shape, cases[0].shape))
+    return np.take_along_axis(np.stack(cases), which[None].astype(int), 0)[0]
+
+
+def _broadcast(params: Params, x: np.ndarray, *_: Any) -> np.ndarray:
+    shape = [1] * len(params["shape"])
+    for axis, position in enumerate(params["broadcast_dimensions"]):
+        shape[position] = x.shape[axis]
+    return np.broadcast_to(x.reshape(shape), params["shape"])
+
+
+def _iota(params: Params) -> np.ndarray:
+    shape, axis = params["shape"], params["dimension"]
+    line = np.arange(shape[axis]).reshape(
+        [-1 if i == axis else 1 for i in range(len(shape))]
+    )
+    return np.broadcast_to(line, shape)
+
+
+def _slice(params: Params, x: np.ndarray) -> np.ndarray:
+    strides = params["strides"] or [1] * x.ndim
+    limits = zip(params["start_indices"], params["limit_indices"], strides, strict=True)
+    return x[tuple(slice(start, stop, step) for start, stop, step in limits)]
+
+
+def _dynamic_slice(params: Params, x: np.ndarray, *starts: np.ndarray) -> np.ndarray:
+    index = []
+    limits = zip(x.shape, starts, params["slice_sizes"], strict=True)
+    for length, start, size in limits:
+        first = int(np.clip(start, 0, length - size))
+        index.append(slice(first, first + size))
+    return x[tuple(index)]
+
+
+def _pad(params: Params, x: np.ndarray, fill: np.ndarray) -> np.ndarray:
+    for axis, (low, high, interior) in enumerate(params["padding_config"]):
+        size = x.shape[axis]
+        spread = size + max(size - 1, 0) * interior
+        shape = [n if i != axis else low + spread + high for i, n in enumerate(x.shape)]
+        result = np.full(shape, fill, x.dtype)
+        positions = low + np.arange(size) * (interior + 1)
+        inside = (positions >= 0) & (positions < shape[axis])
+        here = tuple([slice(None)] * axis)
+        result[(*here, positions[inside])] = np.compress(inside, x, axis)
+        x = result
+    return x
+
+
+def _dot_general(params: Params, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    (sum_x, sum_y), (batch_x, batch_y) = params["dimension_numbers"]
+    free_x = [i for i in range(x.ndim) if i not in (*sum_x, *batch_x)]
+    free_y = [i for i in range(y.ndim) if i not in (*sum_y, *batch_y)]
+    batch = [x.shape[i] for i in batch_x]
+    summed = math.prod(x.shape[i] for i in sum_x)
+    left = x.transpose((*batch_x, *free_x, *sum_x)).reshape((*batch, -1, summed))
+    right = y.transpose((*batch_y, *sum_y, *free_y)).reshape((*batch, summed, -1))
+    shape = (*batch, *(x.shape[i] for i in free_x), *(y.shape[i] for i in free_y))
+    return np.matmul(left, right).reshape(shape)
+
+
+def _gather(params: Params, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    batch_rank = indices.ndim - 1
+    window = [
+        axis
+        for axis in range(x.ndim)
+        if axis not in numbers.collapsed_slice_dims
+        and axis not in numbers.operand_batching_dims
+    ]
+    starts: dict[int, np.ndarray] = {}
+    inside = np.ones(indices.shape[:-1], bool)
+    for component, axis in enumerate(numbers.start_index_map):
+        wanted, last = indices[..., component], x.shape[axis] - sizes[axis]
+        starts[axis] = np.clip(wanted, 0, last)
+        inside &= (wanted >= 0) & (wanted <= last)
+    whole = [sizes[axis] == x.shape[axis] for axis in window]
+    if len(starts) == 1 and all(whole) and not numbers.operand_batching_dims:
+        ((axis, start),) = starts.items()
+        taken = np.take(x, start if axis not in window else start * 0, axis)
+        if axis in window:
+            return _gather_by_index(x, numbers, sizes, starts, window, inside, params)
+        result = np.moveaxis(taken, range(axis, axis + batch_rank), range(batch_rank))
+        return _place_window(result, batch_rank, numbers, inside, params)
+    return _gather_by_index(x, numbers, sizes, starts, window, inside, params)
+
+
+def _gather_by_index(
+    x: np.ndarray,
+    numbers: Any,
+    sizes: Sequence[int],
+    starts: Mapping[int, np.ndarray],
+    window: Sequence[int],
+    inside: np.ndarray,
+    params: Params,
+) -> np.ndarray:
+    """Any gather, through one broadcast index array per axis."""
+    batch_rank = inside.ndim
+    batching = dict(
+        zip(
+            numbers.operand_batching_dims,
+            numbers.start_indices_batching_dims,
+            strict=True,
+        )
+    )
+    index = []
+    for axis in range(x.ndim):
+        start = starts.get(axis, np.zeros((1,) * batch_rank, int))
+        if axis in batching:
+            shape = [1] * batch_rank
+            shape[batching[axis]] = -1
+            start = np.arange(x.shape[axis]).reshape(shape)
+        offset = np.zeros((), int)
+        if axis in window:
+            place = [1] * len(window)
+            place[window.index(axis)] = -1
+            offset = np.arange(sizes[axis]).reshape(place)
+        index.append(start.reshape((*start.shape, *(1,) * len(window))) + offset)
+    shape = (*inside.shape, *(sizes[axis] for axis in window))
+    result = np.broadcast_to(x[tuple(index)], shape)
+    return _place_window(result, batch_rank, numbers, inside, params)
+
+
+def _place_window(
+    result: np.ndarray,
+    batch_rank: int,
+    numbers: Any,
+    inside: np.ndarray,
+    params: Params,
+) -> np.ndarray:
+    """Fills what lies out of range, and puts the window's axes where they belong."""
+    if params["mode"] is GatherScatterMode.FILL_OR_DROP and not inside.all():
+        fill = params["fill_value"]
+        if fill is None:
+            fill = np.nan if np.issubdtype(result.dtype, np.inexact) else 0
+        mask = inside.reshape((*inside.shape, *(1,) * (result.ndim - batch_rank)))
+        result = np.where(mask, result, np.asarray(fill, result.dtype))
+    return np.moveaxis(result, range(batch_rank, result.ndim), numbers.offset_dims)
+
+
+def _cumulative(
+    function: Callable[..., np.ndarray],
+) -> Callable[[Params, np.ndarray], np.ndarray]:
+    def apply(params: Params, x: np.ndarray) -> np.ndarray:
+        axis = params["axis"]
+        if params["reverse"]:
+            return np.flip(function(np.flip(x, axis), axis=axis), axis)
+        return function(x, axis=axis)
+
+    return apply
+
+
+def _cholesky(_: Params, x: np.ndarray) -> np.ndarray:
+    try:
+        return np.linalg.cholesky(x)
+    except np.linalg.LinAlgError:
+        return np.full(x.shape, np.nan, x.dtype)
+
+
+def _triangular_solve(params: Params, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a = np.tril(a) if params["lower"] else np.triu(a)
+    if params["unit_diagonal"]:
+        eye = np.eye(a.shape[-1], dtype=a.dtype)
+        a = a * (1 - eye) + eye
+    if params["transpose_a"]:
+        a = np.swapaxes(a, -1, -2)
+    if params["left_side"]:
+        return np.linalg.solve(a, b)
+    solved = np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2))
+    return np.swapaxes(solved, -1, -2)
+
+
+def _reduce(
+    function: Callable[..., Any],
+) -> Callable[[Params, np.ndarray], np.ndarray]:
+    return lambda params, x: function(x, axis=tuple(params["axes"]))
+
+
+# Each takes an operation's parameters and its operands. Results may still have to be
+# cast to the operation's type, and broadcast to its shape.
+NUMPY: dict[str, Callable[..., Any]] = {
+    "abs": lambda p, x: np.abs(x),
+    "add": lambda p, x, y: x + y,
+    "add_any": lambda p, x, y: x + y,
+    "and": lambda p, x, y: x & y,
+    "argmax": lambda p, x: np.argmax(x, p["axes"][0]),
+    "argmin": lambda p, x: np.argmin(x, p["axes"][0]),
+    "broadcast_in_dim": _broadcast,
+    "ceil": lambda p, x: np.ceil(x),
+    "cholesky": _cholesky,
+    "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
+    "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
+    "convert_element_type": lambda p, x: x,
+    "copy": lambda p, x: x,
+    "copy_p": lambda p, x: x,
+    "cos": lambda p, x: np.cos(x),
+    "cumlogsumexp": _cumulative(np.logaddexp.accumulate),
+    "cummax": _cumulative(np.maximum.accumulate),
+    "cumprod": _cumulative(np.cumprod),
+    "cumsum": _cumulative(np.cumsum),
+    "digamma": lambda p, x: special.digamma(x),
+    "div": _divide,
+    "dot_general": _dot_general,
+    "dynamic_slice": _dynamic_slice,
+    "eq": lambda p, x, y: x == y,
+    "erf": lambda p, x: special.erf(x),
+    "erf_inv": lambda p, x: special.erfinv(x),
+    "erfc": lambda p, x: special.erfc(x),
+    "exp": lambda p, x: np.exp(x),
+    "exp2": lambda p, x: np.exp2(x),
+    "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
+    "expm1": lambda p, x: np.expm1(x),
+    "floor": lambda p, x: np.floor(x),
+    "gather": _gather,
+    "ge": lambda p, x, y: x >= y,
+    "gt": lambda p, x, y: x > y,
+    "integer_pow": lambda p, x: x ** p["y"],
+    "iota": _iota,
+    "is_finite": lambda p, x: np.isfinite(x),
+    "le": lambda p, x, y: x <= y,
+    "lgamma": lambda p, x: special.gammaln(x),
+    "log": lambda p, x: np.log(x),
+    "log1p": lambda p, x: np.log1p(x),
+    "logistic": lambda p, x: special.expit(x),
+    "lt": lambda p, x, y: x < y,
+    "max": lambda p, x, y: np.maximum(x, y),
+    "min": lambda p, x, y: np.minimum(x, y),
+    "mul": lambda p, x, y: x * y,
+    "ne": lambda p, x, y: x != y,
+    "neg": lambda p, x: -x,
+    "not": lambda p, x: ~x,
+    "or": lambda p, x, y: x | y,
+    "pad": _pad,
+    "pow": lambda p, x, y: x**y,
+    "reduce_and": _reduce(np.all),
+    "reduce_max": _reduce(np.max),
+    "reduce_min": _reduce(np.min),
+    "reduce_or": _reduce(np.any),
+    "reduce_precision": lambda p, x: x,
+    "reduce_prod": _reduce(np.prod),
+    "reduce_sum": _reduce(np.sum),
+    "rem": lambda p, x, y: np.fmod(x, y),
+    "reshape": lambda p, x: x.reshape(p["new_sizes"]),
+    "rev": lambda p, x: np.flip(x, p["dimensions"]),
+    "rsqrt": lambda p, x: 1 / np.sqrt(x),
+    "select_n": _select,
+    "sign": lambda p, x: np.sign(x),
+    "sin": lambda p, x: np.sin(x),
+    "slice": _slice,
+    "sqrt": lambda p, x: np.sqrt(x),
+    "square": lambda p, x: x * x,
+    "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
+    "stack": lambda p, *xs: np.stack(xs, p["axis"]),
+    "stop_gradient": lambda p, x: x,
+    "sub": lambda p, x, y: x - y,
+    "tanh": lambda p, x: np.tanh(x),
+    "tile": lambda p, x: np.tile(x, p["reps"]),
+    "transpose": lambda p, x: x.transpose(p["permutation"]),
+    "triangular_solve": _triangular_solve,
+    "xor": lambda p, x, y: x ^ y,
+}
+
+
+def _split(params: Params, x: np.ndarray) -> list[np.ndarray]:
+    ends = np.cumsum(params["sizes"])[:-1]
+    return np.split(x, ends, params["axis"])
+
+
+def _unstack(params: Params, x: np.ndarray) -> list[np.ndarray]:
+    return list(np.moveaxis(x, params["axis"], 0))
+
+
+# Likewise, with several results.
+NUMPY_SEVERAL: dict[str, Callable[..., list[np.ndarray]]] = {
+    "split": _split,
+    "unstack": _unstack,
+}

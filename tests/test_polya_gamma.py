@@ -1,0 +1,70 @@
+"""The Pólya-Gamma distribution against series, numerical integrals and draws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpyro.distributions.kl import kl_divergence
+from scipy import integrate
+
+from numpyro_vips.polya_gamma import PolyaGamma
+
+CASES = [(1.0, 0.0), (1.0, 0.005), (1.0, 0.05), (1.0, 1.3), (4.0, -2.5), (2.5, 12.0)]
+
+
+def _cumulants(b: float, c: float) -> tuple[float, float]:
+    """Mean and variance from the infinite sum of Gammas that defines PG(b, c)."""
+    k = np.arange(1, 2_000_001) - 0.5
+    scale = 1.0 / (2.0 * np.pi**2 * (k**2 + (c / (2.0 * np.pi)) ** 2))
+    return b * scale.sum(), b * (scale**2).sum()
+
+
+@pytest.mark.parametrize(("b", "c"), CASES)
+def test_mean_and_variance_match_the_defining_series(b, c, x64):
+    mean, variance = _cumulants(b, c)
+    found = PolyaGamma(b, c)
+    # The series' tail beyond two million terms is about 5e-8.
+    assert float(found.mean) == pytest.approx(mean, rel=1e-6)
+    assert float(found.variance) == pytest.approx(variance, rel=1e-6)
+
+
+@pytest.mark.parametrize(("b", "c"), [(1.0, 1.3), (4.0, -2.5)])
+def test_divergence_matches_the_integral(b, c, x64):
+    p, q = PolyaGamma(b, c), PolyaGamma(b, 0.0)
+
+    grid = np.linspace(1e-4, 8.0, 40_001)
+    log_p, log_q = np.asarray(p.log_prob(grid)), np.asarray(q.log_prob(grid))
+    expected = integrate.simpson(np.exp(log_p) * (log_p - log_q), x=grid)
+    assert float(kl_divergence(p, q)) == pytest.approx(expected, abs=1e-5)
+    assert float(kl_divergence(p, p)) == pytest.approx(0.0, abs=1e-12)
+    assert np.isnan(float(kl_divergence(p, PolyaGamma(b + 1.0, 0.0))))
+
+
+@pytest.mark.parametrize(("b", "c"), CASES)
+def test_draws_have_the_right_moments(b, c):
+    found = PolyaGamma(b, c)
+    draws = np.asarray(found.sample(jax.random.key(3), (20_000,)))
+    assert draws.shape == (20_000,)
+    error = np.sqrt(float(found.variance) / draws.size)
+    assert abs(draws.mean() - float(found.mean)) < 5.0 * error
+    assert draws.var() == pytest.approx(float(found.variance), rel=0.15)
+
+
+def test_draws_depend_on_the_key_and_batch():
+    found = PolyaGamma(jnp.ones(3), jnp.array([0.0, 1.0, 2.0]))
+    first = found.sample(jax.random.key(0), (5,))
+    assert first.shape == (5, 3)
+    assert np.array_equal(first, found.sample(jax.random.key(0), (5,)))
+    assert not np.array_equal(first, found.sample(jax.random.key(1), (5,)))
+
+
+def test_log_prob_integrates_to_one(x64):
+    found = PolyaGamma(2.0, 0.7)
+    grid = np.linspace(1e-4, 8.0, 40_001)
+    total = integrate.simpson(np.exp(np.asarray(found.log_prob(grid))), x=grid)
+    assert total == pytest.approx(1.0, abs=1e-5)
+
+
+def test_sample_needs_a_key():
+    with pytest.raises(ValueError, match="key"):
+        PolyaGamma(1.0, 0.0).sample(None)
