@@ -1,4 +1,4 @@
-"""How long the analysis of a model takes, phase by phase, and where XLA comes in.
+"""How long the analysis of a model takes, phase by phase, and what XLA adds to it.
 
     python benchmarks/compile_time.py [MODELS.py] [--only NAME ...] [--no-large]
 
@@ -7,14 +7,13 @@ few models of this file are analysed. For each model the table gives
 
     trace     the abstract traces on one, two and three rows, and the checks on them
     rows      the check that rows do not act on each other
-    find      forms, families and statistics, from the traced program
-    certify   the comparison with NumPyro's log density in double precision
-    XLA       the compilation that is part of `rows` and `certify`
-    total     all of it, without and with XLA
+    compile   forms, families, statistics, and the comparison with NumPyro's log density
+    total     all of it without XLA
+    XLA       what XLA compiled meanwhile
 
-in milliseconds, every model with JAX's caches cleared. The last lines are topic models
-with a vocabulary of 8,000 words and 50 topics, each in a process of its own, with that
-process's peak memory (which includes about 250 MB for Python, JAX and NumPyro).
+in milliseconds, JAX's caches cleared before every model. The last lines are topic models
+with a vocabulary of 8,000 words and 50 topics, each analysed in a process of its own, with
+the peak memory of that process and how much of it the analysis added.
 """
 
 import argparse
@@ -25,7 +24,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,12 +37,12 @@ import numpyro.distributions as dist
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.compiler import analyse, certify_model
+from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.structure import NotConjugate
 from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.model_graph import build_graph
 
-PHASES = ("trace", "rows", "find", "certify")
+PHASES = ("trace", "rows", "compile")
 _COMPILATION = "/jax/core/compile/backend_compile_duration"
 
 
@@ -102,12 +101,198 @@ def measure(entry: Any, clock: XlaClock) -> Timing:
             graph = build_graph(model, arguments)
         with phase("rows"):
             check_rows_are_separate(graph)
-        with phase("find"):
-            analyse(graph, {})
-        with phase("certify"):
-            certify_model(model, graph, {})
+        with phase("compile"):
+            compile_model(model, graph)
     except NotConjugate:
         verdict = "dpvi"
     except (nv.UnsafeModelError, ValueError):
         verdict = "refused"
     return Timing(seconds, clock.seconds - started, verdict)
+
+
+# --- models ---------------------------------------------------------------------------
+
+VOCABULARY, TOPICS, WORDS = 8_000, 50, 121
+
+
+def logistic_regression(X: Any, y: Any) -> None:
+    alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("features", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def linear_regression(X: Any, y: Any) -> None:
+    tau = numpyro.sample("tau", dist.Gamma(1.0, 1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1 / jnp.sqrt(tau)), obs=y)
+
+
+def gaussian_mixture(x: Any) -> None:
+    pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("components", 3):
+        mu = numpyro.sample("mu", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+        tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        z = numpyro.sample("z", dist.Categorical(pi), infer={"enumerate": "parallel"})
+        scale = 1 / jnp.sqrt(tau[z])
+        numpyro.sample("x", dist.Normal(mu[z], scale).to_event(1), obs=x)
+
+
+def _topics() -> Any:
+    with numpyro.plate("topics", TOPICS):
+        return numpyro.sample("beta", dist.Dirichlet(jnp.ones(VOCABULARY) * 0.1))
+
+
+def topics_of_tokens(words: Any) -> None:
+    beta = _topics()
+    with numpyro.plate("rows", words.shape[0], dim=-2):
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(TOPICS) * 0.5))
+        with numpyro.plate("words", words.shape[1], dim=-1):
+            z = numpyro.sample(
+                "z", dist.Categorical(theta), infer={"enumerate": "parallel"}
+            )
+            numpyro.sample("w", dist.Categorical(beta[z]), obs=words)
+
+
+def topics_of_counts(ids: Any, counts: Any) -> None:
+    beta = _topics()
+    with numpyro.plate("rows", ids.shape[0], dim=-2):
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(TOPICS) * 0.5))
+        with (
+            numpyro.plate("words", ids.shape[1], dim=-1),
+            numpyro.handlers.mask(mask=counts > 0),
+            numpyro.handlers.scale(scale=jnp.maximum(counts, 1.0)),
+        ):
+            z = numpyro.sample(
+                "z", dist.Categorical(theta), infer={"enumerate": "parallel"}
+            )
+            numpyro.sample("w", dist.Categorical(beta[z]), obs=ids)
+
+
+def topics_of_dense_counts(counts: Any) -> None:
+    beta = _topics()
+    with numpyro.plate("rows", counts.shape[0]):
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(TOPICS) * 0.5))
+        total = counts.sum(-1).astype(int)
+        numpyro.sample(
+            "x", dist.Multinomial(total_count=total, probs=theta @ beta), obs=counts
+        )
+
+
+def _floats(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).uniform(size=shape).astype(np.float32)
+
+
+def _ids(n: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, VOCABULARY, (n, WORDS))
+
+
+def _bits(n: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 2, n).astype(np.float32)
+
+
+SMALL: dict[str, Entry] = {
+    "logistic_regression": Entry(
+        logistic_regression, lambda n: (_floats(n, 5), _bits(n))
+    ),
+    "linear_regression": Entry(linear_regression, lambda n: (_floats(n, 5), _bits(n))),
+    "gaussian_mixture": Entry(gaussian_mixture, lambda n: (_floats(n, 2),)),
+}
+LARGE: dict[str, Entry] = {
+    "topics, tokens": Entry(topics_of_tokens, lambda n: (_ids(n),)),
+    "topics, ids+counts": Entry(
+        topics_of_counts, lambda n: (_ids(n), _floats(n, WORDS))
+    ),
+    "topics, dense counts": Entry(
+        topics_of_dense_counts, lambda n: (_floats(n, VOCABULARY),)
+    ),
+}
+
+
+# --- the table ------------------------------------------------------------------------
+
+
+def load_models(path: Path) -> Mapping[str, Any]:
+    """The dict `ZOO` of a Python file."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise SystemExit(f"Cannot import {path}.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module.ZOO
+
+
+def _milliseconds(seconds: float) -> str:
+    return f"{1000 * seconds:8.0f}"
+
+
+def line(name: str, timing: Timing) -> str:
+    cells = [timing.seconds[phase] for phase in PHASES]
+    cells += [timing.without_xla, timing.xla]
+    return f"{name:24s}" + "".join(map(_milliseconds, cells)) + f"  {timing.verdict}"
+
+
+def _peak_megabytes() -> float:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (1e6 if sys.platform == "darwin" else 1e3)
+
+
+def measure_large(name: str) -> tuple[Timing, float, float]:
+    """One of the large models, with the peak memory before and after, in MB.
+
+    The first analysis of a process pays for what JAX and NumPyro do only once, so a
+    small model goes first.
+    """
+    clock = XlaClock()
+    measure(SMALL["gaussian_mixture"], clock)
+    before = _peak_megabytes()
+    return measure(LARGE[name], clock), before, _peak_megabytes()
+
+
+def report_small(models: Mapping[str, Any], names: Sequence[str]) -> None:
+    clock = XlaClock()
+    measure(SMALL["logistic_regression"], clock)  # What is done once per process.
+    timings = []
+    for name in names or models:
+        timing = measure(models[name], clock)
+        timings.append(timing)
+        print(line(name, timing), flush=True)
+    analysed = [t for t in timings if t.verdict != "refused"] or timings
+    median = statistics.median(t.without_xla for t in analysed)
+    both = statistics.median(t.without_xla + t.xla for t in analysed)
+    print(
+        f"median of {len(analysed)} models: {median:.3f} s without XLA, "
+        f"{both:.3f} s with it"
+    )
+
+
+def report_large() -> None:
+    spawn = multiprocessing.get_context("spawn")
+    for name in LARGE:
+        with spawn.Pool(1) as pool:
+            timing, before, after = pool.apply(measure_large, (name,))
+        memory = f"peak {after:.0f} MB, {after - before:.0f} MB of it for the analysis"
+        print(f"{line(name, timing)}, {memory}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("models", nargs="?", type=Path, help="file that defines ZOO")
+    parser.add_argument("--only", nargs="+", default=(), help="names of models")
+    parser.add_argument("--no-large", action="store_true", help="leave topics out")
+    arguments = parser.parse_args()
+    default = Path(__file__).parents[2] / "shared" / "zoo" / "models.py"
+    path = arguments.models or (default if default.exists() else None)
+    columns = "".join(f"{name:>8s}" for name in (*PHASES, "total", "XLA"))
+    print(f"{'model (milliseconds)':24s}{columns}")
+    report_small(load_models(path) if path else SMALL, arguments.only)
+    if not arguments.no_large:
+        report_large()
+
+
+if __name__ == "__main__":
+    main()

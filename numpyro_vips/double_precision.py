@@ -1,7 +1,7 @@
 """Evaluating a model in double precision while the program runs in single precision.
 
-A function is traced with JAX's double precision switched on, and its program evaluated in
-NumPy, every real number in double precision. That takes a fraction of the time that
+A function is traced with JAX's double precision switched on, and its program evaluated
+in NumPy, every real number in double precision. That takes a fraction of the time that
 compiling it would, and is not affected by the copies that JAX keeps of the NumPy arrays
 which a model captures: a float64 array that has been traced in single precision before
 turns up as float32 inside a double precision program (seen with jax 0.10).
@@ -27,9 +27,7 @@ _CALLS = (
 )
 
 
-def trace_in_double(
-    function: Callable[..., Any], *args: Any
-) -> Callable[..., Any]:
+def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     """Traces a function on arguments of these shapes, in double precision.
 
     Returns:

@@ -426,13 +426,8 @@ def _traced(call: Callable[[], Any]) -> Any:
         ) from None
 
 
-def build_graph(
-    model: private, arguments: ModelArguments, *, made_up: bool = False
-) -> ModelGraph:
+def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     """Finds the sites of `model` and its program for one row.
-
-    Of made-up rows, the number says nothing about the captured arrays, so these are
-    checked with the private rows alone.
 
     Raises:
       ValueError: The unit plate is missing or has another size than the data, or
@@ -443,8 +438,7 @@ def build_graph(
     """
     assert model.fn is not None
     captured = captured_arrays(model.fn)
-    if not made_up:
-        _refuse_captured_rows(captured, arguments)
+    _refuse_captured_rows(captured, arguments)
     two, three = (_Trace(model, arguments, count) for count in (2, 3))
     one = _Trace(model, arguments, 1)
     if not two.unit_plate.seen:
@@ -454,7 +448,7 @@ def build_graph(
             "The model's sample statements differ with the number of rows. Put what "
             f"belongs to one row under the plate {model.unit!r}."
         )
-    for trace in () if made_up else (two, three, one):
+    for trace in (two, three, one):
         _refuse_captured_constants(trace, arguments)
     sites = {}
     for name, msg in one.messages.items():
@@ -479,12 +473,32 @@ def build_graph(
         unit=model.unit,
         sites=sites,
         arguments=arguments,
-        program=one.closed,
+        program=_without_dead_code(one.closed),
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
         captured=captured,
         run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
     )
+
+
+def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> ModelGraph:
+    """The graph of a model on other rows, or in another precision, not checked again."""
+    one = _Trace(model, arguments, 1)
+    return dataclasses.replace(
+        graph,
+        arguments=arguments,
+        program=_without_dead_code(one.closed),
+        program_outputs=one.output_shapes,
+        program_inputs=one.inputs,
+        run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
+    )
+
+
+def _without_dead_code(closed: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """The program without what no output needs, such as its unused random keys."""
+    outputs = [True] * len(closed.jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
+    return jex_core.ClosedJaxpr(jaxpr, closed.consts)
 
 
 def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:

@@ -15,6 +15,8 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes
 from polyagamma import polyagamma_pdf, random_polyagamma
 
+from numpyro_vips._host import call_on_host
+
 # Below this |c| the closed forms lose their digits and their series are exact.
 _SMALL = 1e-2
 
@@ -47,36 +49,30 @@ class PolyaGamma(dist.Distribution):
         if key is None:
             raise ValueError("Expected a key of jax.random, got None.")
         shape = (*sample_shape, *self.batch_shape)
-        result = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
+        # The key becomes a float, so that all travels to the host in one way.
+        seed = jax.random.uniform(key, (4,))
 
-        def draw(key_data: Any, b: Any, c: Any) -> np.ndarray:
-            rng = np.random.default_rng(np.asarray(key_data, np.uint32).ravel())
-            h = np.broadcast_to(np.asarray(b, np.float64), shape)
-            z = np.broadcast_to(np.asarray(c, np.float64), shape)
-            draws = random_polyagamma(h.ravel(), z.ravel(), random_state=rng)
-            return np.asarray(draws, result.dtype).reshape(shape)
+        def draw(seed: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+            rng = np.random.default_rng(seed.view(np.uint32))
+            h = np.broadcast_to(b.astype(np.float64), shape).ravel()
+            z = np.broadcast_to(c.astype(np.float64), shape).ravel()
+            return random_polyagamma(h, z, random_state=rng).reshape(shape)
 
-        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        key_data = jax.random.key_data(key) if is_typed else key
-        return jax.pure_callback(
-            draw, result, key_data, self.b, self.c, vmap_method="sequential"
-        )
+        return call_on_host(draw, shape, seed, self.b, self.c, vmap_method="sequential")
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """Log density, on the host; it has no gradient."""
         shape = jax.lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
-        result = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
 
-        def density(value: Any, b: Any, c: Any) -> np.ndarray:
+        def density(value: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
             x, h, z = (
-                np.broadcast_to(np.asarray(part, np.float64), shape).ravel()
+                np.broadcast_to(part.astype(np.float64), shape).ravel()
                 for part in (value, b, c)
             )
-            logs = polyagamma_pdf(x, h=h, z=z, return_log=True)
-            return np.asarray(logs, result.dtype).reshape(shape)
+            return polyagamma_pdf(x, h=h, z=z, return_log=True).reshape(shape)
 
-        return jax.pure_callback(
-            density, result, value, self.b, self.c, vmap_method="sequential"
+        return call_on_host(
+            density, shape, value, self.b, self.c, vmap_method="sequential"
         )
 
     @property

@@ -841,7 +841,9 @@ for _name, _function in {
     "power_of_square": lambda w: (w**2) ** 0.5,
     "fourth_root_of_fourth_power": lambda w: (w**4) ** 0.25,
     "exponential_of_log": lambda w: jnp.exp(0.5 * jnp.log(w**2)),
-    "square_over_itself_rooted": lambda w: w**3 / jnp.sqrt(w**4),
+    "sign_by_division": lambda w: jnp.sqrt(w**2) / w,
+    "signed_square": lambda w: w * jnp.sqrt(w**2),
+    "cube_root_of_square": lambda w: (w**2) ** (1 / 3),
     "sign": jnp.sign,
     "step": lambda w: jnp.heaviside(w, 0.5),
     "comparison": lambda w: 1.0 * (w > 0),
@@ -888,6 +890,7 @@ for _name, _function in {
     "product_of_three": lambda w: w[0] * w[1] * w[2],
     "inner_product_with_itself": lambda w: w @ w,
     "median": jnp.median,
+    "root_of_squares": lambda w: jnp.sqrt(w[0] ** 2 * w[1] ** 2),
     "triangular": lambda w: jnp.tril(jnp.outer(w, w))[1, 0],
 }.items():
     _vector_link(_name, _function)

@@ -230,7 +230,7 @@ OUTSIDE: dict[str, tuple[Program, str, str]] = {
         "w",
         "",
     ),
-    "data-dependent power": (lambda v: v.tau ** v.R, "tau", "power"),
+    "data-dependent power": (lambda v: v.tau**v.R, "tau", "power"),
     "latent power": (lambda v: v.tau**v.p, "p", "power"),
     "maximum of two": (lambda v: jnp.maximum(v.w, v.tau), "tau", "max"),
     "largest": (lambda v: v.w.max(), "w", "max"),

@@ -48,9 +48,7 @@ def log_joint(
     return totals[0], totals[1]
 
 
-def made_up_latents(
-    graph: ModelGraph, count: int, seed: int
-) -> dict[str, np.ndarray]:
+def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:
     """A value in the support of every latent, for `count` rows."""
     rng = np.random.default_rng(seed)
     latents = {}

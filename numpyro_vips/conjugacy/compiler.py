@@ -15,7 +15,7 @@ from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
 from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
-from numpyro_vips.model_graph import ModelGraph, build_graph
+from numpyro_vips.model_graph import ModelGraph, retrace
 
 
 def compile_model(
@@ -35,7 +35,7 @@ def compile_model(
     found = _analyse(graph, overrides)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
-        double = build_graph(model, made_up, made_up=True)
+        double = retrace(graph, model, made_up)
         certified = ConjugateProgram(
             graph=double, structure=_analyse(double, overrides)
         )

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy import forms, log_densities
+from numpyro_vips.conjugacy import families, forms, log_densities
 from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
 from numpyro_vips.conjugacy.interpreter import (
     Constant,
@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.interpreter import (
     Value,
     as_form,
     interpret,
+    latents_of,
 )
 from numpyro_vips.model_graph import Distributed, ModelGraph, Site
 
@@ -203,7 +204,10 @@ def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
             failures[name] = "a discrete latent without finitely many known states"
             inputs.append(Opaque(failures[name], {name}, latent.shape))
         else:
-            inputs.append(forms.latent(name, latent.shape, latent.states))
+            signed = not families.is_positive(latent.support)
+            inputs.append(
+                forms.latent(name, latent.shape, latent.states, signed=signed)
+            )
     checks: list[Any] = []
     leaves = interpret(graph.program, inputs, checks)
     tree = jax.tree.structure(graph.program_outputs)
@@ -294,8 +298,12 @@ def _density(
     """The registered log density of a distribution, per element."""
     kind = distributed.kind.__name__
     function = log_densities.REGISTRY.get(distributed.kind)
+    latents = set().union(
+        *(latents_of(parameters[name]) for name in distributed.parameters), x.latents
+    )
+    about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
     if function is None:
-        raise NotInAlgebra(f"no log density is registered for {kind}")
+        raise NotInAlgebra(f"no log density is registered for {kind}{about}")
     values: dict[str, Any] = {}
     for name in distributed.parameters:
         value = parameters[name]
@@ -308,7 +316,8 @@ def _density(
     try:
         return function(x, augment=augmentation, **values)
     except NotInAlgebra as error:
-        raise NotInAlgebra(f"{error} of {kind}") from None
+        named = "'" in str(error)
+        raise NotInAlgebra(f"{error} of {kind}{'' if named else about}") from None
 
 
 class _Component:

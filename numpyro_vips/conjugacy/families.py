@@ -486,6 +486,13 @@ def find_family(support: Any, statistics: set[str]) -> type[Family] | None:
     return None
 
 
+def is_positive(support: Any) -> bool:
+    """Whether no value with this support has a negative entry."""
+    support = _elementwise(support)
+    known = (*POSITIVE, constraints.unit_interval, constraints.simplex)
+    return any(_same_support(support, other) for other in known)
+
+
 def _elementwise(support: Any) -> Any:
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint

@@ -72,12 +72,16 @@ class OneHot:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
-    """A function of a latent variable, raised to a power."""
+    """A function of a latent variable, raised to a power.
+
+    `signed` says that the variable itself may be negative.
+    """
 
     latent: str
     function: str
     labels: Labels
     power: float = 1.0
+    signed: bool = False
 
 
 Factor = Dense | OneHot | Atom
@@ -227,11 +231,17 @@ def as_form(value: Form | float) -> Form:
     return Form((), (Term(float(value)),) if value != 0.0 else ())
 
 
-def latent(name: str, shape: Sequence[int], states: np.ndarray | None = None) -> Form:
+def latent(
+    name: str,
+    shape: Sequence[int],
+    states: np.ndarray | None = None,
+    *,
+    signed: bool = False,
+) -> Form:
     """The value of a latent variable; `states` are the values of a discrete one."""
     axes = tuple(map(Label, shape))
     if states is None:
-        return Form(axes, (Term(1.0, (Atom(name, "x", axes),)),))
+        return Form(axes, (Term(1.0, (Atom(name, "x", axes, signed=signed),)),))
     state = Label(len(states))
     factors = (Dense(np.asarray(states), (state,)), Atom(name, "is", (*axes, state)))
     return Form(axes, (Term(1.0, factors, frozenset([state])),))
@@ -629,12 +639,22 @@ def power(form: Form, exponent: float) -> Form:
         powers: list[Factor] = []
         for value in values:
             if isinstance(value, Atom):
-                powers.append(dataclasses.replace(value, power=value.power * exponent))
+                powers.append(_power_of_atom(value, exponent))
             elif isinstance(value, Dense):
                 powers.append(_map_dense(lambda a: a**exponent, value, selectors))
         factors = (*selectors, *powers)
         terms.append(Term(term.scale**exponent, factors, term.bound))
     return simplified(form.axes, terms, True)
+
+
+def _power_of_atom(atom: Atom, exponent: float) -> Atom:
+    power = atom.power * exponent
+    # √(w²) is |w| and not w; √(w⁴) is w² whatever the sign.
+    if atom.signed and exponent != round(exponent) and power % 2 != 0:
+        raise NotInAlgebra(
+            f"a power {exponent:g} of {atom.latent!r}, which may be negative"
+        )
+    return dataclasses.replace(atom, power=power)
 
 
 def log(form: Form) -> Form:

@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from scipy import special, stats
 
+from numpyro_vips._host import call_on_host
 from numpyro_vips.conjugacy.families import (
     POSITIVE,
     Family,
@@ -61,15 +62,12 @@ def _gig_moments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _evaluate(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     p, a, b = jnp.broadcast_arrays(p, a, b)
-    shape = jax.ShapeDtypeStruct((4, *p.shape), p.dtype)
-
-    def callback(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        return _gig_moments(p, a, b).astype(shape.dtype)
+    shape = (4, *p.shape)
 
     # One call for a whole minibatch: batch axes are moved behind the stacked one.
     @jax.custom_batching.custom_vmap
     def call(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        return jax.pure_callback(callback, shape, p, a, b)
+        return call_on_host(_gig_moments, shape, p, a, b)
 
     @call.def_vmap
     def _batched(size: int, batched: list, p: jax.Array, a: jax.Array, b: jax.Array):  # type: ignore[no-untyped-def]
@@ -151,23 +149,24 @@ class _GIG(dist.Distribution):
     ) -> jax.Array:
         assert key is not None
         shape = (*sample_shape, *self.batch_shape)
-        result = jax.ShapeDtypeStruct(shape, jnp.result_type(float))
+        seed = jax.random.uniform(key, (4,))
 
-        def draw(key_data: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray):  # type: ignore[no-untyped-def]
-            rng = np.random.default_rng(np.asarray(key_data).ravel())
+        def draw(
+            seed: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray
+        ) -> np.ndarray:
+            rng = np.random.default_rng(seed.view(np.uint32))
             a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
-            values = stats.geninvgauss.rvs(
+            return stats.geninvgauss.rvs(
                 np.broadcast_to(p, shape),
                 np.broadcast_to(np.sqrt(a * b), shape),
                 scale=np.broadcast_to(np.sqrt(b / a), shape),
                 size=shape,
                 random_state=rng,
             )
-            return np.asarray(values, result.dtype)
 
-        is_typed = jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        key_data = jax.random.key_data(key) if is_typed else key
-        return jax.pure_callback(draw, result, key_data, self.p, self.a, self.b)
+        return call_on_host(
+            draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"
+        )
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
         natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}

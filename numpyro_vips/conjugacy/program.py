@@ -318,29 +318,37 @@ class ConjugateProgram:
         Not finite if the row is not valid. Where large terms cancel, rounding could
         swallow the norm of what is left, so a bound on the rounding error is added.
         """
-        found_row, terms, _ = self.row_terms(row)
+        whole_row, terms, _ = self.row_terms(row)
         by_statistic: dict[str, list[tuple[Term, forms.Labels]]] = {}
         for term in terms:
             found = self._binding(term)
             if found is not None and found[0].name in scales:
                 by_statistic.setdefault(found[0].name, []).append((term, found[1]))
         total = jnp.zeros(())
-        margin = 64.0 * jnp.finfo(total.dtype).eps
         for name, entries in by_statistic.items():
-            sizes = [
-                jnp.sqrt(self._inner_product(e, e, local_moments, magnitudes=True))
-                for e in entries
-            ]
-            square = margin * sum(sizes, jnp.zeros(())) ** 2
-            for (i, first), (j, second) in itertools.product(
-                enumerate(entries), repeat=2
-            ):
-                if i <= j:
-                    inner = self._inner_product(first, second, local_moments)
-                    square = square + (1.0 if i == j else 2.0) * inner
+            square = self._squared_norm(entries, local_moments)
+            if _may_cancel(entries):
+                bound = self._squared_norm(entries, local_moments, magnitudes=True)
+                square = jnp.maximum(square, 0.0) + _ROUNDING * _epsilon() * bound
             total = total + scales[name] ** 2 * square
         norm = jnp.sqrt(jnp.maximum(total, 0.0))
-        return jnp.where(found_row.valid, norm, jnp.nan)
+        return jnp.where(whole_row.valid, norm, jnp.nan)
+
+    def _squared_norm(
+        self,
+        entries: Sequence[tuple[Term, forms.Labels]],
+        local_moments: Moments,
+        *,
+        magnitudes: bool = False,
+    ) -> jax.Array:
+        square = jnp.zeros(())
+        for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
+            if i <= j:
+                inner = self._inner_product(
+                    first, second, local_moments, magnitudes=magnitudes
+                )
+                square = square + (1.0 if i == j else 2.0) * inner
+        return square
 
     def _inner_product(
         self,
@@ -385,12 +393,13 @@ class ConjugateProgram:
         size = 1.0
         for label in {root(x) for x in a_labels} - present:
             size *= label.size
+        scale = a.scale * b.scale * size
         if magnitudes:
+            scale = abs(scale)
             operands = [
                 x if isinstance(x, OneHot) else (jnp.abs(x[0]), x[1]) for x in operands
             ]
-            size *= math.copysign(1.0, a.scale * b.scale)
-        return jnp.asarray(forms.contract(a.scale * b.scale * size, operands, ()))
+        return jnp.asarray(forms.contract(scale, operands, ()))
 
     def bounded_sum(
         self,
@@ -721,6 +730,23 @@ def _relative_change(before: Any, after: Any) -> jax.Array:
 def _where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
     shape = (-1, *(1,) * (array.ndim - 1))
     return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))
+
+
+# Rounding errors of a contraction, in units of the machine epsilon times the sum of
+# magnitudes: far more than blocked summation makes.
+_ROUNDING = 64.0
+
+
+def _epsilon() -> float:
+    return float(jnp.finfo(jnp.result_type(float)).eps)
+
+
+def _may_cancel(entries: Sequence[tuple[Term, forms.Labels]]) -> bool:
+    """Whether a statistic is a sum, of several terms or within one."""
+    if len(entries) > 1:
+        return True
+    term, labels = entries[0]
+    return any(label.size > 1 and label not in labels for label in term.bound)
 
 
 class _Clear:

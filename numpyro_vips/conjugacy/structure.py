@@ -291,6 +291,7 @@ def _groups(
 ) -> dict[str, Group]:
     gaussian = [n for n in latents if chosen[n] is families.Normal]
     pairs = _gaussian_pairs(pieces, set(gaussian), latents)
+    apart = _kept_apart(pieces, set(gaussian), latents)
     groups: dict[str, Group] = {}
     done: set[str] = set()
     for joint in _joint_discrete(pieces, latents):
@@ -309,7 +310,8 @@ def _groups(
                 shape=latent.shape,
             )
             continue
-        members = _connected(name, pairs, latents, overrides)
+        excluded = apart | {frozenset((name, other)) for other in done}
+        members = _connected(name, pairs, latents, overrides, excluded)
         done.update(members)
         layout = _layout(members, pairs, latents, overrides)
         group_name = "+".join(members)
@@ -404,15 +406,48 @@ def _gaussian_pairs(
     return pairs
 
 
+def _kept_apart(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    gaussian: set[str],
+    latents: Mapping[str, Latent],
+) -> set[frozenset[str]]:
+    """Pairs of real latents that one Gaussian cannot hold: a and b of (a·b)².
+
+    A joint Gaussian has no moments of more than two factors in closed form; as factors
+    of their own, a and b have all that the term needs.
+    """
+    crowded: list[dict[str, int]] = []
+    for _, terms in pieces:
+        for term in terms:
+            for role in ("global", "local"):
+                counts: dict[str, int] = defaultdict(int)
+                for atom in term.atoms:
+                    if atom.latent in gaussian and latents[atom.latent].role == role:
+                        counts[atom.latent] += 1
+                if sum(counts.values()) > 2:
+                    crowded.append(counts)
+    apart: set[frozenset[str]] = set()
+    for counts in crowded:
+        for first, second in itertools.combinations(counts, 2):
+            if max(counts[first], counts[second]) > 1:
+                apart.add(frozenset((first, second)))
+    for counts in crowded:
+        every = [frozenset(pair) for pair in itertools.combinations(counts, 2)]
+        if not apart & set(every):
+            apart |= set(every)
+    return apart
+
+
 def _connected(
     start: str,
     pairs: Pairs,
     latents: Mapping[str, Latent],
     overrides: Mapping[str, str],
+    apart: set[frozenset[str]],
 ) -> list[str]:
     """Latents that share a joint Gaussian with `start`, in the model's order.
 
-    A member with `structure={"w": "diag"}` stays alone. Latents that meet in the
+    No two of them are a pair in `apart`. A member with `structure={"w": "diag"}` stays alone. Latents that meet in the
     likelihood are joined whatever their size; those that meet only in the prior, only
     if the block stays small.
     """
@@ -428,6 +463,8 @@ def _connected(
                     continue
                 other = b if here == a else a
                 if other in found or overrides.get(other) or overrides.get(here):
+                    continue
+                if any(frozenset((other, member)) in apart for member in found):
                     continue
                 found.add(other)
                 queue.append(other)

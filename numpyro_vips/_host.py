@@ -1,0 +1,50 @@
+"""Calls NumPy and SciPy functions from traced code."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def call_on_host(
+    function: Callable[..., Any],
+    shape: tuple[int, ...],
+    *arguments: Any,
+    vmap_method: str | None = None,
+) -> jax.Array:
+    """`jax.pure_callback` for floats that is exact in double precision too.
+
+    JAX runs callbacks in a thread of its own, where `with jax.enable_x64(True)` does
+    not hold, and would round doubles to singles on their way. So they travel as bits.
+
+    Args:
+      function: Gets NumPy arrays of the default float type; returns one of `shape`.
+      shape: Shape of the result.
+      *arguments: Arrays of floats.
+      vmap_method: As for `jax.pure_callback`.
+    """
+    dtype = np.dtype(jnp.result_type(float))
+    is_double = dtype.itemsize == 8
+
+    def on_host(*packed: Any) -> np.ndarray:
+        arrays = [np.ascontiguousarray(bits).view(dtype) for bits in packed]
+        if is_double:
+            arrays = [array[..., 0] for array in arrays]
+        result = np.asarray(function(*arrays), dtype)
+        result = np.ascontiguousarray(result[..., None] if is_double else result)
+        return result.view(np.uint32)
+
+    packed = [
+        jax.lax.bitcast_convert_type(jnp.asarray(argument, dtype), np.uint32)
+        for argument in arguments
+    ]
+    bits_shape = (*shape, 2) if is_double else shape
+    bits = jax.pure_callback(
+        on_host,
+        jax.ShapeDtypeStruct(bits_shape, np.uint32),
+        *packed,
+        vmap_method=vmap_method,
+    )
+    return jax.lax.bitcast_convert_type(bits, dtype)

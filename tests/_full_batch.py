@@ -1,0 +1,195 @@
+"""Full-batch coordinate ascent on a compiled model, with its evidence lower bound.
+
+What the engine does without noise, one sweep at a time and without privacy, so that
+tests can look at the bound, at the moments and at draws from every factor.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.posterior import _split
+from numpyro_vips.conjugacy.program import ConjugateProgram, group_entropy
+from numpyro_vips.vips import VipsEngine, VipsState
+
+Row = Mapping[str, Any]
+
+
+class FullBatch:
+    """A model, all its rows, and a number of sweeps over the latents of a row."""
+
+    def __init__(self, program: ConjugateProgram, rows: Row, local_sweeps: int):
+        self.program = program
+        self.rows = {name: jnp.asarray(value) for name, value in rows.items()}
+        self.count = len(next(iter(self.rows.values())))
+        self.local_sweeps = local_sweeps
+        self.engine = VipsEngine(
+            program, num_rows=self.count, local_steps=local_sweeps
+        )
+        self.first = {name: value[0] for name, value in self.rows.items()}
+        self.released = {
+            s.name: 1.0 for s in self.engine.statistics if s.release != "public"
+        }
+
+    def start(self, seed: int = 0) -> VipsState:
+        return self.engine.initial_state(jax.random.key(seed))
+
+    def sums(self, state: VipsState, chosen: Any = None) -> dict[str, np.ndarray]:
+        """The exact sums of the statistics over the chosen rows."""
+        mask = np.ones(self.count, bool) if chosen is None else np.asarray(chosen)
+        found = self.engine.bounded_sum(
+            state, self.rows, mask, scales=self.released, clipping_norm=math.inf
+        )
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def step(self, state: VipsState) -> VipsState:
+        """One E-step over all rows and the globals brought to convergence for it."""
+        zero = {name: 0.0 for name in self.released}
+        return self.engine.update(state, self.sums(state), zero, 1.0)
+
+    def bound(self, state: VipsState) -> float:
+        """The evidence lower bound, at the optimal local factors."""
+        return float(self._bound(state.moments, state.natural))
+
+    @functools.cached_property
+    def _bound(self) -> Any:
+        def bound(moments: Any, natural: Any) -> jax.Array:
+            joint = self.program.joint_moments(moments)
+
+            def of_row(row: Row) -> jax.Array:
+                return self.program.row_bound(joint, row, self.local_sweeps)
+
+            of_globals = self.program.global_bound(moments, natural, self.first)
+            return jax.vmap(of_row)(self.rows).sum() + of_globals
+
+        return jax.jit(bound)
+
+    # --- expectations and draws -------------------------------------------------------
+
+    def local_factors(self, state: VipsState, row: Row) -> tuple[dict, dict]:
+        """Moments and natural parameters of a row's factors, at convergence."""
+        program = self.program
+        _, terms, _ = program.row_terms(row)
+        moments = program.solve_locals(state.joint, row, self.local_sweeps)
+        natural = {}
+        for group in program.structure.groups_of("local"):
+
+            def expected(mine: Any, name: str = group.name) -> jax.Array:
+                return program.expected(terms, state.joint, {**moments, name: mine})
+
+            natural[group.name] = jax.grad(expected)(moments[group.name])
+        return moments, natural
+
+    def expected_log_joint(self, state: VipsState) -> float:
+        """E_q log p(rows, latents) where there is no augmentation.
+
+        With one, its lower bound: the auxiliary variables' entropies are included.
+        """
+        program = self.program
+
+        def of_row(row: Row) -> jax.Array:
+            found, terms, _ = program.row_terms(row)
+            moments, natural = self.local_factors(state, row)
+            total = program.expected(terms, state.joint, moments)
+            for group in program.structure.groups_of("local"):
+                weight = found.latents[group.latents[0]].weight
+                if weight is not None:
+                    total += group_entropy(
+                        group,
+                        natural[group.name],
+                        moments[group.name],
+                        forms.constant_array(weight),
+                    )
+            return total
+
+        total = jax.jit(jax.vmap(of_row))(self.rows).sum()
+        terms = program.prior_terms(self.first)
+        total += program.expected(terms, None, state.moments)
+        for group in program.structure.groups_of("global"):
+            weight = program.structure.latents[group.latents[0]].weight
+            if weight is not None:
+                total += group_entropy(
+                    group,
+                    state.natural[group.name],
+                    state.moments[group.name],
+                    forms.constant_array(weight),
+                )
+        return float(total)
+
+    @property
+    def is_augmented(self) -> bool:
+        latents = self.program.structure.latents.values()
+        return any(latent.family is not None for latent in latents)
+
+    def draw(self, state: VipsState, seed: int, count: int) -> dict[str, jax.Array]:
+        """Draws of every latent of the model from q, a leading axis of `count`."""
+        key_globals, key_rows = jax.random.split(jax.random.key(seed))
+        drawn = self.engine.posterior(state).sample(key_globals, (count,))
+        keys = jax.random.split(key_rows, self.count)
+
+        def of_row(row: Row, key: jax.Array) -> dict[str, jax.Array]:
+            _, natural = self.local_factors(state, row)
+            return self._draw_locals(natural, key, count)
+
+        by_row = jax.jit(jax.vmap(of_row))(self.rows, keys)
+        for name, value in by_row.items():
+            axis = self.program.graph.sites[name].row_axis
+            assert axis is not None
+            # One row at a time has an axis of length 1 where all rows have theirs.
+            value = jnp.squeeze(value, axis + 2)
+            drawn[name] = jnp.moveaxis(value, 0, axis + 1)
+        return drawn
+
+    def _draw_locals(
+        self, natural: Mapping[str, Any], key: jax.Array, count: int
+    ) -> dict[str, jax.Array]:
+        drawn: dict[str, jax.Array] = {}
+        groups = [
+            group
+            for group in self.program.structure.groups_of("local")
+            if self.program.structure.latents[group.latents[0]].family is None
+        ]
+        keys = jax.random.split(key, max(len(groups), 1))
+        for group, key in zip(groups, keys, strict=False):
+            family, mine = group.family, natural[group.name]
+            if isinstance(family, JointCategorical):
+                drawn.update(_draw_jointly(family, mine, key, count))
+                continue
+            draw = family.distribution(family.parameters(mine)).sample(key, (count,))
+            if group.layout is not None:
+                layout = {
+                    "shapes": group.layout.shapes,
+                    "batch_axes": group.layout.batch_axes,
+                    "block_axes": group.layout.block_axes,
+                    "offsets": group.layout.offsets,
+                }
+                drawn.update(_split(draw, layout, 1))
+            else:
+                drawn[group.name] = draw
+        return drawn
+
+
+def _draw_jointly(
+    family: JointCategorical, natural: Mapping[str, Any], key: jax.Array, count: int
+) -> dict[str, jax.Array]:
+    """Draws several discrete latents by listing all their joint states."""
+    names = list(family.states)
+    states = np.array(list(itertools.product(*map(range, family.states.values()))))
+    log_weight: Any = 0.0
+    for clique, statistic in zip(family.cliques, family.statistics, strict=True):
+        index = tuple(states[:, names.index(name)] for name in clique)
+        log_weight = log_weight + natural[statistic][(..., *index)]
+    shape = (count, *log_weight.shape[:-1])
+    picked = jax.random.categorical(key, log_weight, shape=shape)
+    return {
+        name: jnp.asarray(states[:, number])[picked]
+        for number, name in enumerate(names)
+    }

@@ -1,0 +1,152 @@
+"""`explain`: what its table says, and that it is true, narrow and free."""
+
+import json
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+
+COUNT = 50
+
+
+def logistic(X, y=None):
+    alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def network(X, y=None):
+    hidden = numpyro.sample("hidden", dist.Normal(0.0, 1.0).expand([3, 2]).to_event(2))
+    last = numpyro.sample("last", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        logits = jnp.tanh(X @ hidden) @ last
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+LONG = "the_coefficients_of_a_model_whose_author_likes_to_be_explicit_about_everything"
+TABLE = np.arange(12.0).reshape(3, 4)
+
+
+def with_long_names(X, y=None):
+    w = numpyro.sample(LONG, dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    other = numpyro.sample(f"{LONG}_too", dist.Normal(TABLE.sum(), 1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample(f"{LONG}_y", dist.Bernoulli(logits=X @ w + other), obs=y)
+
+
+def plan_of(fn: Any, *, value: float = 0.5, budget: Any = None, **options: Any) -> Any:
+    if budget is None:
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=budget, **options)
+    X, y = np.full((COUNT, 3), value, np.float32), np.full(COUNT, value, np.float32)
+    plan = vi.explain(X, y)
+    assert budget.spent() == (0.0, 0.0)
+    return plan
+
+
+def test_a_conjugate_model_site_by_site():
+    plan = plan_of(logistic)
+    assert plan.engine == "vips"
+    assert not plan.reasons
+    sites = {site["site"]: site for site in plan.sites}
+    assert {name: site["role"] for name, site in sites.items()} == {
+        "alpha": "hyper",
+        "w": "global",
+        "y": "observed",
+    }
+    assert sites["y"]["augmentation"] == "Pólya-Gamma"
+    assert "Gamma" in sites["alpha"]["posterior"]
+    assert sites["w"]["shape"] == [3]
+    released = {s["statistic"]: s for s in plan.statistics}
+    assert {name: s["released"] for name, s in released.items()} == {
+        "⟨w⟩": "once",
+        "⟨w w⟩": "adaptive",
+    }
+    assert released["⟨w w⟩"]["shape"] == [3, 3]
+    assert [step["steps"] for step in plan.schedule] == [1, 10]
+
+
+@pytest.mark.parametrize(
+    ("options", "factor"),
+    [
+        ({}, 1.0),
+        ({"sampling": "full", "relation": "replace_one"}, 2.0),
+        ({"sampling": "without_replacement", "sampling_rate": 0.1}, 2.0),
+    ],
+    ids=["add or remove", "replace one", "without replacement"],
+)
+@pytest.mark.parametrize("fn", [logistic, network], ids=["vips", "dpvi"])
+def test_sensitivities_are_those_of_the_mechanism(fn, options, factor):
+    plan = plan_of(fn, clipping_norm=0.7, **options)
+    for statistic in plan.statistics:
+        assert statistic["clipping_norm"] == 0.7
+        # Contributions may have either sign, so that replacing a row counts double.
+        assert statistic["sensitivity"] == pytest.approx(factor * 0.7)
+
+
+def test_dpvi_says_which_site_and_why():
+    plan = plan_of(network)
+    assert plan.engine == "dpvi"
+    assert set(plan.reasons) == {"y"}
+    assert "tanh of 'hidden'" in plan.reasons["y"]
+    text = str(plan)
+    assert text.startswith("Engine: dpvi\nVIPS cannot run it:\n  y: tanh of 'hidden'")
+    assert "mean-field" in text
+    (statistic,) = plan.statistics
+    assert statistic["shape"] == [8]
+    # Asked for by the user: nothing prevents VIPS.
+    assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
+
+
+@pytest.mark.parametrize("fn", [logistic, network, with_long_names])
+def test_the_table_fits_a_screen_and_the_plan_fits_json(fn):
+    plan = plan_of(fn)
+    text = str(plan)
+    assert repr(plan) == text
+    assert all(len(line) <= 100 for line in text.splitlines())
+    fields = json.loads(json.dumps(plan.to_dict(), allow_nan=False))
+    assert fields["engine"] == plan.engine
+    assert [s["site"] for s in fields["sites"]] == [s["site"] for s in plan.sites]
+
+
+def test_long_names_are_cut_in_the_table_and_whole_in_the_plan():
+    plan = plan_of(with_long_names)
+    assert "…" in str(plan)
+    assert plan.to_dict()["sites"][0]["site"] == LONG
+    # What the model holds is public, and said to be.
+    assert any("'TABLE'" in note for note in plan.notes)
+
+
+def test_values_are_not_read():
+    plans = {str(plan_of(logistic, value=value)) for value in (0.5, 1e6, math.nan)}
+    assert len(plans) == 1
+
+
+def test_without_privacy_it_says_so():
+    plan = plan_of(logistic, budget=nv.PrivacyBudget(math.inf))
+    assert "NOT PRIVATE" in str(plan)
+    assert {s["sensitivity"] for s in plan.to_dict()["statistics"]} == {"inf"}
+    assert "none" in str(plan)
+
+
+def test_large_covariances_are_pointed_out():
+    def wide(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([400]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    vi = nv.PrivateVI(
+        nv.private(wide, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        clipping_norm=1.0,
+    )
+    plan = vi.explain(np.zeros((5, 400), np.float32), np.zeros(5, np.float32))
+    assert any("80,000 noisy numbers" in note for note in plan.notes)
