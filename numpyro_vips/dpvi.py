@@ -42,7 +42,9 @@ from numpyro_vips.guides import (
 )
 from numpyro_vips.index_ranges import indices_in_range
 from numpyro_vips.log_joint import (
+    MAX_JOINT_STATES,
     made_up_row,
+    num_joint_states,
     prior_log_density,
     read_by_rows,
     row_log_density,
@@ -426,13 +428,16 @@ class DpviEngine:
 
 def not_supported(graph: ModelGraph) -> str | None:
     """Why DPVI cannot run the model, and what to do; None if it can."""
+    count = num_joint_states(graph)
     for site in graph.latents("local"):
+        if site.is_discrete and count is not None and count <= MAX_JOINT_STATES:
+            continue
         if site.is_discrete:
             return (
-                f"DPVI has no gradient for the discrete latent {site.name!r} under the "
-                f"plate {graph.unit!r}. Sum it out by hand, for example with "
-                "numpyro.distributions.MixtureSameFamily, so that only the globals "
-                "remain."
+                f"DPVI sums the discrete latents of a row out one joint state after "
+                f"the other, and with {site.name!r} under the plate {graph.unit!r} "
+                f"they have more than {MAX_JOINT_STATES}. Sum them out by hand, for "
+                "example with numpyro.distributions.MixtureSameFamily."
             )
         return (
             f"DPVI does not support latents of single rows, such as {site.name!r} "

@@ -4,16 +4,18 @@ The engines add these up and take gradients; what is computed is NumPyro's own
 `log_prob` of every site, with its masks and scales.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 from jax.interpreters import partial_eval
 
 from numpyro_vips.made_up_rows import made_up_rows
-from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.model_graph import ModelGraph, Site
 
 
 def made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
@@ -26,18 +28,69 @@ def made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
     }
 
 
+# The most joint states of a row's discrete latents that are summed over one by one.
+MAX_JOINT_STATES = 1024
+
+
+def num_joint_states(graph: ModelGraph) -> int | None:
+    """Joint states of a row's discrete latents; None if they cannot be counted."""
+    total = 1
+    for site in graph.latents("local"):
+        if site.num_states is None:
+            return None
+        total *= site.num_states ** math.prod(site.shape)
+    return total
+
+
 def row_log_density(
     graph: ModelGraph, latents: Mapping[str, Any], row: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """A row's log density, and whether all it observes lies in the support."""
-    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
+    """A row's log density, and whether all it observes lies in the support.
+
+    Discrete latents of the row are summed out exactly, over all their joint states.
+    """
+    rows = {k: v[None] for k, v in row.items()}
+    discrete = graph.latents("local")
+    if not discrete:
+        return _log_density_of_row(graph, latents, rows)
+
+    def at(states: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        return _log_density_of_row(graph, {**latents, **states}, rows)
+
+    totals, in_support = jax.vmap(at)(_joint_states(discrete))
+    return jax.nn.logsumexp(totals), jnp.all(in_support)
+
+
+def _log_density_of_row(
+    graph: ModelGraph, latents: Mapping[str, Any], rows: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    messages = graph.run(rows, latents)
     total = jnp.zeros((), jnp.result_type(float))
     in_support = jnp.ones((), bool)
-    for site in graph.latents("observed"):
+    for site in graph.sites.values():
+        if site.row_axis is None:
+            continue
         message = messages[site.name]
         total += _log_density(message)
-        in_support &= jnp.all(_in_support(message["fn"], message["value"]))
+        if not site.is_latent:
+            in_support &= jnp.all(_in_support(message["fn"], message["value"]))
     return total, in_support
+
+
+def _joint_states(sites: Sequence[Site]) -> dict[str, np.ndarray]:
+    """Every joint state of some discrete sites, along a leading axis."""
+    sizes = []
+    for site in sites:
+        assert site.num_states is not None
+        sizes += [site.num_states] * math.prod(site.shape)
+    grid = np.indices(sizes).reshape(len(sizes), -1).T
+    states, start = {}, 0
+    for site in sites:
+        stop = start + math.prod(site.shape)
+        values = grid[:, start:stop].reshape(-1, *site.shape)
+        states[site.name] = values.astype(site.dtype)
+        start = stop
+    return states
 
 
 def prior_log_density(

@@ -63,7 +63,8 @@ class Site:
 
     `shape` is the shape of its value, with an axis of length 1 for the row where
     the site lies under the unit plate (`row_axis` says where; None elsewhere).
-    `plates` names the plate of each axis that has one.
+    `plates` names the plate of each axis that has one. `num_states` is the number of
+    values of a discrete site that has finitely many, 0, 1, ...
     """
 
     name: str
@@ -74,6 +75,7 @@ class Site:
     plates: Mapping[int, str]
     row_axis: int | None
     support: Any
+    num_states: int | None = None
 
     @property
     def is_latent(self) -> bool:
@@ -574,7 +576,23 @@ def _site(
         plates=plates,
         row_axis=row_axis,
         support=fn.support if not isinstance(fn, numpyro.distributions.Unit) else None,
+        num_states=_num_states(one, name),
     )
+
+
+def _num_states(trace: _Trace, name: str) -> int | None:
+    kind = trace.structures[name].kind
+    if issubclass(
+        kind,
+        numpyro.distributions.BernoulliProbs | numpyro.distributions.BernoulliLogits,
+    ):
+        return 2
+    parameters = trace.output_shapes[name]["parameters"]
+    if issubclass(kind, numpyro.distributions.CategoricalProbs):
+        return parameters["probs"].shape[-1]
+    if issubclass(kind, numpyro.distributions.CategoricalLogits):
+        return parameters["logits"].shape[-1]
+    return None
 
 
 def _check_globals(

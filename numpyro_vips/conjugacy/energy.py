@@ -162,7 +162,7 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
     for site in graph.sites.values():
         if not site.is_latent:
             continue
-        states = _states(graph, site) if site.is_discrete else None
+        states = None if site.num_states is None else np.arange(site.num_states)
         latents[site.name] = Latent(
             name=site.name,
             role=site.role,
@@ -171,18 +171,6 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
             states=states,
         )
     return latents
-
-
-def _states(graph: ModelGraph, site: Site) -> np.ndarray | None:
-    """The values of a discrete latent with finitely many; None for the others."""
-    kind = site.distributed.kind.__name__
-    parameters = graph.program_outputs[site.name]["parameters"]
-    if kind.startswith("Bernoulli"):
-        return np.arange(2)
-    if kind.startswith("Categorical"):
-        name = next(n for n in ("probs", "logits") if n in parameters)
-        return np.arange(parameters[name].shape[-1])
-    return None
 
 
 def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
