@@ -8,6 +8,10 @@ posterior standard deviations, and the ratio of the standard deviations. A ratio
 1 is what the factorised posterior loses; noise for privacy comes on top.
 """
 
+# NumPyro types what sample() returns as ArrayLike, which has no operators.
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+
 import argparse
 import math
 from collections.abc import Callable
@@ -126,7 +130,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--num-samples", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()

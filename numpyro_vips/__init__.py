@@ -16,7 +16,7 @@ from numpyro_vips.privacy_budget import PrivacyBudget
 from numpyro_vips.privacy_statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
 
-__version__ = "0.1.0"
+__version__ = "0.1.0.dev0"
 
 __all__ = [
     "BudgetExceededError",

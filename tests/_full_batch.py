@@ -141,11 +141,11 @@ class FullBatch:
 
         by_row = jax.jit(jax.vmap(of_row))(self.rows, keys)
         for name, value in by_row.items():
-            axis = self.program.graph.sites[name].row_axis
-            assert axis is not None
+            site = self.program.graph.sites[name]
+            assert site.row_axis is not None
             # One row at a time has an axis of length 1 where all rows have theirs.
-            value = jnp.squeeze(value, axis + 2)
-            drawn[name] = jnp.moveaxis(value, 0, axis + 1)
+            value = jnp.squeeze(value, site.row_axis + 2).astype(site.dtype)
+            drawn[name] = jnp.moveaxis(value, 0, site.row_axis + 1)
         return drawn
 
     def _draw_locals(

@@ -126,7 +126,7 @@ def test_moments_and_natural_parameters_match_the_distribution(
     @jax.jit
     def everything(natural: dict[str, jax.Array]) -> Any:
         distribution = family.distribution(family.parameters(natural))
-        draws = distribution.sample(jax.random.key(2), (count,))
+        draws = jnp.asarray(distribution.sample(jax.random.key(2), (count,)))
         densities = distribution.log_prob(draws[:6])
         return draws, family.moments(natural), densities
 

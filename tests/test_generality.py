@@ -16,6 +16,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _full_batch import FullBatch
 from _models import UNIT, Rows, graph_of
 from jax.scipy.special import logsumexp
 from numpyro.handlers import mask, reparam, scale
@@ -1244,11 +1245,13 @@ def total_of_the_rows(y: Any) -> None:
 # --- the tests --------------------------------------------------------------------
 
 
+def rows_of(case: Case) -> Rows:
+    return case.make_rows(np.random.default_rng(0), 9)
+
+
 def verdict(case: Case) -> dict[str, str]:
     """The reasons against VIPS, empty if the model was compiled and certified."""
-    rows = case.make_rows(np.random.default_rng(0), 9)
-    marked, graph = graph_of(case.fn, rows)
-    check_rows_are_separate(graph)
+    marked, graph = graph_of(case.fn, rows_of(case))
     try:
         compile_model(marked, graph)
     except NotConjugate as error:
@@ -1279,5 +1282,23 @@ def test_other_model_is_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNSAFE)
 def test_unsafe_model_is_refused(name: str) -> None:
+    case = UNSAFE[name]
     with pytest.raises(UnsafeModelError):
-        verdict(UNSAFE[name])
+        check_rows_are_separate(graph_of(case.fn, rows_of(case))[1])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", CONJUGATE)
+def test_bound_of_a_compiled_model_never_falls(name: str) -> None:
+    case = CONJUGATE[name]
+    marked, graph = graph_of(case.fn, rows_of(case))
+    check_rows_are_separate(graph)
+    batch = FullBatch(compile_model(marked, graph), graph.arguments.private, 300)
+    state = batch.start()
+    bounds = []
+    for _ in range(8):
+        state = batch.step(state)
+        bounds.append(batch.bound(state))
+    assert np.all(np.isfinite(bounds))
+    assert np.all(np.diff(bounds) >= -1e-8 * (1 + np.abs(bounds[1:]))), bounds

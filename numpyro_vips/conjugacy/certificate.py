@@ -264,7 +264,7 @@ def _with_auxiliaries(
             return program.expected(mine, None, {**moments, group.name: value})
 
         natural = jax.grad(expected)(program.zero_moments(group))
-        natural = divided_by_weight(natural, weight)
+        natural = divided_by_weight(natural, weight, group.family)
         moments[group.name] = group.family.moments(natural)
         total += jnp.sum(weight * group.family.log_normalizer(natural))
         for statistic, value in natural.items():

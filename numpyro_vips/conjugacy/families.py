@@ -28,11 +28,14 @@ class Family:
       statistics: Names of the statistics: "x", "1/x", "x²", "log", "log1m", "is"...
       event_dim: Number of trailing axes of the latent's value that one factor of the
         posterior covers.
+      neutral: Natural parameters, where they are not 0, of some proper member. It
+        stands in for an auxiliary variable whose observation does not count.
     """
 
     name: ClassVar[str]
     statistics: ClassVar[tuple[str, ...]]
     event_dim: ClassVar[int] = 0
+    neutral: ClassVar[Mapping[str, float]] = {}
 
     @staticmethod
     def moments(natural: Moments) -> dict[str, jax.Array]:
@@ -75,6 +78,7 @@ class Family:
 class Gamma(Family):
     name = "Gamma"
     statistics = ("x", "log")
+    neutral: ClassVar[Mapping[str, float]] = {"x": -1.0}
 
     @staticmethod
     def moments(natural: Moments) -> dict[str, jax.Array]:
@@ -113,6 +117,7 @@ class Gamma(Family):
 class InverseGamma(Family):
     name = "InverseGamma"
     statistics = ("1/x", "log")
+    neutral: ClassVar[Mapping[str, float]] = {"1/x": -1.0, "log": -3.0}
 
     @staticmethod
     def _of_inverse(natural: Moments) -> dict[str, jax.Array]:

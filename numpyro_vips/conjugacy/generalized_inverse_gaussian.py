@@ -8,7 +8,7 @@ Gamma has the statistics x², 1/x² and log x instead; those are the "root" fami
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,7 @@ def _evaluate(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 class GeneralizedInverseGaussian(Family):
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
+    neutral: ClassVar[Mapping[str, float]] = {"x": -1.0, "1/x": -1.0}
 
     @staticmethod
     def _standard(natural: Moments) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.energy import Energy, energy
-from numpyro_vips.conjugacy.families import Categorical, PolyaGamma
+from numpyro_vips.conjugacy.families import Categorical, Family, PolyaGamma
 from numpyro_vips.conjugacy.forms import Atom, Label, OneHot, Term
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import (
@@ -28,6 +28,7 @@ from numpyro_vips.conjugacy.structure import (
     Structure,
     exponential_family,
     global_part,
+    is_real,
     normal_terms,
     specialises,
     statistic_name,
@@ -138,7 +139,7 @@ class ConjugateProgram:
         natural = jax.grad(expected)(self.zero_moments(group))
         weight = weights.get(group.name)
         if weight is not None:
-            natural = divided_by_weight(natural, weight)
+            natural = divided_by_weight(natural, weight, group.family)
         return group.family.moments(natural)
 
     def zero_moments(self, group: Group) -> dict[str, jax.Array]:
@@ -507,16 +508,13 @@ class ConjugateProgram:
     ) -> dict[str, dict[str, jax.Array]]:
         """Each global at its prior given its parents.
 
-        Where the model has local latents, mixture components say, the start is
-        perturbed at random, since a symmetric start would stay symmetric.
+        Where a symmetric start would stay symmetric, as with mixture components or
+        the factors of a product, it is perturbed at random.
         """
         terms = self.prior_terms(row)
         groups = self.structure.groups_of("global")
         own = {g.name: [t for t in terms if self._mentions(t, g)] for g in groups}
-        perturb = any(
-            latent.role == "local" and latent.family is None
-            for latent in self.structure.latents.values()
-        )
+        perturb = self._may_start_symmetric()
         moments = self._neutral_auxiliaries(groups)
         ordered = self._parents_first(groups)
         for group, subkey in zip(
@@ -539,6 +537,20 @@ class ConjugateProgram:
                 natural = exponential_family(group).perturb(natural, subkey)
             moments[group.name] = group.family.moments(natural)
         return moments
+
+    def _may_start_symmetric(self) -> bool:
+        """Whether there are local latents, allocations, or real factors of a product."""
+        latents, group_of = self.structure.latents, self.structure.group_of
+        for latent in latents.values():
+            if latent.role == "local" and (
+                latent.family is None or latent.states is not None
+            ):
+                return True
+        for statistic in self.structure.statistics:
+            real = {name for name, *_ in statistic.atoms if is_real(latents[name])}
+            if len({group_of[name] for name in real}) > 1:
+                return True
+        return False
 
     def natural_parameters(
         self,
@@ -620,21 +632,26 @@ class ConjugateProgram:
         if len(groups) == 1:
             return first
 
-        # Single precision never gets to 1e-9; it would sweep to the limit instead.
+        # Single precision never gets to 1e-9, and where a covariance is nearly singular
+        # rounding keeps the changes far above its resolution. Sweeps that no longer
+        # bring the globals closer together stop.
         resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
         enough = max(tolerance, resolution)
 
         def going(carry: tuple) -> jax.Array:
-            count, change, _ = carry
-            return (count < max_sweeps) & (change > enough)
+            count, change, _, stalled, _ = carry
+            return (count < max_sweeps) & (change > enough) & (stalled < 5)
 
         def step(carry: tuple) -> tuple:
-            count, _, (before, _) = carry
+            count, _, least, stalled, (before, _) = carry
             after, natural = sweep(before)
-            return count + 1, _relative_change(before, after), (after, natural)
+            change = _relative_change(before, after)
+            stalled = jnp.where(change < least, 0, stalled + 1)
+            least = jnp.minimum(least, change)
+            return count + 1, change, least, stalled, (after, natural)
 
-        _, _, result = jax.lax.while_loop(going, step, (1, jnp.asarray(jnp.inf), first))
-        return result
+        start = (1, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), 0, first)
+        return jax.lax.while_loop(going, step, start)[-1]
 
 
 def group_entropy(
@@ -651,7 +668,7 @@ def group_entropy(
     if weight is None:
         linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)
         return jnp.sum(group.family.log_normalizer(natural)) - linear
-    each = divided_by_weight(natural, weight)
+    each = divided_by_weight(natural, weight, group.family)
     total = jnp.sum(weight * group.family.log_normalizer(each))
     return total - sum(jnp.vdot(natural[s], moments[s]) for s in natural)
 
@@ -707,15 +724,24 @@ def _one_by_one(
 
 
 def divided_by_weight(
-    natural: Mapping[str, jax.Array], weight: jax.Array
+    natural: Mapping[str, jax.Array],
+    weight: jax.Array,
+    family: "type[Family] | JointCategorical",
 ) -> dict[str, jax.Array]:
-    """Natural parameters of one of `weight` independent copies."""
+    """Natural parameters of one of `weight` independent copies.
 
-    def divide(value: jax.Array) -> jax.Array:
+    Of no copy, as where an observation is masked out, those of a neutral member: they
+    must only be such that nothing becomes infinite.
+    """
+    assert not isinstance(family, JointCategorical)
+    neutral = family.neutral
+
+    def divide(statistic: str, value: jax.Array) -> jax.Array:
         each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
-        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), 0.0)
+        other = neutral.get(statistic, 0.0)
+        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), other)
 
-    return {statistic: divide(value) for statistic, value in natural.items()}
+    return {statistic: divide(statistic, value) for statistic, value in natural.items()}
 
 
 def _relative_change(before: Any, after: Any) -> jax.Array:
