@@ -484,7 +484,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
 
 
 def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> ModelGraph:
-    """The graph of a model on other rows, or in another precision, not checked again."""
+    """The graph of a model on other rows or in another precision, not checked."""
     one = _Trace(model, arguments, 1)
     return dataclasses.replace(
         graph,
@@ -528,7 +528,8 @@ def _site(
         raise UnsafeModelError(
             f"{stem!r} has obs_mask=, which is not supported. Leave missing entries "
             "out with `numpyro.handlers.mask(mask=observed)` around the sample "
-            "statement instead: they then contribute nothing."
+            "statement instead, filled with any finite value: they then contribute "
+            "nothing."
         )
     event_dim = fn.event_dim
     plates = {}

@@ -144,7 +144,7 @@ class FullBatch:
             site = self.program.graph.sites[name]
             assert site.row_axis is not None
             # One row at a time has an axis of length 1 where all rows have theirs.
-            value = jnp.squeeze(value, site.row_axis + 2).astype(site.dtype)
+            value = jnp.squeeze(value, site.row_axis + 2)
             drawn[name] = jnp.moveaxis(value, 0, site.row_axis + 1)
         return drawn
 

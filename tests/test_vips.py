@@ -548,3 +548,14 @@ def test_plans_depend_on_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(_StopError):
             vi.run(jax.random.key(0), *rows)
     assert plans[0] == plans[1]
+
+
+@pytest.mark.usefixtures("x64")
+def test_diagonal_structure_is_the_factorised_fixed_point() -> None:
+    """Each weight gets the conditional precision, and the same mean."""
+    X, y = MODELS["linear_regression"].rows(ROWS)
+    fn, *_ = SPELLINGS["weights_in_a_plate"]
+    found = fit(fn, (X, y), structure={"w": "diag"})
+    precision = np.eye(3) / 4 + X.T @ X / 0.25
+    close(found["w/loc"], np.linalg.solve(precision, X.T @ y / 0.25), 1e-6)
+    close(found["w/scale"], np.diag(precision) ** -0.5, 1e-6)

@@ -337,6 +337,47 @@ class Normal(Family):
         return {"x": moved, "xx": natural["xx"]}
 
 
+class FactorizedNormal(Normal):
+    """Coordinates with a Gaussian factor each, for `structure={"w": "diag"}`.
+
+    The natural parameters are those of the full block. The best factorised
+    approximation of that Gaussian has its mean and the inverse diagonal of its
+    precision, which is where coordinate ascent over the factors ends.
+    """
+
+    name = "Normal, factorised"
+
+    @staticmethod
+    def _mean_and_variance(natural: Moments) -> tuple[jax.Array, jax.Array]:
+        mean, _ = Normal._mean_and_covariance(natural)
+        precision = -2.0 * jnp.diagonal(natural["xx"], axis1=-2, axis2=-1)
+        return mean, 1.0 / precision
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        mean, variance = FactorizedNormal._mean_and_variance(natural)
+        covariance = variance[..., None] * jnp.eye(variance.shape[-1])
+        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        """Entropy plus ⟨natural, moments⟩; the factors are no family of their own."""
+        _, variance = FactorizedNormal._mean_and_variance(natural)
+        mean = FactorizedNormal.moments(natural)
+        entropy = 0.5 * jnp.log(2 * math.pi * math.e * variance).sum(-1)
+        linear = (natural["x"] * mean["x"]).sum(-1)
+        return entropy + linear + (natural["xx"] * mean["xx"]).sum((-2, -1))
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        mean, variance = FactorizedNormal._mean_and_variance(natural)
+        return {"loc": mean, "scale": jnp.sqrt(variance)}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Normal(parameters["loc"], parameters["scale"])
+
+
 def _denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
     """Makes a noisy precision matrix positive semidefinite, with room for its noise.
 

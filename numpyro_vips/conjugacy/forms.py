@@ -960,10 +960,13 @@ def contract(
                 letters[label] = next(pool)
     inputs = ",".join("".join(letters[x] for x in labels) for _, labels in arrays)
     kept = tuple(label for label in output if label in letters)
+    # Norms must bound sums, so no accelerator may round these products to half floats.
+    precision = {} if known else {"precision": "highest"}
     result = xp.einsum(
         f"{inputs}->{''.join(letters[label] for label in kept)}",
         *(array for array, _ in arrays),
         optimize="greedy" if len(arrays) > 2 else False,
+        **precision,
     )
     result, _ = _expand_to(result * scale, kept, output)
     return xp.broadcast_to(result, [label.size for label in output])

@@ -138,7 +138,10 @@ def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> 
             lambda a: np.logaddexp(a, 0.0), lambda a: jnp.logaddexp(a, 0.0), logits
         )
         return successes * logits - trials * softplus
-    return (successes - trials * 0.5) * logits + augment.polya_gamma(logits, trials)
+    # An auxiliary variable per observation, also where all have the same logits: they
+    # may be masked or scaled one by one.
+    each = forms.broadcast(logits, forms.common_axes(successes, logits, trials))
+    return (successes - trials * 0.5) * logits + augment.polya_gamma(each, trials)
 
 
 @log_density(dist.BinomialProbs)

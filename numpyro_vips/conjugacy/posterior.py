@@ -64,7 +64,11 @@ class ConjugatePosterior:
 
 
 _FAMILIES: dict[str, type[Family]] = {
-    match.family.name: match.family for match in families.FAMILIES
+    family.name: family
+    for family in (
+        *(match.family for match in families.FAMILIES),
+        families.FactorizedNormal,
+    )
 }
 
 

@@ -313,12 +313,13 @@ def _groups(
         excluded = apart | {frozenset((name, other)) for other in done}
         members = _connected(name, pairs, latents, overrides, excluded)
         done.update(members)
-        layout = _layout(members, pairs, latents, overrides)
+        layout = _layout(members, pairs, latents)
+        diagonal = overrides.get(name) == "diag"
         group_name = "+".join(members)
         groups[group_name] = Group(
             name=group_name,
             role=latents[name].role,
-            family=families.Normal,
+            family=families.FactorizedNormal if diagonal else families.Normal,
             latents=tuple(members),
             shape=(*layout.batch_shape, layout.size),
             layout=layout,
@@ -447,9 +448,9 @@ def _connected(
 ) -> list[str]:
     """Latents that share a joint Gaussian with `start`, in the model's order.
 
-    No two of them are a pair in `apart`. A member with `structure={"w": "diag"}` stays alone. Latents that meet in the
-    likelihood are joined whatever their size; those that meet only in the prior, only
-    if the block stays small.
+    No two of them are a pair in `apart`. A member with `structure={"w": "diag"}` stays
+    alone. Latents that meet in the likelihood are joined whatever their size; those
+    that meet only in the prior, only if the block stays small.
     """
 
     def reach(row_only: bool) -> list[str]:
@@ -471,24 +472,22 @@ def _connected(
         return [name for name in latents if name in found]
 
     wide = reach(row_only=False)
-    if _layout(wide, pairs, latents, overrides).size <= MAX_JOINT_SIZE:
+    if _layout(wide, pairs, latents).size <= MAX_JOINT_SIZE:
         return wide
-    narrow = reach(row_only=True)
-    return narrow
+    return reach(row_only=True)
 
 
 def _layout(
     members: Sequence[str],
     pairs: Pairs,
     latents: Mapping[str, Latent],
-    overrides: Mapping[str, str],
 ) -> GaussianLayout:
     """Splits the axes of a block's sites into batch axes and coordinates.
 
     An axis is a batch axis if no term multiplies two different entries along it, for
     every site of the block alike.
     """
-    own = {name: _own_batch_axes(name, pairs, latents, overrides) for name in members}
+    own = {name: _own_batch_axes(name, pairs, latents) for name in members}
     reference = min(members, key=lambda name: len(own[name]))
     classes = []
     for axis in sorted(own[reference]):
@@ -519,11 +518,8 @@ def _own_batch_axes(
     name: str,
     pairs: Pairs,
     latents: Mapping[str, Latent],
-    overrides: Mapping[str, str],
 ) -> set[int]:
     axes = set(range(len(latents[name].shape)))
-    if overrides.get(name) == "diag":
-        return axes
     for a, b, _ in pairs.get((name, name), []):
         axes &= {i for i in axes if a.labels[i] is b.labels[i]}
     return axes

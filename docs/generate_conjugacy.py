@@ -1,0 +1,234 @@
+"""Writes the tables of docs/conjugacy.md: what is recognised, read off the registries.
+
+    python docs/generate_conjugacy.py
+
+Every registered log density is called with a latent variable in one place at a time and
+constants in all others. The statistics that occur in the result, and the auxiliary
+variables that it asks for, are what the table shows.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy import compiler as _registers_everything  # noqa: F401
+from numpyro_vips.conjugacy import families, forms, log_densities
+from numpyro_vips.conjugacy.energy import Latent, _Augmentation
+from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
+from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value
+from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
+
+PAGE = Path(__file__).parent / "conjugacy.md"
+_SIZE = 3
+# Constants that fit the supports of parameters and values, tried in this order.
+_EXAMPLES: tuple[tuple[Any, np.ndarray], ...] = (
+    (constraints.boolean, np.array(1)),
+    (constraints.simplex, np.array([0.2, 0.3, 0.5])),
+    (constraints.real_vector, np.array([0.1, -0.2, 0.3])),
+    (constraints.positive_definite, np.eye(_SIZE) * 5.0),
+    (constraints.lower_cholesky, np.eye(_SIZE)),
+    (constraints.nonnegative_integer, np.array(2)),
+    (constraints.unit_interval, np.array(0.4)),
+    (constraints.positive, np.array(4.0)),
+    (constraints.real, np.array(0.3)),
+)
+# Supports of latents, how many axes they have at least, and their names.
+_SUPPORTS: tuple[tuple[Any, int, str], ...] = (
+    (constraints.real, 0, "real"),
+    (constraints.positive, 0, "positive"),
+    (constraints.unit_interval, 0, "in [0, 1]"),
+    (constraints.simplex, 1, "simplex"),
+    (constraints.positive_definite, 2, "positive definite"),
+)
+_OWN_VALUES: Mapping[type, Mapping[str, Any]] = {
+    dist.Uniform: {"low": np.array(0.0), "high": np.array(1.0)},
+    dist.MultinomialProbs: {"value": np.array([1, 0, 1])},
+    dist.MultinomialLogits: {"value": np.array([1, 0, 1])},
+    dist.CategoricalProbs: {"value": np.array(1)},
+    dist.CategoricalLogits: {"value": np.array(1)},
+}
+_VECTORS = {dist.MultivariateNormal: "loc", dist.Dirichlet: "concentration"}
+
+
+def _example(kind: type, name: str) -> np.ndarray:
+    own = _OWN_VALUES.get(kind, {})
+    if name in own:
+        return own[name]
+    support = (
+        kind.support if name == "value" else kind.arg_constraints[name]  # type: ignore[attr-defined]
+    )
+    if name in ("logits",) and kind.__name__.startswith(("Categorical", "Multinomial")):
+        return np.log([0.2, 0.3, 0.5])
+    if not isinstance(support, constraints.Constraint):
+        return np.array(0.3)
+    if kind in _VECTORS and name == _VECTORS[kind]:
+        return np.array([0.5, 1.0, 1.5])
+    for known, value in _EXAMPLES:
+        if support is known or type(support) is type(known):
+            return value
+    return np.array(0.4)
+
+
+def _places(kind: type) -> list[str]:
+    """Parameters that are given alternatively, such as a covariance, one by one."""
+    return [*kind.arg_constraints, "value"]  # type: ignore[attr-defined]
+
+
+_ALTERNATIVES = (
+    ("covariance_matrix", "precision_matrix", "scale_tril"),
+    ("scale_matrix", "rate_matrix", "scale_tril"),
+    ("rate", "mean"),
+)
+
+
+def _constants(kind: type, place: str) -> dict[str, Value]:
+    """Values for all places but one; of alternative spellings only one."""
+    chosen: dict[str, Value] = {}
+    for name in _places(kind):
+        rivals = {n for group in _ALTERNATIVES if name in group for n in group}
+        if name != place and rivals & {place, *chosen}:
+            continue
+        chosen[name] = Constant(_example(kind, name), row=False)
+    return chosen
+
+
+def _latents(shape: tuple[int, ...]) -> Iterator[tuple[str, Value, Any]]:
+    """Latents of every support, and links in which a likelihood may want one."""
+    for support, rank, _ in _SUPPORTS:
+        if len(shape) != rank and (rank or support is not constraints.real):
+            continue
+        form = forms.latent("latent", shape, signed=support is constraints.real)
+        yield "itself", form, support
+        if support is constraints.real:
+            yield "exp", Transformed("exp", form), support
+            yield "sigmoid", Transformed("sigmoid", form), support
+        if support is constraints.positive:
+            yield "1/√", forms.power(form, -0.5), support
+            yield "√", forms.power(form, 0.5), support
+        if support is constraints.simplex:
+            yield "log", forms.log(form), support
+
+
+def _probe(
+    kind: type, place: str, value: Value, support: Any
+) -> tuple[str, set[str]] | None:
+    """The family of a latent at one place, and those of what is introduced."""
+    values = _constants(kind, place)
+    values[place] = value
+    x = values.pop("value")
+    if isinstance(x, Transformed):
+        return None
+    x_form = x if isinstance(x, Form) else forms.constant(np.asarray(x.array))
+    augmentation = _Augmentation("site", "local")
+    try:
+        form = log_densities.REGISTRY[kind](x_form, augment=augmentation, **values)
+    except NotInAlgebra:
+        return None
+    shape = value.form.shape if isinstance(value, Transformed) else value.shape
+    latents = {
+        latent.name: latent
+        for latent in (
+            Latent(name="latent", role="global", shape=shape, support=support),
+            *augmentation.latents,
+        )
+    }
+    used: set[str] = set()
+    for term in normal_terms(form.terms, latents):
+        for name, atoms in _by_latent(term).items():
+            if name == "latent":
+                used.add(_statistic_name(atoms, latents[name]))
+    family = families.find_family(support, used)
+    if not used or family is None:
+        return None
+    introduced = {latent.family or "" for latent in augmentation.latents}
+    return family.name, introduced
+
+
+def likelihoods() -> str:
+    """The table of distributions."""
+    lines = [
+        "| distribution | a latent may stand | through | its family | auxiliary |",
+        "|---|---|---|---|---|",
+    ]
+    for kind in sorted(log_densities.REGISTRY, key=lambda kind: kind.__name__):
+        if kind in _WRAPPERS:
+            continue
+        found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
+        for place in _places(kind):
+            for link, value, support in _latents(_example(kind, place).shape):
+                result = _probe(kind, place, value, support)
+                if result is not None:
+                    family, introduced = result
+                    key = (place, family, ", ".join(sorted(introduced)))
+                    found[key].append(link)
+        name = f"`{kind.__name__}`"
+        for (place, family, auxiliary), links in found.items():
+            where = "as the value" if place == "value" else f"in `{place}`"
+            through = ", ".join(dict.fromkeys(links))
+            lines.append(
+                f"| {name} | {where} | {through} | {family} | {auxiliary or '–'} |"
+            )
+            name = ""
+    return "\n".join(lines)
+
+
+# Distributions around other ones, which have rows of their own.
+_WRAPPERS: Mapping[type, str] = {
+    dist.MixtureSameFamily: "components and weights as above; a Categorical variable "
+    "says which component a value is from",
+    dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
+    "then a Categorical variable says which term counts",
+}
+
+
+def wrappers() -> str:
+    lines = ["| distribution | |", "|---|---|"]
+    for kind in log_densities.REGISTRY:
+        if kind in _WRAPPERS:
+            lines.append(f"| `{kind.__name__}` | {_WRAPPERS[kind]} |")
+    return "\n".join(lines)
+
+
+def posterior_families() -> str:
+    """The table of exponential families."""
+    lines = ["| support | statistics | family |", "|---|---|---|"]
+    for match in families.FAMILIES:
+        readable = " or ".join(
+            name for support, _, name in _SUPPORTS if support in match.supports
+        )
+        if not readable:
+            discrete = match.family is families.Categorical
+            readable = "finitely many states" if discrete else "auxiliary variable"
+        statistics = ", ".join(match.family.statistics)
+        lines.append(f"| {readable} | {statistics} | {match.family.name} |")
+    return "\n".join(lines)
+
+
+TABLES = {
+    "likelihoods": likelihoods,
+    "wrappers": wrappers,
+    "families": posterior_families,
+}
+
+
+def with_tables(page: str) -> str:
+    """The page with every generated table made anew."""
+    for name, make in TABLES.items():
+        pattern = re.compile(
+            rf"(<!-- generated: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL
+        )
+        if not pattern.search(page):
+            raise ValueError(f"{PAGE.name} has no place for the table {name!r}.")
+        table = make()
+        page = pattern.sub(lambda m, t=table: f"{m[1]}\n{t}\n\n{m[2]}", page)
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
