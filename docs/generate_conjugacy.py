@@ -76,15 +76,17 @@ def _example(kind: type, name: str) -> np.ndarray:
 
 
 def _places(kind: type) -> list[str]:
-    """Parameters that are given alternatively, such as a covariance, one by one."""
+    """Where in a distribution a latent may stand: its parameters and its value."""
     return [*kind.arg_constraints, "value"]  # type: ignore[attr-defined]
 
 
+# Parameters of which only one is given.
 _ALTERNATIVES = (
     ("covariance_matrix", "precision_matrix", "scale_tril"),
     ("scale_matrix", "rate_matrix", "scale_tril"),
-    ("rate", "mean"),
 )
+# NumPyro keeps the mean of a NegativeBinomial2 as concentration / rate.
+_SAME_AS: Mapping[type, type] = {dist.NegativeBinomial2: dist.GammaPoisson}
 
 
 def _constants(kind: type, place: str) -> dict[str, Value]:
@@ -157,7 +159,9 @@ def likelihoods() -> str:
         "|---|---|---|---|---|",
     ]
     for kind in sorted(log_densities.REGISTRY, key=lambda kind: kind.__name__):
-        if kind in _WRAPPERS:
+        if kind in _SAME_AS:
+            lines.append(f"| `{kind.__name__}` | as `{_SAME_AS[kind].__name__}` | | | |")
+        if kind in (*_WRAPPERS, *_SAME_AS):
             continue
         found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for place in _places(kind):
