@@ -53,6 +53,12 @@ _OWN_VALUES: Mapping[type, Mapping[str, Any]] = {
     dist.CategoricalProbs: {"value": np.array(1)},
     dist.CategoricalLogits: {"value": np.array(1)},
 }
+_NUM_STATES: Mapping[type, int] = {
+    dist.BernoulliProbs: 2,
+    dist.BernoulliLogits: 2,
+    dist.CategoricalProbs: _SIZE,
+    dist.CategoricalLogits: _SIZE,
+}
 _VECTORS = {dist.MultivariateNormal: "loc", dist.Dirichlet: "concentration"}
 
 
@@ -117,6 +123,26 @@ def _latents(shape: tuple[int, ...]) -> Iterator[tuple[str, Value, Any]]:
             yield "log", forms.log(form), support
 
 
+def _candidates(kind: type, place: str) -> Iterator[tuple[str, Value, Any]]:
+    shape = _example(kind, place).shape
+    if place != "value":
+        yield from _latents(shape)
+        return
+    own: Any = kind.support  # type: ignore[attr-defined]
+    if kind in _NUM_STATES:
+        yield "itself", forms.latent("latent", shape, _states(kind)), own
+    for link, value, support in _latents(shape):
+        is_own = families._same_support(families._elementwise(own), support)
+        is_interval = kind is dist.Uniform and support is constraints.unit_interval
+        is_vector = own is constraints.real_vector and support is constraints.real
+        if link == "itself" and (is_own or is_interval or is_vector):
+            yield link, value, support
+
+
+def _states(kind: type) -> np.ndarray | None:
+    return np.arange(_NUM_STATES[kind]) if kind in _NUM_STATES else None
+
+
 def _probe(
     kind: type, place: str, value: Value, support: Any
 ) -> tuple[str, set[str]] | None:
@@ -136,7 +162,13 @@ def _probe(
     latents = {
         latent.name: latent
         for latent in (
-            Latent(name="latent", role="global", shape=shape, support=support),
+            Latent(
+                name="latent",
+                role="global",
+                shape=shape,
+                support=support,
+                states=None if place != "value" else _states(kind),
+            ),
             *augmentation.latents,
         )
     }
@@ -145,8 +177,11 @@ def _probe(
         for name, atoms in _by_latent(term).items():
             if name == "latent":
                 used.add(_statistic_name(atoms, latents[name]))
-    family = families.find_family(support, used)
-    if not used or family is None:
+    if place == "value" and kind in _NUM_STATES:
+        family = families.Categorical if used <= {"is"} else None
+    else:
+        family = families.find_family(support, used)
+    if family is None or not (used or place == "value"):
         return None
     introduced = {latent.family or "" for latent in augmentation.latents}
     return family.name, introduced
@@ -165,7 +200,7 @@ def likelihoods() -> str:
             continue
         found: dict[tuple[str, str, str], list[str]] = defaultdict(list)
         for place in _places(kind):
-            for link, value, support in _latents(_example(kind, place).shape):
+            for link, value, support in _candidates(kind, place):
                 result = _probe(kind, place, value, support)
                 if result is not None:
                     family, introduced = result

@@ -29,11 +29,11 @@ def call_on_host(
     is_double = dtype.itemsize == 8
 
     def on_host(*packed: Any) -> np.ndarray:
-        arrays = [np.ascontiguousarray(bits).view(dtype) for bits in packed]
+        arrays = [np.asarray(bits, order="C").view(dtype) for bits in packed]
         if is_double:
             arrays = [array[..., 0] for array in arrays]
         result = np.asarray(function(*arrays), dtype)
-        result = np.ascontiguousarray(result[..., None] if is_double else result)
+        result = np.asarray(result[..., None] if is_double else result, order="C")
         return result.view(np.uint32)
 
     packed = [

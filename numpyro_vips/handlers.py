@@ -153,7 +153,7 @@ def _check_public(public: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(public))
 
 
-def name_of(fn: Callable[..., Any]) -> str:
+def name_of(fn: Any) -> str:
     """What to call a model in messages and ledgers."""
     while isinstance(fn, functools.partial):
         fn = fn.func

@@ -107,7 +107,7 @@ DEFAULT_STEPS = 10
 DEFAULT_STEPS_WITHOUT_NOISE = 100
 # The share of the (squared) budget that a single release of the "once" statistics gets
 # where there are also "adaptive" ones.
-ONCE_SHARE = 0.5
+ONCE_SHARE = 0.3
 
 
 def vips_schedule(

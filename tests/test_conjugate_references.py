@@ -28,6 +28,7 @@ import numpyro_vips as nv
 from numpyro_vips.vips import VipsState
 
 SWEEPS = 6
+LOCAL_SWEEPS = 300
 Params = dict[str, np.ndarray]
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -35,7 +36,7 @@ pytestmark = pytest.mark.usefixtures("x64")
 def batch_of(fn: Callable[..., None], rows: Rows) -> FullBatch:
     program = compiled(fn, rows)
     named = dict(zip(program.graph.arguments.row_shapes(), rows, strict=True))
-    return FullBatch(program, named, 300)
+    return FullBatch(program, named, LOCAL_SWEEPS)
 
 
 def params_of(batch: FullBatch, state: VipsState) -> Params:
@@ -103,7 +104,7 @@ def test_latent_dirichlet_allocation() -> None:
         beta = np.full(log_beta.shape, 0.3)
         for document in words:
             gamma = np.full(3, 0.5)
-            for _ in range(1000):
+            for _ in range(LOCAL_SWEEPS):
                 phi = normalised(expected_log(gamma) + log_beta.T[document])
                 gamma = 0.5 + phi.sum(0)
             np.add.at(beta.T, document, phi)

@@ -553,8 +553,9 @@ def local_continuous(y: Any = None):
 def local_discrete(y: Any = None):
     m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("people", y.shape[0]):
-        z: Any = numpyro.sample("z", dist.CategoricalProbs(jnp.ones(2) / 2))
-        numpyro.sample("y", dist.Normal(m[z], 1), obs=y)
+        states = dist.CategoricalProbs(jnp.ones(2) / 2).expand([11]).to_event(1)
+        z: Any = numpyro.sample("z", states)
+        numpyro.sample("y", dist.Normal(m[z].sum(-1), 1), obs=y)
 
 
 def global_discrete(y: Any = None):
@@ -586,7 +587,7 @@ def no_latent(y: Any = None):
     ("function", "words"),
     [
         (local_continuous, "latents of single rows, such as 'z'"),
-        (local_discrete, "Sum it out by hand"),
+        (local_discrete, "Sum them out by hand"),
         (global_discrete, "discrete latent 'k'"),
         (moving_support, "support of 'm' depends on another latent"),
         (nothing_to_learn, "depends on a latent"),

@@ -1191,6 +1191,66 @@ def noisy_xor_of_weights(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+# Made-up floats lie in (0.1, 0.9), where the next ones look conjugate: their rules, not
+# the numbers that they are tried on, must refuse them.
+
+
+@not_conjugate(points, "theta")
+def categories_from_two_simplices(x: Any) -> None:
+    theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(3)))
+    phi = numpyro.sample("phi", dist.Dirichlet(jnp.ones(3)))
+    logits = jnp.where(x > 0, jnp.log(theta), jnp.log(phi))
+    observe(dist.Categorical(logits=logits), (x[:, 0] > 1).astype(jnp.int32))
+
+
+@not_conjugate(points, "theta")
+def tempered_where_negative(x: Any) -> None:
+    theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(3)))
+    log_theta = jnp.log(theta)
+    logits = jnp.where(x[:, :1] > 0, log_theta, log_theta + log_theta)
+    observe(dist.Categorical(logits=logits), (x[:, 0] > 1).astype(jnp.int32))
+
+
+@not_conjugate(grouped, "w")
+def maximum_where_negative(x: Any, y: Any, g: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    observe(dist.Normal(jnp.where(x < 0, w[0] - jnp.max(w), w[0]), 0.5), y)
+
+
+@not_conjugate(grouped, "w")
+def maximum_added_where_negative(x: Any, y: Any, g: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    observe(dist.Normal(jnp.where(x < 0, w[0] + jnp.max(w), w[0]), 0.5), y)
+
+
+@not_conjugate(grouped, "w")
+def integer_where_negative(x: Any, y: Any, g: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    whole = w.astype(jnp.int32).astype(w.dtype)
+    observe(dist.Normal(jnp.where(x < 0, whole, w), 0.5), y)
+
+
+@not_conjugate(points, "mu")
+def mixture_without_its_maximum_where_negative(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate(UNIT, y.shape[0]):
+        each = dist.Normal(mu, 0.5).log_prob(y[:, :1])
+        largest = each.max(-1, keepdims=True)
+        shifted = jnp.log(jnp.exp(each - largest).sum(-1))
+        added = jnp.where(y[:, 0] < 0, 0.0, 1.0) * largest[:, 0]
+        numpyro.factor("lik", shifted + added)
+
+
+@not_conjugate(points, "mu")
+def mixture_with_twice_its_maximum(y: Any) -> None:
+    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate(UNIT, y.shape[0]):
+        each = dist.Normal(mu, 0.5).log_prob(y[:, :1])
+        largest = each.max(-1, keepdims=True)
+        shifted = jnp.log(jnp.exp(each - 0.0 * largest).sum(-1))
+        numpyro.factor("lik", jnp.where(y[:, 0] < 0, shifted + largest[:, 0], shifted))
+
+
 # --- conjugate, but not recognised ------------------------------------------------
 
 

@@ -64,18 +64,43 @@ class _OnePlusExp(Opaque):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Shift(Opaque):
-    """A maximum, subtracted before an exponential and added back after its logarithm.
+    """A maximum, on its way to be subtracted before an exponential and added back.
 
-    It is left out on both sides. Used for anything else it would be missing, and the
-    certificate would refuse the model.
+    log Σ exp(x - m) + m is the logsumexp of x whatever m is, so no more has to be known
+    of it than its origin. Any other use of a maximum leaves the algebra.
     """
+
+    origin: object
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _ShiftIsFinite(Opaque):
+    """Whether a maximum is finite, by which logsumexp replaces an infinite one."""
+
+    origin: object
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Shifted(Opaque):
+    """form - m, exp(form - m), or log Σ exp(form - m) over the last axis.
+
+    `stage` says which: "difference", "exp" or "log".
+    """
+
+    form: Form
+    origin: object
+    stage: str
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _SumOfExp(Opaque):
-    """Σ exp(form) over the last axis, on its way to a logsumexp."""
+    """Σ exp(form) over the last axis, on its way to a logsumexp.
+
+    With an `origin`, the maximum from there has been subtracted.
+    """
 
     form: Form
+    origin: object | None = None
 
 
 Value = Constant | Form | Transformed | Opaque
@@ -374,6 +399,12 @@ def _neg(eqn: Any, x: Value) -> Value:
 
 @_rule("mul")
 def _mul(eqn: Any, x: Value, y: Value) -> Value:
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, _Shifted) and one.stage == "exp":
+            # The weights of a logsumexp with b=.
+            exponent = _sum_of_exponents(Transformed("exp", one.form), other)
+            if isinstance(other, Constant) and exponent is not None:
+                return dataclasses.replace(one, form=exponent)
     exponent = _sum_of_exponents(x, y)
     if exponent is not None:
         return Transformed("exp", exponent)
@@ -382,27 +413,42 @@ def _mul(eqn: Any, x: Value, y: Value) -> Value:
 
 def _apply_to_shift(eqn: Any, operands: Sequence[Value]) -> Value:
     """Lets a maximum pass to the places where it is subtracted and added back."""
-    shape = tuple(_aval(eqn.outvars[0]).shape)
-    others = [operand for operand in operands if not isinstance(operand, _Shift)]
+    shape = tuple(eqn.outvars[0].aval.shape)
     shift = next(operand for operand in operands if isinstance(operand, _Shift))
-    name = eqn.primitive.name
-    if name == "sub" and operands[1] is shift and others:
-        return others[0]
-    if name == "add" and len(others) == 1:
-        return others[0]
-    if name in _STRUCTURAL or all(isinstance(other, Constant) for other in others):
-        return _Shift(shift.reason, shift.latents, shape)
+    same = dataclasses.replace(shift, shape=shape)
+    match eqn.primitive.name, operands:
+        case "sub", (Form() | Constant() as x, _Shift()):
+            form = forms.broadcast(as_form(x), tuple(map(Label, shape)))
+            return _Shifted(
+                shift.reason, shift.latents, shape, form, shift.origin, "difference"
+            )
+        case ("add", (_Shifted(stage="log") as log, _)) | (
+            "add",
+            (_, _Shifted(stage="log") as log),
+        ) if log.origin is shift.origin and log.shape == shape:
+            return Transformed("logsumexp", log.form)
+        case "max", (Constant() as bound, _) if _is_uniform(bound, -math.inf):
+            return same
+        case "is_finite", _:
+            return _ShiftIsFinite(shift.reason, shift.latents, shape, shift.origin)
+        case "select_n", (_ShiftIsFinite(), Constant(), _Shift()):
+            return same
+        case name, (_,) if name in _STRUCTURAL:
+            return same
     raise NotInAlgebra(shift.reason)
 
 
-_STRUCTURAL = {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"}
+_STRUCTURAL = {
+    "broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "stop_gradient",
+    "transpose",
+}  # fmt: skip
 
 
 @_rule("reduce_max")
 def _reduce_max(eqn: Any, x: Value) -> Value:
     latents = latents_of(x)
-    shape = tuple(_aval(eqn.outvars[0]).shape)
-    return _Shift(f"a maximum of {_names(latents)}", latents, shape)
+    shape = tuple(eqn.outvars[0].aval.shape)
+    return _Shift(f"a maximum of {_names(latents)}", latents, shape, object())
 
 
 @_rule("sign", "abs")
@@ -501,6 +547,8 @@ def _power_of(x: Value, exponent: float) -> Value:
 
 @_rule("exp")
 def _exp(eqn: Any, x: Value) -> Value:
+    if isinstance(x, _Shifted) and x.stage == "difference":
+        return dataclasses.replace(x, stage="exp")
     return Transformed("exp", as_form(x))
 
 
@@ -509,7 +557,9 @@ def _log(eqn: Any, x: Value) -> Value:
     if isinstance(x, Transformed) and x.function == "exp":
         return x.form
     if isinstance(x, _SumOfExp):
-        return Transformed("logsumexp", x.form)
+        if x.origin is None:
+            return Transformed("logsumexp", x.form)
+        return _Shifted(x.reason, x.latents, x.shape, x.form, x.origin, "log")
     return forms.log(as_form(x))
 
 
@@ -523,8 +573,16 @@ def _logistic(eqn: Any, x: Value) -> Value:
     return Transformed("sigmoid", as_form(x))
 
 
-@_rule("convert_element_type", "copy", "reduce_precision", "stop_gradient")
+@_rule("copy", "stop_gradient")
 def _identity(eqn: Any, x: Value) -> Value:
+    return x
+
+
+@_rule("convert_element_type")
+def _convert(eqn: Any, x: Value) -> Value:
+    is_float = jnp.issubdtype(eqn.params["new_dtype"], jnp.floating)
+    if not is_float and not (isinstance(x, Form) and x.is_discrete):
+        raise NotInAlgebra(f"a rounding of {_names(latents_of(x))}")
     return x
 
 
@@ -755,12 +813,15 @@ def _pad(eqn: Any, x: Value, fill: Value) -> Value:
 @_rule("reduce_sum")
 def _reduce_sum(eqn: Any, x: Value) -> Value:
     axes = eqn.params["axes"]
-    if isinstance(x, Transformed) and x.function == "exp" and len(axes) == 1:
+    is_exp = isinstance(x, Transformed) and x.function == "exp"
+    is_shifted = isinstance(x, _Shifted) and x.stage == "exp"
+    if (is_exp or is_shifted) and len(axes) == 1:
         kept = [a for i, a in enumerate(x.form.axes) if i not in axes]
         last = forms.reorder(x.form, (*kept, x.form.axes[axes[0]]))
-        shape = tuple(_aval(eqn.outvars[0]).shape)
+        shape = tuple(eqn.outvars[0].aval.shape)
         reason = f"a sum of exponentials of {_names(x.latents)}"
-        return _SumOfExp(reason, x.latents, shape, last)
+        origin = x.origin if is_shifted else None
+        return _SumOfExp(reason, x.latents, shape, last, origin)
     return forms.sum_over(as_form(x), axes)
 
 

@@ -225,10 +225,20 @@ def log_probabilities(logits: Form) -> Form:
             lambda a: a - jsp.logsumexp(a, -1, keepdims=True),
             logits,
         )
-    # The logarithm of a simplex is normalised already. Whether the latent is one is
-    # left to the certificate.
+    # The logarithm of a simplex is normalised already: whole simplices may be chosen
+    # from, their entries may not be mixed. That the latent is a simplex is left to the
+    # certificate.
+    states = logits.axes[-1]
     for term in logits.terms:
-        if term.scale != 1.0 or not any(a.function == "log" for a in term.atoms):
+        selectors, values = forms._split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        whole = (
+            isinstance(value, forms.Atom)
+            and (value.function, value.power, term.scale) == ("log", 1.0, 1.0)
+            and value.labels[-1] is states
+            and not any(states in forms.labels_of(selector) for selector in selectors)
+        )
+        if not (logits.exclusive and whole):
             names = ", ".join(map(repr, sorted(logits.latents)))
             raise NotInAlgebra(f"a softmax of {names}")
     return logits

@@ -1,0 +1,81 @@
+"""What the documentation says about the conjugacy layer is true."""
+
+import importlib.util
+import math
+import re
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.conjugacy import forms, log_densities
+from numpyro_vips.conjugacy.interpreter import as_form
+
+
+def code_blocks(path: Any) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_tables_of_what_is_recognised_are_up_to_date(repository):
+    path = repository / "docs" / "generate_conjugacy.py"
+    spec = importlib.util.spec_from_file_location("generate_conjugacy", path)
+    assert spec is not None and spec.loader is not None
+    generator = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generator)
+    page = generator.PAGE.read_text(encoding="utf-8")
+    assert generator.with_tables(page) == page, "run docs/generate_conjugacy.py"
+    names = re.findall(r"^\| `(\w+)`", page, re.MULTILINE)
+    # Others may have been registered by the tests; none that is registered is left out.
+    assert {kind.__name__ for kind in log_densities.REGISTRY} == set(names)
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """A copy of the registry, so that what a test adds does not stay."""
+    copied = dict(log_densities.REGISTRY)
+    monkeypatch.setattr(log_densities, "REGISTRY", copied)
+    return copied
+
+
+@pytest.fixture
+def incomes(repository, registry):
+    """The likelihood of docs/adding_a_likelihood.md and its model."""
+    likelihood, model = code_blocks(repository / "docs" / "adding_a_likelihood.md")
+    assert len(likelihood.strip().splitlines()) < 20
+    names: dict[str, Any] = {"numpyro": numpyro}
+    exec(likelihood + model, names)
+    assert registry[dist.Pareto] is names["pareto"]
+    return nv.private(names["incomes"], unit="people")
+
+
+def test_added_likelihood_gives_the_exact_posterior(incomes):
+    y = np.random.default_rng(0).pareto(3.0, 200) + 1.0
+    vi = nv.PrivateVI(
+        incomes, budget=nv.PrivacyBudget(math.inf), engine="vips", progress_bar=False
+    )
+    with jax.enable_x64(True):
+        result = vi.run(jax.random.key(0), y)
+        draws = result.sample_posterior(jax.random.key(1), (40_000,))["alpha"]
+    # alpha given y is Gamma(2 + N, 1 + Σ log y).
+    shape, rate = 2.0 + len(y), 1.0 + np.log(y).sum()
+    standard_error = math.sqrt(shape) / rate / math.sqrt(len(draws))
+    assert abs(float(np.mean(draws)) - shape / rate) < 5 * standard_error
+    assert float(np.var(draws)) == pytest.approx(shape / rate**2, rel=0.05)
+
+
+def test_likelihood_that_is_wrong_is_refused(incomes, registry):
+    def wrong(x, scale, alpha, *, augment):
+        m, a = as_form(scale), as_form(alpha)
+        return forms.log(a) + a * forms.log(m) - a * forms.log(x)
+
+    registry[dist.Pareto] = wrong
+    y = np.full(30, 2.0)
+    budget = nv.PrivacyBudget(math.inf)
+    with pytest.raises(nv.NotConjugateError, match="certificate: .*NumPyro"):
+        nv.PrivateVI(incomes, budget=budget, engine="vips").explain(y)
+    assert nv.PrivateVI(incomes, budget=budget).explain(y).engine == "dpvi"

@@ -1,0 +1,28 @@
+"""NumPy functions called from compiled code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_vips._host import call_on_host
+
+
+def _sum_and_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return np.stack([x + y, x * y])
+
+
+@pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 3)])
+def test_shapes_and_values_arrive_exactly(shape, double):
+    with jax.enable_x64(double):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=shape), float)
+        y = x / 3
+
+        @jax.jit
+        def compiled(x, y):
+            return call_on_host(_sum_and_product, (2, *shape), x, y)
+
+        found = compiled(x, y)
+        assert found.dtype == x.dtype
+        np.testing.assert_array_equal(found, np.stack([x + y, x * y]))
