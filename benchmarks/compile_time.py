@@ -2,8 +2,8 @@
 
     python benchmarks/compile_time.py [MODELS.py] [--only NAME ...] [--no-large]
 
-MODELS.py defines a dict `ZOO` of entries with `model`, `unit` and `args(n)`; without it a
-few models of this file are analysed. For each model the table gives
+MODELS.py defines a dict `ZOO` of entries with `model`, `unit` and `args(n)`; without it
+a few models of this file are analysed. For each model the table gives
 
     trace     the abstract traces on one, two and three rows, and the checks on them
     rows      the check that rows do not act on each other
@@ -11,10 +11,13 @@ few models of this file are analysed. For each model the table gives
     total     all of it without XLA
     XLA       what XLA compiled meanwhile
 
-in milliseconds, JAX's caches cleared before every model. The last lines are topic models
-with a vocabulary of 8,000 words and 50 topics, each analysed in a process of its own, with
-the peak memory of that process and how much of it the analysis added.
+in milliseconds, JAX's caches cleared before every model. The last lines are topic
+models with a vocabulary of 8,000 words and 50 topics, each analysed in a process of its
+own, with the peak memory of that process and how much of it the analysis added.
 """
+
+# NumPyro types what `sample` returns as more than an array.
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
 import argparse
 import dataclasses
@@ -280,7 +283,8 @@ def report_large() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    description = (__doc__ or "").split("\n", 1)[0]
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("models", nargs="?", type=Path, help="file that defines ZOO")
     parser.add_argument("--only", nargs="+", default=(), help="names of models")
     parser.add_argument("--no-large", action="store_true", help="leave topics out")

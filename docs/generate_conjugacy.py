@@ -20,8 +20,8 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy import compiler as _registers_everything  # noqa: F401
 from numpyro_vips.conjugacy import families, forms, log_densities
 from numpyro_vips.conjugacy.energy import Latent, _Augmentation
-from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value
+from numpyro_vips.conjugacy.forms import NotInAlgebra
+from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value, as_form
 from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
 
 PAGE = Path(__file__).parent / "conjugacy.md"
@@ -150,15 +150,13 @@ def _probe(
     values = _constants(kind, place)
     values[place] = value
     x = values.pop("value")
-    if isinstance(x, Transformed):
-        return None
-    x_form = x if isinstance(x, Form) else forms.constant(np.asarray(x.array))
+    x_form = as_form(x)
     augmentation = _Augmentation("site", "local")
     try:
         form = log_densities.REGISTRY[kind](x_form, augment=augmentation, **values)
     except NotInAlgebra:
         return None
-    shape = value.form.shape if isinstance(value, Transformed) else value.shape
+    shape = (value.form if isinstance(value, Transformed) else as_form(value)).shape
     latents = {
         latent.name: latent
         for latent in (
@@ -195,7 +193,9 @@ def likelihoods() -> str:
     ]
     for kind in sorted(log_densities.REGISTRY, key=lambda kind: kind.__name__):
         if kind in _SAME_AS:
-            lines.append(f"| `{kind.__name__}` | as `{_SAME_AS[kind].__name__}` | | | |")
+            lines.append(
+                f"| `{kind.__name__}` | as `{_SAME_AS[kind].__name__}` | | | |"
+            )
         if kind in (*_WRAPPERS, *_SAME_AS):
             continue
         found: dict[tuple[str, str, str], list[str]] = defaultdict(list)

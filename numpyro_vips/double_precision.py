@@ -120,22 +120,24 @@ def _evaluate_inner(inner: Any, operands: Sequence[Any]) -> list[Any]:
 
 def _as_traced(result: Any, var: Any) -> np.ndarray:
     """The type and shape that an operation has in the program, reals in double."""
-    dtype = var.aval.dtype
+    aval: Any = var.aval
+    dtype = aval.dtype
     dtype = np.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype
     result = np.asarray(result)
     if result.dtype != dtype:
         result = result.astype(dtype)
-    shape = var.aval.shape
+    shape = aval.shape
     return result if result.shape == shape else np.broadcast_to(result, shape)
 
 
 def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """What NumPy has no word for, such as a loop, is left to JAX."""
+    avals: list[Any] = [var.aval for var in eqn.invars]
     typed = [
         operand
-        if jnp.issubdtype(var.aval.dtype, jax.dtypes.extended)
-        else jnp.asarray(operand, var.aval.dtype)
-        for operand, var in zip(operands, eqn.invars, strict=True)
+        if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
+        else jnp.asarray(operand, aval.dtype)
+        for operand, aval in zip(operands, avals, strict=True)
     ]
     results = eqn.primitive.bind(*typed, **eqn.params)
     results = results if eqn.primitive.multiple_results else [results]

@@ -17,6 +17,10 @@ from polyagamma import polyagamma_pdf, random_polyagamma
 
 from numpyro_vips._host import call_on_host
 
+# Their type stubs know scalars only.
+_draw: Any = random_polyagamma
+_density: Any = polyagamma_pdf
+
 # Below this |c| the closed forms lose their digits and their series are exact.
 _SMALL = 1e-2
 
@@ -38,7 +42,9 @@ class PolyaGamma(dist.Distribution):
     def __init__(
         self, b: Any = 1.0, c: Any = 0.0, *, validate_args: bool | None = None
     ):
-        self.b, self.c = promote_shapes(b, c)
+        b, c = promote_shapes(b, c)
+        self.b: jax.Array = jnp.asarray(b)
+        self.c: jax.Array = jnp.asarray(c)
         batch_shape = jax.lax.broadcast_shapes(jnp.shape(b), jnp.shape(c))
         super().__init__(batch_shape=batch_shape, validate_args=validate_args)
 
@@ -56,7 +62,7 @@ class PolyaGamma(dist.Distribution):
             rng = np.random.default_rng(seed.view(np.uint32))
             h = np.broadcast_to(b.astype(np.float64), shape).ravel()
             z = np.broadcast_to(c.astype(np.float64), shape).ravel()
-            return random_polyagamma(h, z, random_state=rng).reshape(shape)
+            return _draw(h, z, random_state=rng).reshape(shape)
 
         return call_on_host(draw, shape, seed, self.b, self.c, vmap_method="sequential")
 
@@ -69,7 +75,7 @@ class PolyaGamma(dist.Distribution):
                 np.broadcast_to(part.astype(np.float64), shape).ravel()
                 for part in (value, b, c)
             )
-            return polyagamma_pdf(x, h=h, z=z, return_log=True).reshape(shape)
+            return _density(x, h=h, z=z, return_log=True).reshape(shape)
 
         return call_on_host(
             density, shape, value, self.b, self.c, vmap_method="sequential"

@@ -31,9 +31,7 @@ class FullBatch:
         self.rows = {name: jnp.asarray(value) for name, value in rows.items()}
         self.count = len(next(iter(self.rows.values())))
         self.local_sweeps = local_sweeps
-        self.engine = VipsEngine(
-            program, num_rows=self.count, local_steps=local_sweeps
-        )
+        self.engine = VipsEngine(program, num_rows=self.count, local_steps=local_sweeps)
         self.first = {name: value[0] for name, value in self.rows.items()}
         self.released = {
             s.name: 1.0 for s in self.engine.statistics if s.release != "public"
@@ -52,7 +50,7 @@ class FullBatch:
 
     def step(self, state: VipsState) -> VipsState:
         """One E-step over all rows and the globals brought to convergence for it."""
-        zero = {name: 0.0 for name in self.released}
+        zero = dict.fromkeys(self.released, 0.0)
         return self.engine.update(state, self.sums(state), zero, 1.0)
 
     def bound(self, state: VipsState) -> float:

@@ -168,7 +168,7 @@ def test_dawid_skene() -> None:
         r = normalised(log_pi + said.sum(1))
         pi = 1.0 + r.sum(0)
         answered = (y[:, :, None] == np.arange(3)).astype(float)
-        beta = [1.0, 0.8, 1.2] + np.einsum("nc,nja->jca", r, answered)
+        beta = np.array([1.0, 0.8, 1.2]) + np.einsum("nc,nja->jca", r, answered)
         log_pi, log_beta = expected_log(pi), expected_log(beta)
     found = ascended(batch, start)
     close(found["pi/concentration"], pi)
@@ -199,8 +199,8 @@ def fitted(fn: Callable[..., None], rows: Rows) -> Params:
 def test_linear_regression() -> None:
     """By hand, and by scikit-learn with all four hyperparameters matched.
 
-    BayesianRidge maximises the evidence over the precisions, and its fixed point is that
-    of the factorised posterior: with γ the effective number of weights,
+    BayesianRidge maximises the evidence over the precisions, and its fixed point is
+    that of the factorised posterior: with γ the effective number of weights,
     E[τ] (2b + SSE) = 2a + n - γ on both sides.
     """
     X, y = MODELS["linear_regression"].rows(60)
@@ -244,14 +244,16 @@ def normal_gamma_mixture(x: Any) -> None:
 
 
 def test_gaussian_mixture_of_scikit_learn() -> None:
-    """In one dimension, where its "diag" prior is a Normal-Gamma one; all priors matched.
+    """In one dimension, where its "diag" prior is Normal-Gamma; all priors matched.
 
     Its posterior couples a component's mean and precision and ours does not. Their
     expectations agree exactly given the responsibilities, which differ by E[log τ], a
     matter of 1/N².
     """
     rng = np.random.default_rng(5)
-    x = np.where(rng.random(600) < 0.35, rng.normal(-2, 0.6, 600), rng.normal(2, 1, 600))
+    x = np.where(
+        rng.random(600) < 0.35, rng.normal(-2, 0.6, 600), rng.normal(2, 1, 600)
+    )
     batch = batch_of(normal_gamma_mixture, (x,))
     start = batch.start()
     centres = jnp.array([-1.0, 1.0])
@@ -314,3 +316,21 @@ def test_hidden_markov_chain() -> None:
         row = {name: value[number] for name, value in batch.rows.items()}
         found = batch.program.row_bound(state.joint, row, 1)
         close(found, logsumexp(paths), 1e-10)
+
+
+def summed_rates(X: Any, y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate(UNIT, X.shape[0]):
+        numpyro.sample("y", dist.Poisson(X @ rate), obs=y)
+
+
+def test_a_zero_coefficient_takes_no_share_of_a_sum() -> None:
+    """With one coefficient other than zero per row, the posterior is exact."""
+    rng = np.random.default_rng(0)
+    group = rng.integers(0, 3, 200)
+    X = np.eye(3)[group] * 2.0
+    y = rng.poisson(X @ [1.0, 4.0, 9.0]).astype(float)
+    found = fitted(summed_rates, (X, y))
+    counts = np.bincount(group, weights=y, minlength=3)
+    close(found["rate/concentration"], 2.0 + counts)
+    close(found["rate/rate"], 1.0 + X.sum(0))

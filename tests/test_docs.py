@@ -60,7 +60,8 @@ def test_added_likelihood_gives_the_exact_posterior(incomes):
     )
     with jax.enable_x64(True):
         result = vi.run(jax.random.key(0), y)
-        draws = result.sample_posterior(jax.random.key(1), (40_000,))["alpha"]
+        samples = result.sample_posterior(jax.random.key(1), (40_000,))
+        draws = np.asarray(samples["alpha"])
     # alpha given y is Gamma(2 + N, 1 + Σ log y).
     shape, rate = 2.0 + len(y), 1.0 + np.log(y).sum()
     standard_error = math.sqrt(shape) / rate / math.sqrt(len(draws))
@@ -76,6 +77,6 @@ def test_likelihood_that_is_wrong_is_refused(incomes, registry):
     registry[dist.Pareto] = wrong
     y = np.full(30, 2.0)
     budget = nv.PrivacyBudget(math.inf)
-    with pytest.raises(nv.NotConjugateError, match="certificate: .*NumPyro"):
+    with pytest.raises(nv.NotConjugateError, match=r"certificate: .*NumPyro"):
         nv.PrivateVI(incomes, budget=budget, engine="vips").explain(y)
     assert nv.PrivateVI(incomes, budget=budget).explain(y).engine == "dpvi"

@@ -145,7 +145,7 @@ def observe(distribution: Any, y: Any, name: str = "y") -> None:
         numpyro.sample(name, distribution, obs=y)
 
 
-# --- conjugate: regressions in many spellings -----------------------------------------
+# --- conjugate: regressions in many spellings -------------------------------------
 
 
 @conjugate(binary)
@@ -381,6 +381,24 @@ def negative_binomial_probs(X: Any, y: Any) -> None:
     observe(dist.NegativeBinomialProbs(3.0, probs=p), y)
 
 
+@conjugate(points)
+def random_walk_of_weights(y: Any) -> None:
+    steps = numpyro.sample("steps", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    observe(dist.Normal(jnp.cumsum(steps), 0.5).to_event(1), y)
+
+
+@conjugate(count_regression)
+def rates_that_add_up(X: Any, y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([3]).to_event(1))
+    observe(dist.Poisson(jnp.maximum(X, 0.0) @ rate), jnp.where(X.max(-1) > 0, y, 0.0))
+
+
+@conjugate(grouped)
+def rates_by_one_hot(x: Any, y: Any, g: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([4]).to_event(1))
+    observe(dist.Poisson(jax.nn.one_hot(g, 4) @ rate), jnp.round(jnp.abs(y)))
+
+
 # --- conjugate: groups ------------------------------------------------------------
 
 
@@ -497,7 +515,7 @@ def item_response_with_slopes(y: Any) -> None:
             numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
-# --- conjugate: one distribution each ---------------------------------------------------
+# --- conjugate: one distribution each ---------------------------------------------
 
 
 @conjugate(counts)
@@ -602,7 +620,7 @@ def curve_over_public_times(y: Any) -> None:
     observe(dist.Normal(basis @ w, 0.5).to_event(1), y)
 
 
-# --- conjugate: latents of rows ---------------------------------------------------------
+# --- conjugate: latents of rows ---------------------------------------------------
 
 
 @conjugate(numbers)
@@ -810,7 +828,7 @@ def mixture_written_as_factor(y: Any) -> None:
         numpyro.factor("lik", jax.nn.logsumexp(jnp.log(pi) + log_each, axis=-1))
 
 
-# --- not conjugate: functions of a weight -----------------------------------------------
+# --- not conjugate: functions of a weight -----------------------------------------
 
 
 def _link(name: str, function: Callable[[Any], Any]) -> None:
@@ -897,7 +915,7 @@ for _name, _function in {
     _vector_link(_name, _function)
 
 
-# --- not conjugate: likelihoods and priors ------------------------------------------
+# --- not conjugate: likelihoods and priors ----------------------------------------
 
 
 @not_conjugate(words, "W")
@@ -1170,7 +1188,9 @@ def nonlinear_latent_of_the_row(y: Any) -> None:
     a = numpyro.sample("a", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with numpyro.plate(UNIT, y.shape[0]):
         u = numpyro.sample("u", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(jnp.sin(u[:, None] * a), 0.5).to_event(1), obs=y)
+        numpyro.sample(
+            "y", dist.Normal(jnp.sin(u[:, None] * a), 0.5).to_event(1), obs=y
+        )
 
 
 @not_conjugate(points, "u")

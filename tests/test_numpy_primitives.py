@@ -26,12 +26,25 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x: (jnp.abs(-x), -x, jnp.sign(x - 0.5), jnp.floor(3 * x)), (X,)),
     (lambda x: (jnp.ceil(3 * x), jnp.round(3 * x), jnp.isfinite(x)), (X,)),
     (lambda x: (jsp.gammaln(x), jsp.digamma(x), jsp.erf(x), jsp.erfc(x)), (X,)),
-    (lambda x: (jsp.erfinv(x), jax.nn.sigmoid(x), jax.nn.softmax(x), jsp.ndtr(x)), (X,)),
+    (
+        lambda x: (jsp.erfinv(x), jax.nn.sigmoid(x), jax.nn.softmax(x), jsp.ndtr(x)),
+        (X,),
+    ),
     (lambda x: (x + x, x - 2, x * x, 2 / x, jnp.maximum(x, 0.5), x % 0.2), (X,)),
-    (lambda i: (i // 2, lax.div(i, jnp.asarray(-2)), lax.rem(i, jnp.asarray(2))), (INDEX,)),
+    (
+        lambda i: (i // 2, lax.div(i, jnp.asarray(-2)), lax.rem(i, jnp.asarray(2))),
+        (INDEX,),
+    ),
     (lambda f: (f & ~f, f | f, f ^ True, jnp.all(f, 0), jnp.any(f, 1)), (FLAGS,)),
     (lambda x: (x < 0.5, x <= x, x > 0.5, x >= x, x == x, x != 0.15), (X,)),
-    (lambda x: (lax.clamp(0.3, x, 0.6), jnp.clip(x, 0.4, 0.5), jnp.where(x > 0.5, x, -x)), (X,)),
+    (
+        lambda x: (
+            lax.clamp(0.3, x, 0.6),
+            jnp.clip(x, 0.4, 0.5),
+            jnp.where(x > 0.5, x, -x),
+        ),
+        (X,),
+    ),
     (lambda i, x: lax.select_n(i, x, 2 * x, 3 * x), (FLAGS.astype(np.int32) * 2, X)),
     (lambda x: (x.sum(0), x.max(1), x.min(), x.prod(0), x.sum((0, 1))), (X,)),
     (lambda x: (jnp.argmax(x, 1), jnp.argmin(x, 0)), (X,)),
@@ -40,7 +53,13 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x: (x.T, x.reshape(2, 6), x[None], x[:, :1].squeeze(1), x[::2]), (X,)),
     (lambda x: (jnp.flip(x, 1), jnp.tile(x, (2, 1)), jnp.stack([x, x], 1)), (X,)),
     (lambda x: (jnp.concatenate([x, 2 * x], 1), jnp.split(x, [1, 3], 1)), (X,)),
-    (lambda x: (jnp.pad(x, ((1, 2), (0, 1)), constant_values=7.0), jnp.ones(3) * x[0, 0]), (X,)),
+    (
+        lambda x: (
+            jnp.pad(x, ((1, 2), (0, 1)), constant_values=7.0),
+            jnp.ones(3) * x[0, 0],
+        ),
+        (X,),
+    ),
     (lambda x: lax.pad(x, 0.5, ((1, -1, 2), (-1, 2, 0))), (X,)),
     (lambda x: jnp.arange(4) * x, (X,)),
     (lambda x: lax.dynamic_slice(x, (9, 1), (2, 2)), (X,)),
@@ -51,18 +70,29 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
     (lambda x, i: jnp.take(x, i * 2, axis=1), (X, INDEX)),
     (lambda x, i: jnp.take(x, i * 2, axis=1, mode="clip"), (X, INDEX)),
     (lambda x, i: jnp.take_along_axis(x, i[:, :1], 1), (X, INDEX)),
-    (lambda a, i: (a[:, i], a[0, i[0, 0]], a[i[:2, 1] * 0, :, i[:2, 0]]), (CUBE, INDEX)),
+    (
+        lambda a, i: (a[:, i], a[0, i[0, 0]], a[i[:2, 1] * 0, :, i[:2, 0]]),
+        (CUBE, INDEX),
+    ),
     (lambda a, i: jax.vmap(lambda row, k: row[:, k])(a, i[:2, 1]), (CUBE, INDEX)),
     (lambda a: jnp.linalg.cholesky(a), (MATRIX,)),
     (lambda a: (jnp.linalg.inv(a), jnp.linalg.slogdet(a)), (MATRIX,)),
-    (lambda a, x: jsp.logsumexp(jax.scipy.linalg.solve_triangular(a, x, trans=1), 0), (MATRIX, X)),
-    (lambda a, x: lax.linalg.triangular_solve(a, x.T, lower=True, unit_diagonal=True), (MATRIX, X)),
+    (
+        lambda a, x: jsp.logsumexp(jax.scipy.linalg.solve_triangular(a, x, trans=1), 0),
+        (MATRIX, X),
+    ),
+    (
+        lambda a, x: lax.linalg.triangular_solve(
+            a, x.T, lower=True, unit_diagonal=True
+        ),
+        (MATRIX, X),
+    ),
     (lambda x: lax.cond(x.sum() > 1, jnp.sin, jnp.cos, x), (X,)),
     (lambda x: jnp.stack([row * 2 for row in jnp.unstack(x)]), (X,)),
     (lambda x: lax.scan(lambda c, v: (c + v, c * v), x[0], x), (X,)),
     (lambda x: jax.grad(lambda v: jnp.sum(jsp.gammaln(v[:, 1:]) * v[:, :-1]))(x), (X,)),
     (lambda x, i: jax.grad(lambda v: jnp.sum(v[i[:, 0]] ** 2))(x), (X, INDEX)),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("function, arguments", PROGRAMS)
@@ -79,7 +109,7 @@ def test_same_numbers_as_jax(function, arguments):
 
 
 def test_every_operation_is_covered():
-    """The programs above contain nearly all of the table, so that none goes untested."""
+    """The programs above contain nearly all of the table."""
     seen: set[str] = set()
 
     def walk(jaxpr: Any) -> None:

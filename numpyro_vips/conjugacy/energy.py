@@ -138,7 +138,9 @@ class _Augmentation:
             raise NotInAlgebra(f"the logarithm of a sum, times {names}")
         axes = forms.common_axes(form, weight)
         form, weight = forms.broadcast(form, axes), forms.broadcast(weight, axes)
-        return self.allocate(forms.log(forms.alternatives(form)), weight)
+        # A term whose coefficient is zero in a row has no share in it.
+        each = forms.log(forms.alternatives(form), finite=True)
+        return self.allocate(each, weight)
 
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
         """weight · logsumexp of a form over its last axis, as the same bound."""

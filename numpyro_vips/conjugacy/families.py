@@ -5,6 +5,7 @@ moments, its log normaliser and its standard parameters. All of them are functio
 arrays with one entry per independent factor of the posterior.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -20,7 +21,7 @@ from numpyro.distributions import constraints
 Moments = Mapping[str, jax.Array]
 
 
-class Family:
+class Family(abc.ABC):
     """An exponential family with density ∝ exp Σ_s ⟨natural_s, s(x)⟩.
 
     Attributes:
@@ -38,16 +39,17 @@ class Family:
     neutral: ClassVar[Mapping[str, float]] = {}
 
     @staticmethod
+    @abc.abstractmethod
     def moments(natural: Moments) -> dict[str, jax.Array]:
         """Expectations of the statistics."""
-        raise NotImplementedError
 
     @staticmethod
+    @abc.abstractmethod
     def log_normalizer(natural: Moments) -> jax.Array:
         """One value per factor; its gradient is `moments`."""
-        raise NotImplementedError
 
     @staticmethod
+    @abc.abstractmethod
     def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
         """Natural parameters prior + data, with noisy data moved to where it is legal.
 
@@ -57,22 +59,21 @@ class Family:
             of sums of row statistics and comes back unchanged.
           noise: Standard deviations of the noise in `data`, entry by entry.
         """
-        raise NotImplementedError
 
     @staticmethod
+    @abc.abstractmethod
     def parameters(natural: Moments) -> dict[str, jax.Array]:
         """Standard parameters, named as NumPyro names them."""
-        raise NotImplementedError
 
     @staticmethod
+    @abc.abstractmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         """The NumPyro distribution with these standard parameters."""
-        raise NotImplementedError
 
     @staticmethod
+    @abc.abstractmethod
     def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
         """A random nearby member, to break the symmetry of mixtures at the start."""
-        raise NotImplementedError
 
 
 class Gamma(Family):

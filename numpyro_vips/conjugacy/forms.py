@@ -657,8 +657,14 @@ def _power_of_atom(atom: Atom, exponent: float) -> Atom:
     return dataclasses.replace(atom, power=power)
 
 
-def log(form: Form) -> Form:
+# The logarithm of a zero that must not become infinite, as 0 · log 0 is to be 0.
+LOG_OF_ZERO = -1e20
+
+
+def log(form: Form, *, finite: bool = False) -> Form:
     """The logarithm of a form, elementwise.
+
+    With `finite`, that of a constant 0 is `LOG_OF_ZERO`.
 
     Raises:
       NotInAlgebra: The form is a sum, other than one minus a latent.
@@ -683,11 +689,20 @@ def log(form: Form) -> Form:
                 scale = value.power
                 value = dataclasses.replace(value, function="log", power=1.0)
             elif isinstance(value, Dense):
-                xp = np if is_known(value.array) else jnp
-                value = _map_dense(xp.log, value, selectors)
+                function = _log_or_finite if finite else _log_array
+                value = _map_dense(function, value, selectors)
             terms.append(Term(scale, (*selectors, value), term.bound))
     terms = [term.refreshed() for term in terms]
     return simplified(form.axes, terms, len(terms) == len(form.terms))
+
+
+def _log_array(array: ArrayLike) -> ArrayLike:
+    return (np if is_known(array) else jnp).log(array)
+
+
+def _log_or_finite(array: ArrayLike) -> ArrayLike:
+    xp = np if is_known(array) else jnp
+    return xp.where(array == 0, LOG_OF_ZERO, xp.log(xp.where(array == 0, 1, array)))
 
 
 def log_det(form: Form) -> Form:

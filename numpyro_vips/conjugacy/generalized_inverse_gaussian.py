@@ -157,13 +157,14 @@ class _GIG(dist.Distribution):
         ) -> np.ndarray:
             rng = np.random.default_rng(seed.view(np.uint32))
             a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
-            return stats.geninvgauss.rvs(
+            draws: Any = stats.geninvgauss.rvs(
                 np.broadcast_to(p, shape),
                 np.broadcast_to(np.sqrt(a * b), shape),
                 scale=np.broadcast_to(np.sqrt(b / a), shape),
                 size=shape,
                 random_state=rng,
             )
+            return np.asarray(draws)
 
         return call_on_host(
             draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"

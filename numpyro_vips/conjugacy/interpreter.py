@@ -810,18 +810,26 @@ def _pad(eqn: Any, x: Value, fill: Value) -> Value:
     return form
 
 
+def _exponent(x: Value) -> tuple[Form, Any] | None:
+    """The form in exp(form), and the maximum that was taken from it, if any."""
+    if isinstance(x, Transformed) and x.function == "exp":
+        return x.form, None
+    if isinstance(x, _Shifted) and x.stage == "exp":
+        return x.form, x.origin
+    return None
+
+
 @_rule("reduce_sum")
 def _reduce_sum(eqn: Any, x: Value) -> Value:
     axes = eqn.params["axes"]
-    is_exp = isinstance(x, Transformed) and x.function == "exp"
-    is_shifted = isinstance(x, _Shifted) and x.stage == "exp"
-    if (is_exp or is_shifted) and len(axes) == 1:
-        kept = [a for i, a in enumerate(x.form.axes) if i not in axes]
-        last = forms.reorder(x.form, (*kept, x.form.axes[axes[0]]))
-        shape = tuple(eqn.outvars[0].aval.shape)
-        reason = f"a sum of exponentials of {_names(x.latents)}"
-        origin = x.origin if is_shifted else None
-        return _SumOfExp(reason, x.latents, shape, last, origin)
+    inner = _exponent(x)
+    if inner is not None and len(axes) == 1:
+        form, origin = inner
+        kept = [a for i, a in enumerate(form.axes) if i not in axes]
+        last = forms.reorder(form, (*kept, form.axes[axes[0]]))
+        reason = f"a sum of exponentials of {_names(form.latents)}"
+        shape = tuple(_aval(eqn.outvars[0]).shape)
+        return _SumOfExp(reason, form.latents, shape, last, origin)
     return forms.sum_over(as_form(x), axes)
 
 
@@ -989,7 +997,18 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
     return form
 
 
-@_rule("cumsum", "cumprod", "sort", "scan", "while", "cond", "custom_linear_solve")
+@_rule("cumsum")
+def _cumsum(eqn: Any, x: Value) -> Value:
+    form, axis = as_form(x), eqn.params["axis"]
+    old, new = form.axes[axis], Label(form.axes[axis].size)
+    lower = np.tril(np.ones((old.size, old.size)))
+    array = lower.T if eqn.params["reverse"] else lower
+    sums = Form((new, old), (forms.Term(1.0, (forms.Dense(array, (new, old)),)),))
+    axes = (*form.axes[:axis], new, *form.axes[axis + 1 :])
+    return forms.product(sums, form, axes, (old,))
+
+
+@_rule("cumprod", "sort", "scan", "while", "cond", "custom_linear_solve")
 def _unsupported(eqn: Any, *operands: Value) -> Value:
     latents = set().union(*map(latents_of, operands))
     raise NotInAlgebra(f"{eqn.primitive.name} of {_names(latents)}")

@@ -539,7 +539,7 @@ class ConjugateProgram:
         return moments
 
     def _may_start_symmetric(self) -> bool:
-        """Whether there are local latents, allocations, or real factors of a product."""
+        """Whether there are local latents, allocations, or products of real factors."""
         latents, group_of = self.structure.latents, self.structure.group_of
         for latent in latents.values():
             if latent.role == "local" and (
