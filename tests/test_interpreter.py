@@ -95,6 +95,8 @@ def value_of(result: Value) -> np.ndarray:
 
 INSIDE: dict[str, Program] = {
     # Linear algebra.
+    "cumulative sum": lambda v: jnp.cumsum(v.w) + jax.lax.cumsum(v.w, reverse=True),
+    "cumulative sum along an axis": lambda v: jnp.cumsum(v.W, 1),
     "matmul": lambda v: v.X @ v.w,
     "matmul from the left": lambda v: v.w @ v.X.T,
     "matrix product": lambda v: v.X[:, :2] @ v.W.T,
@@ -234,7 +236,6 @@ OUTSIDE: dict[str, tuple[Program, str, str]] = {
     "latent power": (lambda v: v.tau**v.p, "p", "power"),
     "maximum of two": (lambda v: jnp.maximum(v.w, v.tau), "tau", "max"),
     "largest": (lambda v: v.w.max(), "w", "max"),
-    "cumulative sum": (lambda v: jnp.cumsum(v.w), "w", "cumsum"),
     "product of all": (lambda v: jnp.prod(v.w), "w", ""),
     "sorted": (lambda v: jnp.sort(v.w), "w", "sort"),
     "inverse matrix": (lambda v: jnp.linalg.inv(v.W[:2] + jnp.eye(2)), "W", ""),
