@@ -490,7 +490,8 @@ class PrivateVI:
             "local_steps": self.local_steps,
             "max_batch_size": self.max_batch_size,
             "structure": self.structure,
-            "insecure_seed": self.insecure_seed,
+            # Whether, not which: the seed would take the noise off again.
+            "insecure_seed": self.insecure_seed is not None,
         }
 
 

@@ -161,7 +161,8 @@ class FullBatch:
             if isinstance(family, JointCategorical):
                 drawn.update(_draw_jointly(family, mine, key, count))
                 continue
-            draw = family.distribution(family.parameters(mine)).sample(key, (count,))
+            distribution = family.distribution(family.parameters(mine))
+            draw = jnp.asarray(distribution.sample(key, (count,)))
             if group.layout is not None:
                 layout = {
                     "shapes": group.layout.shapes,

@@ -7,6 +7,11 @@ starts and take the same steps: every row's factors to convergence, then the glo
 convergence given their sums.
 """
 
+# NumPyro types what sample() returns as ArrayLike, which has no operators.
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
+# pyright: reportPossiblyUnboundVariable=false
+
 import itertools
 import math
 from collections.abc import Callable

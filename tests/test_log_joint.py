@@ -1,5 +1,7 @@
 """Discrete latents of a row, summed out, against NumPyro's own mixtures."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,13 +17,14 @@ from numpyro_vips.model_graph import build_graph
 
 
 def _enumerated(x, y):
-    loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    loc: Any = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    slope: Any = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     with numpyro.plate("rows", x.shape[0]):
-        z = numpyro.sample("z", dist.Categorical(jnp.array([0.2, 0.3, 0.5])))
-        b = numpyro.sample("b", dist.Bernoulli(0.3))
+        weights = dist.CategoricalProbs(jnp.array([0.2, 0.3, 0.5]))
+        z: Any = numpyro.sample("z", weights)
+        b: Any = numpyro.sample("b", dist.BernoulliProbs(0.3))
         numpyro.sample("x", dist.Normal(jnp.tanh(loc[z]) + b, 0.7), obs=x)
-        numpyro.sample("y", dist.Bernoulli(logits=slope * z + b), obs=y)
+        numpyro.sample("y", dist.BernoulliLogits(slope * z + b), obs=y)
 
 
 def _graph(model):
@@ -40,8 +43,8 @@ def test_discrete_latents_are_summed_out_exactly():
     terms = [
         np.log([0.2, 0.3, 0.5][z])
         + np.log([0.7, 0.3][b])
-        + dist.Normal(jnp.tanh(loc[z]) + b, 0.7).log_prob(0.3)
-        + dist.Bernoulli(logits=slope * z + b).log_prob(1.0)
+        + float(dist.Normal(jnp.tanh(loc[z]) + b, 0.7).log_prob(0.3))
+        + float(dist.BernoulliLogits(slope * z + b).log_prob(1.0))
         for z in range(3)
         for b in range(2)
     ]
@@ -58,9 +61,10 @@ def test_a_label_outside_the_support_is_noticed():
 
 def test_too_many_joint_states_are_refused_with_the_remedy():
     def model(x, y):
-        loc = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        loc: Any = numpyro.sample("loc", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
         with numpyro.plate("rows", x.shape[0]):
-            z = numpyro.sample("z", dist.Bernoulli(0.5).expand([12]).to_event(1))
+            bits = dist.BernoulliProbs(0.5).expand([12]).to_event(1)
+            z: Any = numpyro.sample("z", bits)
             numpyro.sample("x", dist.Normal(jnp.tanh(loc[0] * z.sum(-1)), 1.0), obs=x)
 
     graph = _graph(model)
