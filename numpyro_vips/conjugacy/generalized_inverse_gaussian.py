@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from scipy import special, stats
+from scipy import special
 
 from numpyro_vips._host import call_on_host
 from numpyro_vips.conjugacy.families import (
@@ -155,6 +155,8 @@ class _GIG(dist.Distribution):
         def draw(
             seed: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray
         ) -> np.ndarray:
+            from scipy import stats  # Slow to import, and seldom needed.
+
             rng = np.random.default_rng(seed.view(np.uint32))
             a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
             draws: Any = stats.geninvgauss.rvs(
