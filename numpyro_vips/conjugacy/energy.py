@@ -33,8 +33,7 @@ class Latent:
 
     `states` are the values of a discrete latent. `weight`, of an auxiliary variable,
     is how many independent copies each element stands for (the trials of a binomial
-    observation), as a form with the latent's axes; `event_dim` is how many of them are
-    event axes of its site.
+    observation), as a form with the latent's axes.
     """
 
     name: str
@@ -44,7 +43,6 @@ class Latent:
     states: np.ndarray | None = None
     family: str | None = None
     weight: Form | None = None
-    event_dim: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -226,7 +224,7 @@ def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
     return Energy(
         pieces=pieces,
         latents=latents,
-        valid=_all_valid(pieces, checks, latents),
+        valid=_all_valid(pieces, checks),
         failures=failures,
     )
 
@@ -267,13 +265,7 @@ def _site_energy(
     for factor in factors:
         form = form * forms.broadcast(factor, batch)
     augmentation.latents = [
-        dataclasses.replace(
-            latent,
-            weight=_weighted(
-                dataclasses.replace(latent, event_dim=max(0, len(latent.shape) - rank)),
-                factors,
-            ),
-        )
+        dataclasses.replace(latent, weight=_weighted(latent, factors, rank))
         for latent in augmentation.latents
     ]
     return forms.sum_over(form, range(rank))
@@ -329,26 +321,21 @@ class _Component:
         return forms.sum_over(form, range(rank - self._distributed.reinterpreted, rank))
 
 
-def _weighted(latent: Latent, factors: list[Form]) -> Form:
+def _weighted(latent: Latent, factors: list[Form], batch_rank: int) -> Form:
     """The weight of an auxiliary variable once its site is masked and scaled."""
     assert latent.weight is not None
     result = latent.weight
     # Auxiliary axes are those of the site's elements, then any event axes.
+    event_rank = max(0, len(latent.shape) - batch_rank)
     for factor in factors:
-        extra = len(result.axes) - len(factor.axes)
-        if extra > 0 and len(factor.axes) < len(result.axes):
-            factor = forms.place(
-                factor,
-                (*factor.axes, *(forms.Label(1) for _ in range(latent.event_dim))),
-                range(len(factor.axes)),
-            )
+        if len(factor.axes) < len(result.axes):
+            axes = (*factor.axes, *(forms.Label(1) for _ in range(event_rank)))
+            factor = forms.place(factor, axes, range(len(factor.axes)))
         result = result * forms.broadcast(factor, result.axes)
     return result
 
 
-def _all_valid(
-    pieces: list[Piece], checks: list[Any], latents: Mapping[str, Latent]
-) -> Any:
+def _all_valid(pieces: list[Piece], checks: list[Any]) -> Any:
     """Whether everything that the row brings is finite, in range and in support."""
     results = [jnp.all(check) for check in checks]
     seen: set[int] = set()

@@ -309,7 +309,7 @@ class Normal(Family):
         precision = -2.0 * _symmetric(data["xx"])
         deviation = 2.0 * _symmetric(jnp.abs(noise["xx"]))
         if precision.shape[-1] == 1:
-            precision = jnp.maximum(precision, jnp.maximum(deviation, 0.0))
+            precision = jnp.maximum(precision, deviation)
         else:
             precision = _denoised(precision, deviation)
         return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}

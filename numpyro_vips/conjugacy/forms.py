@@ -532,10 +532,7 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> Dense | OneHot:
     if isinstance(factor, Dense):
         return dataclasses.replace(factor, array=array, labels=labels, row=row)
     if is_known(array) and is_known(selection.indices):
-        missing, missing_labels = _expand_to(
-            selection.indices < 0, selection.labels, labels
-        )
-        del missing_labels
+        missing = _expand_to(selection.indices < 0, selection.labels, labels)
         array = np.where(missing, -1, array)
     return dataclasses.replace(factor, indices=array, labels=labels, row=row)
 
@@ -611,8 +608,8 @@ def _map_dense(
     for mask in selectors:
         if isinstance(mask, Dense):
             union = tuple(dict.fromkeys((*labels, *mask.labels)))
-            array, _ = _expand_to(array, labels, union)
-            chosen, _ = _expand_to(mask.array, mask.labels, union)
+            array = _expand_to(array, labels, union)
+            chosen = _expand_to(mask.array, mask.labels, union)
             xp = np if is_known(array) and is_known(chosen) else jnp
             array, labels = xp.where(chosen != 0, array, 1.0), union
     with np.errstate(all="ignore"):
@@ -844,7 +841,7 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         ]
         operands.sort(key=lambda f: f.branch[1] if f.branch else 0)
         union = tuple(dict.fromkeys(label for f in operands for label in f.labels))
-        arrays = [_expand_to(f.array, f.labels, union)[0] for f in operands]
+        arrays = [_expand_to(f.array, f.labels, union) for f in operands]
         result = function(*arrays)
         result = (
             np.broadcast_to(result, [label.size for label in union])
@@ -880,18 +877,16 @@ def _product_array(scale: float, values: Sequence[Factor]) -> tuple[ArrayLike, L
     for value in values:
         if not isinstance(value, Dense):
             raise NotInAlgebra("a selection that is not of constants")
-        array = array * _expand_to(value.array, value.labels, union)[0]
+        array = array * _expand_to(value.array, value.labels, union)
     return array, union
 
 
-def _expand_to(
-    array: ArrayLike, labels: Labels, union: Labels
-) -> tuple[ArrayLike, Labels]:
+def _expand_to(array: ArrayLike, labels: Labels, union: Labels) -> ArrayLike:
     """Transposes and inserts axes of length 1, to broadcast against `union`."""
     order = [labels.index(label) for label in union if label in labels]
     array = array.transpose(order)
     shape = [label.size if label in labels else 1 for label in union]
-    return array.reshape(shape), union
+    return array.reshape(shape)
 
 
 def gather(
@@ -912,10 +907,10 @@ def gather(
     selectors = []
     for label in labels:
         if label is target:
-            selectors.append(_expand_to(indices, index_labels, union)[0])
+            selectors.append(_expand_to(indices, index_labels, union))
         else:
             index = np.arange(label.size)
-            selectors.append(_expand_to(index, (label,), union)[0])
+            selectors.append(_expand_to(index, (label,), union))
     return array[tuple(selectors)], union
 
 
@@ -983,7 +978,7 @@ def contract(
         optimize="greedy" if len(arrays) > 2 else False,
         **precision,
     )
-    result, _ = _expand_to(result * scale, kept, output)
+    result = _expand_to(result * scale, kept, output)
     return xp.broadcast_to(result, [label.size for label in output])
 
 

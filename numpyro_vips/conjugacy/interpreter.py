@@ -384,11 +384,20 @@ def _rule(*names: str) -> Callable[[Rule], Rule]:
 
 @_rule("add", "add_any")
 def _add(eqn: Any, x: Value, y: Value) -> Value:
+    for one, other in ((x, y), (y, x)):
+        if not isinstance(other, Transformed) or other.function != "exp":
+            continue
+        if _is_uniform(one, 1.0):
+            reason = f"1 + exp of {_names(other.latents)}"
+            shape = tuple(_aval(eqn.outvars[0]).shape)
+            return _OnePlusExp(reason, other.latents, shape, other.form)
     return as_form(x) + as_form(y)
 
 
 @_rule("sub")
 def _sub(eqn: Any, x: Value, y: Value) -> Value:
+    if _is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
+        return Transformed("sigmoid", -y.form)
     return as_form(x) - as_form(y)
 
 
@@ -1006,30 +1015,3 @@ def _cumsum(eqn: Any, x: Value) -> Value:
     sums = Form((new, old), (forms.Term(1.0, (forms.Dense(array, (new, old)),)),))
     axes = (*form.axes[:axis], new, *form.axes[axis + 1 :])
     return forms.product(sums, form, axes, (old,))
-
-
-@_rule("cumprod", "sort", "scan", "while", "cond", "custom_linear_solve")
-def _unsupported(eqn: Any, *operands: Value) -> Value:
-    latents = set().union(*map(latents_of, operands))
-    raise NotInAlgebra(f"{eqn.primitive.name} of {_names(latents)}")
-
-
-def _add_with_exp(eqn: Any, x: Value, y: Value) -> Value:
-    for one, other in ((x, y), (y, x)):
-        if not isinstance(other, Transformed) or other.function != "exp":
-            continue
-        if _is_uniform(one, 1.0):
-            reason = f"1 + exp of {_names(other.latents)}"
-            shape = tuple(_aval(eqn.outvars[0]).shape)
-            return _OnePlusExp(reason, other.latents, shape, other.form)
-    return _add(eqn, x, y)
-
-
-def _sub_from_sigmoid(eqn: Any, x: Value, y: Value) -> Value:
-    if _is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
-        return Transformed("sigmoid", -y.form)
-    return _sub(eqn, x, y)
-
-
-_RULES["add"] = _add_with_exp
-_RULES["sub"] = _sub_from_sigmoid
