@@ -151,25 +151,20 @@ def _probe(
     values[place] = value
     x = values.pop("value")
     x_form = as_form(x)
-    augmentation = _Augmentation("site", "local")
+    shape = (value.form if isinstance(value, Transformed) else as_form(value)).shape
+    latent = Latent(
+        name="latent",
+        role="global",
+        shape=shape,
+        support=support,
+        states=None if place != "value" else _states(kind),
+    )
+    augmentation = _Augmentation("site", "local", {"latent": latent})
     try:
         form = log_densities.REGISTRY[kind](x_form, augment=augmentation, **values)
     except NotInAlgebra:
         return None
-    shape = (value.form if isinstance(value, Transformed) else as_form(value)).shape
-    latents = {
-        latent.name: latent
-        for latent in (
-            Latent(
-                name="latent",
-                role="global",
-                shape=shape,
-                support=support,
-                states=None if place != "value" else _states(kind),
-            ),
-            *augmentation.latents,
-        )
-    }
+    latents = {one.name: one for one in (latent, *augmentation.latents)}
     used: set[str] = set()
     for term in normal_terms(form.terms, latents):
         for name, atoms in _by_latent(term).items():

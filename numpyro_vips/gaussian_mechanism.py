@@ -46,7 +46,8 @@ class Block:
         of matrices.
       scale: Factor of the block in the joint vector. It decides how the noise is shared
         between blocks and has no other effect: arrays go in and come out unscaled.
-      geometry: Where a row's contribution can lie; see the module's table.
+      geometry: Where a row's contribution can lie; see the module's table. Numbers that
+        are never positive, and negative semidefinite matrices, count as their opposite.
       lower: For `"box"`, a public lower bound on every entry.
       upper: For `"box"`, a public upper bound on every entry.
       norm_bound: Public bound on the block's L2 norm in one row, before scaling, where

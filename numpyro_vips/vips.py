@@ -17,14 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
 from numpyro_vips.conjugacy.posterior import KIND, ConjugatePosterior
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import Statistic, exponential_family
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.made_up_rows import made_up_rows
 
-# Sweeps over a row's latents where it has several that act on each other.
-DEFAULT_LOCAL_STEPS = 20
+# Sweeps over the globals in all steps together, and at least in each of them: they go
+# on from where the step before has left them.
+GLOBAL_SWEEPS = 500
+SWEEPS_PER_STEP = 10
 
 
 class VipsState(NamedTuple):
@@ -53,9 +56,15 @@ class VipsEngine:
     name = "vips"
 
     def __init__(
-        self, program: ConjugateProgram, *, num_rows: int, local_steps: int | None
+        self,
+        program: ConjugateProgram,
+        *,
+        num_rows: int,
+        local_steps: int | None,
+        num_steps: int | None = None,
     ):
         self.program = program
+        self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_STEPS
         rows = made_up_rows(program.graph.arguments, 1, seed=0)
@@ -72,6 +81,7 @@ class VipsEngine:
                 name=statistic.name,
                 shape=statistic.block_shape,
                 symmetric=statistic.matrix is not None,
+                geometry=statistic.geometry,
             )
             for statistic in self.statistics
             if statistic.release == release
@@ -161,12 +171,11 @@ class VipsEngine:
           state: The state before the step.
           released: Noisy estimates of the sums over all rows.
           noise_stddev: Standard deviation of their noise.
-          step_size: Weight ρ of these sums in the average; the first release of a
-            statistic counts fully.
+          step_size: Weight ρ of these sums in the average.
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
+        rho = step_size
         for name, value in released.items():
-            rho = step_size if name in state.released else 1.0
             statistics[name] = (1.0 - rho) * statistics[name] + rho * value
             deviations[name] = math.hypot(
                 (1.0 - rho) * deviations[name], rho * noise_stddev[name]
@@ -183,9 +192,14 @@ class VipsEngine:
             {k: jnp.asarray(v) for k, v in deviations.items()},
             state.moments,
             self._any_row,
+            self.global_sweeps,
         )
         joint = self._joint_moments(moments)
         return state._replace(moments=moments, natural=natural, joint=joint)
+
+    def has_posterior(self, state: VipsState) -> bool:
+        """Whether every statistic has been released."""
+        return bool(state.natural) or not self.program.structure.groups_of("global")
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""

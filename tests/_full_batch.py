@@ -16,8 +16,9 @@ import numpy as np
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.local_variables import divided_by_weight, entropy
 from numpyro_vips.conjugacy.posterior import _split
-from numpyro_vips.conjugacy.program import ConjugateProgram, group_entropy
+from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.vips import VipsEngine, VipsState
 
 Row = Mapping[str, Any]
@@ -74,17 +75,9 @@ class FullBatch:
 
     def local_factors(self, state: VipsState, row: Row) -> tuple[dict, dict]:
         """Moments and natural parameters of a row's factors, at convergence."""
-        program = self.program
-        _, terms, _ = program.row_terms(row)
-        moments = program.solve_locals(state.joint, row, self.local_sweeps)
-        natural = {}
-        for group in program.structure.groups_of("local"):
-
-            def expected(mine: Any, name: str = group.name) -> jax.Array:
-                return program.expected(terms, state.joint, {**moments, name: mine})
-
-            natural[group.name] = jax.grad(expected)(moments[group.name])
-        return moments, natural
+        factors = self.program.local_factors(state.joint, row, self.local_sweeps)
+        moments = {name: mine for name, (mine, _) in factors.items()}
+        return moments, {name: natural for name, (_, natural) in factors.items()}
 
     def expected_log_joint(self, state: VipsState) -> float:
         """E_q log p(rows, latents) where there is no augmentation.
@@ -98,13 +91,13 @@ class FullBatch:
             moments, natural = self.local_factors(state, row)
             total = program.expected(terms, state.joint, moments)
             for group in program.structure.groups_of("local"):
-                weight = found.latents[group.latents[0]].weight
-                if weight is not None:
-                    total += group_entropy(
+                latent = found.latents[group.latents[0]]
+                if latent.family is not None:
+                    total += entropy(
                         group,
                         natural[group.name],
                         moments[group.name],
-                        forms.constant_array(weight),
+                        forms.constant_array(latent.weight),
                     )
             return total
 
@@ -112,13 +105,15 @@ class FullBatch:
         terms = program.prior_terms(self.first)
         total += program.expected(terms, None, state.moments)
         for group in program.structure.groups_of("global"):
-            weight = program.structure.latents[group.latents[0]].weight
-            if weight is not None:
-                total += group_entropy(
+            latent = program.structure.latents[group.latents[0]]
+            if latent.family is not None:
+                weight = forms.constant_array(latent.weight)
+                natural = state.natural[group.name]
+                total += entropy(
                     group,
-                    state.natural[group.name],
+                    divided_by_weight(natural, weight, group.family),
                     state.moments[group.name],
-                    forms.constant_array(weight),
+                    weight,
                 )
         return float(total)
 

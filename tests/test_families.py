@@ -1,6 +1,7 @@
 """Exponential families: one contract for all of them, against scipy and sampling."""
 
 import functools
+import time
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from scipy import stats
 
 from numpyro_vips.conjugacy import compiler, families
 from numpyro_vips.conjugacy.families import FAMILIES, Family, find_family
+from numpyro_vips.conjugacy.generalized_inverse_gaussian import _gig_draws
 
 assert compiler  # Importing it registers the families that augmentations use.
 
@@ -269,3 +271,34 @@ def test_categorical_normaliser_is_a_log_sum() -> None:
     natural = natural_of(families.Categorical)
     expected = logsumexp(natural["is"], axis=-1)
     np.testing.assert_allclose(families.Categorical.log_normalizer(natural), expected)
+
+
+# Large and small orders, narrow and wide densities, and both limiting Gammas.
+GIG_CASES = [
+    (0.5, 1.0), (-0.5, 2.0), (0.0, 0.01), (-3.0, 0.3), (5.0, 10.0), (50.0, 0.1),
+    (-20.0, 30.0), (-0.5, 300.0), (0.0, 1e-6), (1000.0, 5.0), (0.3, 1e-15),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "omega"), GIG_CASES)
+def test_gig_draws_have_their_density(p: float, omega: float) -> None:
+    draws = np.log(
+        _gig_draws(np.random.default_rng(1), np.full(20_000, p), np.full(20_000, omega))
+    )
+    # The density of log x, ∝ exp(p·u - omega·cosh u), summed up on a fine grid.
+    centre, width = draws.mean(), draws.std()
+    grid = np.linspace(centre - 40 * width, centre + 40 * width, 800_001)
+    with np.errstate(over="ignore"):
+        log_density = p * grid - omega * np.cosh(grid)
+    cumulative = np.cumsum(np.exp(log_density - log_density.max()))
+    cumulative /= cumulative[-1]
+    result = stats.kstest(draws, lambda u: np.interp(u, grid, cumulative))
+    assert result.pvalue > 1e-3
+
+
+def test_many_gig_draws_are_fast() -> None:
+    rng = np.random.default_rng(0)
+    orders, widths = rng.normal(0.0, 3.0, 40_000), rng.gamma(1.0, 1.0, 40_000)
+    start = time.perf_counter()
+    _gig_draws(rng, orders, widths)
+    assert time.perf_counter() - start < 1.0

@@ -47,8 +47,6 @@ class Case:
 
 CONJUGATE: dict[str, Case] = {}
 NOT_CONJUGATE: dict[str, Case] = {}
-# Conjugate, but in a spelling that is not recognised: refusing it costs accuracy only.
-MISSED: dict[str, Case] = {}
 UNSAFE: dict[str, Case] = {}
 
 
@@ -61,13 +59,6 @@ def not_conjugate(make_rows: MakeRows, culprit: str) -> Any:
     case = Case
     return lambda fn: (
         NOT_CONJUGATE.setdefault(fn.__name__, case(fn, make_rows, culprit)) and fn
-    )
-
-
-def missed(make_rows: MakeRows, culprit: str) -> Any:
-    case = Case
-    return lambda fn: (
-        MISSED.setdefault(fn.__name__, case(fn, make_rows, culprit)) and fn
     )
 
 
@@ -1276,30 +1267,6 @@ def mixture_with_twice_its_maximum(y: Any) -> None:
         numpyro.factor("lik", jnp.where(y[:, 0] < 0, shifted + largest[:, 0], shifted))
 
 
-# --- conjugate, but not recognised ------------------------------------------------
-
-
-@missed(numbers, "v")
-def stick_breaking(y: Any) -> None:
-    v = numpyro.sample("v", dist.Beta(1.0, 2.0).expand([2]).to_event(1))
-    left = jnp.concatenate([jnp.ones(1), jnp.cumprod(1 - v)])
-    pi = jnp.concatenate([v, jnp.ones(1)]) * left
-    mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([3]).to_event(1))
-    with numpyro.plate(UNIT, y.shape[0]):
-        z = numpyro.sample("z", dist.Categorical(pi))
-        numpyro.sample("y", dist.Normal(mu[z], 0.5), obs=y)
-
-
-@missed(linear, "tau")
-def scaled_precision_matrix(X: Any, y: Any) -> None:
-    tau = numpyro.sample("tau", dist.Gamma(2.0, 2.0))
-    P = jnp.eye(3) + 0.2
-    w = numpyro.sample(
-        "w", dist.MultivariateNormal(jnp.zeros(3), precision_matrix=tau * P)
-    )
-    observe(dist.Normal(X @ w, 0.5), y)
-
-
 # --- unsafe whatever the engine ---------------------------------------------------
 
 
@@ -1356,9 +1323,9 @@ def test_conjugate_model_is_compiled(name: str) -> None:
     assert verdict(CONJUGATE[name]) == {}
 
 
-@pytest.mark.parametrize("name", [*NOT_CONJUGATE, *MISSED])
+@pytest.mark.parametrize("name", NOT_CONJUGATE)
 def test_other_model_is_not(name: str) -> None:
-    case = {**NOT_CONJUGATE, **MISSED}[name]
+    case = NOT_CONJUGATE[name]
     reasons = verdict(case)
     assert reasons, "a model that is not conjugate was compiled"
     text = " ".join(f"'{site}' {reason}" for site, reason in reasons.items())

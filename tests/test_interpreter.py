@@ -71,7 +71,7 @@ def run(program: Program, *, public: bool) -> tuple[Value, np.ndarray, list[Any]
 
     closed = jax.make_jaxpr(positional)(*(jnp.asarray(arrays[n]) for n in names))
     inputs: list[Value] = [
-        forms.latent(name, value.shape, STATES.get(name))
+        forms.latent(name, value.shape, STATES.get(name), signed=name in "wWa")
         for name, value in LATENTS.items()
     ]
     for value in ROWS.values():
@@ -222,7 +222,11 @@ OUTSIDE: dict[str, tuple[Program, str, str]] = {
     "inverse of a sum": (lambda v: 1 / (v.X @ v.w), "w", "power"),
     "root of a sum": (lambda v: jnp.sqrt(v.tau.sum()), "tau", "power"),
     "log of a sum": (lambda v: jnp.log(v.R @ v.tau), "tau", "log"),
-    "softplus": (lambda v: softplus(v.X @ v.w), "w", ""),
+    "softplus times a latent": (
+        lambda v: softplus(v.X @ v.w) * v.a,
+        "w",
+        "logsumexp",
+    ),
     "softmax": (lambda v: jax.nn.softmax(v.w), "w", ""),
     "exp in a sum": (lambda v: jnp.exp(v.w) + v.a, "w", "exp"),
     "sigmoid times a latent": (lambda v: sigmoid(v.w) * v.tau, "w", "sigmoid"),

@@ -18,6 +18,11 @@ import pytest
 from _models import MODELS, UNIT, Rows, uncertified
 
 from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.gaussian_mechanism import (
+    Block,
+    GaussianMechanism,
+    isometric_coordinates,
+)
 
 SWEEPS = 3
 COUNT = 48
@@ -183,6 +188,77 @@ def test_no_row_changes_the_sum_by_more_than_the_clipping_norm(name: str) -> Non
         others = this.bounded_sum(rows, np.arange(COUNT) != left_out, norm)
         change = {k: (everyone[k] - others[k])[None] for k in everyone}
         assert this.joint_norms(change)[0] <= norm * (1 + 1e-4)
+
+
+def _search_rows(this: Setup, count: int) -> dict[str, np.ndarray]:
+    """Rows of any sign and size; indices and counts near the real ones."""
+    rng = np.random.default_rng(11)
+    rows = {}
+    for name, array in this.rows.items():
+        rows[name] = array[rng.integers(0, len(array), count)]
+        if array.dtype.kind == "f":
+            axes = (1,) * (array.ndim - 1)
+            size = 10.0 ** rng.uniform(-2, 3, (count, *axes))
+            wild = (size * rng.normal(size=(count, *array.shape[1:]))).astype("f4")
+            rows[name] = np.where(rng.random((count, *axes)) < 0.5, rows[name], wild)
+    return rows
+
+
+# The blocks of one release, None for all that the model has, and how far a row can
+# move their sum where it is replaced.
+ATTAINED: list[tuple[str, tuple[str, ...] | None, float]] = [
+    ("gaussian_mean", None, 2.0),
+    ("linear_regression", None, 2.0),
+    ("regression_with_offset", None, 2.0),
+    ("logistic_fixed", ("⟨w⟩",), 2.0),
+    ("logistic_fixed", ("⟨w w⟩",), math.sqrt(2)),
+    ("logistic_fixed", None, 2.0),
+    ("linear_regression", ("⟨w w⟩",), math.sqrt(2)),
+    ("dirichlet_categorical", None, math.sqrt(2)),
+    ("topics", None, math.sqrt(2)),
+]
+
+
+@pytest.mark.parametrize(("name", "names", "factor"), ATTAINED)
+def test_replacing_a_row_attains_the_stated_sensitivity(
+    name: str, names: tuple[str, ...] | None, factor: float
+) -> None:
+    """A search over pairs of rows, through the sum that runs in practice."""
+    this = setup(name)
+    scales = {k: v for k, v in this.scales.items() if names is None or k in names}
+    assert names is None or set(scales) == set(names)
+    norm = 0.05  # Below the norm of most rows.
+
+    def contribution(row: Mapping[str, Any]) -> dict[str, jax.Array]:
+        alone = {key: value[None] for key, value in row.items()}
+        return this.program.bounded_sum(
+            this.joint, alone, jnp.ones(1, bool), scales, norm, SWEEPS
+        )
+
+    found = jax.jit(jax.vmap(contribution))(_search_rows(this, 400))
+    blocks = tuple(
+        Block(
+            name=s.name,
+            shape=s.block_shape,
+            symmetric=s.matrix is not None,
+            scale=scales[s.name],
+            geometry=s.geometry,
+        )
+        for s in this.program.structure.statistics
+        if s.name in scales
+    )
+    pieces = [isometric_coordinates(b, np.asarray(found[b.name])) for b in blocks]
+    joint = np.concatenate([piece.reshape(400, -1) for piece in pieces], axis=1)
+    changes = np.linalg.norm(joint[:, None] - joint[None], axis=-1)
+    stated = GaussianMechanism(
+        blocks=blocks,
+        clipping_norm=norm,
+        noise_multiplier=1.0,
+        relation="replace_one",
+    ).sensitivity()
+    assert stated == pytest.approx(factor * norm)
+    assert np.max(changes) <= stated * (1 + 1e-4)
+    assert np.max(changes) >= 0.95 * stated
 
 
 def _damaged(this: Setup) -> list[tuple[str, dict[str, np.ndarray]]]:

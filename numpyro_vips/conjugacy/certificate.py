@@ -6,7 +6,7 @@ rule of the algebra that lies is caught here, in double precision, before any bu
 is spent. The check that rows do not act on each other serves both engines.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,8 +23,11 @@ from numpyro_vips.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.prior_centre import at_initial_params
 
 NUM_ROWS = 3
+NUM_UNUSUAL_ROWS = 12
+_MOST_INDICES = 2**15
 TOLERANCE = 1e-7
 
 
@@ -57,8 +60,8 @@ def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, np.nd
             continue
         shape = [count if i == site.row_axis else n for i, n in enumerate(site.shape)]
         if site.is_discrete:
-            # 0 and 1 lie in the support of every discrete distribution with states.
-            value = rng.integers(0, 2, shape).astype(site.dtype)
+            # Without known states it is refused; 0 and 1 are then as good as any.
+            value = rng.integers(0, site.num_states or 2, shape).astype(site.dtype)
         else:
             transform = biject_to(site.support)
             free = transform.inverse_shape(tuple(shape))
@@ -89,6 +92,7 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
         then act on the contributions of others.
     """
 
+    graph = at_initial_params(graph)
     with jax.enable_x64(True):
         rows = with_made_up_rows(graph.arguments, NUM_ROWS, seed).private
         latents = made_up_latents(graph, NUM_ROWS, seed)
@@ -139,15 +143,15 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
         return log_joint(graph, rows, latents)
 
-    def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
-        return _row_at_point(program, row, latents)
+    def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        return _row_and_validity(program, row, latents)
 
     def of_prior(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
         return _prior_at_point(program, row, latents)
 
     of_rows, of_globals = evaluate_in_double(numpyros, rows, latents)
     of_one = trace_in_double(of_row, *singles[0])
-    compiled = sum(of_one(*single) for single in singles)
+    compiled = sum(of_one(*single)[0] for single in singles)
     prior = evaluate_in_double(of_prior, singles[0][0], latents)
     for what, expected, found in (
         ("rows", of_rows, compiled),
@@ -158,9 +162,68 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
                 f"the compiled log density of the {what} is {found:.6g} at made-up "
                 f"values, and NumPyro's is {expected:.6g}"
             )
+    _certify_unusual_rows(program, of_one, singles[0][1], seed)
 
 
-def _point_moments(
+def _certify_unusual_rows(
+    program: ConjugateProgram,
+    of_one: Callable[..., Any],
+    latents: Mapping[str, Any],
+    seed: int,
+) -> None:
+    """Compares on rows with negative numbers and with every index.
+
+    What a row may choose by its numbers, as `jnp.where(x < 0, ...)` and `a[group]` do,
+    is thereby tried out. Rows that NumPyro or the program counts as invalid are left
+    out: many of these are, such as counts below zero.
+    """
+    graph = program.graph
+
+    def numpyros(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        return log_joint(graph, {k: v[None] for k, v in row.items()}, latents)[0]
+
+    rng = np.random.default_rng(seed)
+    most = _most_alternatives(program)
+    of_numpyro = None
+    for _ in range(NUM_UNUSUAL_ROWS):
+        row = {}
+        for name, like in graph.arguments.row_shapes().items():
+            drawn = rng.normal(0.0, 2.0, like.shape)
+            if not np.issubdtype(like.dtype, np.floating):
+                drawn = rng.integers(0, most, like.shape)
+            row[name] = np.asarray(drawn).astype(like.dtype)
+        found, valid = of_one(row, latents)
+        if not valid:
+            continue
+        if of_numpyro is None:
+            of_numpyro = trace_in_double(numpyros, row, latents)
+        expected = of_numpyro(row, latents)
+        if np.isfinite(expected) and not _close(expected, found):
+            raise CertificateError(
+                f"the compiled log density of a made-up row is {found:.6g}, and "
+                f"NumPyro's is {expected:.6g}"
+            )
+
+
+def _most_alternatives(program: ConjugateProgram) -> int:
+    """The length of the longest axis that something is picked from."""
+    sizes = [2, *_gathered_sizes(program.graph.program.jaxpr)]
+    shapes = {
+        name: jax.ShapeDtypeStruct(like.shape, like.dtype)
+        for name, like in program.graph.arguments.row_shapes().items()
+    }
+
+    def collect(row: Mapping[str, Any]) -> None:
+        for term in program.row_terms(row, clear=False)[1]:
+            for factor in term.factors:
+                if isinstance(factor, forms.OneHot) and factor.row:
+                    sizes.append(factor.target.size)
+
+    jax.eval_shape(collect, shapes)
+    return min(max(sizes), _MOST_INDICES)
+
+
+def point_moments(
     program: ConjugateProgram, group: Group, values: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """The moments of a group whose posterior is a point."""
@@ -217,19 +280,40 @@ _POINT_STATISTICS = {
 }
 
 
+def _gathered_sizes(jaxpr: Any) -> Iterator[int]:
+    """Lengths of the axes that a program gathers from."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "gather":
+            numbers = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            yield from (shape[axis] for axis in numbers.start_index_map)
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _gathered_sizes(inner)
+
+
 def _row_at_point(
     program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> jax.Array:
     """The compiled log density of a row, at given values of all model latents."""
+    return _row_and_validity(program, row, latents)[0]
+
+
+def _row_and_validity(
+    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """The same, and whether the row may count."""
     # Made-up observations need not lie in the support; the densities agree anyway.
     found, terms, _ = program.row_terms(row, clear=False)
     structure = program.structure
     moments = {
-        group.name: _point_moments(program, group, latents)
+        group.name: point_moments(program, group, latents)
         for group in structure.groups.values()
         if group.name not in found.latents or not found.latents[group.name].family
     }
-    return _with_auxiliaries(program, found.latents, terms, moments)
+    total = _with_auxiliaries(program, found.latents, terms, moments)
+    return total, jnp.asarray(found.valid)
 
 
 def _prior_at_point(
@@ -237,7 +321,7 @@ def _prior_at_point(
 ) -> jax.Array:
     structure = program.structure
     moments = {
-        group.name: _point_moments(program, group, latents)
+        group.name: point_moments(program, group, latents)
         for group in structure.groups_of("global")
         if not structure.latents[group.latents[0]].family
     }
@@ -256,7 +340,7 @@ def _with_auxiliaries(
     for group in program.structure.groups.values():
         latent = latents[group.latents[0]]
         mine = [t for t in terms if any(a.latent == group.name for a in t.atoms)]
-        if latent.weight is None or not mine:
+        if latent.family is None or not mine:
             continue
         weight = jnp.asarray(forms.constant_array(latent.weight))
 

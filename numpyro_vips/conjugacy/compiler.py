@@ -11,6 +11,7 @@ from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
 from numpyro_vips.conjugacy.energy import energy
+from numpyro_vips.conjugacy.potentials import illegal_factors
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
 from numpyro_vips.handlers import private
@@ -39,6 +40,9 @@ def compile_model(
         certified = ConjugateProgram(
             graph=double, structure=_analyse(double, overrides)
         )
+        reasons = illegal_factors(certified)
+        if reasons:
+            raise NotConjugate(reasons)
         try:
             certify(certified)
         except CertificateError as error:

@@ -24,6 +24,7 @@ from numpyro_vips.conjugacy.interpreter import (
     interpret,
     latents_of,
 )
+from numpyro_vips.conjugacy.simplices import adds_up_to_one
 from numpyro_vips.model_graph import Distributed, ModelGraph, Site
 
 
@@ -31,9 +32,10 @@ from numpyro_vips.model_graph import Distributed, ModelGraph, Site
 class Latent:
     """A latent variable of the model, or an auxiliary one of an augmentation.
 
-    `states` are the values of a discrete latent. `weight`, of an auxiliary variable,
-    is how many independent copies each element stands for (the trials of a binomial
-    observation), as a form with the latent's axes.
+    `states` are the values of a discrete latent. `weight` is how many independent
+    copies each element stands for, as a form with the latent's axes: of an auxiliary
+    variable, the trials of a binomial observation; of a discrete latent of the model,
+    the scale that it shares with all that depends on it, such as the count of a word.
     """
 
     name: str
@@ -47,11 +49,16 @@ class Latent:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Piece:
-    """The expected log density of one site, summed over its elements."""
+    """The expected log density of one site, summed over its elements.
+
+    `mask` and `scale` are what it has been multiplied by already.
+    """
 
     site: str
     is_row: bool
     form: Form
+    mask: Form | None = None
+    scale: Form | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,9 +75,12 @@ class Energy:
 class _Augmentation:
     """Collects the auxiliary variables that a site's log density asks for."""
 
-    def __init__(self, site: str, role: str):
+    def __init__(
+        self, site: str, role: str, model_latents: Mapping[str, Latent]
+    ) -> None:
         self.site = site
         self.role = role
+        self.model_latents = model_latents
         self.latents: list[Latent] = []
 
     def auxiliary(
@@ -109,6 +119,10 @@ class _Augmentation:
         all_axes = (*axes, forms.Label(num_states))
         atom = forms.Atom(name, "is", all_axes)
         return Form(all_axes, (forms.Term(1.0, (atom,)),))
+
+    def adds_up_to_one(self, form: Form, *, logarithms: bool = False) -> bool | None:
+        """Whether the last axis of a form holds probabilities; None: rows decide."""
+        return adds_up_to_one(form, self.model_latents, logarithms=logarithms)
 
     def polya_gamma(self, logits: Form, trials: Form) -> Form:
         """-trials · log(2 cosh(logits / 2)), as its tight quadratic lower bound.
@@ -173,12 +187,15 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
     return latents
 
 
-def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
+def energy(
+    graph: ModelGraph, rows: Mapping[str, Any], *, weighted: bool = True
+) -> Energy:
     """Writes the log joint density of one row and of the globals.
 
     Args:
       graph: The model.
       rows: Its private arguments, with a leading axis of length 1; traced.
+      weighted: Whether masks and scales are applied.
     """
     latents = model_latents(graph)
     inputs: list[Value] = []
@@ -208,25 +225,39 @@ def energy(graph: ModelGraph, rows: Mapping[str, Any]) -> Energy:
         output = outputs[site.name]
         value = output.get("value", latent_values.get(site.name))
         role = "global" if site.row_axis is None else "local"
-        augmentation = _Augmentation(site.name, role)
+        augmentation = _Augmentation(site.name, role, latents)
         try:
-            form = _site_energy(site, value, output, augmentation)
+            piece = _site_energy(
+                site, value, output, augmentation, weighted=weighted, checks=checks
+            )
         except NotInAlgebra as error:
             failures[site.name] = str(error)
             continue
+        pieces.append(piece)
         for latent in augmentation.latents:
             latents[latent.name] = latent
-        pieces.append(
-            Piece(site=site.name, is_row=site.row_axis is not None, form=form)
-        )
-        if "in_support" in output and isinstance(output["in_support"], Constant):
+        if _checked(output):
             checks.append(_observed_part(site, output))
+    for name, latent in latents.items():
+        if latent.states is None or latent.role != "local" or latent.family is not None:
+            continue
+        try:
+            weight = _copies(graph.sites[name], pieces)
+        except NotInAlgebra as error:
+            failures[name] = str(error)
+            continue
+        latents[name] = dataclasses.replace(latent, weight=weight)
     return Energy(
         pieces=pieces,
         latents=latents,
         valid=_all_valid(pieces, checks),
         failures=failures,
     )
+
+
+def _checked(output: Mapping[str, Any]) -> bool:
+    """Whether it is checked that what a site observes lies in its support."""
+    return isinstance(output.get("in_support"), Constant)
 
 
 def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
@@ -238,37 +269,140 @@ def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
     return inside
 
 
+def _unmasked(output: Mapping[str, Any], legal: Any) -> Any:
+    """What has to hold of a site's parameters, where they are not masked out."""
+    mask = output.get("mask")
+    if not isinstance(mask, Constant):
+        return legal
+    try:
+        return jnp.logical_or(legal, jnp.logical_not(mask.array))
+    except TypeError:  # Shapes that do not match; then every entry has to be legal.
+        return legal
+
+
+def _legal_parameters(
+    distributed: Distributed, parameters: Mapping[str, Any]
+) -> list[Any]:
+    """Whether the parameters that rows bring lie where NumPyro wants them."""
+    checks = []
+    for name in distributed.parameters:
+        value = parameters[name]
+        constraint = distributed.kind.arg_constraints.get(name)
+        if not isinstance(value, Constant) or not value.row or constraint is None:
+            continue
+        try:
+            legal = constraint(value.array)
+        except NotImplementedError:  # It depends on the other parameters.
+            continue
+        checks.append(_unmasked(parameters, legal))
+    for name, component in distributed.components.items():
+        checks += _legal_parameters(component, parameters[name])
+    return checks
+
+
 def _site_energy(
-    site: Site, value: Value, output: Mapping[str, Any], augmentation: _Augmentation
-) -> Form:
-    """The log density of one site, masked and scaled, summed over its elements."""
-    form = _density(
-        site.distributed, output["parameters"], as_form(value), augmentation
-    )
-    factors = []
+    site: Site,
+    value: Value,
+    output: Mapping[str, Any],
+    augmentation: _Augmentation,
+    *,
+    weighted: bool,
+    checks: list[Any],
+) -> Piece:
+    """The log density of one site, masked and scaled, summed over its elements.
+
+    `checks` gets what must hold of the row's numbers.
+    """
+    checks += _legal_parameters(site.distributed, output["parameters"])
+    x = as_form(value)
+    if _checked(output) and families.is_nonnegative(site.support):
+        x = forms.nonnegative(x)
+    form = _density(site.distributed, output["parameters"], x, augmentation)
+    mask = scale = None
     if site.distributed.masked:
         mask = as_form(output["parameters"]["mask"])
         if not mask.is_constant:
             raise NotInAlgebra("a mask that depends on a latent")
-        factors.append(mask)
+        mask = forms.nonnegative(mask)
     if "scale" in output:
         scale = as_form(output["scale"])
         if not scale.is_constant:
             raise NotInAlgebra("a scale that depends on a latent")
+        array = forms.constant_array(scale)
+        if not forms.is_known(array):
+            checks.append(jnp.asarray(array) >= 0)
+        elif np.any(np.asarray(array) < 0):
+            raise NotInAlgebra("a negative scale")
         # A scale has the batch axes of the site, event axes excluded.
         ones = (forms.Label(1) for _ in range(site.distributed.reinterpreted))
         axes = (*scale.axes, *ones)
-        factors.append(forms.place(scale, axes, range(len(scale.axes))))
+        scale = forms.nonnegative(forms.place(scale, axes, range(len(scale.axes))))
+    factors = [factor for factor in (mask, scale) if factor is not None]
+    form = forms.expanded(form)
     rank = len(site.shape) - site.distributed.event_dim
     batch = tuple(forms.Label(size) for size in site.shape[:rank])
     form = forms.broadcast(form, batch)
-    for factor in factors:
+    for factor in factors if weighted else ():
         form = form * forms.broadcast(factor, batch)
     augmentation.latents = [
         dataclasses.replace(latent, weight=_weighted(latent, factors, rank))
         for latent in augmentation.latents
     ]
-    return forms.sum_over(form, range(rank))
+    return Piece(
+        site=site.name,
+        is_row=site.row_axis is not None,
+        form=forms.sum_over(form, range(rank)),
+        mask=mask,
+        scale=scale,
+    )
+
+
+def _copies(site: Site, pieces: list[Piece]) -> Form | None:
+    """How many copies a discrete latent of a row stands for, if masks or scales say.
+
+    NumPyro sums a discrete latent out before it scales, and asks that all it has to do
+    with share the scale: c · log Σ_z p(z, x). So a scaled latent is c copies, each with
+    an observation of its own, and not one with a sharper posterior.
+
+    Raises:
+      NotInAlgebra: The latent and what depends on it are scaled differently.
+    """
+    mine = [piece for piece in pieces if site.name in piece.form.latents]
+    own = [piece for piece in mine if piece.site == site.name]
+    if not own or all(p.mask is None and p.scale is None for p in mine):
+        return None
+    if len({(_identity(p.mask), _identity(p.scale)) for p in mine}) > 1:
+        if any(piece.scale is not None for piece in mine):
+            others = ", ".join(sorted({repr(p.site) for p in mine} - {repr(site.name)}))
+            raise NotInAlgebra(
+                f"a scale that {site.name!r} and {others} do not share; put them under "
+                "the same scale and mask"
+            )
+        return None
+    rank = len(site.shape)
+    axes = tuple(map(forms.Label, site.shape))
+    one = Latent(
+        name=site.name,
+        role="local",
+        shape=site.shape,
+        support=site.support,
+        weight=forms.broadcast(forms.as_form(1.0), axes),
+    )
+    factors = [f for f in (own[0].mask, own[0].scale) if f is not None]
+    return _weighted(one, factors, rank)
+
+
+def _identity(form: Form | None) -> Any:
+    """Equal for masks or scales that are the same array in the traced program."""
+    if form is None:
+        return None
+
+    def of(factor: forms.Factor) -> Any:
+        assert not isinstance(factor, forms.Atom)
+        array = factor.array if isinstance(factor, forms.Dense) else factor.indices
+        return array.tobytes() if forms.is_known(array) else id(array)
+
+    return tuple((term.scale, *map(of, term.factors)) for term in form.terms)
 
 
 def _density(
@@ -284,6 +418,8 @@ def _density(
         *(latents_of(parameters[name]) for name in distributed.parameters), x.latents
     )
     about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
+    if distributed.kind in log_densities.WITHOUT_UPDATE:
+        raise NotInAlgebra(f"{log_densities.WITHOUT_UPDATE[distributed.kind]}{about}")
     if function is None:
         raise NotInAlgebra(f"no log density is registered for {kind}{about}")
     values: dict[str, Any] = {}
@@ -294,7 +430,9 @@ def _density(
             value = dataclasses.replace(value, reason=where)
         values[name] = value
     for name, component in distributed.components.items():
-        values[name] = _Component(component, parameters[name])
+        values[name] = _Component(
+            component, parameters[name], augmentation.model_latents
+        )
     try:
         return function(x, augment=augmentation, **values)
     except NotInAlgebra as error:
@@ -305,13 +443,19 @@ def _density(
 class _Component:
     """A distribution inside another one."""
 
-    def __init__(self, distributed: Distributed, parameters: Mapping[str, Any]):
+    def __init__(
+        self,
+        distributed: Distributed,
+        parameters: Mapping[str, Any],
+        latents: Mapping[str, Latent],
+    ) -> None:
+        self._latents = latents
         self._distributed = distributed
         self.parameters = parameters
         self.event_dim = distributed.event_dim + distributed.reinterpreted
 
     def log_density(self, x: Form) -> Form:
-        inner = _Augmentation("", "")
+        inner = _Augmentation("", "", self._latents)
         form = _density(self._distributed, self.parameters, x, inner)
         if inner.latents:
             raise NotInAlgebra("an augmented density inside another")

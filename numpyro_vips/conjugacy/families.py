@@ -18,6 +18,8 @@ import numpyro.distributions as dist
 from jax.scipy.special import digamma, gammaln, multigammaln
 from numpyro.distributions import constraints
 
+from numpyro_vips import polya_gamma
+
 Moments = Mapping[str, jax.Array]
 
 
@@ -67,6 +69,16 @@ class Family(abc.ABC):
 
     @staticmethod
     @abc.abstractmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Natural parameters, the inverse of `parameters`."""
+
+    @classmethod
+    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        """Expectations of the statistics, from standard parameters."""
+        return cls.moments(cls.from_parameters(parameters))
+
+    @staticmethod
+    @abc.abstractmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         """The NumPyro distribution with these standard parameters."""
 
@@ -104,6 +116,10 @@ class Gamma(Family):
     @staticmethod
     def parameters(natural: Moments) -> dict[str, jax.Array]:
         return {"concentration": natural["log"] + 1.0, "rate": -natural["x"]}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"x": -parameters["rate"], "log": parameters["concentration"] - 1.0}
 
     @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
@@ -146,6 +162,11 @@ class InverseGamma(Family):
         return Gamma.parameters(InverseGamma._of_inverse(natural))
 
     @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        concentration, rate = parameters["concentration"], parameters["rate"]
+        return {"1/x": -rate, "log": -concentration - 1.0}
+
+    @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         return dist.InverseGamma(parameters["concentration"], parameters["rate"])
 
@@ -181,6 +202,13 @@ class Beta(Family):
         return {
             "concentration1": natural["log"] + 1.0,
             "concentration0": natural["log1m"] + 1.0,
+        }
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            "log": parameters["concentration1"] - 1.0,
+            "log1m": parameters["concentration0"] - 1.0,
         }
 
     @staticmethod
@@ -221,6 +249,10 @@ class Dirichlet(Family):
         return {"concentration": natural["log"] + 1.0}
 
     @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"log": parameters["concentration"] - 1.0}
+
+    @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         return dist.Dirichlet(parameters["concentration"])
 
@@ -252,6 +284,10 @@ class Categorical(Family):
     @staticmethod
     def parameters(natural: Moments) -> dict[str, jax.Array]:
         return {"logits": natural["is"]}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"is": parameters["logits"]}
 
     @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
@@ -320,6 +356,22 @@ class Normal(Family):
         return {"loc": mean, "covariance_matrix": covariance}
 
     @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        covariance = _symmetric(parameters["covariance_matrix"])
+        identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
+        precision = jnp.linalg.solve(covariance, identity)
+        mean = parameters["loc"]
+        return {
+            "x": jnp.einsum("...ij,...j->...i", precision, mean),
+            "xx": -0.5 * _symmetric(precision),
+        }
+
+    @classmethod
+    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        mean, covariance = parameters["loc"], parameters["covariance_matrix"]
+        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+
+    @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         # Not validated: it is symmetric and positive by construction, up to rounding.
         return dist.MultivariateNormal(
@@ -373,6 +425,17 @@ class FactorizedNormal(Normal):
     def parameters(natural: Moments) -> dict[str, jax.Array]:
         mean, variance = FactorizedNormal._mean_and_variance(natural)
         return {"loc": mean, "scale": jnp.sqrt(variance)}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        mean, scale = parameters["loc"], parameters["scale"]
+        precision = scale**-2
+        identity = jnp.eye(precision.shape[-1])
+        return {"x": precision * mean, "xx": -0.5 * precision[..., None] * identity}
+
+    @classmethod
+    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return cls.moments(cls.from_parameters(parameters))
 
     @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
@@ -451,6 +514,14 @@ class Wishart(Family):
         return {"concentration": concentration, "rate_matrix": rate}
 
     @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        concentration, rate = parameters["concentration"], parameters["rate_matrix"]
+        return {
+            "x": -0.5 * rate,
+            "logdet": 0.5 * (concentration - rate.shape[-1] - 1.0),
+        }
+
+    @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         return dist.Wishart(
             parameters["concentration"],
@@ -467,8 +538,8 @@ class Wishart(Family):
 class PolyaGamma(Family):
     """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
 
-    Polson, Scott and Windle (2013). It never needs a distribution object here: as a
-    row's auxiliary variable it is not released.
+    Polson, Scott and Windle (2013). As a row's auxiliary variable it is not released;
+    its parameters are those of one trial, b = 1.
     """
 
     name = "PolyaGamma"
@@ -487,6 +558,19 @@ class PolyaGamma(Family):
     def log_normalizer(natural: Moments) -> jax.Array:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
         return math.log(2.0) - jnp.logaddexp(half, -half)
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        tilt = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0))
+        return {"b": jnp.ones_like(tilt), "c": tilt}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"x": -0.5 * parameters["c"] ** 2}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return polya_gamma.PolyaGamma(parameters["b"], parameters["c"])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -538,6 +622,22 @@ def is_positive(support: Any) -> bool:
     support = _elementwise(support)
     known = (*POSITIVE, constraints.unit_interval, constraints.simplex)
     return any(_same_support(support, other) for other in known)
+
+
+def is_nonnegative(support: Any) -> bool:
+    """Whether no value with this support, discrete ones included, is negative."""
+    support = _elementwise(support)
+    if is_positive(support):
+        return True
+    if isinstance(support, type(constraints.integer_interval(0, 1))):
+        lower = support.lower_bound
+        return isinstance(lower, int) and lower >= 0
+    counts = (
+        type(constraints.boolean),
+        type(constraints.nonnegative_integer),
+        type(constraints.multinomial(1)),
+    )
+    return isinstance(support, counts)
 
 
 def _elementwise(support: Any) -> Any:

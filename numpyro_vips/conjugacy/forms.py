@@ -50,13 +50,15 @@ class Dense:
     """A constant array with one label per axis.
 
     `row` says whether it depends on private rows; `branch` is set where the array
-    holds zeros and ones that select.
+    holds zeros and ones that select; `nonnegative` says that no row that counts has a
+    negative entry, because that is checked.
     """
 
     array: ArrayLike
     labels: Labels
     row: bool = False
     branch: Branch | None = None
+    nonnegative: bool = False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -245,6 +247,19 @@ def latent(
     state = Label(len(states))
     factors = (Dense(np.asarray(states), (state,)), Atom(name, "is", (*axes, state)))
     return Form(axes, (Term(1.0, factors, frozenset([state])),))
+
+
+def nonnegative(form: Form) -> Form:
+    """The same form, where its one array has been checked to have no negative entry."""
+    dense = [f for term in form.terms for f in term.factors if isinstance(f, Dense)]
+    if len(form.terms) != 1 or len(dense) != 1 or form.terms[0].scale < 0:
+        return form
+    (term,) = form.terms
+    factors = tuple(
+        dataclasses.replace(f, nonnegative=True) if f is dense[0] else f
+        for f in term.factors
+    )
+    return Form(form.axes, (Term(term.scale, factors, term.bound),), form.exclusive)
 
 
 # --- axes -------------------------------------------------------------------------
@@ -470,7 +485,7 @@ def _merge_branches(term: Term) -> Term | None:
     """Different branches of one `where` exclude each other."""
     selectors = [f for f in term.factors if not isinstance(f, Atom) and f.branch]
     for a, b in itertools.combinations(selectors, 2):
-        if a.branch is None or b.branch is None or a.branch[0] is not b.branch[0]:
+        if a.branch is None or b.branch is None or a.branch[0] != b.branch[0]:
             continue
         if type(a) is not type(b) or not same_labels(a.labels, b.labels):
             continue
@@ -513,7 +528,9 @@ def _follow_one_hot(term: Term) -> Term:
         if any(isinstance(f, OneHot) and f.target is factor.target for f in users):
             continue
         kept = [f for f in rest if f not in users]
-        kept += [_follow(f, factor) for f in users if not isinstance(f, Atom)]
+        for user in users:
+            if not isinstance(user, Atom):
+                kept += _follow(user, factor)
         if is_known(factor.indices) and np.any(factor.indices < 0):
             mask = (factor.indices >= 0).astype(np.float32)
             kept.append(Dense(mask, factor.labels, factor.row, factor.branch))
@@ -523,18 +540,42 @@ def _follow_one_hot(term: Term) -> Term:
     return term
 
 
-def _follow(factor: Dense | OneHot, selection: OneHot) -> Dense | OneHot:
+class _Picked:
+    """By which indices an alternative was selected from; equal for equal indices."""
+
+    def __init__(self, indices: ArrayLike):
+        self.indices = indices
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Picked) and _same_array(self.indices, other.indices)
+
+    def __hash__(self) -> int:
+        return hash(np.shape(self.indices))
+
+
+def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
+    if factor.branch is not None and not isinstance(factor.branch[0], _Operand):
+        # Entry i may come from another alternative than entry j.
+        group = (factor.branch[0], _Picked(selection.indices))
+        factor = dataclasses.replace(factor, branch=(group, factor.branch[1]))
     array = factor.array if isinstance(factor, Dense) else factor.indices
     array, labels = gather(
         array, factor.labels, selection.indices, selection.labels, selection.target
     )
     row = factor.row or selection.row
     if isinstance(factor, Dense):
-        return dataclasses.replace(factor, array=array, labels=labels, row=row)
+        return [dataclasses.replace(factor, array=array, labels=labels, row=row)]
     if is_known(array) and is_known(selection.indices):
         missing = _expand_to(selection.indices < 0, selection.labels, labels)
         array = np.where(missing, -1, array)
-    return dataclasses.replace(factor, indices=array, labels=labels, row=row)
+    elif is_known(factor.indices) and np.any(factor.indices < 0):
+        # Whether an index that a row brings picks an entry or none has to be said in
+        # a factor of its own: -1 stands for none among public indices only.
+        present = dataclasses.replace(factor, indices=jnp.maximum(array, 0))
+        present = dataclasses.replace(present, labels=labels, row=row)
+        mask = (array >= 0).astype(np.float32)
+        return [present, Dense(mask, labels, row, factor.branch)]
+    return [dataclasses.replace(factor, indices=array, labels=labels, row=row)]
 
 
 def _drop_uniform(term: Term) -> Term | None:
@@ -613,7 +654,9 @@ def _map_dense(
             xp = np if is_known(array) and is_known(chosen) else jnp
             array, labels = xp.where(chosen != 0, array, 1.0), union
     with np.errstate(all="ignore"):
-        return dataclasses.replace(dense, array=function(array), labels=labels)
+        return dataclasses.replace(
+            dense, array=function(array), labels=labels, nonnegative=False
+        )
 
 
 def power(form: Form, exponent: float) -> Form:
@@ -658,6 +701,57 @@ def _power_of_atom(atom: Atom, exponent: float) -> Atom:
 LOG_OF_ZERO = -1e20
 
 
+_LOGARITHMS = {"x": "log", "1m": "log1m"}
+
+
+def complement(form: Form) -> Form | None:
+    """1 - p as one product, if p is a latent with a single sign (or such a 1 - p).
+
+    Only as one product can it be multiplied and still have a logarithm, as in the
+    sticks that are broken off one after the other. See `expanded` for the way back.
+    """
+    if not form.exclusive or not form.terms:
+        return None
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        value = values[0] if len(values) == 1 and term.scale == 1.0 else None
+        if not isinstance(value, Atom) or value.power != 1.0 or value.signed:
+            return None
+        if value.function not in _LOGARITHMS:
+            return None
+        other = "1m" if value.function == "x" else "x"
+        factors = (*selectors, dataclasses.replace(value, function=other))
+        terms.append(Term(1.0, factors, term.bound))
+    return Form(form.axes, tuple(terms), True)
+
+
+def expanded(form: Form) -> Form:
+    """Writes what `complement` made as one minus a latent again."""
+    terms, queue = [], list(form.terms)
+    while queue:
+        term = queue.pop(0)
+        for factor in term.factors:
+            if isinstance(factor, Atom) and (factor.function, factor.power) in (
+                ("1m", 1.0),
+                ("1m", 2.0),
+            ):
+                break
+        else:
+            terms.append(term)
+            continue
+        rest = [f for f in term.factors if f is not factor]
+        if factor.power == 2.0:
+            rest.append(dataclasses.replace(factor, power=1.0))
+        latent = dataclasses.replace(factor, function="x", power=1.0)
+        queue.append(dataclasses.replace(term, factors=tuple(rest)).refreshed())
+        negative = Term(-term.scale, (*rest, latent), term.bound)
+        queue.append(negative.refreshed())
+    if len(terms) == len(form.terms):
+        return form
+    return simplified(form.axes, terms, False)
+
+
 def log(form: Form, *, finite: bool = False) -> Form:
     """The logarithm of a form, elementwise.
 
@@ -681,10 +775,11 @@ def log(form: Form, *, finite: bool = False) -> Form:
         for value in values:
             scale = 1.0
             if isinstance(value, Atom):
-                if value.function != "x":
+                if value.function not in _LOGARITHMS:
                     raise NotInAlgebra(f"the logarithm of {value.function}")
                 scale = value.power
-                value = dataclasses.replace(value, function="log", power=1.0)
+                function = _LOGARITHMS[value.function]
+                value = dataclasses.replace(value, function=function, power=1.0)
             elif isinstance(value, Dense):
                 function = _log_or_finite if finite else _log_array
                 value = _map_dense(function, value, selectors)
@@ -695,6 +790,10 @@ def log(form: Form, *, finite: bool = False) -> Form:
 
 def _log_array(array: ArrayLike) -> ArrayLike:
     return (np if is_known(array) else jnp).log(array)
+
+
+def _log1m_array(array: ArrayLike) -> ArrayLike:
+    return (np if is_known(array) else jnp).log1p(-array)
 
 
 def _log_or_finite(array: ArrayLike) -> ArrayLike:
@@ -767,6 +866,8 @@ def log1m(form: Form) -> Form:
         return log(complement)
     if form.is_constant:
         return map_constant(lambda p: np.log1p(-p), lambda p: jnp.log1p(-p), form)
+    if form.is_discrete and form.terms:
+        return map_discrete(_log1m_array, form)
     if not form.exclusive:
         raise NotInAlgebra("log(1 - p) of a sum")
     terms = []
@@ -774,9 +875,14 @@ def log1m(form: Form) -> Form:
         selectors, values = _split_selectors(term)
         plain = len(values) == 1 and term.scale == 1.0
         value = values[0] if plain else None
-        if not isinstance(value, Atom) or (value.function, value.power) != ("x", 1.0):
+        if (
+            not isinstance(value, Atom)
+            or value.power != 1.0
+            or value.function not in _LOGARITHMS
+        ):
             raise NotInAlgebra("log(1 - p) of a product")
-        value = dataclasses.replace(value, function="log1m")
+        function = "log1m" if value.function == "x" else "log"
+        value = dataclasses.replace(value, function=function)
         terms.append(Term(1.0, (*selectors, value), term.bound))
     return simplified(form.axes, terms, True)
 
@@ -897,7 +1003,8 @@ def gather(
     target: Label,
 ) -> tuple[ArrayLike, Labels]:
     """Replaces the axis `target` of an array by what `indices` picks along it."""
-    kept = tuple(label for label in labels if label is not target)
+    # A label that occurs twice stands for a diagonal.
+    kept = tuple(dict.fromkeys(label for label in labels if label is not target))
     union = (*index_labels, *(label for label in kept if label not in index_labels))
     xp = np if is_known(array) and is_known(indices) else jnp
     indices = xp.maximum(indices, 0)
@@ -958,6 +1065,7 @@ def contract(
         if is_known(one_hot.indices) and np.any(one_hot.indices < 0):
             present = (one_hot.indices >= 0).astype(np.float32)
             arrays.append((present, one_hot.labels))
+    arrays = _without_known_vectors(arrays, output)
     known = all(is_known(array) for array, _ in arrays)
     xp: Any = np if known else jnp
     if not arrays:
@@ -980,6 +1088,33 @@ def contract(
     )
     result = _expand_to(result * scale, kept, output)
     return xp.broadcast_to(result, [label.size for label in output])
+
+
+def _without_known_vectors(
+    arrays: "list[tuple[ArrayLike, Labels]]", output: Labels
+) -> "list[tuple[ArrayLike, Labels]]":
+    """Contracts known vectors, such as the values of a latent's states, at once.
+
+    The einsum's own order knows nothing of a batch of rows: it would take the states
+    along through the large contractions.
+    """
+    rest = list(arrays)
+    for vector in arrays:
+        array, labels = vector
+        if not is_known(array) or len(labels) != 1 or labels[0] in output:
+            continue
+        users = [x for x in rest if x is not vector and labels[0] in x[1]]
+        if len(users) != 1 or users[0][1].count(labels[0]) != 1:
+            continue
+        other, its_labels = users[0]
+        xp: Any = np if is_known(other) else jnp
+        precision = {} if is_known(other) else {"precision": "highest"}
+        axis = its_labels.index(labels[0])
+        product = xp.tensordot(other, array, ((axis,), (0,)), **precision)
+        kept = tuple(label for label in its_labels if label is not labels[0])
+        rest = [x for x in rest if x is not vector and x is not users[0]]
+        rest.append((product, kept))
+    return rest
 
 
 def _one_hot_array(one_hot: OneHot) -> tuple[ArrayLike, Labels]:

@@ -60,6 +60,80 @@ def _gig_moments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.stack([ratio * up, down / ratio, log_ratio + slope, normalizer])
 
 
+def _gig_draws(
+    rng: np.random.Generator, p: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """One draw each from the densities ∝ x^(p-1) exp(-omega·(x + 1/x)/2).
+
+    Devroye (2014), *Random variate generation for the generalized inverse Gaussian
+    distribution*: rejection from a density that is flat in the middle and exponential
+    on both sides of the mode of log x, with a rejection constant that is bounded
+    whatever the parameters are. All draws of one call are made together, those that
+    are rejected again until none is.
+    """
+    order = np.abs(p)
+    # √(omega² + order²) - order without cancellation.
+    alpha = omega**2 / (np.sqrt(omega**2 + order**2) + order)
+
+    def psi(x: np.ndarray, alpha: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Logarithm of the density of log x at a distance x from its mode."""
+        return -alpha * (np.cosh(x) - 1.0) - order * (np.expm1(x) - x)
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        return -alpha * np.sinh(x) - order * np.expm1(x)
+
+    with np.errstate(all="ignore"):
+        one = np.ones_like(alpha)
+        drop = -psi(one, alpha, order)
+        wide, narrow = np.log(4.0 / (alpha + 2.0 * order)), np.sqrt(2 / (alpha + order))
+        right = np.where(drop > 2.0, narrow, np.where(drop < 0.5, wide, 1.0))
+        drop = -psi(-one, alpha, order)
+        wide = np.log1p(1.0 / alpha + np.sqrt(1.0 / alpha**2 + 2.0 / alpha))
+        wide = np.minimum(1.0 / order, wide)
+        narrow = np.sqrt(4.0 / (alpha * math.cosh(1.0) + order))
+        left = np.where(drop > 2.0, narrow, np.where(drop < 0.5, wide, 1.0))
+    eta, zeta = -psi(right, alpha, order), -slope(right)
+    theta, xi = -psi(-left, alpha, order), slope(-left)
+    from_right, from_left = right - eta / zeta, left - theta / xi
+    middle = from_right + from_left
+    total = middle + 1.0 / zeta + 1.0 / xi
+
+    x = np.empty_like(alpha)
+    todo = np.arange(alpha.size)
+    while todo.size:
+        part, height, level = rng.random((3, todo.size))
+        part = part * total[todo]
+        # A uniform number in (0, 1], whose logarithm is finite.
+        tail = np.log1p(-height)
+        in_middle = part < middle[todo]
+        on_right = ~in_middle & (part < (middle + 1.0 / zeta)[todo])
+        proposed = np.where(
+            in_middle,
+            -from_left[todo] + middle[todo] * height,
+            np.where(
+                on_right,
+                from_right[todo] - tail / zeta[todo],
+                -from_left[todo] + tail / xi[todo],
+            ),
+        )
+        envelope = np.where(
+            in_middle,
+            0.0,
+            np.where(
+                on_right,
+                -eta[todo] - zeta[todo] * (proposed - right[todo]),
+                -theta[todo] + xi[todo] * (proposed + left[todo]),
+            ),
+        )
+        density = psi(proposed, alpha[todo], order[todo])
+        accepted = np.log1p(-level) + envelope <= density
+        x[todo[accepted]] = proposed[accepted]
+        todo = todo[~accepted]
+    mode = order / omega + np.sqrt(1.0 + (order / omega) ** 2)
+    drawn = mode * np.exp(x)
+    return np.where(p < 0, 1.0 / drawn, drawn)
+
+
 def _evaluate(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     p, a, b = jnp.broadcast_arrays(p, a, b)
     shape = (4, *p.shape)
@@ -122,6 +196,11 @@ class GeneralizedInverseGaussian(Family):
         return {"p": p, "a": a, "b": b}
 
     @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        p, a, b = parameters["p"], parameters["a"], parameters["b"]
+        return {"x": -0.5 * a, "1/x": -0.5 * b, "log": p - 1.0}
+
+    @staticmethod
     def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
         return _GIG(parameters["p"], parameters["a"], parameters["b"])
 
@@ -132,7 +211,7 @@ class GeneralizedInverseGaussian(Family):
 
 
 class _GIG(dist.Distribution):
-    """Draws and density of GIG(p, a, b); draws come from scipy."""
+    """Draws and density of GIG(p, a, b)."""
 
     arg_constraints: Any = {  # noqa: RUF012
         "p": constraints.real,
@@ -155,18 +234,14 @@ class _GIG(dist.Distribution):
         def draw(
             seed: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray
         ) -> np.ndarray:
-            from scipy import stats  # Slow to import, and seldom needed.
-
             rng = np.random.default_rng(seed.view(np.uint32))
-            a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
-            draws: Any = stats.geninvgauss.rvs(
-                np.broadcast_to(p, shape),
-                np.broadcast_to(np.sqrt(a * b), shape),
-                scale=np.broadcast_to(np.sqrt(b / a), shape),
-                size=shape,
-                random_state=rng,
+            a, b = (np.maximum(value, 1e-30, dtype=np.float64) for value in (a, b))
+            draws = _gig_draws(
+                rng,
+                np.broadcast_to(p, shape).ravel().astype(np.float64),
+                np.broadcast_to(np.sqrt(a * b), shape).ravel(),
             )
-            return np.asarray(draws)
+            return draws.reshape(shape) * np.sqrt(b / a)
 
         return call_on_host(
             draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"
@@ -220,6 +295,14 @@ def _root_family(
         def parameters(natural: Moments) -> dict[str, jax.Array]:
             """Those of the distribution of x²."""
             return square.parameters(of_square(natural))
+
+        @staticmethod
+        def from_parameters(
+            parameters: Mapping[str, jax.Array],
+        ) -> dict[str, jax.Array]:
+            natural = square.from_parameters(parameters)
+            found = {"log": 2.0 * natural["log"] + 1.0, "x^-2": natural["1/x"]}
+            return {**found, "x^2": natural["x"]} if "x" in natural else found
 
         @staticmethod
         def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:

@@ -9,7 +9,7 @@ know (`Transformed`), or `Opaque`, which remembers the reason.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.core
@@ -180,7 +180,8 @@ def _apply(
     name = eqn.primitive.name
     inner = _inner_program(eqn)
     if inner is not None:
-        return interpret(inner, operands, checks)
+        known = _known_function(eqn, inner, operands)
+        return interpret(inner, operands, checks) if known is None else [known]
     if all(isinstance(operand, Constant) for operand in operands):
         constants = [op for op in operands if isinstance(op, Constant)]
         checks += _index_checks(eqn, constants)
@@ -220,6 +221,54 @@ def _inner_program(eqn: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
         if isinstance(inner, jex_core.Jaxpr):
             return jex_core.ClosedJaxpr(inner, ())
     return None
+
+
+def _known_function(
+    eqn: jex_core.JaxprEqn, inner: jex_core.ClosedJaxpr, operands: Sequence[Value]
+) -> Value | None:
+    """The value of a function of JAX's that the algebra has a form for.
+
+    It is told by doing, step by step, exactly what JAX's own function does.
+    """
+    if eqn.primitive.name != "custom_jvp_call" or len(operands) != 2:
+        return None
+    if all(isinstance(x, Constant) for x in operands):
+        return None
+    written = str(inner)
+    for function, meaning in _KNOWN_FUNCTIONS.items():
+        reference = jax.make_jaxpr(function)(*inner.in_avals)
+        if any(str(_inner_program(call)) == written for call in reference.eqns):
+            shape = tuple(_aval(eqn.outvars[0]).shape)
+            try:
+                return meaning(shape, *operands)
+            except NotInAlgebra:
+                return None
+    return None
+
+
+def _xlogy(shape: tuple[int, ...], x: Value, y: Value) -> Value:
+    return as_form(x) * forms.log(as_form(y))
+
+
+def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
+    axes = tuple(map(Label, shape))
+    parts = []
+    for x in operands:
+        if isinstance(x, Transformed) and x.function == "logsumexp":
+            last = x.form.axes[-1]
+            parts.append(forms.place(x.form, (*axes, last), range(len(x.form.axes))))
+        else:
+            form = forms.broadcast(as_form(x), axes)
+            parts.append(forms.place(form, (*axes, Label(1)), range(len(axes))))
+    states = sum(part.axes[-1].size for part in parts)
+    return Transformed("logsumexp", _joined(parts, len(axes), (*shape, states)))
+
+
+# JAX writes these with guards against infinities, which no rule sees through.
+_KNOWN_FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
+    jnp.logaddexp: _logaddexp,
+    jax.scipy.special.xlogy: _xlogy,
+}
 
 
 # --- constants ----------------------------------------------------------------------
@@ -398,6 +447,11 @@ def _add(eqn: Any, x: Value, y: Value) -> Value:
 def _sub(eqn: Any, x: Value, y: Value) -> Value:
     if _is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
         return Transformed("sigmoid", -y.form)
+    if _is_uniform(x, 1.0) and isinstance(y, Form):
+        shape = tuple(map(Label, _aval(eqn.outvars[0]).shape))
+        complement = forms.complement(forms.broadcast(y, shape))
+        if complement is not None:
+            return complement
     return as_form(x) - as_form(y)
 
 
@@ -486,20 +540,45 @@ def _div(eqn: Any, x: Value, y: Value) -> Value:
     return as_form(x) * forms.power(as_form(y), -1.0)
 
 
-def _sum_of_exponents(x: Value, y: Value) -> Form | None:
-    """log(x·y) where one is exp(form) and the other is too or is constant."""
-    exponents = []
-    for value in (x, y):
-        if isinstance(value, Transformed) and value.function == "exp":
-            exponents.append(value.form)
-        elif isinstance(value, Constant):
-            log = Constant(_traced_or_known(lambda a: jnp.log(a), value), value.row)
-            exponents.append(as_form(log))
-        else:
-            return None
-    if not any(isinstance(value, Transformed) for value in (x, y)):
+def _is_exp(value: Value) -> bool:
+    return isinstance(value, Transformed) and value.function == "exp"
+
+
+def _logarithm(value: Value) -> Form | None:
+    """log(value) of exp(form), a constant, or a product that is never negative."""
+    if isinstance(value, Transformed):
+        return value.form if value.function == "exp" else None
+    if isinstance(value, Constant):
+        log = Constant(_traced_or_known(lambda a: jnp.log(a), value), value.row)
+        return as_form(log)
+    if not isinstance(value, Form) or _may_be_negative(value):
         return None
-    return exponents[0] + exponents[1]
+    try:
+        return forms.log(value)
+    except NotInAlgebra:
+        return None
+
+
+def _may_be_negative(form: Form) -> bool:
+    return any(
+        term.scale < 0 or any(atom.signed for atom in term.atoms) for term in form.terms
+    )
+
+
+def _sum_of_exponents(x: Value, y: Value) -> Form | None:
+    """log(x·y) where one is exp(form) and the other has a logarithm."""
+    if not _is_exp(x) and not _is_exp(y):
+        return None
+    first, second = _logarithm(x), _logarithm(y)
+    return None if first is None or second is None else first + second
+
+
+def _exponents(parts: Sequence[Value]) -> list[Form] | None:
+    """Logarithms of values of which one is exp(form), if all have one."""
+    if not any(map(_is_exp, parts)):
+        return None
+    logarithms = [_logarithm(part) for part in parts]
+    return None if None in logarithms else [log for log in logarithms if log]
 
 
 def _traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
@@ -634,6 +713,15 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
     return Form(axes, tuple(terms), exclusive)
 
 
+def _has_states(x: Value) -> TypeGuard["Transformed | _SumOfExp | _Shifted"]:
+    """Whether a value is a sum over the last axis of the form that it has."""
+    return (
+        isinstance(x, _SumOfExp)
+        or (isinstance(x, Transformed) and x.function == "logsumexp")
+        or (isinstance(x, _Shifted) and x.stage == "log")
+    )
+
+
 # Rules below change axes only. They work alike on a form and inside exp or sigmoid.
 
 
@@ -642,6 +730,15 @@ def _structural(*names: str) -> Callable[[Callable[..., Form]], Rule]:
         def apply(eqn: Any, x: Value, *rest: Value) -> Value:
             if isinstance(x, Transformed) and x.function != "logsumexp":
                 return Transformed(x.function, rule(eqn, x.form, *rest))
+            if _has_states(x):
+                # The states that are summed over are an axis that nothing sees.
+                form = x.form
+                states = form.axes[-1]
+                seen = rule(eqn, Form(form.axes[:-1], form.terms), *rest)
+                form = Form((*seen.axes, states), seen.terms, False)
+                if isinstance(x, Opaque):
+                    return dataclasses.replace(x, form=form, shape=seen.shape)
+                return dataclasses.replace(x, form=form)
             return rule(eqn, as_form(x), *rest)
 
         for name in names:
@@ -761,10 +858,17 @@ def _along(x: Value, axis: int, indices: np.ndarray, squeeze: bool = False) -> V
 @_rule("stack")
 def _stack(eqn: Any, *parts: Value) -> Value:
     axis = eqn.params["axis"]
-    shape = list(_aval(eqn.outvars[0]).shape)
+    whole = tuple(_aval(eqn.outvars[0]).shape)
+    shape = list(whole)
     shape[axis] = 1
-    columns = [_reshape_to(as_form(part), tuple(shape)) for part in parts]
-    return _joined(columns, axis, tuple(_aval(eqn.outvars[0]).shape))
+
+    def joined(parts: Sequence[Form]) -> Form:
+        return _joined([_reshape_to(p, tuple(shape)) for p in parts], axis, whole)
+
+    exponents = _exponents(parts)
+    if exponents is not None:
+        return Transformed("exp", joined(exponents))
+    return joined([as_form(part) for part in parts])
 
 
 def _take_known(
@@ -781,8 +885,11 @@ def _take_known(
 
 @_rule("concatenate")
 def _concatenate(eqn: Any, *parts: Value) -> Value:
-    shape = tuple(_aval(eqn.outvars[0]).shape)
-    return _joined([as_form(part) for part in parts], eqn.params["dimension"], shape)
+    shape, axis = tuple(_aval(eqn.outvars[0]).shape), eqn.params["dimension"]
+    exponents = _exponents(parts)
+    if exponents is not None:
+        return Transformed("exp", _joined(exponents, axis, shape))
+    return _joined([as_form(part) for part in parts], axis, shape)
 
 
 def _joined(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Form:
@@ -803,10 +910,31 @@ def _joined(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Form:
 
 @_rule("pad")
 def _pad(eqn: Any, x: Value, fill: Value) -> Value:
-    form = as_form(x)
-    if not _is_uniform(fill, 0.0):
-        raise NotInAlgebra("padding with a value other than zero")
-    for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
+    if not isinstance(fill, Constant) or not fill.known:
+        raise NotInAlgebra("padding with a value that is not public")
+    number = float(fill.array)
+    if isinstance(x, Transformed) and x.function == "exp" and number > 0:
+        return Transformed("exp", _padded(eqn, x.form, math.log(number)))
+    return _padded(eqn, as_form(x), number)
+
+
+def _padded(eqn: Any, form: Form, fill: float) -> Form:
+    config = eqn.params["padding_config"]
+    if fill != 0.0:
+        for axis, (low, high, interior) in enumerate(config):
+            if interior or low < 0 or high < 0:
+                raise NotInAlgebra("padding with a value other than zero")
+            shape = list(form.shape)
+            parts = [form]
+            for count, position in ((low, 0), (high, 2)):
+                if count:
+                    shape[axis] = count
+                    block = forms.constant(np.full(shape, fill))
+                    parts.insert(position, block)
+            shape[axis] = form.shape[axis] + low + high
+            form = _joined(parts, axis, tuple(shape)) if len(parts) > 1 else form
+        return form
+    for axis, (low, high, interior) in enumerate(config):
         size = form.axes[axis].size
         line = np.full(max(size + (size - 1) * interior, 0), -1)
         line[:: interior + 1] = np.arange(size)
@@ -1008,10 +1136,80 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
 
 @_rule("cumsum")
 def _cumsum(eqn: Any, x: Value) -> Value:
-    form, axis = as_form(x), eqn.params["axis"]
+    return _cumulative(eqn, as_form(x))
+
+
+@_rule("cumprod")
+def _cumprod(eqn: Any, x: Value) -> Value:
+    logarithm = _logarithm(x)
+    if logarithm is None:
+        raise NotInAlgebra(f"cumprod of {_names(latents_of(x))}")
+    return Transformed("exp", _cumulative(eqn, logarithm))
+
+
+@_rule("reduce_prod")
+def _reduce_prod(eqn: Any, x: Value) -> Value:
+    logarithm = _logarithm(x)
+    if logarithm is None:
+        raise NotInAlgebra(f"reduce_prod of {_names(latents_of(x))}")
+    return Transformed("exp", forms.sum_over(logarithm, eqn.params["axes"]))
+
+
+def _cumulative(eqn: Any, form: Form) -> Form:
+    axis = eqn.params["axis"]
     old, new = form.axes[axis], Label(form.axes[axis].size)
     lower = np.tril(np.ones((old.size, old.size)))
     array = lower.T if eqn.params["reverse"] else lower
     sums = Form((new, old), (forms.Term(1.0, (forms.Dense(array, (new, old)),)),))
     axes = (*form.axes[:axis], new, *form.axes[axis + 1 :])
     return forms.product(sums, form, axes, (old,))
+
+
+@_rule("scatter", "scatter-add", "scatter-mul")
+def _scatter(eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
+    """`x.at[i].set(y)`, `add` and `multiply`, at public positions that differ."""
+    if not isinstance(indices, Constant) or not indices.known:
+        raise NotInAlgebra("an update at an index that is not public")
+    shape = tuple(_aval(eqn.outvars[0]).shape)
+    targets, unique = _scattered(eqn, indices.array, shape)
+    if not unique:
+        raise NotInAlgebra("several updates of one entry")
+    old, new = as_form(operand), as_form(updates)
+    # Which update each entry gets; -1 where it gets none.
+    source = np.asarray(targets).reshape(-1)
+    size, group = math.prod(shape), object()
+
+    def flat(form: Form, indices: np.ndarray, number: int) -> Form:
+        form = _reshape_to(form, (math.prod(form.shape),))
+        form = _take_known(form, 0, indices, branch=(group, number))
+        form = _reshape_to(form, shape)
+        complete = form.exclusive and bool(form.terms)
+        return Form(form.axes, form.terms, complete or bool(np.all(indices >= 0)))
+
+    updated = flat(new, source, 0)
+    if eqn.primitive.name == "scatter-add":
+        return old + updated
+    if eqn.primitive.name == "scatter-mul":
+        kept = forms.constant((source < 0).astype(float).reshape(shape))
+        return old * (updated + kept)
+    kept = flat(old, np.where(source < 0, np.arange(size), -1), 1)
+    placed = forms.place(kept, updated.axes, range(len(shape)))
+    exclusive = updated.exclusive and placed.exclusive
+    return Form(updated.axes, (*updated.terms, *placed.terms), exclusive)
+
+
+def _scattered(
+    eqn: Any, indices: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, bool]:
+    """The number of the update that each entry gets, and whether none gets two."""
+    updates = tuple(_aval(eqn.invars[2]).shape)
+    numbers = np.arange(math.prod(updates), dtype=np.int32).reshape(updates)
+    options = {
+        "dimension_numbers": eqn.params["dimension_numbers"],
+        "mode": eqn.params["mode"],
+    }
+    with jax.ensure_compile_time_eval():
+        nowhere, zero = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
+        targets = jax.lax.scatter(nowhere, indices, numbers, **options)
+        count = jax.lax.scatter_add(zero, indices, np.ones_like(numbers), **options)
+    return np.asarray(targets), bool(np.all(np.asarray(count) <= 1))

@@ -8,6 +8,7 @@ reverse-mode differentiation of the forward pass is the backward pass.
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import jax
 
@@ -29,6 +30,7 @@ class JointCategorical:
 
     name = "Categorical, jointly"
     event_dim = 0
+    neutral: ClassVar[Mapping[str, float]] = {}
 
     def __init__(
         self, states: Mapping[str, int], cliques: Sequence[tuple[str, ...]]

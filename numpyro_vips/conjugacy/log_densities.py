@@ -47,6 +47,10 @@ class Augment(Protocol):
 
     def log_sum(self, form: Form, weight: Form) -> Form: ...
 
+    def adds_up_to_one(
+        self, form: Form, *, logarithms: bool = False
+    ) -> bool | None: ...
+
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form: ...
 
 
@@ -63,6 +67,13 @@ class Component(Protocol):
 
 LogDensity = Callable[..., Form]
 REGISTRY: dict[type[dist.Distribution], LogDensity] = {}
+# What is said of distributions that no registered function could be for.
+WITHOUT_UPDATE: dict[type[dist.Distribution], str] = {
+    dist.ImproperUniform: (
+        "a flat prior, which has no member of a family to start from (a proper one, "
+        "such as a wide Normal, has)"
+    ),
+}
 
 
 def log_density(*kinds: type[dist.Distribution]) -> Callable[[LogDensity], LogDensity]:
@@ -206,41 +217,41 @@ def _log_rising(r: Form, k: Form) -> Form:
 
 @log_density(dist.CategoricalProbs)
 def categorical_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
-    p = as_form(probs)
+    if isinstance(probs, Transformed) and probs.function == "exp":
+        return at_value(log_probabilities(probs.form, augment), x)
+    p = _probabilities(probs, augment)
     if p.exclusive and p.terms:
         return at_value(forms.log(p), x)
     return augment.log_sum(at_value(p, x), forms.as_form(1.0))
 
 
+def _probabilities(probs: Value, augment: Augment) -> Form:
+    """Probabilities that NumPyro takes as they are, along the last axis."""
+    p = as_form(probs)
+    if not p.is_constant and augment.adds_up_to_one(p) is False:
+        raise NotInAlgebra(f"probabilities of {_named(p)} that do not add up to one")
+    return p
+
+
+def _named(form: Form) -> str:
+    return ", ".join(repr(name) for name in sorted(form.latents))
+
+
 @log_density(dist.CategoricalLogits)
 def categorical_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
-    return at_value(log_probabilities(as_form(logits)), x)
+    return at_value(log_probabilities(as_form(logits), augment), x)
 
 
-def log_probabilities(logits: Form) -> Form:
-    """Normalised logits: constants, or the logarithm of a latent simplex."""
+def log_probabilities(logits: Form, augment: Augment) -> Form:
+    """Normalised logits: constants, or the logarithms of probabilities."""
     if logits.is_constant:
         return forms.map_constant(
             lambda a: a - np.logaddexp.reduce(a, -1, keepdims=True),
             lambda a: a - jsp.logsumexp(a, -1, keepdims=True),
             logits,
         )
-    # The logarithm of a simplex is normalised already: whole simplices may be chosen
-    # from, their entries may not be mixed. That the latent is a simplex is left to the
-    # certificate.
-    states = logits.axes[-1]
-    for term in logits.terms:
-        selectors, values = forms._split_selectors(term)
-        value = values[0] if len(values) == 1 else None
-        whole = (
-            isinstance(value, forms.Atom)
-            and (value.function, value.power, term.scale) == ("log", 1.0, 1.0)
-            and value.labels[-1] is states
-            and not any(states in forms.labels_of(selector) for selector in selectors)
-        )
-        if not (logits.exclusive and whole):
-            names = ", ".join(map(repr, sorted(logits.latents)))
-            raise NotInAlgebra(f"a softmax of {names}")
+    if not augment.adds_up_to_one(logits, logarithms=True):
+        raise NotInAlgebra(f"a softmax of {_named(logits)}")
     return logits
 
 
@@ -248,7 +259,9 @@ def log_probabilities(logits: Form) -> Form:
 def multinomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment
 ) -> Form:
-    p = as_form(probs)
+    if isinstance(probs, Transformed) and probs.function == "exp":
+        return multinomial_logits(x, probs.form, total_count, augment=augment)
+    p = _probabilities(probs, augment)
     per_state = x * forms.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
     coefficient = log_gamma(as_form(total_count) + 1.0)
     return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
@@ -258,7 +271,7 @@ def multinomial_probs(
 def multinomial_logits(
     x: Form, logits: Value, total_count: Value, *, augment: Augment
 ) -> Form:
-    per_state = x * log_probabilities(as_form(logits))
+    per_state = x * log_probabilities(as_form(logits), augment)
     coefficient = log_gamma(as_form(total_count) + 1.0)
     return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
 
@@ -377,22 +390,78 @@ def _precision(spellings: Mapping[str, Value]) -> tuple[Form, Form]:
         except NotInAlgebra as error:
             reason = str(error)
             continue
-        if name == "precision_matrix" and not matrix.is_constant:
+        if matrix.is_constant:
+            return _constant_precision(name, matrix)
+        scaled = _multiple_of_constant(matrix)
+        if scaled is not None:
+            return _scaled_precision(name, *scaled)
+        if name == "precision_matrix":
             return matrix, forms.log_det(matrix)
-        if not matrix.is_constant:
-            continue
-        array = forms.constant_array(matrix)
-        xp = np if forms.is_known(array) else jnp
-        if name == "scale_tril":
-            array = array @ xp.swapaxes(array, -1, -2)
-        if name != "precision_matrix":
-            array = xp.linalg.inv(array)
-        log_determinant = xp.linalg.slogdet(array)[1]
-        return (
-            forms.constant(xp.asarray(array), row=matrix.row),
-            forms.constant(xp.asarray(log_determinant), row=matrix.row),
-        )
     raise NotInAlgebra(reason)
+
+
+def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
+    array = forms.constant_array(matrix)
+    xp = np if forms.is_known(array) else jnp
+    if name == "scale_tril":
+        array = array @ xp.swapaxes(array, -1, -2)
+    if name != "precision_matrix":
+        array = xp.linalg.inv(array)
+    log_determinant = _log_determinant(array)
+    return (
+        forms.constant(xp.asarray(array), row=matrix.row),
+        forms.constant(log_determinant, row=matrix.row),
+    )
+
+
+def _log_determinant(array: Any) -> Any:
+    """Of a positive definite matrix; not finite where a row brings another one."""
+    if not forms.is_known(array):
+        diagonal = jnp.diagonal(jnp.linalg.cholesky(array), axis1=-2, axis2=-1)
+        return 2.0 * jnp.log(diagonal).sum(-1)
+    if np.any(np.linalg.eigvalsh(array) <= 0):
+        raise NotInAlgebra("a matrix that is not positive definite")
+    return np.asarray(np.linalg.slogdet(array)[1])
+
+
+def _multiple_of_constant(matrix: Form) -> tuple[Form, Form] | None:
+    """The number and the constant matrix of which a form is the product."""
+    rows, columns = matrix.axes[-2:]
+    if len(matrix.terms) != 1 or not matrix.exclusive:
+        return None
+    (term,) = matrix.terms
+    # What is joined to the axes of the matrix belongs to it.
+    mine: list[forms.Factor] = []
+    labels = {rows, columns}
+    rest = list(term.factors)
+    while True:
+        joined = [f for f in rest if labels & set(forms.labels_of(f))]
+        if not joined:
+            break
+        mine += joined
+        rest = [f for f in rest if f not in joined]
+        labels |= {x for f in joined for x in forms.labels_of(f) if x in term.bound}
+    if any(isinstance(factor, forms.Atom) for factor in mine):
+        return None
+    inside = frozenset(x for x in term.bound if x in labels)
+    number = forms.simplified(
+        matrix.axes[:-2],
+        [forms.Term(term.scale, tuple(rest), term.bound - inside)],
+        True,
+    )
+    constant = forms.Form(matrix.axes, (forms.Term(1.0, tuple(mine), inside),))
+    return number, constant
+
+
+def _scaled_precision(name: str, number: Form, matrix: Form) -> tuple[Form, Form]:
+    """The precision of a latent number times a constant matrix."""
+    exponent = {"precision_matrix": 1.0, "covariance_matrix": -1.0, "scale_tril": -2.0}
+    number = forms.power(number, exponent[name])
+    precision, log_determinant = _constant_precision(name, matrix)
+    axes = (*number.axes, forms.Label(1), forms.Label(1))
+    scalar = forms.place(number, axes, range(len(number.axes)))
+    size = float(matrix.axes[-1].size)
+    return scalar * precision, size * forms.log(number) + log_determinant
 
 
 @log_density(dist.Wishart)

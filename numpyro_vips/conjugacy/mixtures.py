@@ -4,13 +4,23 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import as_form
+from numpyro_vips.conjugacy.interpreter import Transformed, as_form
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     Component,
     log_density,
     log_probabilities,
 )
+
+
+def _mixing_logits(mixing: Component) -> Form:
+    """Logits of the components, which NumPyro normalises."""
+    if "logits" in mixing.parameters:
+        return as_form(mixing.parameters["logits"])
+    probs = mixing.parameters["probs"]
+    if isinstance(probs, Transformed) and probs.function == "exp":
+        return probs.form
+    return forms.log(as_form(probs))
 
 
 @log_density(dist.MixtureSameFamily)
@@ -23,10 +33,7 @@ def mixture_same_family(
     **_: object,
 ) -> Form:
     mixing, component = _mixing_distribution, _component_distribution
-    if "probs" in mixing.parameters:
-        log_weights = forms.log(as_form(mixing.parameters["probs"]))
-    else:
-        log_weights = log_probabilities(as_form(mixing.parameters["logits"]))
+    log_weights = log_probabilities(_mixing_logits(mixing), augment)
     num_event = component.event_dim
     split = len(x.axes) - num_event
     axes = (*x.axes[:split], Label(log_weights.axes[-1].size), *x.axes[split:])

@@ -6,9 +6,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
+from numpyro_vips.conjugacy.visible_rows import VisibleRows
+from numpyro_vips.handlers import private
+from numpyro_vips.map_rows import program_key
+from numpyro_vips.model_arguments import ModelArguments, bind_arguments
 from numpyro_vips.result import register_posterior
 
 KIND = "conjugate"
@@ -35,6 +42,48 @@ class ConjugatePosterior:
     ) -> "ConjugatePosterior":
         return cls(specification, params)
 
+    def local_posterior(
+        self,
+        model: private,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        compiled: dict[str, Any],
+    ) -> dict[str, dist.Distribution]:
+        """The posterior of the latents of rows that the caller may see."""
+        arguments = bind_arguments(model, args, dict(kwargs), num_rows=None)
+        rows = _visible_rows(model, arguments, settings, compiled)
+        return rows.local_posterior(arguments, self._moments())
+
+    def elbo(
+        self,
+        model: private,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        compiled: dict[str, Any],
+    ) -> np.ndarray:
+        """The bound on the log density of each row that the caller may see."""
+        arguments = bind_arguments(model, args, dict(kwargs), num_rows=None)
+        rows = _visible_rows(model, arguments, settings, compiled)
+        return rows.elbo(arguments, self._moments())
+
+    def _moments(self) -> dict[str, dict[str, jax.Array]]:
+        return {
+            block["name"]: _FAMILIES[block["family"]].moments_of(
+                self._parameters(block["name"])
+            )
+            for block in self.specification["blocks"]
+        }
+
+    def _parameters(self, block: str) -> dict[str, jax.Array]:
+        prefix = f"{block}/"
+        return {
+            name.removeprefix(prefix): value
+            for name, value in self.params.items()
+            if name.startswith(prefix)
+        }
+
     @property
     def site_dims(self) -> dict[str, tuple[str, ...]]:
         return {k: tuple(v) for k, v in self.specification["site_dims"].items()}
@@ -48,12 +97,7 @@ class ConjugatePosterior:
             jax.random.split(rng_key, len(blocks)), blocks, strict=True
         ):
             family = _FAMILIES[block["family"]]
-            prefix = f"{block['name']}/"
-            parameters = {
-                name.removeprefix(prefix): value
-                for name, value in self.params.items()
-                if name.startswith(prefix)
-            }
+            parameters = self._parameters(block["name"])
             draws_of_block = family.distribution(parameters).sample(key, sample_shape)
             draw = jnp.asarray(draws_of_block)
             if "layout" not in block:
@@ -70,6 +114,23 @@ _FAMILIES: dict[str, type[Family]] = {
         families.FactorizedNormal,
     )
 }
+
+
+def _visible_rows(
+    model: private,
+    arguments: ModelArguments,
+    settings: Mapping[str, Any],
+    compiled: dict[str, Any],
+) -> VisibleRows:
+    key = program_key(arguments)
+    if key not in compiled:
+        compiled[key] = VisibleRows(
+            model,
+            arguments,
+            structure=settings.get("structure", {}),
+            local_steps=settings.get("local_steps") or DEFAULT_LOCAL_STEPS,
+        )
+    return compiled[key]
 
 
 def _split(

@@ -20,6 +20,7 @@ from numpyro_vips.conjugacy import families, forms
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
 from numpyro_vips.conjugacy.forms import Atom, Label, Term
+from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry
 from numpyro_vips.conjugacy.joint_categorical import (
     MAX_TABLE,
     JointCategorical,
@@ -92,13 +93,15 @@ class Statistic:
         globals, else "adaptive".
       matrix: For a symmetric statistic, the numbers of its batch labels, row labels
         and column labels.
+      geometry: Where a row's contribution lies; see `conjugacy.geometry`.
     """
 
     name: str
     atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
     shape: tuple[int, ...]
     release: Release
-    matrix: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None
+    matrix: Matrix | None
+    geometry: Geometry = "signed"
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -687,8 +690,22 @@ def _statistics(
         while any(name == other.name for other in named):
             name += "′"  # The same latents, multiplied along other axes.
         release = _release(terms, latents)
-        named.append(dataclasses.replace(statistic, name=name, release=release))
+        entries = [(term, _labels_in(term, statistic, latents)) for term in terms]
+        lies = geometry(entries, statistic.matrix, latents)
+        named.append(
+            dataclasses.replace(statistic, name=name, release=release, geometry=lies)
+        )
     return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
+
+
+def _labels_in(
+    term: Term, statistic: Statistic, latents: Mapping[str, Latent]
+) -> forms.Labels:
+    """The term's own label for each label of its statistic."""
+    part = global_part(term, latents)
+    binding = specialises(part, statistic)
+    assert binding is not None
+    return tuple(part.labels[i] for i in binding)
 
 
 def _release(terms: Sequence[Term], latents: Mapping[str, Latent]) -> Release:
@@ -716,9 +733,7 @@ def _statistic(
     )
 
 
-def _symmetry(
-    part: GlobalPart, latents: Mapping[str, Latent]
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]] | None:
+def _symmetry(part: GlobalPart, latents: Mapping[str, Latent]) -> Matrix | None:
     """Which labels of a statistic can be exchanged for which others.
 
     Returns:

@@ -1,0 +1,152 @@
+"""Where a row's statistic can lie, read off its terms.
+
+Statistics of one sign have half the squared sensitivity when a row is replaced, because
+two rows' contributions then have an inner product that is not negative. That must hold
+whatever the rows are, so it is proved from structure: indicators, counts whose support
+has been checked, squares, and second moments.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy import families, forms
+from numpyro_vips.conjugacy.energy import Latent
+from numpyro_vips.conjugacy.forms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    OneHot,
+    Term,
+)
+
+Geometry = Literal["signed", "nonnegative", "psd"]
+# A term, and for each label of its statistic the term's own.
+Entry = tuple[Term, Labels]
+Matrix = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def geometry(
+    entries: Sequence[Entry], matrix: Matrix | None, latents: Mapping[str, Latent]
+) -> Geometry:
+    """The geometry of a statistic that is the sum of some terms' coefficients.
+
+    "nonnegative" and "psd" also stand for numbers and matrices that all have the
+    opposite sign.
+
+    Args:
+      entries: The terms that make the statistic.
+      matrix: For a symmetric statistic, the numbers of its batch, row and column
+        labels.
+      latents: All latents of the model.
+    """
+    if _one_sign([_sign(term.factors, term.scale, latents) for term, _ in entries]):
+        return "nonnegative"
+    if matrix is not None and _one_sign(
+        [_sign_of_matrix(entry, matrix, latents) for entry in entries]
+    ):
+        return "psd"
+    return "signed"
+
+
+def _one_sign(signs: Sequence[int]) -> bool:
+    return len(set(signs)) == 1 and signs[0] != 0
+
+
+def _sign(
+    factors: Sequence[Factor], scale: float, latents: Mapping[str, Latent]
+) -> int:
+    """1 or -1 if the product of what is not global has that sign, else 0."""
+    sign = 1 if scale > 0 else -1
+    for factor in _without_squares(factors):
+        sign *= _sign_of_factor(factor, latents)
+    return sign
+
+
+def _without_squares(factors: Sequence[Factor]) -> list[Factor]:
+    """Leaves out pairs of equal factors, whose product is a square."""
+    rest: list[Factor] = []
+    for factor in factors:
+        for other in rest:
+            if _is_image(factor, other, {}):
+                rest.remove(other)
+                break
+        else:
+            rest.append(factor)
+    return rest
+
+
+def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
+    if isinstance(factor, OneHot):
+        return 1
+    if isinstance(factor, Dense):
+        if factor.nonnegative:
+            return 1
+        if forms.is_known(factor.array):
+            array = np.asarray(factor.array)
+            return int(np.all(array >= 0)) or -int(np.all(array <= 0))
+        return 0
+    latent = latents[factor.latent]
+    if latent.role == "global" or factor.function == "is":
+        return 1
+    positive = factor.function == "x" and families.is_positive(latent.support)
+    is_matrix = latent.support is constraints.positive_definite
+    auxiliary = latent.family == "PolyaGamma"
+    return int((positive and not is_matrix) or auxiliary)
+
+
+def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent]) -> int:
+    """The sign of a term that is positive semidefinite in its row and column labels.
+
+    It is so if every factor with row labels has a mirror image with column labels, a
+    constant's own copy or the other atom of a second moment: Σ_n c_n a_n a_nᵀ with
+    c ≥ 0. Products of such matrices, entry by entry, stay positive semidefinite.
+    """
+    term, labels = entry
+    _, rows, columns = matrix
+    row_labels = tuple(labels[i] for i in rows)
+    column_labels = tuple(labels[i] for i in columns)
+    same = [r is c for r, c in zip(row_labels, column_labels, strict=True)]
+    if all(same):  # On the diagonal.
+        return _sign(term.factors, term.scale, latents)
+    if any(same):
+        return 0
+    swap = dict(zip(row_labels, column_labels, strict=True))
+    inside = [f for f in term.factors if not _is_global(f, latents)]
+    in_rows = [f for f in inside if set(forms.labels_of(f)) & set(row_labels)]
+    in_columns = [f for f in inside if set(forms.labels_of(f)) & set(column_labels)]
+    if any(factor in in_columns for factor in in_rows):
+        return 0
+    for factor in in_rows:
+        images = [other for other in in_columns if _is_image(factor, other, swap)]
+        if not images:
+            return 0
+        in_columns.remove(images[0])
+    if in_columns:
+        return 0
+    rest = [
+        f for f in inside if not set(forms.labels_of(f)) & {*row_labels, *column_labels}
+    ]
+    return _sign(rest, term.scale, latents)
+
+
+def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
+    """Whether two factors are the same function, with labels swapped."""
+    if isinstance(a, Atom) and isinstance(b, Atom):
+        same = (a.latent, a.function, a.power) == (b.latent, b.function, b.power)
+    elif isinstance(a, OneHot) and isinstance(b, OneHot):
+        same = a.indices is b.indices
+    elif isinstance(a, Dense) and isinstance(b, Dense):
+        same = a.array is b.array
+    else:
+        return False
+    labels = tuple(swap.get(label, label) for label in forms.labels_of(a))
+    return same and forms.same_labels(labels, forms.labels_of(b))
+
+
+def _is_global(factor: Factor, latents: Mapping[str, Latent]) -> bool:
+    return isinstance(factor, Atom) and latents[factor.latent].role == "global"

@@ -1,0 +1,253 @@
+"""The M-step: the posterior of the globals, from sums of the rows' statistics.
+
+Everything here is post-processing of released numbers, so it costs no privacy and runs
+to convergence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.expectations import Moments, expected, joint_moments
+from numpyro_vips.conjugacy.families import Beta, Dirichlet
+from numpyro_vips.conjugacy.forms import Term
+from numpyro_vips.conjugacy.local_variables import neutral_auxiliaries, zero_moments
+from numpyro_vips.conjugacy.row_statistics import from_block
+from numpyro_vips.conjugacy.structure import (
+    Group,
+    Statistic,
+    Structure,
+    exponential_family,
+    is_real,
+)
+
+
+def initial_moments(
+    structure: Structure, prior: Sequence[Term], key: jax.Array
+) -> dict[str, dict[str, jax.Array]]:
+    """Each global at its prior given its parents.
+
+    Where a symmetric start would stay symmetric, as with mixture components or the
+    factors of a product, it is perturbed at random.
+    """
+    groups = structure.groups_of("global")
+    perturb = _may_start_symmetric(structure)
+    close = any(g.layout for g in groups) and not _has_real_products(structure)
+    displacement = _COMPONENT_DISPLACEMENT if close else 1.0
+    moments = neutral_auxiliaries(structure, groups)
+    ordered = _parents_first(structure, groups)
+    for number, group in enumerate(ordered):
+        subkey = jax.random.fold_in(key, number)
+        if group.name in moments:
+            continue
+        known = [
+            term
+            for term in prior
+            if any(atom.latent in group.latents for atom in term.atoms)
+            and {structure.group_of[a.latent] for a in term.atoms}
+            <= {*moments, group.name}
+        ]
+
+        def value(mine: Any, group: Group = group, known: Any = known) -> jax.Array:
+            return expected(structure, known, None, {**moments, group.name: mine})
+
+        natural = jax.grad(value)(zero_moments(structure, group))
+        if perturb:
+            distant = exponential_family(group).perturb(natural, subkey)
+            size = 1.0 if group.family in (Beta, Dirichlet) else displacement
+            natural = {
+                s: value + size * (distant[s] - value) for s, value in natural.items()
+            }
+        moments[group.name] = _with_finite_inverse(group.family.moments(natural))
+    return moments
+
+
+# How far the Gaussian components of a mixture start from the prior's mean, in its
+# standard deviations; their precisions differ by as much less. Components that start
+# far apart divide the rows before they know where the rows are, and one that gets none
+# never comes back; close together they move to the rows first and part there. Of three
+# clusters all were found from 37 % of random starts at a distance of 1, 85 % at 0.3,
+# 97 % at 0.1, 77 % at 0.03 (20 full steps).
+_COMPONENT_DISPLACEMENT = 0.1
+
+
+def _has_real_products(structure: Structure) -> bool:
+    """Whether real factors are multiplied, which at 0 would hold each other there."""
+    latents, group_of = structure.latents, structure.group_of
+    if any(latent.role == "local" and is_real(latent) for latent in latents.values()):
+        return True
+    real = [
+        {group_of[name] for name, *_ in statistic.atoms if is_real(latents[name])}
+        for statistic in structure.statistics
+    ]
+    return any(len(groups) > 1 for groups in real)
+
+
+def _with_finite_inverse(moments: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Lets what a scale multiplies start at that scale's mean.
+
+    Under a shrinkage prior ⟨1/x⟩ is infinite, so that a weight with variance x would
+    start at 0, and ⟨1/x⟩ at such weights is large again: a trap, not an optimum.
+    """
+    found = dict(moments)
+    for inverse, statistic in (("1/x", "x"), ("x^-2", "x^2")):
+        if inverse in found and statistic in found:
+            found[inverse] = 1.0 / found[statistic]
+    return found
+
+
+def _parents_first(structure: Structure, groups: Sequence[Group]) -> list[Group]:
+    """In the model's order; a block waits for the parents of all its sites."""
+    position = {name: i for i, name in enumerate(structure.latents)}
+    return sorted(groups, key=lambda g: max(position[n] for n in g.latents))
+
+
+def _may_start_symmetric(structure: Structure) -> bool:
+    """Whether there are local latents, allocations, or products of real factors."""
+    for latent in structure.latents.values():
+        if latent.role == "local" and (
+            latent.family is None or latent.states is not None
+        ):
+            return True
+    return _has_real_products(structure)
+
+
+def _from_prior(
+    structure: Structure, group: Group, moments: Moments, prior: Sequence[Term]
+) -> dict[str, jax.Array]:
+    """The prior's share of a factor's natural parameters, given the other factors."""
+    own = [t for t in prior if any(a.latent in group.latents for a in t.atoms)]
+
+    def value(mine: Any) -> jax.Array:
+        return expected(structure, own, None, {**moments, group.name: mine})
+
+    return jax.grad(value)(dict(moments[group.name]))
+
+
+def _from_data(
+    structure: Structure,
+    group: Group,
+    statistics: Mapping[str, jax.Array],
+    noise_stddev: Mapping[str, jax.Array],
+    moments: Moments,
+) -> dict[str, jax.Array]:
+    """The statistics' share, projected to where it is legal."""
+
+    def value(mine: Any, sums: Mapping[str, jax.Array]) -> jax.Array:
+        joint = joint_moments(structure, {**moments, group.name: mine})
+        total = jnp.zeros(())
+        for statistic in structure.statistics:
+            summed = from_block(statistic, sums[statistic.name])
+            total = total + jnp.vdot(summed, joint[statistic.name])
+        return total
+
+    here = dict(moments[group.name])
+    deviations = {
+        statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
+        for statistic in structure.statistics
+    }
+    return exponential_family(group).project(
+        jax.tree.map(jnp.zeros_like, here),
+        jax.grad(value)(here, statistics),
+        jax.grad(value)(here, deviations),
+    )
+
+
+def _depends_on_others(structure: Structure, group: Group) -> bool:
+    """Whether a statistic multiplies moments of this factor by another's."""
+    for statistic in structure.statistics:
+        factors = {structure.group_of[name] for name, *_ in statistic.atoms}
+        if group.name in factors and len(factors) > 1:
+            return True
+    return False
+
+
+def _entry_stddev(statistic: Statistic, stddev: jax.Array) -> jax.Array:
+    """Noise standard deviation of each entry of a block."""
+    entries = jnp.broadcast_to(stddev, statistic.block_shape)
+    if statistic.matrix is None:
+        return entries
+    # The noise is isotropic in isometric coordinates; see `GaussianMechanism`.
+    diagonal = jnp.eye(statistic.block_shape[-1], dtype=bool)
+    return jnp.where(diagonal, entries, entries * math.sqrt(0.5))
+
+
+def update_globals(
+    structure: Structure,
+    prior: Sequence[Term],
+    statistics: Mapping[str, jax.Array],
+    noise_stddev: Mapping[str, jax.Array],
+    moments: Moments,
+    *,
+    max_sweeps: int | jax.Array = 500,
+    tolerance: float = 1e-9,
+) -> tuple[dict, dict]:
+    """Coordinate ascent over the globals for given sums of row statistics.
+
+    Args:
+      structure: What was found in the model.
+      prior: Terms of the sites outside the unit plate.
+      statistics: One sum over all rows per statistic, noisy or public.
+      noise_stddev: Standard deviation of the noise in each of them.
+      moments: Where to start.
+      max_sweeps, tolerance: When to stop.
+
+    Returns:
+      Moments and natural parameters of every global group.
+    """
+    groups = structure.groups_of("global")
+    # The projection takes eigenvalues, so it is made once where that is enough.
+    fixed = {
+        group.name: _from_data(structure, group, statistics, noise_stddev, moments)
+        for group in groups
+        if not _depends_on_others(structure, group)
+    }
+
+    def sweep(moments: Moments) -> tuple[dict, dict]:
+        current, natural = dict(moments), {}
+        for group in groups:
+            share = fixed.get(group.name)
+            if share is None:
+                share = _from_data(structure, group, statistics, noise_stddev, current)
+            own = _from_prior(structure, group, current, prior)
+            natural[group.name] = jax.tree.map(jnp.add, own, share)
+            current[group.name] = group.family.moments(natural[group.name])
+        return current, natural
+
+    first = sweep(moments)
+    if len(groups) == 1:
+        return first
+
+    # Single precision never gets to 1e-9, and where a covariance is nearly singular
+    # rounding keeps the changes far above its resolution. Sweeps that no longer
+    # bring the globals closer together stop.
+    resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
+    enough = max(tolerance, resolution)
+
+    def going(carry: tuple) -> jax.Array:
+        count, change, _, stalled, _ = carry
+        return (count < max_sweeps) & (change > enough) & (stalled < 5)
+
+    def step(carry: tuple) -> tuple:
+        count, _, least, stalled, (before, _) = carry
+        after, natural = sweep(before)
+        change = _relative_change(before, after)
+        # Far from the end the largest change may well grow for a while.
+        stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
+        least = jnp.minimum(least, change)
+        return count + 1, change, least, stalled, (after, natural)
+
+    start = (1, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), 0, first)
+    return jax.lax.while_loop(going, step, start)[-1]
+
+
+def _relative_change(before: Any, after: Any) -> jax.Array:
+    changes = jax.tree.map(
+        lambda x, y: jnp.max(jnp.abs(x - y)) / (1e-12 + jnp.max(jnp.abs(y))),
+        before,
+        after,
+    )
+    return jnp.max(jnp.stack(jax.tree.leaves(changes)))

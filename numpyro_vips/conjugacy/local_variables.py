@@ -1,0 +1,536 @@
+"""The E-step: the posterior of one row's latents, by coordinate ascent.
+
+A row is solved from a fresh start: auxiliary variables at a neutral value, each latent
+of the model at what its parents and its own likelihood make of it. Then all are swept
+from the last to the first, so that what is observed moves first. What the globals
+contribute is put into the row's terms beforehand, so a sweep only touches what changes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.energy import Energy, Latent
+from numpyro_vips.conjugacy.expectations import (
+    Moments,
+    constants,
+    expected,
+    moment_operands,
+    without_globals,
+)
+from numpyro_vips.conjugacy.families import Categorical, Family, PolyaGamma
+from numpyro_vips.conjugacy.forms import Atom, Term
+from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.structure import Group, Structure
+
+# Sweeps over a row's latents where it has several that act on each other.
+DEFAULT_LOCAL_STEPS = 20
+
+# Moments and natural parameters of one factor.
+Factor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+
+
+def solve_row(
+    structure: Structure,
+    found: Energy,
+    terms: Sequence[Term],
+    cleared: "Clear",
+    joint: Mapping[str, jax.Array],
+    sweeps: int,
+) -> dict[str, Factor]:
+    """The factors of a row's latents.
+
+    Args:
+      structure: What was found in the model.
+      found: The row's energy.
+      terms: Its terms, cleared if the row is not valid.
+      cleared: What cleared them.
+      joint: n̄, one array per statistic.
+      sweeps: Number of sweeps where latents act on each other.
+
+    Returns:
+      By group, its moments and its natural parameters. Those of a latent of which
+      there are several copies (`Latent.weight`) are of one copy.
+    """
+    groups = structure.groups_of("local")
+    local_terms = [
+        without_globals(structure, term, joint)
+        for term in terms
+        if locals_of(structure, term)
+    ]
+    coordinates = [
+        _coordinate(structure, group, local_terms, found.latents, cleared)
+        for group in groups
+    ]
+    moments = neutral_auxiliaries(structure, groups)
+    factors: dict[str, Factor] = {}
+    for coordinate in coordinates:
+        group = coordinate.group
+        if group.name in moments:
+            continue
+        factors[group.name] = coordinate.update(moments, known={*moments, group.name})
+        moments[group.name] = factors[group.name][0]
+    coupled = any(len(locals_of(structure, term)) > 1 for term in local_terms)
+    if coupled:
+        # The first sweep gives every factor its natural parameters.
+        factors = _sweep(coordinates, moments)
+        factors = jax.lax.fori_loop(
+            0,
+            sweeps - 1,
+            lambda _, before: _sweep(coordinates, _moments_of(before)),
+            factors,
+        )
+    else:
+        factors = _sweep(coordinates, moments)  # Each solution is exact at once.
+    return {c.group.name: c.dense(factors[c.group.name]) for c in coordinates}
+
+
+def _sweep(
+    coordinates: "Sequence[_Coordinate]", moments: Mapping[str, Any]
+) -> dict[str, Factor]:
+    moments = dict(moments)
+    factors = {}
+    for coordinate in reversed(coordinates):
+        name = coordinate.group.name
+        factors[name] = coordinate.update(moments, known=None)
+        moments[name] = factors[name][0]
+    return factors
+
+
+def _moments_of(factors: Mapping[str, Factor]) -> dict[str, dict[str, jax.Array]]:
+    return {name: moments for name, (moments, _) in factors.items()}
+
+
+def locals_of(structure: Structure, term: Term) -> set[str]:
+    """The groups of row latents that a term mentions."""
+    return {
+        structure.group_of[atom.latent]
+        for atom in term.atoms
+        if structure.latents[atom.latent].role == "local"
+    }
+
+
+def neutral_auxiliaries(
+    structure: Structure, groups: Sequence[Group]
+) -> dict[str, dict[str, jax.Array]]:
+    """Moments from which auxiliary variables start."""
+    moments: dict[str, dict[str, jax.Array]] = {}
+    for group in groups:
+        if structure.latents[group.latents[0]].family is None:
+            continue
+        if group.family is Categorical:
+            moments[group.name] = even(structure, group)
+            continue
+        value = 0.25 if group.family is PolyaGamma else 1.0
+        moments[group.name] = {
+            statistic: jnp.full(group.shape, {"log": 0.0}.get(statistic, value))
+            for statistic in group.family.statistics
+        }
+    return moments
+
+
+def zero_moments(structure: Structure, group: Group) -> dict[str, jax.Array]:
+    return {
+        statistic: jnp.zeros(_moment_shape(structure, group, statistic))
+        for statistic in group.family.statistics
+    }
+
+
+def even(structure: Structure, group: Group) -> dict[str, jax.Array]:
+    """Every state of a discrete latent equally likely."""
+    shape = _moment_shape(structure, group, "is")
+    return {"is": jnp.full(shape, 1.0 / shape[-1])}
+
+
+def _moment_shape(
+    structure: Structure, group: Group, statistic: str
+) -> tuple[int, ...]:
+    if isinstance(group.family, JointCategorical):
+        return (*group.shape, *group.family.table_shape(statistic))
+    if statistic == "xx":
+        return (*group.shape, group.shape[-1])
+    if statistic == "is":
+        states = structure.latents[group.name].states
+        assert states is not None
+        return (*group.shape, len(states))
+    if statistic == "logdet":
+        return group.shape[:-2]
+    return group.shape
+
+
+# --- one coordinate -------------------------------------------------------------------
+
+
+def _coordinate(
+    structure: Structure,
+    group: Group,
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    cleared: "Clear",
+) -> "_Coordinate":
+    """How a group's factor is found, with all that does not change computed."""
+    own = [t for t in terms if any(a.latent in group.latents for a in t.atoms)]
+    weight = copies(group, latents)
+    if any(couples_elements(term, group) for term in own):
+        return _Elements(structure, group, own)
+    factored = _factored(structure, group, own, weight, cleared)
+    if factored is not None:
+        return factored
+    array = None if weight is None else cleared.array(forms.constant_array(weight))
+    return _Whole(structure, group, own, array)
+
+
+def copies(group: Group, latents: Mapping[str, Latent]) -> forms.Form | None:
+    """How many independent copies each element of a group stands for."""
+    weights = [latents[name].weight for name in group.latents]
+    return None if any(weight is None for weight in weights) else weights[0]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Coordinate:
+    structure: Structure
+    group: Group
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        """The factor given the others' moments; only `known` ones are looked at."""
+        raise NotImplementedError
+
+    def dense(self, factor: Factor) -> Factor:
+        """The factor with its moments written out."""
+        return factor
+
+    def _select(self, terms: Sequence[Term], known: set[str] | None) -> list[Term]:
+        return [
+            term
+            for term in terms
+            if known is None or locals_of(self.structure, term) <= known
+        ]
+
+
+class _Whole(_Coordinate):
+    """Natural parameters are the gradient of the expected terms in the moments."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        group: Group,
+        terms: Sequence[Term],
+        weight: jax.Array | None,
+    ):
+        super().__init__(structure, group)
+        alone, coupled = _by_coupling(structure, terms)
+        self._coupled = coupled
+        self._weight = weight
+        self._base = self._gradient(alone, {})
+
+    def _gradient(self, terms: Sequence[Term], moments: Moments) -> Any:
+        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
+            with_mine = {**moments, self.group.name: mine}
+            return expected(self.structure, terms, None, with_mine)
+
+        return jax.grad(value)(zero_moments(self.structure, self.group))
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        terms = self._select(self._coupled, known)
+        natural = self._base
+        if terms:
+            natural = jax.tree.map(jnp.add, natural, self._gradient(terms, moments))
+        if self._weight is not None:
+            natural = divided_by_weight(natural, self._weight, self.group.family)
+        return self.group.family.moments(natural), natural
+
+
+class _Factored(_Coordinate):
+    """Discrete elements whose messages from other latents do not vary over them.
+
+    Of a document's words, each with a topic of its own, the message from the topic
+    proportions is the same for all. Probabilities are exp(base + message), and the
+    exponential of the base, which has an entry per element and state, is taken once:
+
+        r[l, k] = exp(base[l, k]) · exp(message[k]) / total[l].
+
+    They are kept in these factors, so that no array of r is made in a sweep. A word
+    that underflows in every topic counts in none.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        group: Group,
+        base: jax.Array,
+        coupled: Sequence[Term],
+        message_shape: tuple[int, ...],
+    ):
+        super().__init__(structure, group)
+        self._log_base = base
+        self._base = jnp.exp(base - base.max(-1, keepdims=True))
+        self._coupled = coupled
+        self._shape = message_shape
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        message = jnp.zeros(self._shape)
+        for term in self._select(self._coupled, known):
+            message = message + _coefficients(
+                self.structure, self.group, term, moments, self._shape
+            )
+        weights = jnp.exp(message - message.max(-1, keepdims=True))
+        # einsum and not a sum of products, which would make an array of r.
+        kept = [axis for axis, size in enumerate(self._shape) if size > 1]
+        axes = list(range(self._base.ndim))
+        squeezed = weights.reshape([self._shape[axis] for axis in kept])
+        total = jnp.einsum(
+            self._base, axes, squeezed, kept, axes[:-1], precision="highest"
+        )
+        total = total + jnp.finfo(total.dtype).tiny
+        moments_of_group = {"base": self._base, "message": weights, "total": total}
+        return moments_of_group, {"is": message}
+
+    def dense(self, factor: Factor) -> Factor:
+        moments, natural = factor
+        probabilities = moments["base"] * moments["message"]
+        probabilities = probabilities / moments["total"][..., None]
+        return {"is": probabilities}, {"is": self._log_base + natural["is"]}
+
+
+class _Elements(_Coordinate):
+    """Elements of one discrete latent that act on each other, updated in turn."""
+
+    def __init__(self, structure: Structure, group: Group, terms: Sequence[Term]):
+        super().__init__(structure, group)
+        self._terms = list(terms)
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        terms = self._select(self._terms, known)
+
+        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
+            with_mine = {**moments, self.group.name: mine}
+            return expected(self.structure, terms, None, with_mine)
+
+        start = moments.get(self.group.name) or even(self.structure, self.group)
+        found = _one_by_one(value, start)
+        smallest = jnp.finfo(found["is"].dtype).tiny
+        return found, {"is": jnp.log(jnp.maximum(found["is"], smallest))}
+
+
+def _by_coupling(
+    structure: Structure, terms: Sequence[Term]
+) -> tuple[list[Term], list[Term]]:
+    """Terms in this group alone, and terms that other latents of the row are in."""
+    alone = [term for term in terms if len(locals_of(structure, term)) == 1]
+    coupled = [term for term in terms if len(locals_of(structure, term)) > 1]
+    return alone, coupled
+
+
+def _factored(
+    structure: Structure,
+    group: Group,
+    terms: Sequence[Term],
+    weight: forms.Form | None,
+    cleared: "Clear",
+) -> _Factored | None:
+    """The group as a `_Factored` coordinate, if its messages lack some axis."""
+    if group.family is not Categorical or len(group.shape) == 0:
+        return None
+    if any(sum(a.latent == group.name for a in t.atoms) != 1 for t in terms):
+        return None
+    alone, coupled = _by_coupling(structure, terms)
+    if not coupled:
+        return None
+    if weight is not None:
+        divided = [_of_one_copy(term, group, weight, cleared) for term in coupled]
+        if any(term is None for term in divided):
+            return None
+        coupled = [term for term in divided if term is not None]
+    varying: set[int] = set()
+    for term in coupled:
+        (atom,) = (a for a in term.atoms if a.latent == group.name)
+        others = {
+            label
+            for factor in term.factors
+            if factor is not atom
+            for label in forms.labels_of(factor)
+        }
+        varying |= {i for i, label in enumerate(atom.labels) if label in others}
+    states = structure.latents[group.name].states
+    assert states is not None
+    shape = (*group.shape, len(states))
+    long = [i for i, size in enumerate(shape) if size > 1]
+    if len(shape) - 1 not in varying or all(i in varying for i in long):
+        return None
+    whole = _Whole(structure, group, alone, None)
+    base = whole._base["is"]
+    if weight is not None:
+        array = cleared.array(forms.constant_array(weight))
+        base = divided_by_weight({"is": base}, array, Categorical)["is"]
+    message_shape = tuple(n if i in varying else 1 for i, n in enumerate(shape))
+    return _Factored(structure, group, base, coupled, message_shape)
+
+
+def _of_one_copy(
+    term: Term, group: Group, weight: forms.Form, cleared: "Clear"
+) -> Term | None:
+    """A term divided by the number of copies, if that is among its factors."""
+    if len(weight.terms) != 1:
+        return None
+    divisor = cleared.term(weight.terms[0])
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    position = dict(zip(weight.axes, atom.labels[:-1], strict=True))
+    factors = list(term.factors)
+    for factor in divisor.factors:
+        if not isinstance(factor, forms.Dense):
+            return None
+        labels = tuple(position.get(label, label) for label in factor.labels)
+        for number, candidate in enumerate(factors):
+            if (
+                isinstance(candidate, forms.Dense)
+                and candidate.array is factor.array
+                and forms.same_labels(candidate.labels, labels)
+            ):
+                del factors[number]
+                break
+        else:
+            return None
+    return Term(term.scale / divisor.scale, tuple(factors), term.bound)
+
+
+def _coefficients(
+    structure: Structure,
+    group: Group,
+    term: Term,
+    moments: Moments,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """What a term that is linear in a group's one atom multiplies it by."""
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    rest = Term(term.scale, tuple(f for f in term.factors if f is not atom), term.bound)
+    operands = constants(rest) + moment_operands(structure, rest, moments, role=None)
+    output = tuple(x for x, n in zip(atom.labels, shape, strict=True) if n > 1)
+    array = jnp.asarray(forms.contract(term.scale, operands, output))
+    return array.reshape(shape)
+
+
+def couples_elements(term: Term, group: Group) -> bool:
+    """Whether a term multiplies two elements of one discrete latent."""
+    mine = [a for a in term.atoms if a.latent in group.latents and a.function == "is"]
+    return len(mine) == 2 and mine[0].latent == mine[1].latent
+
+
+def _one_by_one(
+    value: Callable[[Mapping[str, jax.Array]], jax.Array],
+    current: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Updates the elements of a discrete latent in turn, so that the bound only rises.
+
+    The expectation is linear in the elements' probabilities and in those of pairs, so
+    one gradient in both has all coefficients; each update then corrects the natural
+    parameters of the elements that it acts on.
+    """
+    start = current["is"]
+    states = start.shape[-1]
+    flat = start.reshape(-1, states)
+    count = len(flat)
+
+    def of_moments(single: jax.Array, pairs: jax.Array) -> jax.Array:
+        return value({"is": single, "pairs": pairs})
+
+    zeros = jnp.zeros_like(start), jnp.zeros(start.shape * 2)
+    single, pairs = jax.grad(of_moments, argnums=(0, 1))(*zeros)
+    pairs = pairs.reshape(count, states, count, states)
+    # An element with itself is in one state only.
+    alone = single.reshape(-1, states) + jnp.einsum("isis->is", pairs)
+    apart = ~jnp.eye(count, dtype=bool)[:, None, :, None]
+    slope = jnp.where(apart, pairs + pairs.transpose(2, 3, 0, 1), 0.0)
+
+    def update(i: int, carry: tuple) -> tuple:
+        probabilities, natural = carry
+        new = jax.nn.softmax(natural[i])
+        change = jnp.einsum("sjt,s->jt", slope[i], new - probabilities[i])
+        return probabilities.at[i].set(new), natural + change
+
+    natural = alone + jnp.einsum("isjt,is->jt", slope, flat)
+    flat, _ = jax.lax.fori_loop(0, count, update, (flat, natural))
+    return {"is": flat.reshape(start.shape)}
+
+
+def divided_by_weight(
+    natural: Mapping[str, jax.Array],
+    weight: jax.Array,
+    family: "type[Family] | JointCategorical",
+) -> dict[str, jax.Array]:
+    """Natural parameters of one of `weight` independent copies.
+
+    Of no copy, as where an observation is masked out, those of a neutral member: they
+    must only be such that nothing becomes infinite.
+    """
+    neutral = family.neutral
+
+    def divide(statistic: str, value: jax.Array) -> jax.Array:
+        each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
+        other = neutral.get(statistic, 0.0)
+        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), other)
+
+    return {statistic: divide(statistic, value) for statistic, value in natural.items()}
+
+
+# --- the bound ------------------------------------------------------------------------
+
+
+def entropy(
+    group: Group,
+    natural: Mapping[str, jax.Array],
+    moments: Mapping[str, jax.Array],
+    weight: jax.Array | None,
+) -> jax.Array:
+    """Entropy of a factor: log normaliser minus ⟨natural, moments⟩, of all its copies.
+
+    Of an auxiliary variable: minus its divergence from its own base measure.
+
+    Args:
+      group: Which factor.
+      natural: Its natural parameters, those of one copy.
+      moments: Its moments.
+      weight: Number of copies of each element; None for one.
+    """
+    normalizer = group.family.log_normalizer(natural)
+    if weight is None:
+        linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)
+        return jnp.sum(normalizer) - linear
+    total = jnp.sum(weight * normalizer)
+    for statistic, value in natural.items():
+        each = (value * moments[statistic]).reshape((*weight.shape, -1)).sum(-1)
+        total = total - jnp.sum(weight * each)
+    return total
+
+
+# --- rows that may not count ----------------------------------------------------------
+
+
+class Clear:
+    """Zeroes the private constants of a row that may not count."""
+
+    def __init__(self, valid: Any):
+        self.valid = valid
+        self._cleared: dict[int, Any] = {}
+
+    def array(self, array: Any) -> Any:
+        return jnp.where(self.valid, array, jnp.zeros((), jnp.asarray(array).dtype))
+
+    def term(self, term: Term) -> Term:
+        factors = []
+        for factor in term.factors:
+            if isinstance(factor, Atom) or not factor.row:
+                factors.append(factor)
+                continue
+            is_dense = isinstance(factor, forms.Dense)
+            array = factor.array if is_dense else factor.indices
+            # One object per array, so that equal factors stay recognisable.
+            if id(array) not in self._cleared:
+                self._cleared[id(array)] = (array, self.array(array))
+            name = "array" if is_dense else "indices"
+            cleared = self._cleared[id(array)][1]
+            factors.append(dataclasses.replace(factor, **{name: cleared}))
+        return Term(term.scale, tuple(factors), term.bound)

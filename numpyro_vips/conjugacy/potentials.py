@@ -1,0 +1,174 @@
+"""Whether the factors of a model keep every posterior in its family.
+
+What a distribution says about its parameters is always legal: it never lowers the
+concentration of a Gamma and never makes a precision negative. A `numpyro.factor` may
+say anything, such as +w² or w·y with a y of either sign, and then there is an update
+but no posterior. So nothing is assumed of the numbers that rows bring to a factor: they
+are replaced by free ones of any sign and size, and the statistics that result must
+still be legal for every family.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.certificate import made_up_latents, point_moments
+from numpyro_vips.conjugacy.energy import energy
+from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.conjugacy.structure import (
+    Group,
+    exponential_family,
+    normal_terms,
+)
+from numpyro_vips.double_precision import trace_in_double
+
+_DRAWS = 40
+_TOLERANCE = 1e-6
+
+
+def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
+    """The reasons, by site, against factors that rows can turn the wrong way.
+
+    Args:
+      program: The compiled model, in double precision.
+      seed: Of the free numbers.
+    """
+    reasons = {}
+    for site in program.graph.sites.values():
+        if site.distributed.kind is dist.Unit:
+            group = _first_illegal(program, site.name, seed)
+            if group is not None:
+                names = ", ".join(map(repr, group.latents))
+                reasons[site.name] = (
+                    f"a factor that is no log density in {names} at some numbers "
+                    "that a row may hold, so that there may be no posterior to update "
+                    "to; write an observation as numpyro.sample(..., obs=...)"
+                )
+    return reasons
+
+
+def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | None:
+    terms = _terms_of(program, site)
+    free = _free_arrays(terms)
+    latents = {g.name: g for g in program.structure.groups.values()}
+    mine = [
+        group
+        for group in latents.values()
+        if not isinstance(group.family, JointCategorical)
+        and any(a.latent in group.latents for t in terms for a in t.atoms)
+    ]
+
+    def statistics(
+        arrays: list[Any], values: Mapping[str, Any], chosen: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        replaced = [_with_arrays(term, free, arrays) for term in terms]
+        moments = dict(chosen)
+        for group in program.structure.groups.values():
+            if group.name not in chosen:
+                moments[group.name] = point_moments(program, group, values)
+        found = {}
+        for group in mine:
+
+            def expected(own: Any, group: Group = group) -> jax.Array:
+                return program.expected(replaced, None, {**moments, group.name: own})
+
+            natural = jax.grad(expected)(program.zero_moments(group))
+            size = sum(jnp.abs(value).max() for value in natural.values())
+            zero = jax.tree.map(jnp.zeros_like, natural)
+            noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
+            legal = exponential_family(group).project(zero, natural, noise)
+            change = sum(jnp.abs(legal[s] - natural[s]).max() for s in natural)
+            found[group.name] = change, size
+        return found
+
+    rng = np.random.default_rng(seed)
+    evaluate = None
+    for draw in range(_DRAWS):
+        arrays = [_draw(array, top, rng) for array, top in free.values()]
+        values = made_up_latents(program.graph, 1, seed + draw)
+        chosen = _random_auxiliaries(program, rng)
+        if evaluate is None:
+            evaluate = trace_in_double(statistics, arrays, values, chosen)
+        for name, (change, size) in evaluate(arrays, values, chosen).items():
+            if not change <= _TOLERANCE * size:
+                return latents[name]
+    return None
+
+
+def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
+    """The terms of one site, its rows abstract, without its mask and scale."""
+    box: list[list[forms.Term]] = []
+
+    def collect(rows: Mapping[str, Any]) -> None:
+        found = energy(program.graph, rows, weighted=False)
+        for piece in found.pieces:
+            if piece.site == site:
+                box.append(normal_terms(piece.form.terms, found.latents))
+
+    shapes = {
+        name: jax.ShapeDtypeStruct((1, *row.shape), row.dtype)
+        for name, row in program.graph.arguments.row_shapes().items()
+    }
+    jax.eval_shape(collect, shapes)
+    return box[0]
+
+
+def _free_arrays(terms: list[forms.Term]) -> dict[int, tuple[Any, int | None]]:
+    """The arrays that rows bring, and of those that are indices the upper limit."""
+    found: dict[int, tuple[Any, int | None]] = {}
+    for term in terms:
+        for factor in term.factors:
+            if isinstance(factor, forms.OneHot) and factor.row:
+                found[id(factor.indices)] = factor.indices, factor.target.size
+            elif isinstance(factor, forms.Dense) and factor.row:
+                found[id(factor.array)] = factor.array, 2 if factor.branch else None
+    return found
+
+
+def _with_arrays(
+    term: forms.Term, free: Mapping[int, Any], arrays: list[Any]
+) -> forms.Term:
+    by_id = dict(zip(free, arrays, strict=True))
+    factors: list[forms.Factor] = []
+    for factor in term.factors:
+        if isinstance(factor, forms.OneHot) and factor.row:
+            indices = by_id[id(factor.indices)]
+            factor = dataclasses.replace(factor, indices=indices)
+        elif isinstance(factor, forms.Dense) and factor.row:
+            factor = dataclasses.replace(factor, array=by_id[id(factor.array)])
+        factors.append(factor)
+    return dataclasses.replace(term, factors=tuple(factors))
+
+
+def _draw(array: Any, top: int | None, rng: np.random.Generator) -> np.ndarray:
+    """Numbers of both signs and of any size, indices, or what a choice selects."""
+    shape = np.shape(array)
+    if top is not None:
+        return rng.integers(0, top, shape).astype(array.dtype)
+    if array.dtype == bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    # One size for all, so that no single entry hides the others, most of the time.
+    size = 10.0 ** rng.uniform(-3, 3, shape if rng.random() < 0.3 else ())
+    return (size * rng.normal(size=shape)).astype(array.dtype)
+
+
+def _random_auxiliaries(
+    program: ConjugateProgram, rng: np.random.Generator
+) -> dict[str, dict[str, np.ndarray]]:
+    """Some probabilities for every allocation variable."""
+    moments = {}
+    for group in program.structure.groups.values():
+        latent = program.structure.latents[group.latents[0]]
+        if latent.family is not None and latent.states is not None:
+            shape = (*group.shape, len(latent.states))
+            moments[group.name] = {
+                "is": rng.dirichlet(np.ones(shape[-1]), shape[:-1]).reshape(shape)
+            }
+    return moments

@@ -1,0 +1,291 @@
+"""Norms and clipped sums of the rows' expected sufficient statistics.
+
+The expected energy of a row is linear in the joint moments n̄, so the row's expected
+sufficient statistics are its gradient in them. No row's statistic is ever made: its
+norm comes from inner products of its terms, each a small contraction, and the clipped
+sum over rows is one weighted backward pass.
+"""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.expectations import (
+    Moments,
+    Operand,
+    binding,
+    constants,
+    moment_operands,
+)
+from numpyro_vips.conjugacy.forms import Label, OneHot, Term
+from numpyro_vips.conjugacy.structure import Statistic, Structure
+
+# A term, and for each label of its statistic the term's own.
+Entry = tuple[Term, forms.Labels]
+
+# Rounding errors of a contraction, in units of the machine epsilon times the sum of
+# magnitudes: far more than blocked summation makes.
+_ROUNDING = 64.0
+
+
+def squared_row_norm(
+    structure: Structure,
+    terms: Sequence[Term],
+    local_moments: Moments,
+    scales: Mapping[str, float],
+) -> jax.Array:
+    """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
+
+    It may be larger than that, never smaller. Where large terms cancel, rounding could
+    swallow the norm of what is left, so a bound on the rounding error is added; where
+    a term is scattered along an index, entries that meet are taken to add up.
+    """
+    by_statistic: dict[str, list[Entry]] = {}
+    for term in terms:
+        found = binding(structure, term)
+        if found is not None and found[0].name in scales:
+            by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    total = jnp.zeros(())
+    for name, entries in by_statistic.items():
+        square = _squared_norm(structure, entries, local_moments)
+        total = total + scales[name] ** 2 * square
+    return total
+
+
+def _squared_norm(
+    structure: Structure, entries: Sequence[Entry], local_moments: Moments
+) -> jax.Array:
+    if len(entries) == 1:
+        scattered = _scattered_square(structure, entries[0], local_moments)
+        if scattered is not None:
+            return scattered
+    square = _square(structure, entries, local_moments, magnitudes=False)
+    if not _may_cancel(entries):
+        return square
+    bound = _square(structure, entries, local_moments, magnitudes=True)
+    return jnp.maximum(square, 0.0) + _ROUNDING * _epsilon() * bound
+
+
+def _square(
+    structure: Structure,
+    entries: Sequence[Entry],
+    local_moments: Moments,
+    *,
+    magnitudes: bool,
+) -> jax.Array:
+    square = jnp.zeros(())
+    for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
+        if i <= j:
+            inner = _inner_product(
+                structure, first, second, local_moments, magnitudes=magnitudes
+            )
+            square = square + (1.0 if i == j else 2.0) * inner
+    return square
+
+
+def _inner_product(
+    structure: Structure,
+    first: Entry,
+    second: Entry,
+    local_moments: Moments,
+    *,
+    magnitudes: bool,
+) -> jax.Array:
+    """⟨a, b⟩ of two terms' coefficient arrays, without making either.
+
+    With `magnitudes`, every number is replaced by its absolute value.
+    """
+    a, a_labels = first
+    b, b_labels = second
+    fresh = {x: Label(x.size) for x in b.bound}
+    b, b_labels = b.renamed(fresh), tuple(fresh.get(x, x) for x in b_labels)
+    # Entry i of both arrays is the same coordinate, so its labels are one.
+    merged: dict[Label, Label] = {}
+
+    def root(label: Label) -> Label:
+        while label in merged:
+            label = merged[label]
+        return label
+
+    for x, y in zip(a_labels, b_labels, strict=True):
+        x, y = root(x), root(y)
+        if x is not y:
+            merged[y] = x
+    substitution = {label: root(label) for label in merged}
+    operands: list[Operand | OneHot] = []
+    for term in (a.renamed(substitution), b.renamed(substitution)):
+        operands += constants(term)
+        operands += moment_operands(structure, term, local_moments, role="local")
+    present = {
+        label
+        for operand in operands
+        for label in (
+            forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
+        )
+    }
+    size = 1.0
+    for label in {root(x) for x in a_labels} - present:
+        size *= label.size
+    scale = a.scale * b.scale * size
+    if magnitudes:
+        scale = abs(scale)
+        operands = [
+            x if isinstance(x, OneHot) else (jnp.abs(x[0]), x[1]) for x in operands
+        ]
+    return jnp.asarray(forms.contract(scale, operands, ()))
+
+
+def _scattered_square(
+    structure: Structure, entry: Entry, local_moments: Moments
+) -> jax.Array | None:
+    """A bound on the squared norm of one term that is scattered along indices.
+
+    The coefficient Σ_l a[l, k] 1[v = index_l] has an entry for every v. Where m_l of
+    the indices are equal to index_l, Cauchy and Schwarz give
+
+        Σ_vk (Σ_l a[l, k] 1[v = index_l])² ≤ Σ_lk m_l a[l, k]²,
+
+    with equality if indices are distinct, or entries that meet are equal. Nothing
+    cancels in it.
+
+    Returns:
+      The bound, or None if the term is not of this form.
+    """
+    term, labels = entry
+    scatters = [
+        factor
+        for factor in term.factors
+        if isinstance(factor, OneHot) and factor.row and factor.target in labels
+    ]
+    targets = {factor.target for factor in scatters}
+    index_labels = scatters[0].labels if scatters else ()
+    rest = Term(
+        term.scale,
+        tuple(
+            factor
+            for factor in term.factors
+            if factor not in scatters and not _is_global(structure, factor)
+        ),
+        term.bound,
+    )
+    used = {x for f in rest.factors for x in forms.labels_of(f) if x in targets}
+    if (
+        not index_labels
+        or used
+        or len(targets) < len(scatters)
+        or any(set(f.labels) != set(index_labels) for f in scatters)
+        or any(label in labels for label in index_labels)
+        or math.prod(x.size for x in index_labels) > math.prod(x.size for x in targets)
+    ):
+        return None
+    operands = constants(rest)
+    operands += moment_operands(structure, rest, local_moments, role="local")
+    output = (*index_labels, *(x for x in dict.fromkeys(labels) if x not in targets))
+    summed = {
+        x
+        for operand in operands
+        for x in (
+            forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
+        )
+    } - set(output)
+    if any(label.size > 1 for label in summed):
+        return None  # A sum inside of a[l, k] could cancel.
+    coefficients = jnp.asarray(forms.contract(term.scale, operands, output))
+    size = math.prod(x.size for x in index_labels)
+    squares = (coefficients.reshape(size, -1) ** 2).sum(1)
+    equal = jnp.ones((size, size), bool)
+    for factor in scatters:
+        order = [factor.labels.index(label) for label in index_labels]
+        indices = jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1)
+        equal = equal & (indices[:, None] == indices)
+    # An entry of zero is no company: padding may repeat any index.
+    count = (equal & (squares > 0)).sum(1)
+    return jnp.sum(count * squares)
+
+
+def _is_global(structure: Structure, factor: forms.Factor) -> bool:
+    is_atom = isinstance(factor, forms.Atom)
+    return is_atom and structure.latents[factor.latent].role == "global"
+
+
+def _epsilon() -> float:
+    return float(jnp.finfo(jnp.result_type(float)).eps)
+
+
+def _may_cancel(entries: Sequence[Entry]) -> bool:
+    """Whether a statistic is a sum, of several terms or within one."""
+    if len(entries) > 1:
+        return True
+    term, labels = entries[0]
+    return any(label.size > 1 and label not in labels for label in term.bound)
+
+
+# --- blocks ---------------------------------------------------------------------------
+
+
+def as_block(statistic: Statistic, array: jax.Array) -> jax.Array:
+    """Brings a statistic to its block's shape, symmetric ones symmetrised."""
+    if statistic.matrix is None:
+        return array
+    batch, rows, columns = statistic.matrix
+    array = array.transpose(*batch, *rows, *columns)
+    array = array.reshape(statistic.block_shape)
+    return 0.5 * (array + jnp.swapaxes(array, -1, -2))
+
+
+def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
+    """Undoes `as_block`."""
+    if statistic.matrix is None:
+        return block
+    order = [axis for part in statistic.matrix for axis in part]
+    array = block.reshape([statistic.shape[i] for i in order])
+    return array.transpose([order.index(i) for i in range(len(order))])
+
+
+# --- rows -----------------------------------------------------------------------------
+
+# Rows whose latents are swept are worked on in pieces that stay near the processor.
+_MAX_PIECE = 256
+_MAX_PIECE_BYTES = 2**26
+
+
+def piece_size(bytes_per_row: int) -> int:
+    """How many rows to work on together, given what the latents of one take."""
+    return max(1, min(_MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
+
+
+def clipping_weights(
+    norms: jax.Array, mask: jax.Array, clipping_norm: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What each row is multiplied by, and which rows may be looked at at all."""
+    usable = mask & jnp.isfinite(norms)
+    shrink = jnp.minimum(1.0, clipping_norm / jnp.maximum(norms, 1e-30))
+    return jnp.where(usable, shrink, 0.0), usable
+
+
+def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
+    shape = (-1, *(1,) * (array.ndim - 1))
+    return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))
+
+
+def in_pieces(rows: Any, mask: jax.Array, size: int) -> tuple[Any, jax.Array]:
+    """Splits rows into equal pieces of at most `size`, with padding.
+
+    Returns:
+      The rows and the mask, with the pieces along a new leading axis.
+    """
+    count = mask.shape[0]
+    number = -(-count // size)
+    size = -(-count // number)
+    missing = number * size - count
+
+    def split(array: jax.Array) -> jax.Array:
+        padding = [(0, missing), *((0, 0) for _ in array.shape[1:])]
+        return jnp.pad(array, padding).reshape(number, size, *array.shape[1:])
+
+    return jax.tree.map(split, rows), split(mask)
