@@ -12,6 +12,7 @@ from numpyro_vips.errors import (
 )
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
+from numpyro_vips.polya_gamma import PolyaGamma
 from numpyro_vips.privacy_budget import PrivacyBudget
 from numpyro_vips.privacy_statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
@@ -22,6 +23,7 @@ __all__ = [
     "BudgetExceededError",
     "NotConjugateError",
     "Plan",
+    "PolyaGamma",
     "PrivacyBudget",
     "PrivacyStatement",
     "PrivateVI",

@@ -459,6 +459,7 @@ _REFINEMENT = 0.002
 _FEWEST_GRID_POINTS = 2**11
 _MOST_GRID_POINTS = 2**18
 _LEAST_NOISE_MULTIPLIER = 0.05
+_MOST_REACH = 10.0  # Standard deviations.
 
 
 def _pld_epsilon(groups: _Groups, delta: float) -> float:
@@ -468,7 +469,9 @@ def _pld_epsilon(groups: _Groups, delta: float) -> float:
     if not _pld_is_reliable(groups, delta):
         return _fallback_epsilon(groups, delta)
     price, converged, _ = _refine(
-        groups, lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR))
+        groups,
+        lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)),
+        _reach(groups, delta),
     )
     return price if converged else min(price, _fallback_epsilon(groups, delta))
 
@@ -483,7 +486,9 @@ def _pld_delta(groups: _Groups, epsilon: float) -> float:
     if not _pld_is_reliable(groups, 1.0):
         return fallback
     delta, converged, _ = _refine(
-        groups, lambda pld: float(pld.get_delta_for_epsilon(epsilon)) + _FFT_ERROR
+        groups,
+        lambda pld: float(pld.get_delta_for_epsilon(epsilon)) + _FFT_ERROR,
+        _MOST_REACH,
     )
     if converged and delta >= _SMALLEST_PLD_DELTA:
         return delta
@@ -498,8 +503,9 @@ def _single_grid_price(
     scaled = _scaled(groups, factor)
     if not _pld_is_reliable(scaled, delta):
         return lambda other: _pld_epsilon(_scaled(groups, other), delta)
+    reach = _reach(scaled, delta)
     spacing = _refine(
-        scaled, lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR))
+        scaled, lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)), reach
     ).spacing
     ratio = spacing / _loss_stddev(scaled)
 
@@ -507,8 +513,8 @@ def _single_grid_price(
         scaled = _scaled(groups, factor)
         if not _pld_is_reliable(scaled, delta):
             return _fallback_epsilon(scaled, delta)
-        spacing = max(ratio * _loss_stddev(scaled), _smallest_spacing(scaled))
-        pld = _composed_pld(scaled, spacing)
+        spacing = max(ratio * _loss_stddev(scaled), _smallest_spacing(scaled, reach))
+        pld = _composed_pld(scaled, spacing, reach)
         return min(
             float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)),
             _gaussian_epsilon(_total_mu(scaled), delta),
@@ -549,23 +555,46 @@ def _loss_stddev(groups: _Groups) -> float:
     return math.sqrt(variance / num_steps)
 
 
-def _smallest_spacing(groups: _Groups) -> float:
-    return _loss_range(groups) / _MOST_GRID_POINTS
+def _reach(groups: _Groups, delta: float) -> float:
+    """How many standard deviations of the signal the grid has to cover.
+
+    Larger losses count as infinite, which adds their mass to delta: a ten-thousandth
+    of it at most. A larger delta thus gets by with a shorter grid. At a reach of r a
+    step's mass is q·Φ(−r) + (1 − q)·Φ(−r − μ), where Φ(−r − μ) ≤ Φ(−r)·exp(−rμ).
+    It is rounded up, so that prices at several deltas share most of their grids.
+    """
+
+    def reach(weight: float) -> float:
+        return -float(special.ndtri(min(0.5, 1e-4 * delta / weight)))
+
+    least = reach(sum(g.num_steps * g.sampling_rate for g in groups))
+    weight = sum(
+        g.num_steps
+        * (g.sampling_rate + (1 - g.sampling_rate) * math.exp(-least * g.mu))
+        for g in groups
+    )
+    return min(_MOST_REACH, 1.5 * math.ceil(reach(weight) / 1.5))
 
 
-def _loss_range(groups: _Groups) -> float:
+def _smallest_spacing(groups: _Groups, reach: float) -> float:
+    return _loss_range(groups, reach) / _MOST_GRID_POINTS
+
+
+def _loss_range(groups: _Groups, reach: float) -> float:
     return max(
         math.log1p(-group.sampling_rate * (group.sampling_rate < 1)) * -1
         + float(
-            np.logaddexp(0, math.log(group.sampling_rate) + _largest_loss(group.mu))
+            np.logaddexp(
+                0, math.log(group.sampling_rate) + _largest_loss(group.mu, reach)
+            )
         )
         for group in groups
     )
 
 
-def _largest_loss(mu: float) -> float:
-    """The Gaussian's privacy loss at ten standard deviations."""
-    return mu**2 / 2 + 10 * mu
+def _largest_loss(mu: float, reach: float = _MOST_REACH) -> float:
+    """The Gaussian's privacy loss at `reach` standard deviations."""
+    return mu**2 / 2 + reach * mu
 
 
 class _Refined(NamedTuple):
@@ -574,15 +603,17 @@ class _Refined(NamedTuple):
     spacing: float
 
 
-def _refine(groups: _Groups, read: Callable[[Any], float]) -> _Refined:
+def _refine(groups: _Groups, read: Callable[[Any], float], reach: float) -> _Refined:
     """Halves the grid until the reading moves by less than a fifth of a per cent.
 
     Every reading is an upper bound, so the smallest of them is the answer.
     """
-    spacing = max(0.4 * _loss_stddev(groups), _loss_range(groups) / _FEWEST_GRID_POINTS)
+    spacing = max(
+        0.4 * _loss_stddev(groups), _loss_range(groups, reach) / _FEWEST_GRID_POINTS
+    )
     best = math.inf
-    while spacing >= _smallest_spacing(groups):
-        finer = read(_composed_pld(groups, spacing))
+    while spacing >= _smallest_spacing(groups, reach):
+        finer = read(_composed_pld(groups, spacing, reach))
         if best < math.inf and abs(best - finer) <= _REFINEMENT * finer:
             return _Refined(min(best, finer), True, spacing)
         best = min(best, finer)
@@ -590,12 +621,12 @@ def _refine(groups: _Groups, read: Callable[[Any], float]) -> _Refined:
     return _Refined(best, False, 2 * spacing)
 
 
-@functools.lru_cache(maxsize=8)
-def _composed_pld(groups: _Groups, spacing: float) -> Any:
+@functools.lru_cache(maxsize=16)
+def _composed_pld(groups: _Groups, spacing: float, reach: float) -> Any:
     """The privacy loss distribution of all the steps, rounded up to the grid."""
     total = None
     for group in groups:
-        one = _single_step_pld(group, spacing)
+        one = _single_step_pld(group, spacing, reach)
         # Masses below the smallest normal number overflow in its search for tails.
         with np.errstate(over="ignore"):
             many = one if group.num_steps == 1 else one.self_compose(group.num_steps)
@@ -603,7 +634,7 @@ def _composed_pld(groups: _Groups, spacing: float) -> Any:
     return total
 
 
-def _single_step_pld(group: _Group, spacing: float) -> Any:
+def _single_step_pld(group: _Group, spacing: float, reach: float = _MOST_REACH) -> Any:
     """The step's losses on dp-accounting's distributions.
 
     `"poisson"`, `"full"`: the pair P = (1−q)·N(0, 1) + q·N(μ, 1), Q = N(0, 1) for
@@ -621,8 +652,8 @@ def _single_step_pld(group: _Group, spacing: float) -> Any:
     def distribution(first: int, masses: np.ndarray, infinite: float) -> Any:
         return pld_pmf.DensePLDPmf(spacing, first, masses, infinite, True)
 
-    largest = _largest_loss(group.mu)
-    last = math.ceil(np.logaddexp(0, math.log(group.sampling_rate) + largest) / spacing)
+    largest = math.log(group.sampling_rate) + _largest_loss(group.mu, reach)
+    last = math.ceil(np.logaddexp(0, largest) / spacing)
     if group.sampling == "without_replacement":
         half = _connected_masses(group, spacing, 0, last)
         half.mirrored[-1] += half.lower_above
@@ -632,9 +663,9 @@ def _single_step_pld(group: _Group, spacing: float) -> Any:
         return privacy_loss_distribution.PrivacyLossDistribution(
             distribution(-last, masses, half.upper_above)
         )
-    lowest = largest
+    lowest = _largest_loss(group.mu)
     if group.sampling_rate < 1:
-        lowest = min(largest, -math.log1p(-group.sampling_rate))
+        lowest = min(lowest, -math.log1p(-group.sampling_rate))
     first = -math.ceil(lowest / spacing)
     whole = _connected_masses(group, spacing, first, last)
     # What lies outside the grid goes up: to its lowest point, or to infinity.

@@ -146,7 +146,7 @@ def explain_plan(
             ]
     return Plan(
         engine=engine.name,
-        sites=tuple(_site(graph, name, structure) for name in graph.sites),
+        sites=tuple(_site(graph, name, structure, engine) for name in graph.sites),
         statistics=tuple(statistics),
         reasons=dict(reasons),
         schedule=tuple(_schedule(steps)),
@@ -154,7 +154,9 @@ def explain_plan(
     )
 
 
-def _site(graph: ModelGraph, name: str, structure: Structure | None) -> dict[str, Any]:
+def _site(
+    graph: ModelGraph, name: str, structure: Structure | None, engine: Any
+) -> dict[str, Any]:
     site = graph.sites[name]
     role = site.role
     posterior = augmentation = None
@@ -173,8 +175,8 @@ def _site(graph: ModelGraph, name: str, structure: Structure | None) -> dict[str
         ]
         if auxiliary:
             augmentation = "Pólya-Gamma"
-    elif site.role == "global":
-        posterior = "Normal (unconstrained, mean-field)"
+    elif site.is_latent:
+        posterior = engine.describe(name)
     shape = [n for axis, n in enumerate(site.shape) if axis != site.row_axis]
     return {
         "site": name,
@@ -233,15 +235,10 @@ def _notes(
     graph: ModelGraph, structure: Structure | None, settings: Settings
 ) -> Iterable[str]:
     if settings.private and settings.clipping_norm is None:
-        origin = (
-            "they are constants of the library"
-            if structure is None
-            else "they are read off made-up rows, never off the data"
-        )
         yield (
-            "Clipping norms are defaults for rows whose features have L2 norm 1 "
-            f"({origin}). Scale features by public ranges, or pass clipping_norm= from "
-            "public knowledge."
+            "Clipping norms are defaults for rows whose features have L2 norm 1 (they "
+            "are read off made-up rows, never off the data). Scale features by public "
+            "ranges, or pass clipping_norm= from public knowledge."
         )
     if not settings.private:
         yield "NOT PRIVATE: no noise, no clipping."

@@ -1,12 +1,12 @@
-"""The mean-field Normal guide of DPVI and the posterior that it becomes.
+"""The posteriors that DPVI's guides become, and the layout of the globals.
 
-Semantics are those of `numpyro.infer.autoguide.AutoNormal`: an independent Normal for
-every coordinate of every global latent, on the unconstrained space of its support.
+Normals live on the unconstrained space of every latent's support, as in NumPyro's
+`AutoNormal`. Parameters of the model without a prior are part of a posterior as points.
 """
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to, constraints
 
+from numpyro_vips.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.result import register_posterior
 
 # Supports with a name of their own, and those made from bounds or another support.
@@ -129,6 +130,8 @@ class UnconstrainedSpace:
 
     def join(self, values: Mapping[str, Any]) -> jax.Array:
         """The inverse of `split`."""
+        if not self.sites:
+            return jnp.zeros(0)
         return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
 
     def constrain(self, vector: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
@@ -142,33 +145,87 @@ class UnconstrainedSpace:
         return values, log_determinant
 
 
+# The separator of netCDF's groups would be a poor choice for names within a file.
+_PATH_SEPARATOR = "::"
+
+
+def named_points(points: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Point estimates leaf by leaf: a network's are `net$params::Dense_0::kernel`."""
+    named = {}
+    for name, tree in points.items():
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            keys = (jax.tree_util.keystr((key,), simple=True) for key in path)
+            named[_PATH_SEPARATOR.join((name, *keys))] = leaf
+    return named
+
+
+def _points_from(named: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """The inverse of `named_points` for nested dicts."""
+    points: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *path, last = name.split(_PATH_SEPARATOR)
+        place = points
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = leaf
+    return points
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class NormalPosterior:
-    """Independent Normals on the unconstrained space of every global latent.
+class _GuidePosterior:
+    """What DPVI's posteriors have in common.
 
     Attributes:
       sites: The latents.
-      loc: Means by site, on the unconstrained space.
-      scale: Standard deviations by site, on the unconstrained space.
+      points: Values of the parameters without a prior, by name, as
+        `Predictive(model, samples, params=points)` takes them.
     """
 
     sites: tuple[GuideSite, ...]
-    loc: Mapping[str, jax.Array]
-    scale: Mapping[str, jax.Array]
+    points: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def params(self) -> dict[str, jax.Array]:
-        """`{site}.loc` and `{site}.scale`."""
-        return {
-            f"{site.name}.{name}": values[site.name]
-            for site in self.sites
-            for name, values in (("loc", self.loc), ("scale", self.scale))
-        }
+    def site_dims(self) -> dict[str, tuple[str, ...]]:
+        return {site.name: site.dims for site in self.sites}
 
-    @property
-    def specification(self) -> dict[str, Any]:
+    def local_posterior(
+        self,
+        model: Any,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Any,
+        compiled: dict[str, Any],
+    ) -> Mapping[str, Any]:
+        """Refuses: the guide is what knows about latents of single rows."""
+        raise ValueError(
+            "DPVI has no posterior of its own for latents of single rows. With an "
+            "amortised guide, run Predictive(guide, params=result.posterior.points, "
+            "num_samples=...) on the rows; discrete latents follow from "
+            "numpyro.infer.infer_discrete at draws of the globals."
+        )
+
+    def elbo(
+        self,
+        model: Any,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Any,
+        compiled: dict[str, Any],
+    ) -> np.ndarray:
+        """The average of the rows' log densities over draws of the globals."""
+        draws = self.sample(jax.random.key(0), (NUM_DRAWS,))
+        return monte_carlo_bound(model, args, kwargs, draws, self.points, compiled)
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Independent draws of every global latent."""
+        raise NotImplementedError
+
+    def _specification(self, kind: str) -> dict[str, Any]:
         return {
-            "kind": "dpvi_normal",
+            "kind": kind,
+            "points": list(named_points(self.points)),
             "sites": [
                 {
                     "name": site.name,
@@ -180,9 +237,50 @@ class NormalPosterior:
             ],
         }
 
+
+def _shared_from(
+    specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+) -> dict[str, Any]:
+    """`sites` and `points` of a described posterior."""
+    # Single precision unless an array says otherwise; bounds follow the parameters.
+    dtype = jnp.result_type(*params.values()) if params else jnp.float32
+    sites = [
+        GuideSite(
+            name=described["name"],
+            support=support_from_json(described["support"], dtype),
+            shape=tuple(described["shape"]),
+            dims=tuple(described["dims"]),
+        )
+        for described in specification["sites"]
+    ]
+    points = {name: params[name] for name in specification.get("points", ())}
+    return {"sites": tuple(sites), "points": _points_from(points)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormalPosterior(_GuidePosterior):
+    """Independent Normals on the unconstrained space of every global latent.
+
+    Attributes:
+      loc: Means by site, on the unconstrained space.
+      scale: Standard deviations by site, on the unconstrained space.
+    """
+
+    loc: Mapping[str, jax.Array]
+    scale: Mapping[str, jax.Array]
+
     @property
-    def site_dims(self) -> dict[str, tuple[str, ...]]:
-        return {site.name: site.dims for site in self.sites}
+    def params(self) -> dict[str, jax.Array]:
+        """`{site}.loc` and `{site}.scale`, and the point estimates."""
+        return {
+            f"{site.name}.{name}": values[site.name]
+            for site in self.sites
+            for name, values in (("loc", self.loc), ("scale", self.scale))
+        } | named_points(self.points)
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_normal")
 
     def sample(
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
@@ -200,22 +298,144 @@ class NormalPosterior:
     def from_specification(
         cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
     ) -> Self:
-        sites = []
-        for described in specification["sites"]:
-            dtype = params[f"{described['name']}.loc"].dtype
-            sites.append(
-                GuideSite(
-                    name=described["name"],
-                    support=support_from_json(described["support"], dtype),
-                    shape=tuple(described["shape"]),
-                    dims=tuple(described["dims"]),
-                )
-            )
+        shared = _shared_from(specification, params)
+        names = [site.name for site in shared["sites"]]
         return cls(
-            sites=tuple(sites),
-            loc={site.name: params[f"{site.name}.loc"] for site in sites},
-            scale={site.name: params[f"{site.name}.scale"] for site in sites},
+            **shared,
+            loc={name: params[f"{name}.loc"] for name in names},
+            scale={name: params[f"{name}.scale"] for name in names},
         )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JointNormalPosterior(_GuidePosterior):
+    """A Normal on the joint unconstrained space of the global latents.
+
+    Attributes:
+      loc: Mean, with the sites' coordinates one after the other.
+      factor: Matrix F of the covariance FFᵀ + D².
+      diagonal: Diagonal of D; None for zero.
+    """
+
+    loc: jax.Array
+    factor: jax.Array
+    diagonal: jax.Array | None
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """`joint.loc`, `joint.factor`, `joint.diagonal`, and the point estimates."""
+        params = {"joint.loc": self.loc, "joint.factor": self.factor}
+        if self.diagonal is not None:
+            params["joint.diagonal"] = self.diagonal
+        return params | named_points(self.points)
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_joint_normal")
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Independent draws of the global latents together, in their supports."""
+        factor_key, diagonal_key = jax.random.split(rng_key)
+        shape = (*sample_shape, self.factor.shape[1])
+        noise = jax.random.normal(factor_key, shape, self.loc.dtype)
+        z = self.loc + noise @ self.factor.T
+        if self.diagonal is not None:
+            shape = (*sample_shape, *self.loc.shape)
+            noise = jax.random.normal(diagonal_key, shape, self.loc.dtype)
+            z += self.diagonal * noise
+        draws, start = {}, 0
+        for site in self.sites:
+            stop = start + math.prod(site.unconstrained_shape)
+            value = z[..., start:stop].reshape(*sample_shape, *site.unconstrained_shape)
+            draws[site.name] = site.transform(value)
+            start = stop
+        return draws
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        return cls(
+            **_shared_from(specification, params),
+            loc=params["joint.loc"],
+            factor=params["joint.factor"],
+            diagonal=params.get("joint.diagonal"),
+        )
+
+
+# How many draws stand for a guide of the user's own in a file.
+_MOST_DRAWS = 4096
+_MOST_DRAW_NUMBERS = 2**22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrawsPosterior(_GuidePosterior):
+    """A posterior that a guide of the user's own describes.
+
+    A file cannot hold the guide, which is a function. It holds draws in its place, and
+    a loaded posterior resamples these.
+
+    Attributes:
+      draws: Draws by site along a leading axis; they need no privacy of their own.
+      draw: Draws the globals anew from a key; None after loading.
+    """
+
+    draws: Mapping[str, jax.Array]
+    draw: Callable[[jax.Array], dict[str, jax.Array]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sites: tuple[GuideSite, ...],
+        points: Mapping[str, Any],
+        draw: Callable[[jax.Array], dict[str, jax.Array]],
+    ) -> Self:
+        """The posterior of a guide that draws all globals from a key."""
+        numbers = sum(math.prod(site.shape) for site in sites)
+        count = max(100, min(_MOST_DRAWS, _MOST_DRAW_NUMBERS // max(numbers, 1)))
+        keys = jax.random.split(jax.random.key(0), count)
+        draws = jax.jit(jax.vmap(draw))(keys) if sites else {}
+        return cls(sites=sites, points=points, draws=draws, draw=draw)
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The guide's and the model's parameters, and `{site}.draws`."""
+        draws = {f"{name}.draws": draws for name, draws in self.draws.items()}
+        return named_points(self.points) | draws
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_draws")
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Draws of the globals: from the guide, after loading among its saved draws."""
+        if not self.sites:
+            return {}
+        count = math.prod(sample_shape)
+        if self.draw is not None:
+            found = jax.vmap(self.draw)(jax.random.split(rng_key, count))
+        else:
+            total = len(next(iter(self.draws.values())))
+            chosen = jax.random.randint(rng_key, (count,), 0, total)
+            found = {name: draws[chosen] for name, draws in self.draws.items()}
+        return {
+            name: draws.reshape(*sample_shape, *draws.shape[1:])
+            for name, draws in found.items()
+        }
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        shared = _shared_from(specification, params)
+        names = [site.name for site in shared["sites"]]
+        return cls(**shared, draws={name: params[f"{name}.draws"] for name in names})
+
+
 register_posterior("dpvi_normal", NormalPosterior)
+register_posterior("dpvi_joint_normal", JointNormalPosterior)
+register_posterior("dpvi_draws", DrawsPosterior)

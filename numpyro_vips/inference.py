@@ -4,11 +4,13 @@ Everything that touches private rows goes through three lines of `_run_step`: th
 sampler draws rows, the engine returns their bounded sum, the mechanism adds noise.
 """
 
+import concurrent.futures
 import dataclasses
 import math
+import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -20,7 +22,7 @@ from numpyro_vips.batch_selection import fixed_batch_size, padded_chunks, select
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.structure import NotConjugate
-from numpyro_vips.dpvi import DpviEngine, not_supported
+from numpyro_vips.dpvi import DpviEngine, check_options, not_supported
 from numpyro_vips.errors import (
     BudgetExceededError,
     NotConjugateError,
@@ -48,8 +50,14 @@ ENGINES = ("auto", "vips", "dpvi")
 SAMPLINGS = ("poisson", "without_replacement", "full")
 # Rows that are worked on at a time, unless max_batch_size says otherwise.
 DEFAULT_CHUNK = 4096
+# Chunks that are worked on at once.
+MAX_WORKERS = min(4, os.cpu_count() or 1)
 # How many made-up rows the default clipping norms are read off.
 NUM_TYPICAL_ROWS = 64
+
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 class Engine(Protocol):
@@ -81,6 +89,10 @@ class Engine(Protocol):
         """The state after a step, from noisy estimates of the sums over all rows."""
         ...
 
+    def has_posterior(self, state: Any) -> bool:
+        """Whether all that a posterior needs has been released."""
+        ...
+
     def posterior(self, state: Any) -> Posterior: ...
 
 
@@ -110,15 +122,31 @@ class PrivateVI:
       sampling_rate: Share of the rows in a minibatch; by default all rows.
       clipping_norm: L2 bound on what one row contributes to a step, taken over all
         statistics of the step together. The default suits rows of L2 norm 1, see
-        `explain`.
+        `explain`. For VIPS also a mapping from each statistic that `explain` names to
+        its typical norm, by which it is scaled before rows are clipped jointly.
       epsilon, delta: This fit's share of the budget; by default all that is left.
       num_rows: Public number of rows. By default the actual length is used and the
         statement says that it is treated as public.
       max_batch_size: Rows worked on at a time; larger minibatches take several passes,
         so none is ever cut.
       local_steps: Sweeps of coordinate ascent over the latents of a row.
-      guide: Reserved for guides of the user's own; only None is accepted.
+      guide: For DPVI: `"mean_field"` (the default), `"full_rank"` or `"low_rank"`, a
+        Normal on the unconstrained globals, or a NumPyro function of the model's
+        arguments or of none. Giving one chooses DPVI under `engine="auto"`.
+      step_size: Weight of step t = 0, 1, ... in VIPS' running average of statistics, as
+        a function of t; by default 2/(t + 2).
+      release_once: For VIPS: whether statistics that do not depend on the globals are
+        released a single time, from all rows, or with the others in every step.
+      callback: Called with (t, result) after step t = 0, 1, ..., once there is a
+        posterior. The result holds what has been released until then, under the privacy
+        statement of the whole fit.
       optimizer: For DPVI: any optax optimiser.
+      loss: For DPVI: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`,
+        with their number of particles.
+      perturb: For DPVI: `"location"` releases the gradient in the globals and rebuilds
+        that of the guide, `"all"` releases the latter, as in the DPVI paper.
+      averaging: For DPVI: the power of t with which iterates count in the average that
+        becomes the posterior; None takes the last one.
       progress_bar: Whether to show the steps and the ε that was charged.
       insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
         towards anyone who may know the seed, warns, and is recorded in the statement.
@@ -143,14 +171,20 @@ class PrivateVI:
         sampling: Sampling = "poisson",
         num_steps: int | None = None,
         sampling_rate: float | None = None,
-        clipping_norm: float | None = None,
+        clipping_norm: float | Mapping[str, float] | None = None,
         epsilon: float | None = None,
         delta: float | None = None,
         num_rows: int | None = None,
         max_batch_size: int | None = None,
         local_steps: int | None = None,
+        step_size: Callable[[int], float] | None = None,
+        callback: Callable[[int, PrivateVIResult], None] | None = None,
+        release_once: bool = True,
         guide: Any = None,
         optimizer: Any = None,
+        loss: Any = None,
+        perturb: Any = None,
+        averaging: float | None = 3.0,
         progress_bar: bool = True,
         insecure_seed: int | None = None,
         relation: Relation | None = None,
@@ -183,28 +217,40 @@ class PrivateVI:
                     f"Expected sampling_rate={sampling_rate!r} to be 1 with "
                     "sampling='full'. Use sampling='poisson' for minibatches."
                 )
+        norms: dict[str, Any] = {"clipping_norm": clipping_norm}
+        if isinstance(clipping_norm, Mapping):
+            norms = {f"clipping_norm[{k!r}]": v for k, v in clipping_norm.items()}
         for name, value in {
-            "clipping_norm": clipping_norm,
+            **norms,
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
         }.items():
             if value is not None:
                 _validate.positive(**{name: value})
+        if step_size is not None and not callable(step_size):
+            raise TypeError(
+                f"Expected step_size={step_size!r} to be a function of the step's "
+                "number 0, 1, ..., such as lambda t: 1 / (t + 1)."
+            )
         if delta is not None and not 0 < delta < 1:
             raise ValueError(f"Expected delta={delta!r} in (0, 1).")
         for name, value in (structure or {}).items():
             _validate.one_of(("diag",), **{f"structure[{name!r}]": value})
-        if guide is not None:
+        check_options(guide=guide, loss=loss, perturb=perturb, averaging=averaging)
+        if guide is not None and engine == "vips":
             raise ValueError(
-                "guide= is not supported yet: DPVI uses a mean-field Normal guide. "
-                "Leave it out."
+                "Expected guide= with engine='dpvi' or 'auto': VIPS finds the form of "
+                "the posterior itself. Leave it out."
             )
         self.model = model
         self.budget = budget
         self.engine = engine
         self.max_batch_size = max_batch_size
         self.local_steps = local_steps
+        self.callback = callback
+        self.guide = guide
         self.optimizer = optimizer
+        self._dpvi_options = {"loss": loss, "perturb": perturb, "averaging": averaging}
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
         self.accountant: Accountant = accountant
@@ -220,6 +266,8 @@ class PrivateVI:
             sampling_rate=sampling_rate,
             clipping_norm=clipping_norm,
             noise_multiplier=noise_multiplier,
+            step_size=step_size,
+            release_once=release_once,
             private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
         )
 
@@ -257,7 +305,9 @@ class PrivateVI:
                 )
             raise
         reasons: dict[str, str] = {}
-        if self.engine != "dpvi":
+        if graph.params:
+            reasons = dict.fromkeys(graph.params, "a parameter without a prior")
+        elif self.engine != "dpvi" and self.guide is None:
             try:
                 program = compile_model(self.model, graph, structure=self.structure)
             except NotConjugate as error:
@@ -267,6 +317,7 @@ class PrivateVI:
                     program,
                     num_rows=arguments.public_num_rows,
                     local_steps=self.local_steps,
+                    num_steps=self.settings.num_steps,
                 )
                 steps = self._vips_steps(engine, arguments)
                 return _Analysis(
@@ -282,15 +333,30 @@ class PrivateVI:
                 f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
                 "or 'auto', or change the model there."
             )
-        obstacle = not_supported(graph)
+        obstacle = not_supported(graph, has_guide=callable(self.guide))
         if obstacle is not None:
             details = "".join(f" {site}: {why}." for site, why in reasons.items())
             raise UnsafeModelError(
                 f"{obstacle}"
                 + (f" VIPS cannot run it either.{details}" if details else "")
             )
-        dpvi = DpviEngine(graph, optimizer=self.optimizer)
-        steps = dpvi_schedule(dpvi.blocks, self.settings)
+        dpvi = DpviEngine(
+            graph,
+            guide=self.guide or "mean_field",
+            optimizer=self.optimizer,
+            **self._dpvi_options,
+        )
+        if isinstance(self.settings.clipping_norm, Mapping):
+            raise ValueError(
+                "Expected clipping_norm= to be one number: the model runs by DPVI, "
+                "whose gradient is one vector. See explain for the reason."
+            )
+        steps = dpvi_schedule(
+            dpvi.blocks,
+            self._typical_norms(dpvi, [b.name for b in dpvi.blocks], arguments),
+            self.settings,
+            has_own_optimizer=self.optimizer is not None,
+        )
         return _Analysis(
             arguments=arguments, graph=graph, engine=dpvi, steps=steps, reasons=reasons
         )
@@ -299,24 +365,33 @@ class PrivateVI:
         self, engine: VipsEngine, arguments: ModelArguments
     ) -> tuple[Step, ...]:
         once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
-        norms: Mapping[str, np.ndarray] = {}
-        if self.settings.private and self.settings.clipping_norm is None:
-            state = engine.initial_state(jax.random.key(0))
-            names = [block.name for block in (*once, *adaptive)]
-            for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
-                norms = engine.row_norms(state, rows, names)
-                if all(
-                    np.all(np.isfinite(n)) and np.any(n > 0) for n in norms.values()
-                ):
-                    break
-            else:
-                raise ValueError(
-                    "No default clipping norm could be found for this model: made-up "
-                    "rows are not valid observations of it. Pass clipping_norm=, a "
-                    "bound on the L2 norm of one row's statistics, chosen from public "
-                    "knowledge."
-                )
+        names = [block.name for block in (*once, *adaptive)]
+        norms = self._typical_norms(engine, names, arguments)
         return vips_schedule(once, adaptive, norms, self.settings)
+
+    def _typical_norms(
+        self,
+        engine: VipsEngine | DpviEngine,
+        names: Sequence[str],
+        arguments: ModelArguments,
+    ) -> Mapping[str, np.ndarray]:
+        """Norms of each block in made-up rows, where a default is read off them."""
+        if not self.settings.private or self.settings.clipping_norm is not None:
+            return {}
+        state: Any = engine.initial_state(jax.random.key(0))
+        for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
+            norms = engine.row_norms(state, rows, names)
+            needed = list(norms.values())
+            if isinstance(engine, DpviEngine):
+                # A layer of a network may well have no gradient at the start.
+                needed = [np.sqrt(sum(n**2 for n in needed))]
+            if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in needed):
+                return norms
+        raise ValueError(
+            "No default clipping norm could be found for this model: made-up rows are "
+            "not valid observations of it. Pass clipping_norm=, a bound on the L2 norm "
+            "of one row's statistics, chosen from public knowledge."
+        )
 
     def _plan(self, analysis: _Analysis) -> Plan:
         return explain_plan(
@@ -369,25 +444,32 @@ class PrivateVI:
                 label=self.label
                 or f"{name_of(self.model.fn)} ({analysis.engine.name})",
             )
+        programs: dict[str, Any] = {}
+
+        def result_of(state: Any) -> PrivateVIResult:
+            return PrivateVIResult(
+                posterior=analysis.engine.posterior(state),
+                privacy=statement,
+                engine=analysis.engine.name,
+                plan=str(plan),
+                settings=self._settings_used(steps),
+                seconds={
+                    "planning": planned - started,
+                    "compiling": compiled - planned,
+                    "running": time.perf_counter() - compiled,
+                },
+                model=self.model,
+                _compiled=programs,
+            )
+
         shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"
         with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
             bar.set_postfix_str(f"ε spent {shown}")
-            for step in bar:
+            for number, step in enumerate(bar):
                 state = _run_step(analysis, step, state, random, self.max_batch_size)
-        posterior = analysis.engine.posterior(state)
-        finished = time.perf_counter()
-        return PrivateVIResult(
-            posterior=posterior,
-            privacy=statement,
-            engine=analysis.engine.name,
-            plan=str(plan),
-            settings=self._settings_used(steps),
-            seconds={
-                "planning": planned - started,
-                "compiling": compiled - planned,
-                "running": finished - compiled,
-            },
-        )
+                if self.callback is not None and analysis.engine.has_posterior(state):
+                    self.callback(number, result_of(state))
+        return result_of(state)
 
     def _rehearse(self, analysis: _Analysis, steps: Sequence[Step], state: Any) -> None:
         """Runs every kind of step on zeros, so that what can fail fails unpaid.
@@ -490,6 +572,8 @@ class PrivateVI:
             "local_steps": self.local_steps,
             "max_batch_size": self.max_batch_size,
             "structure": self.structure,
+            "guide": self.guide if isinstance(self.guide, str | None) else "own",
+            "perturb": self._dpvi_options["perturb"],
             # Whether, not which: the seed would take the noise off again.
             "insecure_seed": self.insecure_seed is not None,
         }
@@ -569,7 +653,9 @@ def _run_step(
     chunk = max_batch_size or _chunk_size(step, arguments.public_num_rows)
     sums = {block.name: np.zeros(block.shape) for block in step.blocks}
     indices = select_rows(step.event, arguments.num_rows, random.sampling)
-    for padded, mask in padded_chunks(indices, chunk):
+
+    def bounded_sum(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+        padded, mask = chunk
         part = analysis.engine.bounded_sum(
             state,
             arguments.take(padded),
@@ -577,12 +663,36 @@ def _run_step(
             scales=scales,
             clipping_norm=step.clipping_norm,
         )
+        return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
+
+    for part in _map_in_threads(bounded_sum, padded_chunks(indices, chunk)):
         for name in sums:
-            sums[name] += np.asarray(part[name], dtype=np.float64)
+            sums[name] += part[name]
     noisy = mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
     released = {name: value / step.sampling_rate for name, value in noisy.items()}
     return analysis.engine.update(state, released, _noise_of_sums(step), step.step_size)
+
+
+def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:
+    """Applies a function to values, some at a time, and yields results in order.
+
+    XLA runs many programs on one core, and hands the interpreter's lock back meanwhile.
+    """
+    values = list(values)
+    if len(values) == 1:
+        yield function(values[0])
+        return
+    # JAX keeps these settings apart for every thread.
+    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    device = getattr(jax.config, "jax_default_device")  # noqa: B009
+
+    def in_context(value: _T) -> _R:
+        with jax.enable_x64(x64), jax.default_device(device):
+            return function(value)
+
+    with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
+        yield from pool.map(in_context, values)
 
 
 def _noise_of_sums(step: Step) -> dict[str, float]:
@@ -614,5 +724,10 @@ def _public_facts(analysis: _Analysis) -> tuple[str, ...]:
     facts += [
         f"the array {name!r} that the model holds" for name in analysis.graph.captured
     ]
+    if isinstance(analysis.engine, DpviEngine):
+        facts += [
+            f"the array {name!r} that the guide holds"
+            for name in analysis.engine.captured
+        ]
     facts.append("the clipping norms, which must not be chosen by looking at the data")
     return tuple(facts)

@@ -5,14 +5,13 @@ The engines add these up and take gradients; what is computed is NumPyro's own
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jax.interpreters import partial_eval
 
 from numpyro_vips.made_up_rows import made_up_rows
 from numpyro_vips.model_graph import ModelGraph, Site
@@ -43,35 +42,51 @@ def num_joint_states(graph: ModelGraph) -> int | None:
 
 
 def row_log_density(
-    graph: ModelGraph, latents: Mapping[str, Any], row: Mapping[str, Any]
+    graph: ModelGraph,
+    latents: Mapping[str, Any],
+    row: Mapping[str, Any],
+    params: Mapping[str, Any] | None = None,
+    sites: Collection[str] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """A row's log density, and whether all it observes lies in the support.
 
-    Discrete latents of the row are summed out exactly, over all their joint states.
+    Latents of the row that are not given are discrete; they are summed out exactly,
+    over all their joint states.
+
+    Args:
+      graph: The model.
+      latents: Values of the globals, and of continuous latents of the row.
+      row: One row of every private argument.
+      params: Values of the model's parameters.
+      sites: Names of the sites under the unit plate that count; all by default.
     """
     rows = {k: v[None] for k, v in row.items()}
-    discrete = graph.latents("local")
+    discrete = [site for site in graph.latents("local") if site.name not in latents]
     if not discrete:
-        return _log_density_of_row(graph, latents, rows)
+        return _log_density_of_row(graph, latents, rows, params, sites)
 
     def at(states: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        return _log_density_of_row(graph, {**latents, **states}, rows)
+        return _log_density_of_row(graph, {**latents, **states}, rows, params, sites)
 
     totals, in_support = jax.vmap(at)(_joint_states(discrete))
     return jax.nn.logsumexp(totals), jnp.all(in_support)
 
 
 def _log_density_of_row(
-    graph: ModelGraph, latents: Mapping[str, Any], rows: Mapping[str, Any]
+    graph: ModelGraph,
+    latents: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    params: Mapping[str, Any] | None,
+    sites: Collection[str] | None,
 ) -> tuple[jax.Array, jax.Array]:
-    messages = graph.run(rows, latents)
+    messages = graph.run(rows, latents, params=params)
     total = jnp.zeros((), jnp.result_type(float))
     in_support = jnp.ones((), bool)
     for site in graph.sites.values():
-        if site.row_axis is None:
+        if site.row_axis is None or (sites is not None and site.name not in sites):
             continue
         message = messages[site.name]
-        total += _log_density(message)
+        total += site_log_density(message)
         if not site.is_latent:
             in_support &= jnp.all(_in_support(message["fn"], message["value"]))
     return total, in_support
@@ -93,18 +108,8 @@ def _joint_states(sites: Sequence[Site]) -> dict[str, np.ndarray]:
     return states
 
 
-def prior_log_density(
-    graph: ModelGraph, latents: Mapping[str, Any], row: Mapping[str, Any]
-) -> jax.Array:
-    """Log density of the globals; `row` may be made up, for it has no effect."""
-    messages = graph.run({k: v[None] for k, v in row.items()}, latents)
-    total = jnp.zeros((), jnp.result_type(float))
-    for site in graph.latents("global"):
-        total += _log_density(messages[site.name])
-    return total
-
-
-def _log_density(message: Mapping[str, Any]) -> jax.Array:
+def site_log_density(message: Mapping[str, Any]) -> jax.Array:
+    """A site's log density, with its scale, summed over its elements."""
     log_density = message["fn"].log_prob(message["value"])
     if message["scale"] is not None:
         log_density = message["scale"] * log_density
@@ -124,14 +129,3 @@ def _in_support(fn: Any, value: Any) -> jax.Array:
     if isinstance(fn, dist.MaskedDistribution):
         return _in_support(fn.base_dist, value) | ~jnp.asarray(fn._mask)
     return jnp.asarray(fn.support(value))
-
-
-def read_by_rows(graph: ModelGraph, latents: Mapping[str, Any]) -> dict[str, bool]:
-    """For every global, whether the density of what is observed depends on it."""
-    row = made_up_row(graph)
-    traced = jax.make_jaxpr(lambda values: row_log_density(graph, values, row)[0])(
-        dict(latents)
-    )
-    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
-    # Dicts are flattened in sorted order.
-    return dict(zip(sorted(latents), used, strict=True))

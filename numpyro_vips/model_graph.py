@@ -17,12 +17,13 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
+import jax.core
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 from jax.interpreters import partial_eval
-from numpyro.distributions import Distribution
+from numpyro.distributions import Distribution, biject_to, constraints
 from numpyro.primitives import Messenger
 
 from numpyro_vips.errors import UnsafeModelError
@@ -109,6 +110,8 @@ class ModelGraph:
       row_log_joint, prior_log_joint: NumPyro's own log density of the sites under
         the unit plate, respectively of the others, for any number of rows.
       captured: Arrays that the model holds itself; they are treated as public.
+      params: The constraint of every `numpyro.param`, which has no prior and is
+        estimated by a point.
     """
 
     unit: str
@@ -119,6 +122,7 @@ class ModelGraph:
     program_inputs: Any
     captured: Mapping[str, np.ndarray]
     run: Callable[..., Mapping[str, dict]]
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def latents(self, role: Role) -> list[Site]:
         return [site for site in self.sites.values() if site.role == role]
@@ -167,10 +171,14 @@ class _UnitPlate(Messenger):
 
 
 class _Substitute(Messenger):
-    """Gives latent sites their values, and notices what only a trace shows."""
+    """Gives latents and parameters their values; notices what only a trace shows."""
 
-    def __init__(self, values: Mapping[str, Any] | None):
+    def __init__(
+        self, values: Mapping[str, Any] | None, params: Mapping[str, Any], unit: str
+    ):
         self.values = values
+        self.params = params
+        self.unit = unit
         # Positions in the loops that are being unrolled, outermost first.
         self._time: list[int] = []
         super().__init__()
@@ -197,11 +205,30 @@ class _Substitute(Messenger):
         # What NumPyro's scan expects; its sites have been seen one by one already.
         return (count, None, carry), (types.SimpleNamespace(trace={}), ys)
 
+    def _set_param(self, msg: Any) -> None:
+        name = msg["name"]
+        in_plate = any(frame.name == self.unit for frame in msg["cond_indep_stack"])
+        # Without event_dim NumPyro gives a parameter no axis for the plate.
+        if in_plate and msg["kwargs"].get("event_dim") is not None:
+            raise UnsafeModelError(
+                f"The parameter {name!r} stands under the plate {self.unit!r}, so that "
+                "every row would have its own and releasing it would release the row. "
+                "Write what belongs to a row as a function of the row, with parameters "
+                "that all rows share."
+            )
+        if name in self.params:
+            # A copy of the containers, since NumPyro's modules write into them.
+            msg["value"] = jax.tree.map(lambda leaf: leaf, self.params[name])
+
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "param":
+            self._set_param(msg)
+            return
+        if msg["type"] == "mutable":
             raise UnsafeModelError(
-                f"The model has a parameter without a prior, {msg['name']!r}. Give it "
-                "a prior with numpyro.sample; an estimate without one has no posterior."
+                f"{msg['name']!r} is a state that a network carries from one call to "
+                "the next, such as the averages of batch normalisation. It would mix "
+                "the rows. Use layers without one, such as layer normalisation."
             )
         if msg["type"] == "control_flow":
             msg["value"] = self._unrolled(msg)
@@ -217,8 +244,47 @@ class _Substitute(Messenger):
                 "fitted. To hold it at a public value use numpyro.handlers.do(model, "
                 f"data={{{msg['name']!r}: value}}), or write the value into the model."
             )
-        if self.values is not None and msg["name"] in self.values:
+        if _is_delta(msg["fn"]):
+            # No latent: all its mass lies on what it is given.
+            msg["type"] = "deterministic"
+            msg["value"] = _delta_value(msg["name"], msg["fn"])
+        elif self.values is not None and msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
+        elif isinstance(_unwrapped(msg["fn"]), numpyro.distributions.ImproperUniform):
+            msg["value"] = _somewhere(msg["fn"])
+
+
+def _unwrapped(fn: Any) -> Any:
+    while isinstance(
+        fn,
+        numpyro.distributions.Independent
+        | numpyro.distributions.ExpandedDistribution
+        | numpyro.distributions.MaskedDistribution,
+    ):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_delta(fn: Any) -> bool:
+    return isinstance(_unwrapped(fn), numpyro.distributions.Delta)
+
+
+def _delta_value(name: str, fn: Any) -> Any:
+    delta = _unwrapped(fn)
+    density = delta.log_density
+    if isinstance(density, jax.core.Tracer) or np.any(np.asarray(density) != 0):
+        raise UnsafeModelError(
+            f"{name!r} is a latent Delta with a log_density of its own. Write the "
+            "density with numpyro.factor under the unit plate, and the value with "
+            "numpyro.deterministic."
+        )
+    return jnp.broadcast_to(delta.v, fn.shape())
+
+
+def _somewhere(fn: Any) -> jax.Array:
+    """A value in the support of a distribution that cannot be drawn from."""
+    transform = biject_to(fn.support)
+    return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
 
 
 def run_model(
@@ -227,12 +293,15 @@ def run_model(
     rows: Mapping[str, Any],
     *,
     latents: Mapping[str, Any] | None,
+    params: Mapping[str, Any] | None = None,
     index: Any = None,
+    rng_key: Any = None,
 ) -> tuple[dict[str, dict], _UnitPlate]:
-    """Runs the model once under NumPyro's handlers and returns its sample messages.
+    """Runs the model once under NumPyro's handlers and returns its messages.
 
-    Latents that are not given are drawn with a fixed key (only shapes are used). The
-    index of the unit plate is 0, 1, ... unless it is given.
+    Latents that are not given are drawn, and parameters that are not given have their
+    initial values, both with `rng_key` or else with a fixed key. The index of the unit
+    plate is 0, 1, ... unless it is given.
     """
     args, kwargs = arguments.call(rows)
     count = next(iter(rows.values())).shape[0]
@@ -243,8 +312,10 @@ def run_model(
         with (
             numpyro.handlers.trace() as trace,
             unit_plate,
-            _Substitute(latents),
-            numpyro.handlers.seed(rng_seed=jax.random.key(0)),
+            _Substitute(latents, params or {}, model.unit),
+            numpyro.handlers.seed(
+                rng_seed=jax.random.key(0) if rng_key is None else rng_key
+            ),
             numpyro.validation_enabled(False),
         ):
             assert model.fn is not None
@@ -322,20 +393,20 @@ def _parameter_names(fn: Distribution) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
+def abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
     return {
         name: jax.ShapeDtypeStruct((count, *row.shape), row.dtype)
         for name, row in arguments.row_shapes().items()
     }
 
 
-class _Trace:
+class Trace:
     """The model's program on `count` abstract rows."""
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
         self.count = count
         self._model, self._arguments = model, arguments
-        rows = _abstract_rows(arguments, count)
+        rows = abstract_rows(arguments, count)
 
         def shapes(rows):
             trace, self.unit_plate = run_model(model, arguments, rows, latents=None)
@@ -348,6 +419,8 @@ class _Trace:
         latents = _traced(lambda: jax.eval_shape(shapes, rows))
         self.messages: dict[str, Any] = {}
         self.structures: dict[str, Distributed] = {}
+        self.params: dict[str, Any] = {}
+        self.all_messages: dict[str, Any] = {}
 
         self.inputs = (rows, latents)
         self.closed, self.output_shapes = _traced(
@@ -359,7 +432,10 @@ class _Trace:
             self._model, self._arguments, rows, latents=latents, index=index
         )
         outputs = {}
+        self.all_messages = trace
         for name, msg in trace.items():
+            if msg["type"] == "param":
+                self.params[name] = msg
             if msg["type"] != "sample":
                 continue
             structure, arrays = _take_apart(msg["fn"])
@@ -440,9 +516,9 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     """
     assert model.fn is not None
     captured = captured_arrays(model.fn)
-    _refuse_captured_rows(captured, arguments)
-    two, three = (_Trace(model, arguments, count) for count in (2, 3))
-    one = _Trace(model, arguments, 1)
+    refuse_captured_rows(captured, arguments)
+    two, three = (Trace(model, arguments, count) for count in (2, 3))
+    one = Trace(model, arguments, 1)
     if not two.unit_plate.seen:
         raise _missing_plate(model.unit, two.unit_plate.plate_names)
     if set(two.messages) != set(three.messages):
@@ -451,11 +527,12 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
             f"belongs to one row under the plate {model.unit!r}."
         )
     for trace in (two, three, one):
-        _refuse_captured_constants(trace, arguments)
+        refuse_captured_constants(trace, arguments)
     sites = {}
     for name, msg in one.messages.items():
         sites[name] = _site(name, msg, model.unit, one, two, three)
     _check_globals(sites, two, three, model.unit)
+    check_params(model, arguments, two, three)
     local = {name for name, site in sites.items() if site.role == "local"}
     if not three.picks_rows_only(local):
         raise UnsafeModelError(
@@ -479,20 +556,31 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
         captured=captured,
-        run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
+        run=_runner(model, arguments),
+        params={
+            name: msg["kwargs"].get("constraint", constraints.real)
+            for name, msg in one.params.items()
+        },
     )
+
+
+def _runner(model: private, arguments: ModelArguments) -> Callable[..., Any]:
+    def run(rows: Any, latents: Any, **options: Any) -> Mapping[str, dict]:
+        return run_model(model, arguments, rows, latents=latents, **options)[0]
+
+    return run
 
 
 def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> ModelGraph:
     """The graph of a model on other rows or in another precision, not checked."""
-    one = _Trace(model, arguments, 1)
+    one = Trace(model, arguments, 1)
     return dataclasses.replace(
         graph,
         arguments=arguments,
         program=_without_dead_code(one.closed),
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
-        run=lambda rows, latents: run_model(model, arguments, rows, latents=latents)[0],
+        run=_runner(model, arguments),
     )
 
 
@@ -518,9 +606,7 @@ def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
     return UnsafeModelError(message)
 
 
-def _site(
-    name: str, msg: Any, unit: str, one: _Trace, two: _Trace, three: _Trace
-) -> Site:
+def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     fn = msg["fn"]
     # NumPyro splits a site with obs_mask= into an observed and an unobserved one.
     stem = name.removesuffix("_unobserved").removesuffix("_observed")
@@ -581,7 +667,7 @@ def _site(
     )
 
 
-def _num_states(trace: _Trace, name: str) -> int | None:
+def _num_states(trace: Trace, name: str) -> int | None:
     kind = trace.structures[name].kind
     if issubclass(
         kind,
@@ -597,7 +683,7 @@ def _num_states(trace: _Trace, name: str) -> int | None:
 
 
 def _check_globals(
-    sites: Mapping[str, Site], two: _Trace, three: _Trace, unit: str
+    sites: Mapping[str, Site], two: Trace, three: Trace, unit: str
 ) -> None:
     """Refuses a global whose distribution depends on rows or on their number."""
     for name, site in sites.items():
@@ -630,14 +716,49 @@ def _check_globals(
             )
 
 
-def _refuse_captured_rows(
+def check_params(
+    model: private, arguments: ModelArguments, two: Trace, three: Trace
+) -> None:
+    """Refuses a parameter whose shape or initial value depends on private rows."""
+    if not two.params:
+        return
+    shapes = []
+    for trace in (two, three):
+
+        def values(rows: Any, names: Any = tuple(trace.params)) -> dict[str, Any]:
+            messages, _ = run_model(model, arguments, rows, latents=None)
+            return {name: messages[name]["value"] for name in names}
+
+        rows = abstract_rows(arguments, trace.count)
+        closed, found = jax.make_jaxpr(values, return_shape=True)(rows)
+        _, used = partial_eval.dce_jaxpr(
+            closed.jaxpr, [True] * len(closed.jaxpr.outvars)
+        )
+        if any(used):
+            argument = sorted(rows)[used.index(True)]
+            raise UnsafeModelError(
+                f"The initial value of a parameter, one of {sorted(trace.params)}, "
+                f"depends on the private argument {argument!r}, and the start of a fit "
+                "is public. Use a public constant."
+            )
+        shapes.append({name: str(found[name]) for name in found})
+    for name, shape in shapes[0].items():
+        if shape != shapes[1].get(name):
+            raise UnsafeModelError(
+                f"The shape of the parameter {name!r} depends on the number of rows. "
+                "A parameter of every row would release the rows: write what belongs "
+                "to a row as a function of it."
+            )
+
+
+def refuse_captured_rows(
     captured: Mapping[str, np.ndarray], arguments: ModelArguments
 ) -> None:
     for name, array in captured.items():
         _refuse_length(repr(name), np.shape(array), arguments.num_rows)
 
 
-def _refuse_captured_constants(trace: _Trace, arguments: ModelArguments) -> None:
+def refuse_captured_constants(trace: Trace, arguments: ModelArguments) -> None:
     """Refuses arrays of the data's length that the model got hold of in any other way.
 
     They enter the program as constants. Not meant are arguments that were declared
@@ -645,6 +766,8 @@ def _refuse_captured_constants(trace: _Trace, arguments: ModelArguments) -> None
     where there happen to be as many features as rows.
     """
     for constant in trace.closed.consts:
+        if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+            continue  # Such as the one that a network is initialised with.
         array = np.asarray(constant)
         declared = any(
             np.array_equal(array, np.asarray(public, array.dtype))

@@ -33,28 +33,33 @@ class NoisyAdamState(NamedTuple):
 
 
 def noisy_adam(
-    sizes: Sequence[int],
+    sizes: Sequence[int] | None = None,
     *,
     learning_rate: float = LEARNING_RATE,
     constant_steps: int = CONSTANT_STEPS,
 ) -> optax.GradientTransformation:
-    """An optax optimiser for flat vectors made up of sites.
+    """An optax optimiser for arrays made up of sites along their leading axis.
 
     Args:
       sizes: Number of coordinates of each site, in order. Every array that is
-        optimised consists of these.
+        optimised consists of these. By default every array is one site.
       learning_rate: Largest move of a coordinate in a step, while the rate is constant.
       constant_steps: After so many steps the rate falls like 1/t, which needs no
         horizon: short runs, private ones, keep their pace and long runs converge.
     """
     _validate.positive(learning_rate=learning_rate)
     _validate.positive_integer(constant_steps=constant_steps)
-    site_of = np.repeat(np.arange(len(sizes)), sizes)
-    counts = np.asarray(sizes, np.float32)
+    site_of = np.repeat(np.arange(len(sizes or ())), sizes or ())
 
     def site_mean(values: jax.Array) -> jax.Array:
-        sums = jax.ops.segment_sum(values, site_of, num_segments=len(sizes))
-        return (sums / counts.astype(values.dtype))[site_of]
+        if sizes is None:
+            return jnp.full_like(values, jnp.mean(values))
+        per_coordinate = values.reshape(len(site_of), -1).mean(1)
+        sums = jax.ops.segment_sum(per_coordinate, site_of, num_segments=len(sizes))
+        means = (sums / np.asarray(sizes, values.dtype))[site_of]
+        return jnp.broadcast_to(
+            means.reshape(-1, *(1,) * (values.ndim - 1)), values.shape
+        )
 
     def init(params: Any) -> NoisyAdamState:
         zeros = jax.tree.map(jnp.zeros_like, params)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -79,16 +79,22 @@ class Settings:
     Attributes:
       num_steps: Steps that release what depends on the globals.
       sampling_rate: Share of the rows in a minibatch.
-      clipping_norm: Bound on the norm of one row's joint vector.
+      clipping_norm: Bound on the norm of one row's joint vector; or, by name, a typical
+        norm of each statistic, which then is its unit.
       noise_multiplier: Fixed noise, in place of what the budget affords.
+      step_size: Weight of adaptive step t = 0, 1, ... in the running average.
+      release_once: Whether what does not depend on the globals has a release of its
+        own, and not a part in every step.
     """
 
     relation: Relation
     sampling: Sampling
     num_steps: int | None = None
     sampling_rate: float | None = None
-    clipping_norm: float | None = None
+    clipping_norm: float | Mapping[str, float] | None = None
     noise_multiplier: float | None = None
+    step_size: Callable[[int], float] | None = None
+    release_once: bool = True
     private: bool = True
 
     @property
@@ -133,6 +139,8 @@ def vips_schedule(
       `accounting.calibrate_events` finds the factor.
     """
     steps = []
+    if not settings.release_once:
+        once, adaptive = (), (*once, *adaptive)
     default = DEFAULT_STEPS if settings.private else DEFAULT_STEPS_WITHOUT_NOISE
     num_steps = settings.num_steps or default
     share = ONCE_SHARE if adaptive else 1.0
@@ -153,8 +161,6 @@ def vips_schedule(
         share = 1.0 - ONCE_SHARE if once else 1.0
         multiplier = settings.rate * math.sqrt(num_steps / share)
         for number in range(num_steps):
-            # Full batches without noise need no averaging at all.
-            exact = not settings.private and settings.scheme == "full"
             steps.append(
                 Step(
                     blocks=blocks,
@@ -163,10 +169,24 @@ def vips_schedule(
                     relation=settings.relation,
                     sampling=settings.scheme,
                     sampling_rate=settings.rate,
-                    step_size=1.0 if exact else 2.0 / (number + 2.0),
+                    step_size=_step_size(number, settings),
                 )
             )
     return tuple(steps)
+
+
+def _step_size(number: int, settings: Settings) -> float:
+    """The weight of an adaptive step; the first one counts fully by default."""
+    if settings.step_size is not None:
+        value = float(settings.step_size(number))
+        if not 0 < value <= 1:
+            raise ValueError(
+                f"Expected step_size({number}) to be in (0, 1], got {value!r}."
+            )
+        return value
+    if not settings.private and settings.scheme == "full":
+        return 1.0  # Full batches without noise need no averaging at all.
+    return 2.0 / (number + 2.0)
 
 
 def _noise(settings: Settings, relative: float) -> float:
@@ -182,14 +202,26 @@ def bounded_blocks(
 ) -> tuple[tuple[Block, ...], float]:
     """Scales the blocks of one step against each other and bounds their joint norm.
 
-    A clipping norm that the caller gave bounds the statistics as they are. By default
+    A clipping norm that the caller gave bounds the statistics as they are. Typical
+    norms that the caller gave become the statistics' units, and the joint bound is that
+    of a row in which each statistic has its typical norm. By default
     the blocks are scaled so that their relative errors are alike, and the bound is the
     largest joint norm among made-up rows of unit size.
     """
     if not settings.private:
         return tuple(blocks), math.inf
-    if settings.clipping_norm is not None:
-        return tuple(blocks), settings.clipping_norm
+    given = settings.clipping_norm
+    if isinstance(given, Mapping):
+        missing = [block.name for block in blocks if block.name not in given]
+        if missing:
+            raise ValueError(
+                f"Expected clipping_norm= to have a norm for {missing} too; it has "
+                f"{sorted(given)}."
+            )
+        in_units = [dataclasses.replace(b, scale=1.0 / given[b.name]) for b in blocks]
+        return tuple(in_units), math.sqrt(len(blocks))
+    if given is not None:
+        return tuple(blocks), given
     bounds = {b.name: float(np.max(typical_norms[b.name])) for b in blocks}
     scales = optimal_scales(
         blocks,
@@ -204,26 +236,53 @@ def bounded_blocks(
     return tuple(scaled), float(np.max(joint))
 
 
-# Without noise a gradient step is cheap and needs no large batch to drown noise in.
 DPVI_STEPS = 200
-DPVI_STEPS_WITHOUT_NOISE = 2000
-DPVI_CLIPPING_NORM = 1.0
+# Without noise a gradient step costs no budget, only time.
+DPVI_STEPS_WITHOUT_NOISE = 500
+# Fewer steps are longer ones, up to this factor, and more are shorter.
+DPVI_LONGEST_STEP = 2.0
 
 
-def dpvi_schedule(blocks: Sequence[Block], settings: Settings) -> tuple[Step, ...]:
+def dpvi_schedule(
+    blocks: Sequence[Block],
+    typical_norms: Mapping[str, np.ndarray],
+    settings: Settings,
+    *,
+    has_own_optimizer: bool = False,
+) -> tuple[Step, ...]:
     """Plans equal gradient steps.
 
-    The default clipping norm of 1 suits rows whose features have L2 norm 1: the
-    gradient of a logistic or probit log likelihood is then at most about 1.
+    The default clipping norm is the largest joint norm of the gradient among made-up
+    rows of unit size, at the start. For a logistic model that is about 1/2.
+
+    Under noise all steps together should go a fixed distance: the noise of a step grows
+    like the root of the number of steps, so that with more steps each is shorter.
+
+    Args:
+      blocks: What a step releases.
+      typical_norms: For each block, its norm in each of some made-up rows.
+      settings: The caller's choices.
+      has_own_optimizer: Whether the caller gave an optimiser, whose learning rate then
+        is what it says.
     """
     default = DPVI_STEPS if settings.private else DPVI_STEPS_WITHOUT_NOISE
-    clipping_norm = settings.clipping_norm or DPVI_CLIPPING_NORM
+    num_steps = settings.num_steps or default
+    clipping_norm = math.inf
+    if settings.private:
+        given = settings.clipping_norm
+        assert not isinstance(given, Mapping)  # Refused by the caller.
+        joint = np.sqrt(sum(norms**2 for norms in typical_norms.values()))
+        clipping_norm = float(np.max(joint)) if given is None else given
+    step_size = 1.0
+    if settings.private and not has_own_optimizer:
+        step_size = min(DPVI_LONGEST_STEP, DPVI_STEPS / num_steps)
     step = Step(
         blocks=tuple(blocks),
-        clipping_norm=clipping_norm if settings.private else math.inf,
+        clipping_norm=clipping_norm,
         noise_multiplier=_noise(settings, 1.0),
         relation=settings.relation,
         sampling=settings.scheme,
         sampling_rate=settings.rate,
+        step_size=step_size,
     )
-    return (step,) * (settings.num_steps or default)
+    return (step,) * num_steps

@@ -1,5 +1,7 @@
 """Where a fit starts: the centre of the prior, found without a private value."""
 
+import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -40,6 +42,24 @@ def global_values(graph: ModelGraph) -> GlobalValues:
         supports={name: messages[name]["fn"].support for name in names},
         moved_supports={name: moved_messages[name]["fn"].support for name in names},
     )
+
+
+def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:
+    """The model's parameters as its own initialisers make them, from a made-up row."""
+    if not graph.params:
+        return {}
+    rows = made_up_rows(graph.arguments, 1, 0)
+    with _PriorCentres():
+        messages = graph.run(rows, {}, rng_key=rng_key)
+    return {name: messages[name]["value"] for name in graph.params}
+
+
+def at_initial_params(graph: ModelGraph) -> ModelGraph:
+    """The graph with its parameters held at initial values, as public constants."""
+    if not graph.params:
+        return graph
+    params = initial_params(graph, jax.random.key(0))
+    return dataclasses.replace(graph, run=functools.partial(graph.run, params=params))
 
 
 class _PriorCentres(Messenger):
@@ -86,5 +106,8 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
             return centre
     size = math.prod(fn.shape())
     count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
-    draws = transform.inv(fn.sample(key, (count,)))
+    try:
+        draws = transform.inv(fn.sample(key, (count,)))
+    except NotImplementedError:  # Improper, as flat priors are.
+        return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
     return transform(jnp.median(draws, axis=0))

@@ -52,13 +52,19 @@ NOT_COVERED = (
 
 def library_versions() -> dict[str, str]:
     """Versions of what took part in the guarantee."""
-    versions = {"python": platform.python_version()}
-    for name in ("numpyro_vips", "dp-accounting", "numpy", "randomgen", "scipy"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions
+    libraries = ("numpyro_vips", "dp-accounting", "numpy", "randomgen", "scipy")
+    return {
+        "python": platform.python_version(),
+        **{name: _installed_version(name) for name in libraries},
+    }
+
+
+@functools.cache  # Reading a package's metadata takes milliseconds.
+def _installed_version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips import _validate
+from numpyro_vips.handlers import private
 from numpyro_vips.privacy_statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -58,6 +59,31 @@ class Posterior(Protocol):
         """Independent draws of every global latent."""
         ...
 
+    def local_posterior(
+        self,
+        model: private,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        compiled: dict[str, Any],
+    ) -> Mapping[str, Any]:
+        """The posterior of the latents of rows that the caller may see.
+
+        `compiled` keeps programs, never rows, from one call to the next.
+        """
+        ...
+
+    def elbo(
+        self,
+        model: private,
+        args: tuple,
+        kwargs: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        compiled: dict[str, Any],
+    ) -> np.ndarray:
+        """The bound on the log density of each row that the caller may see."""
+        ...
+
     @classmethod
     def from_specification(
         cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
@@ -93,6 +119,8 @@ class PrivateVIResult:
       plan: The table that `explain` printed.
       settings: The settings that were used, JSON-able.
       seconds: How long the fit took, by stage, such as compiling and running.
+      model: The model as it was given, for `local_posterior` and `elbo`; None after
+        `load` without it.
     """
 
     posterior: Posterior
@@ -101,6 +129,8 @@ class PrivateVIResult:
     plan: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    model: private | None = None
+    _compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -120,6 +150,62 @@ class PrivateVIResult:
           Draws by site, ready for `numpyro.infer.Predictive(model, samples)`.
         """
         return self.posterior.sample(rng_key, tuple(sample_shape))
+
+    def local_posterior(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The posterior of the latents of rows that the caller may see.
+
+        Test rows, or the caller's own: the answer is computed from the released
+        posterior and from these rows alone, and is as private as they are. Never
+        publish it for the rows of the fit.
+
+        Args:
+          *args, **kwargs: The model's arguments, with these rows.
+
+        Returns:
+          A NumPyro distribution for each latent with one entry per row, in the shape
+          that it has in the model, and for each auxiliary variable, such as
+          `"y:polya_gamma"`. Latents that share a factor, as in a hidden chain, come as
+          their marginals.
+
+        Raises:
+          ValueError: The result was loaded without its model.
+        """
+        model = self._given_model()
+        found = self.posterior.local_posterior(
+            model, args, kwargs, self.settings, self._compiled
+        )
+        return dict(found)
+
+    def elbo(self, *args: Any, **kwargs: Any) -> np.ndarray:
+        """The bound on the log density of each row that the caller may see.
+
+        It is E_q[log p(row, its latents | globals)] plus the entropy of the posterior
+        of its latents, with q(globals) as released; the globals' own divergence from
+        their prior is not in it. Perplexity is exp(-sum of bounds / number of tokens).
+        VIPS has it in closed form, a factorised bound; DPVI averages the log density,
+        its discrete latents summed out, over 100 fixed draws of the globals. What is
+        said of `local_posterior` holds here too.
+
+        Args:
+          *args, **kwargs: The model's arguments, with these rows.
+
+        Returns:
+          Array of shape (number of rows,); not a number for a row that is not finite or
+          lies outside the support.
+
+        Raises:
+          ValueError: The result was loaded without its model.
+        """
+        model = self._given_model()
+        return self.posterior.elbo(model, args, kwargs, self.settings, self._compiled)
+
+    def _given_model(self) -> private:
+        if self.model is None:
+            raise ValueError(
+                "The latents of a row follow from the model, and this result was "
+                "loaded without it. Use load(path, model=model)."
+            )
+        return self.model
 
     def to_arviz(
         self,
@@ -232,10 +318,17 @@ class PrivateVIResult:
         return f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"
 
 
-def load(path: str | os.PathLike[str]) -> PrivateVIResult:
+def load(
+    path: str | os.PathLike[str], *, model: private | None = None
+) -> PrivateVIResult:
     """Reads a result that `PrivateVIResult.save` has written.
 
     Nothing in the file is executed.
+
+    Args:
+      path: The file.
+      model: The model that was fitted, which no file holds. Only `local_posterior` and
+        `elbo` need it.
 
     Raises:
       FileNotFoundError: There is no such file.
@@ -270,6 +363,7 @@ def load(path: str | os.PathLike[str]) -> PrivateVIResult:
         plan=str(dataset.attrs["plan"]),
         settings=json.loads(dataset.attrs["settings"]),
         seconds=json.loads(dataset.attrs["seconds"]),
+        model=model,
     )
 
 

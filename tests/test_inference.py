@@ -5,14 +5,9 @@ Whether the posteriors are right is tested with the engines and the examples.
 
 import dataclasses
 import functools
-import gc
-import json
-import logging
 import math
-import struct
 import subprocess
 import sys
-import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -333,7 +328,7 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         "'add_or_remove' with sampling='poisson'",
     ),
     "structure": ({"structure": {"w": "full"}}, ValueError, "structure"),
-    "guide": ({"guide": object()}, ValueError, "guide= is not supported"),
+    "guide": ({"guide": object()}, TypeError, "or a NumPyro function"),
     "accountant": ({"accountant": "rdp"}, ValueError, "accountant='rdp'"),
     "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
     "share of the budget": (
@@ -751,132 +746,6 @@ def test_other_models_run_by_dpvi(fn, budget, tmp_path):
     # Better than always guessing the more frequent label.
     guessed = max(many_y.mean(), 1 - many_y.mean())
     assert ((probability > 0.5) == (many_y > 0.5)).mean() > guessed + 0.1
-
-
-# --- nothing of the data is left ------------------------------------------------------
-
-PLANTED = 1234.5678
-LEAK_ROWS = 211
-
-
-def _reachable(root: Any) -> list[Any]:
-    """Everything that an object refers to, without libraries' classes and modules."""
-    seen: dict[int, Any] = {}
-    pending = [root]
-    skipped = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
-    while pending:
-        item = pending.pop()
-        if id(item) in seen or isinstance(item, skipped):
-            continue
-        seen[id(item)] = item
-        if isinstance(item, types.FunctionType):
-            pending += [cell.cell_contents for cell in item.__closure__ or ()]
-            pending += [*(item.__defaults__ or ()), *(item.__kwdefaults__ or {})]
-            continue
-        if isinstance(item, np.ndarray | jax.Array):
-            continue
-        pending += gc.get_referents(item)
-    return list(seen.values())
-
-
-def _assert_clean(value: Any) -> None:
-    if isinstance(value, np.ndarray | jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return
-        assert LEAK_ROWS not in value.shape
-        if value.dtype.kind in "fiu":
-            assert not np.isclose(np.asarray(value, float), PLANTED, rtol=1e-5).any()
-    elif isinstance(value, float):
-        assert not math.isclose(value, PLANTED, rel_tol=1e-5)
-    elif isinstance(value, str | bytes):
-        _assert_clean_text(value)
-
-
-def _assert_clean_text(text: str | bytes) -> None:
-    raw = text.encode() if isinstance(text, str) else text
-    assert b"1234.5" not in raw and b"1234.6" not in raw
-    if isinstance(text, bytes):
-        for code in ("<f", "<d", ">f", ">d"):
-            assert struct.pack(code, PLANTED) not in raw
-
-
-def test_the_search_finds_what_is_hidden():
-    planted = np.full(5, PLANTED)
-    for hidden in (
-        {"a": [planted]},
-        functools.partial(print, planted),
-        lambda: planted,
-    ):
-        with pytest.raises(AssertionError):
-            for value in _reachable(hidden):
-                _assert_clean(value)
-
-
-@pytest.mark.parametrize(
-    ("fn", "options"),
-    [(logistic, {}), (probit, {"num_steps": 5})],
-    ids=["vips", "dpvi"],
-)
-def test_planted_rows_are_found_nowhere(fn, options, tmp_path, caplog, capfd):
-    many_X, many_y = rows(LEAK_ROWS)
-    many_X[3, 1] = PLANTED
-    many_X[4] = PLANTED
-    caplog.set_level(logging.DEBUG)
-    vi = nv.PrivateVI(
-        marked(fn),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        # The actual number of rows is public by default, and then it may be told.
-        num_rows=200,
-        sampling_rate=0.5,
-        num_steps=options.get("num_steps", 5),
-    )
-    result = vi.run(KEY, many_X, many_y)
-    del many_X
-    gc.collect()
-    result.save(tmp_path / "fit.nc")
-    idata = result.to_arviz(KEY, num_samples=7)
-    idata.to_netcdf(str(tmp_path / "posterior.nc"))
-    for root in (result, vi.__dict__, idata):
-        found = _reachable(root)
-        assert len(found) > 20
-        for value in found:
-            _assert_clean(value)
-    for path in (tmp_path / "fit.nc", tmp_path / "posterior.nc"):
-        _assert_clean_text(path.read_bytes())
-    for text in (
-        str(result),
-        str(result.privacy),
-        json.dumps(result.privacy.to_dict()),
-    ):
-        _assert_clean_text(text)
-        assert str(LEAK_ROWS) not in text
-    assert set(getattr(idata, "children", None) or idata.groups()) == {"posterior"}
-    printed = capfd.readouterr()
-    _assert_clean_text(caplog.text + printed.out + printed.err)
-
-
-@pytest.mark.parametrize(
-    "spoil",
-    [
-        lambda X, y: (X, y[:-1]),
-        lambda X, y: (X.astype(object), y),
-        lambda X, y: (X.astype(str), y),
-        lambda X, y: (list(X[:, 0]), y),
-        lambda X, y: (y, X),
-        lambda X, y: (X, X[0, 0]),
-    ],
-)
-def test_exceptions_quote_no_values(spoil, budget):
-    many_X, many_y = rows(LEAK_ROWS)
-    many_X[:] = PLANTED
-    vi = nv.PrivateVI(marked(logistic), budget=budget, progress_bar=False)
-    with pytest.raises(Exception) as caught:
-        vi.run(KEY, *spoil(many_X, many_y))
-    error: BaseException | None = caught.value
-    while error is not None:
-        for value in _reachable([error.args, getattr(error, "__notes__", ())]):
-            _assert_clean(value)
-        error = error.__cause__ or error.__context__
 
 
 # --- importing ------------------------------------------------------------------------

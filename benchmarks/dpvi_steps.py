@@ -1,0 +1,115 @@
+"""What a step of DPVI costs: milliseconds and peak memory.
+
+    python benchmarks/dpvi_steps.py
+
+Two models on generated rows: logistic regression of the size of the Adult data (109
+columns, 39,073 rows, rate .005), and a Bayesian network with about 10⁵ weights on
+batches of 1,000 rows. A step is all of it: drawing the rows, the clipped sum, the noise
+from the secure generator, and the update; planning and compiling are told apart. Each
+model runs in a process of its own, whose peak resident memory is printed. On a machine
+with other work, processor time says more than the clock; both are printed.
+"""
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import time
+from typing import Any
+
+NUM_WEIGHTS = (300, 334)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=1000, help="for Adult's size")
+    parser.add_argument("--network-steps", type=int, default=10)
+    args = parser.parse_args()
+    context = multiprocessing.get_context("spawn")
+    for case in (
+        ("logistic", 39_073, 109, 0.005, args.steps),
+        ("network", 10_000, NUM_WEIGHTS[0], 0.1, args.network_steps),
+    ):
+        process = context.Process(target=_measure, args=case)
+        process.start()
+        process.join()
+        if process.exitcode:
+            sys.exit(process.exitcode)
+
+
+def _measure(
+    name: str, num_rows: int, num_columns: int, rate: float, num_steps: int
+) -> None:
+    import jax
+    import numpy as np
+
+    import numpyro_vips as nv
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(num_rows, num_columns)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    y = (X[:, 0] > 0).astype(np.float32)
+    before = _peak_memory()
+    vi = nv.PrivateVI(
+        nv.private(_MODELS[name], unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        engine="dpvi",
+        sampling_rate=rate,
+        num_steps=num_steps,
+        progress_bar=False,
+    )
+    clock, processor = time.perf_counter(), time.process_time()
+    result = vi.run(jax.random.key(0), X, y)
+    clock, processor = time.perf_counter() - clock, time.process_time() - processor
+    running = result.seconds["running"]
+    numbers = sum(value.size for key, value in result.params.items() if "loc" in key)
+    print(
+        f"{name}: {numbers:,} parameters, {rate * num_rows:.0f} rows per step: "
+        f"{1e3 * running / num_steps:.2f} ms per step over {num_steps} steps; "
+        f"planning {result.seconds['planning']:.1f} s, "
+        f"compiling {result.seconds['compiling']:.1f} s; "
+        f"peak memory {_peak_memory() / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it "
+        f"before the fit; {processor / clock:.2f} processors on average",
+        flush=True,
+    )
+
+
+def _peak_memory() -> int:
+    """Peak resident memory of this process in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _logistic(X: Any, y: Any) -> None:
+    import numpyro
+    import numpyro.distributions as dist
+
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def _network(X: Any, y: Any) -> None:
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    inputs, hidden = NUM_WEIGHTS
+    inner: Any = numpyro.sample(
+        "inner", dist.Normal(0.0, 0.1).expand([inputs, hidden]).to_event(2)
+    )
+    outer: Any = numpyro.sample(
+        "outer", dist.Normal(0.0, 0.1).expand([hidden]).to_event(1)
+    )
+    with numpyro.plate("rows", X.shape[0]):
+        logits = jnp.tanh(X @ inner) @ outer
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+_MODELS = {"logistic": _logistic, "network": _network}
+
+if __name__ == "__main__":
+    main()
