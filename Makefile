@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-slow lint docs clean
+.PHONY: demo test test-slow audit lint docs clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -19,6 +19,9 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow
+
+audit: $(VENV)/.test
+	$(PYTEST) -m audit tests/audit
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check

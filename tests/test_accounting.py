@@ -331,6 +331,32 @@ def test_a_step_is_dp_accountings_step(noise, rate, spacing):
         )
 
 
+@pytest.mark.parametrize("sampling", ["poisson", "without_replacement"])
+@pytest.mark.parametrize(
+    ("noise", "rate", "steps", "delta"),
+    [
+        (0.5, 2e-4, 201, 3e-3),
+        (1.1, 0.05, 30, 1e-5),
+        (40.0, 0.3, 500, 1e-7),
+        (2.0, 0.9, 1, 0.3),
+    ],
+)
+def test_a_shorter_grid_costs_next_to_nothing(sampling, noise, rate, steps, delta):
+    """Losses beyond the grid's reach count as infinite: dearer, but hardly."""
+    groups = (accounting._Group(sampling, noise, rate, steps),)
+    reach = accounting._reach(groups, delta)
+    assert reach < 10
+    spacing = max(0.05 * groups[0].loss_stddev, 20 / noise / 20_000)
+    one = accounting._single_step_pld(groups[0], spacing, reach)._pmf_remove
+    assert 0 < steps * one._infinity_mass <= 1e-4 * delta
+    short, long = (
+        accounting._composed_pld(groups, spacing, r).get_epsilon_for_delta(delta)
+        for r in (reach, 10.0)
+    )
+    # Transforms of different lengths round differently.
+    assert long * (1 - 1e-7) <= short <= long * (1 + 5e-4)
+
+
 # ----------------------------------------------------------------------------------
 # Rényi divergences
 

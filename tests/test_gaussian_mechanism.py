@@ -106,6 +106,11 @@ SETS = [
     (WIDE_BOX,),
     (WIDE_BOX, TWO_SIDED, UNIT_BOX),
     (SMALL, WIDE_BOX, COUNTS),
+    (SYMMETRIC,),
+    (SMALL, MATRIX),
+    (SMALL, COUNTS, MATRIX),
+    # All four geometries; where the norm allows, the box takes what the others leave.
+    (SMALL, COUNTS, MATRIX, WIDE_BOX),
 ]
 
 

@@ -1,0 +1,373 @@
+"""Fits whose results show a canary row as clearly as their guarantee allows.
+
+The canary's contribution is clipped to the full norm, always in the same direction;
+the other rows contribute nothing, or under replacement all the opposite. What the
+result tells of the canary is then one number, normal with the noise's spread, and
+shifted by the whole sensitivity.
+"""
+
+# NumPyro types the numbers of states of a Categorical as possibly None.
+# pyright: reportArgumentType=false
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+from scipy import special
+
+import numpyro_vips as nv
+from numpyro_vips.accounting import Sampling
+from numpyro_vips.model_arguments import bind_arguments
+
+KEY = jax.random.key(0)
+DELTA = 1e-5
+# Far beyond any clipping norm, and more than rounding can lose.
+LARGE = 1e4
+
+
+class RepeatedFits:
+    """Runs one `PrivateVI` over and over without compiling it each time.
+
+    `PrivateVI.run` compiles anew in every call, which takes a second or so. Here the
+    programs of the first call serve all others whose arguments have the same shapes.
+    Everything else is the package's own: drawing batches, clipped sums, noise,
+    updates, results.
+    """
+
+    def __init__(self, vi: nv.PrivateVI):
+        self._vi = vi
+        self._compile = vi._analyse
+        self._analysis: Any = None
+        vi._analyse = self._analyse  # type: ignore[method-assign]
+
+    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        vi = self._vi
+        arguments = bind_arguments(vi.model, args, kwargs, num_rows=vi.num_rows)
+        if self._analysis is None:
+            analysis = self._compile(args, kwargs)
+            state = analysis.engine.initial_state(KEY)
+            analysis.engine.initial_state = lambda rng_key: state
+            self._analysis = analysis
+        compiled = self._analysis.arguments
+        assert arguments.row_shapes() == compiled.row_shapes()
+        assert arguments.public_num_rows == compiled.public_num_rows
+        return dataclasses.replace(self._analysis, arguments=arguments)
+
+    def run(self, seed: int, *args: Any) -> nv.PrivateVIResult:
+        """One fit with its own minibatches and noise."""
+        self._vi.insecure_seed = seed
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+            return self._vi.run(KEY, *args)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WorstCase:
+    """A fit, two neighbouring data sets, and how to tell them apart.
+
+    Attributes:
+      model: A model of one private argument.
+      absent, present: The rows without and with the canary.
+      options: For `PrivateVI`.
+      score: Reads off the released parameters how likely the canary was there.
+    """
+
+    model: Callable[..., None]
+    absent: np.ndarray
+    present: np.ndarray
+    options: Mapping[str, Any]
+    score: Callable[[Mapping[str, Any]], float]
+
+    def vi(self) -> nv.PrivateVI:
+        return nv.PrivateVI(
+            nv.private(self.model, unit="patients"),
+            budget=nv.PrivacyBudget(math.inf),
+            delta=DELTA,
+            progress_bar=False,
+            insecure_seed=0,
+            **self.options,
+        )
+
+    def scores(
+        self, count: int, first_seed: int = 0
+    ) -> tuple[np.ndarray, np.ndarray, nv.PrivateVIResult]:
+        """Scores of `count` independent fits on either data set, and the last result.
+
+        Seeds are never used twice, so all fits are independent.
+        """
+        fits = RepeatedFits(self.vi())
+        found = np.empty((2, count))
+        result: Any = None
+        for number in range(count):
+            for world, rows in enumerate((self.absent, self.present)):
+                result = fits.run(first_seed + 2 * number + world, rows)
+                found[world, number] = self.score(result.params)
+        return found[0], found[1], result
+
+
+# --- DPVI: a row's gradient points where its value is ---------------------------------
+
+
+def location(x: Any) -> None:
+    """Each row's log density has the gradient x − z in the location z."""
+    z = numpyro.sample("z", dist.Normal(0.0, 1.0).expand([x.shape[1]]).to_event(1))
+    with numpyro.plate("patients", x.shape[0]):
+        numpyro.sample("x", dist.Normal(z, 1.0).to_event(1), obs=x)
+
+
+# Plain gradient steps, so short that the location stays near where it is: what is
+# released is added up. (A step's size is no secret and has no part in the guarantee.)
+_SLOW = 0.01
+
+
+def location_score(params: Mapping[str, Any]) -> float:
+    return float(np.asarray(params["z.loc"])[0])
+
+
+# --- VIPS: a row's statistic is its value, in the cluster that it belongs to ----------
+
+
+def clusters(x: Any) -> None:
+    """Two known clusters; rows release r·x and r, where r tells the cluster.
+
+    The first coordinate decides about r. The clusters' priors are so narrow that they
+    stay where they are.
+    """
+    size = x.shape[1]
+    loc = np.zeros((2, size), np.float32)
+    loc[:, 0] = -1.0, 1.0
+    with numpyro.plate("cluster", 2, dim=-2), numpyro.plate("axis", size, dim=-1):
+        centre = numpyro.sample("centre", dist.Normal(loc, CLUSTER_SCALE))
+    with numpyro.plate("patients", x.shape[0]):
+        z = numpyro.sample("z", dist.Categorical(jnp.array([0.5, 0.5])))
+        mean = jnp.asarray(centre)[z]
+        numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=x)
+
+
+CLUSTER_SCALE = 1e-3
+
+
+def clusters_score(params: Mapping[str, Any]) -> float:
+    return float(np.asarray(params["centre/loc"])[1, 1, 0])
+
+
+# --- the data sets --------------------------------------------------------------------
+
+
+def rows_of(engine: str, values: np.ndarray) -> np.ndarray:
+    """Rows with these values, as the engine's model takes them."""
+    values = np.asarray(values, np.float32)
+    if engine == "dpvi":
+        return values
+    # All belong to the second cluster.
+    return np.concatenate([np.full((len(values), 1), 20.0, np.float32), values], 1)
+
+
+def worst_case(
+    engine: str,
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    num_rows: int = 10,
+    num_steps: int = 1,
+    **options: Any,
+) -> WorstCase:
+    """The worst case for an engine and a sampling.
+
+    Adding or removing a row: the others hold something that is not a number, and count
+    as zero. Replacing one: the canary is the opposite of all others, so that every
+    batch without it is alike.
+    """
+    relation = options.get("relation")
+    if sampling == "without_replacement" or relation == "replace_one":
+        values = np.full((num_rows, 1), -LARGE)
+        absent = rows_of(engine, values)
+        values[-1] = LARGE
+        present = rows_of(engine, values)
+    else:
+        values = np.full((num_rows, 1), np.nan)
+        values[-1] = LARGE
+        present = rows_of(engine, values)
+        absent = present[:-1]
+    if engine == "dpvi":
+        options = {"optimizer": optax.sgd(_SLOW * num_rows), **options}
+    return WorstCase(
+        model=location if engine == "dpvi" else clusters,
+        absent=absent,
+        present=present,
+        score=location_score if engine == "dpvi" else clusters_score,
+        options={
+            "engine": engine,
+            "sampling": sampling,
+            "noise_multiplier": noise_multiplier,
+            "clipping_norm": 1.0,
+            "num_rows": num_rows,
+            "num_steps": num_steps,
+            **options,
+        },
+    )
+
+
+# --- many canaries at once ------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Canaries:
+    """One fit with many canaries, each on a coordinate of its own.
+
+    Attributes:
+      scores: How much each canary seems to have been there.
+      included: Whether it was, by a fair coin of its own.
+      result: What the fit released.
+    """
+
+    scores: np.ndarray
+    included: np.ndarray
+    result: nv.PrivateVIResult
+
+    def correct_guesses(self, guesses: int) -> int:
+        """Guesses "in" for the highest scores and "out" for the lowest, half each."""
+        order = np.argsort(self.scores)
+        half = guesses // 2
+        right_out = np.sum(~self.included[order[:half]])
+        return int(right_out + np.sum(self.included[order[-half:]]))
+
+
+def one_run(
+    engine: str,
+    sampling: Sampling,
+    *,
+    noise_multiplier: float,
+    canaries: int,
+    seed: int,
+    **options: Any,
+) -> Canaries:
+    """Fits once to canaries that were included by coin flips.
+
+    A canary that is not included is left out; where rows are replaced instead, its
+    opposite stands in its place.
+    """
+    included = np.random.default_rng(seed).random(canaries) < 0.5
+    values = LARGE * np.eye(canaries)
+    if sampling == "without_replacement":
+        rows = np.where(included[:, None], values, -values)
+    else:
+        rows = values[included]
+    if engine == "dpvi":
+        # One long step, beside which the random start is small.
+        options = {"optimizer": optax.sgd(canaries), **options}
+    case = worst_case(
+        engine,
+        sampling,
+        noise_multiplier=noise_multiplier,
+        num_rows=canaries,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+        vi = case.vi()
+        vi.insecure_seed = seed
+        result = vi.run(KEY, rows_of(engine, rows))
+    if engine == "dpvi":
+        scores = np.asarray(result.params["z.loc"])
+    else:
+        scores = np.asarray(result.params["centre/loc"])[1, 1:, 0]
+    return Canaries(scores=scores, included=included, result=result)
+
+
+# --- latents of rows that would remember ----------------------------------------------
+
+TOPIC_PRIOR = 0.02
+# So strong that noise does not move the topics.
+TOPIC_STRENGTH = 1e5
+
+
+def topics(words: Any) -> None:
+    """Two known topics: word 0 tells the first, word 1 the other, word 2 nothing.
+
+    Under the sparse prior a document is of one topic. One of ambiguous words only
+    stays even between the two from an even start, and in any one that it starts from.
+    """
+    probabilities = np.array([[0.59, 0.01, 0.4], [0.01, 0.59, 0.4]])
+    with numpyro.plate("topic", 2):
+        beta = numpyro.sample("beta", dist.Dirichlet(TOPIC_STRENGTH * probabilities))
+    with numpyro.plate("patients", words.shape[0], dim=-2):
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.full(2, TOPIC_PRIOR)))
+        with numpyro.plate("word", words.shape[1], dim=-1):
+            z = numpyro.sample("z", dist.Categorical(jnp.asarray(theta)))
+            topic = jnp.asarray(beta)[z]
+            numpyro.sample("w", dist.Categorical(topic), obs=words)
+
+
+def topics_score(params: Mapping[str, Any]) -> float:
+    """How much more of the ambiguous word the first topic got."""
+    concentration = np.asarray(params["beta/concentration"], np.float64)
+    return float(concentration[0, 2] - concentration[1, 2])
+
+
+def topics_case(**options: Any) -> WorstCase:
+    """The canary is the first row, of the first topic; all others are ambiguous."""
+    present = np.full((60, 100), 2, np.int32)
+    present[0] = 0
+    return WorstCase(
+        model=topics,
+        absent=present[1:],
+        present=present,
+        score=topics_score,
+        options={
+            "engine": "vips",
+            "sampling_rate": 0.03,
+            "noise_multiplier": 2.0,
+            "clipping_norm": 1.0,
+            "num_rows": 60,
+            "num_steps": 100,
+            "local_steps": 1,
+            **options,
+        },
+    )
+
+
+def topics_sum(
+    log_beta: np.ndarray,
+    words: np.ndarray,
+    mask: np.ndarray,
+    start: np.ndarray,
+    sweeps: int,
+    clipping_norm: float,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The clipped sum of the topics' word counts, written out by hand.
+
+    Args:
+      log_beta: E[log beta], topics by words.
+      words, mask: A chunk of documents, and which of them are meant.
+      start: E[log theta] of each document to start from.
+
+    Returns:
+      The sum, and E[log theta] at the end.
+    """
+    likelihood = np.moveaxis(log_beta[:, words], 0, -1)
+    log_theta = start
+    share = np.zeros_like(likelihood)
+    for _ in range(sweeps):
+        share = special.softmax(log_theta[:, None, :] + likelihood, axis=-1)
+        theta = TOPIC_PRIOR + share.sum(1)
+        total = theta.sum(-1, keepdims=True)
+        log_theta = special.digamma(theta) - special.digamma(total)
+    counts = np.einsum("nlk,nlv->nkv", share, np.eye(log_beta.shape[1])[words])
+    norms = np.sqrt((counts**2).sum((1, 2)))
+    weights = mask * np.minimum(1.0, clipping_norm / norms)
+    return np.einsum("n,nkv->kv", weights, counts), log_theta
+
+
+def fresh_start(count: int) -> np.ndarray:
+    """E[log theta] under the prior."""
+    each = special.digamma(TOPIC_PRIOR) - special.digamma(2 * TOPIC_PRIOR)
+    return np.full((count, 2), each)

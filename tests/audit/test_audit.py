@@ -1,0 +1,310 @@
+"""Black-box audits: what results betray about a row, against what they claim.
+
+A lower bound above the claim means that a fit is less private than it says. The worst
+cases are built so that a bound comes close to the claim; so the audit would notice if
+less noise were added, or a row counted for more, and planted bugs show that it does.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from _lower_bounds import (
+    bound_from_runs,
+    epsilon_bound,
+    mu_bound,
+    one_run_epsilon_bound,
+)
+from _worst_cases import (
+    DELTA,
+    KEY,
+    WorstCase,
+    fresh_start,
+    one_run,
+    topics_case,
+    topics_sum,
+    worst_case,
+)
+
+from numpyro_vips import accounting, gaussian_mechanism, inference
+from numpyro_vips.dpvi import DpviEngine
+from numpyro_vips.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips import VipsEngine
+
+CONFIDENCE = 0.99
+ENGINES = ("vips", "dpvi")
+RUNS = 3000  # On either data set.
+
+
+class Audit:
+    """The bounds from many runs of a worst case, beside what they claim.
+
+    Attributes:
+      claimed_mu, claimed_epsilon: From the privacy statement.
+      mu: Lower bound on μ, if the noise is Gaussian.
+      epsilon: What μ makes of it in the statement's own terms.
+      plain_epsilon: Lower bound on ε from the error rates alone.
+    """
+
+    def __init__(self, case: WorstCase, count: int):
+        absent, present, result = case.scores(count)
+        statement = result.privacy
+        (event,) = statement.events
+        rate = event.sampling_rate
+        self.claimed_mu = math.sqrt(event.num_steps) / event.noise_multiplier
+        self.claimed_epsilon = statement.epsilon
+        bound = functools.partial(mu_bound, sampling_rate=rate)
+        self.mu = bound_from_runs(absent, present, bound, CONFIDENCE)
+        plain = functools.partial(epsilon_bound, delta=DELTA)
+        self.plain_epsilon = bound_from_runs(absent, present, plain, CONFIDENCE)
+        if 0 < self.mu < math.inf:
+            self.epsilon = accounting.epsilon(
+                noise_multiplier=1 / self.mu,
+                sampling_rate=rate,
+                num_steps=1,
+                delta=DELTA,
+                sampling=event.sampling,
+            )
+        else:
+            self.epsilon = self.mu
+
+    def __str__(self) -> str:
+        return (
+            f"mu >= {self.mu:.3f} (claimed {self.claimed_mu:.3f}), "
+            f"epsilon >= {self.epsilon:.2f}, from rates alone {self.plain_epsilon:.2f} "
+            f"(claimed {self.claimed_epsilon:.2f})"
+        )
+
+
+# --- the audit's own means ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_repeated_fits_are_plain_fits(engine):
+    """Programs that are used again change nothing."""
+    case = worst_case(
+        engine, "poisson", sampling_rate=0.5, noise_multiplier=0.5, num_steps=2
+    )
+    absent, present, _ = case.scores(1)
+    vi = case.vi()
+    for seed, found in enumerate([absent[0], present[0]]):
+        vi.insecure_seed = seed
+        with pytest.warns(UserWarning, match="insecure_seed"):
+            result = vi.run(KEY, case.present if seed % 2 else case.absent)
+        assert case.score(result.params) == found
+
+
+# --- claims ---------------------------------------------------------------------------
+
+# Name: sampling, options, share of the claimed mu that the bound has to reach.
+FITS: dict[str, tuple[Any, dict, float]] = {
+    "full": ("full", {}, 0.9),
+    "full, replace-one": ("full", {"relation": "replace_one"}, 0.9),
+    # The running averages weigh the steps unequally, which loses a tenth or so.
+    "full, 4 steps": ("full", {"num_steps": 4}, 0.75),
+    "poisson": ("poisson", {"sampling_rate": 0.5}, 0.85),
+    "without replacement": ("without_replacement", {"sampling_rate": 0.5}, 0.85),
+}
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["full", "poisson", "without replacement"])
+def test_few_runs_refute_no_claim(engine, name):
+    """A quick look, with too few runs to come close."""
+    sampling, options, _ = FITS[name]
+    audit = Audit(worst_case(engine, sampling, noise_multiplier=0.2, **options), 100)
+    assert 0 < audit.mu < audit.claimed_mu
+    assert audit.plain_epsilon < audit.claimed_epsilon
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", FITS)
+def test_bounds_stay_below_the_claims_and_come_close(engine, name, record_property):
+    sampling, options, reached = FITS[name]
+    noise = 0.4 * math.sqrt(options.get("num_steps", 1))
+    audit = Audit(worst_case(engine, sampling, noise_multiplier=noise, **options), RUNS)
+    record_property("audit", f"{engine}, {name}: {audit}")
+    assert audit.mu < audit.claimed_mu
+    assert audit.epsilon < audit.claimed_epsilon
+    assert audit.plain_epsilon < audit.claimed_epsilon
+    assert audit.mu > reached * audit.claimed_mu
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sampling", ["full", "poisson", "without_replacement"])
+def test_one_run_stays_below_the_claim(engine, sampling, record_property):
+    canaries, guesses = 1000, 400
+    found = one_run(
+        engine,
+        sampling,
+        noise_multiplier=0.5,
+        canaries=canaries,
+        seed=1,
+        sampling_rate=1.0 if sampling == "full" else 0.5,
+    )
+    correct = found.correct_guesses(guesses)
+    bound = one_run_epsilon_bound(correct, guesses, canaries, DELTA, CONFIDENCE)
+    claimed = found.result.privacy.epsilon
+    record_property(
+        "audit",
+        f"{engine}, {sampling}, one run: {correct} of {guesses} guesses right, "
+        f"epsilon >= {bound:.2f} (claimed {claimed:.2f})",
+    )
+    assert 0.2 < bound < claimed
+
+
+# --- planted bugs ---------------------------------------------------------------------
+
+
+def too_little_noise(patch: pytest.MonkeyPatch) -> None:
+    perturbed = gaussian_mechanism._perturbed
+
+    def quieter(block: Any, value: Any, stddev: float, rng: Any) -> Any:
+        return perturbed(block, value, 0.8 * stddev, rng)
+
+    patch.setattr(gaussian_mechanism, "_perturbed", quieter)
+
+
+def no_clipping(patch: pytest.MonkeyPatch) -> None:
+    for engine in (VipsEngine, DpviEngine):
+        bounded_sum = engine.bounded_sum
+
+        def unbounded(*args: Any, of: Any = bounded_sum, **options: Any) -> Any:
+            return of(*args, **{**options, "clipping_norm": math.inf})
+
+        patch.setattr(engine, "bounded_sum", unbounded)
+
+
+def a_row_twice(patch: pytest.MonkeyPatch) -> None:
+    select_rows = inference.select_rows
+
+    def select(*args: Any) -> np.ndarray:
+        indices = select_rows(*args)
+        return np.append(indices, indices[-1:])
+
+    patch.setattr(inference, "select_rows", select)
+
+
+def root_two_forgotten(patch: pytest.MonkeyPatch) -> None:
+    sensitivity = GaussianMechanism.sensitivity
+
+    def smaller(self: Any, relation: Any = None) -> float:
+        replaces = (relation or self.relation) == "replace_one"
+        return sensitivity(self, relation) / (math.sqrt(2) if replaces else 1)
+
+    patch.setattr(GaussianMechanism, "sensitivity", smaller)
+
+
+# The bug, the relation, and by how much mu is then larger than claimed.
+BUGS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], Any, float]] = {
+    "noise too small by 20 %": (too_little_noise, "add_or_remove", 1.25),
+    "clipping skipped": (no_clipping, "add_or_remove", math.inf),
+    "a row counted twice": (a_row_twice, "add_or_remove", 2.0),
+    "sqrt(2) forgotten": (root_two_forgotten, "replace_one", math.sqrt(2)),
+}
+TRUE_MU = 2.5  # Where many runs tell most.
+
+
+def audit_with_bug(engine: str, name: str, count: int, patch: Any) -> Audit:
+    plant, relation, factor = BUGS[name]
+    plant(patch)
+    claimed = TRUE_MU / (2.0 if factor == math.inf else factor)
+    case = worst_case(engine, "full", noise_multiplier=1 / claimed, relation=relation)
+    return Audit(case, count)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", ["clipping skipped", "a row counted twice"])
+def test_few_runs_catch_gross_bugs(engine, name, monkeypatch):
+    audit = audit_with_bug(engine, name, 200, monkeypatch)
+    assert audit.mu > audit.claimed_mu
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_caught(engine, name, monkeypatch, record_property):
+    audit = audit_with_bug(engine, name, RUNS, monkeypatch)
+    record_property("audit", f"{engine}, BUG {name}: {audit}")
+    assert audit.mu > audit.claimed_mu
+    assert audit.epsilon > audit.claimed_epsilon
+    factor = BUGS[name][2]
+    if factor < math.inf:
+        assert 0.9 * TRUE_MU < audit.mu < TRUE_MU
+    else:
+        assert audit.mu > TRUE_MU
+
+
+def papers_e_step(*, warm: bool) -> Any:
+    """The engine's sum for `topics` by hand; if warm, a slot goes on where it was.
+
+    The papers' code keeps q(locals) by their place in the minibatch. A row then reaches
+    the contributions of other rows, in later steps, and no clipping bounds that.
+    """
+    kept: dict[str, np.ndarray] = {}
+
+    def bounded_sum(
+        self: Any, state: Any, rows: Any, mask: Any, *, scales: Any, clipping_norm: Any
+    ) -> Any:
+        ((name, scale),) = scales.items()
+        start = kept.get("start", fresh_start(len(mask)))
+        total, end = topics_sum(
+            np.asarray(state.joint[name], np.float64),
+            np.asarray(rows["words"]),
+            mask,
+            start,
+            self.local_steps,
+            clipping_norm / scale,
+        )
+        if warm:
+            kept["start"] = np.where(mask[:, None], end, start)
+        return {name: total}
+
+    def posterior(self: Any, state: Any, of: Any = VipsEngine.posterior) -> Any:
+        kept.clear()  # The fit is over.
+        return of(self, state)
+
+    return bounded_sum, posterior
+
+
+def plant_e_step(patch: pytest.MonkeyPatch, *, warm: bool) -> None:
+    bounded_sum, posterior = papers_e_step(warm=warm)
+    patch.setattr(VipsEngine, "bounded_sum", bounded_sum)
+    patch.setattr(VipsEngine, "posterior", posterior)
+
+
+def test_the_e_step_by_hand_is_the_engines(monkeypatch):
+    """With fresh starts, so that the planted bug is the warm start and nothing else."""
+    case = topics_case(num_steps=8, sampling_rate=0.5)
+    _, _, result = case.scores(1)
+    plant_e_step(monkeypatch, warm=False)
+    _, _, by_hand = case.scores(1)
+    for name, value in result.params.items():
+        np.testing.assert_allclose(by_hand.params[name], value, rtol=1e-5)
+    plant_e_step(monkeypatch, warm=True)
+    _, _, warm = case.scores(1)
+    changes = [np.max(np.abs(warm.params[k] - v)) for k, v in result.params.items()]
+    assert max(changes) > 0.1
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
+def test_warm_started_locals_are_caught(warm, monkeypatch, record_property):
+    case = topics_case()
+    if warm:
+        plant_e_step(monkeypatch, warm=True)
+    absent, present, result = case.scores(RUNS // 10)
+    bound = functools.partial(epsilon_bound, delta=DELTA)
+    found = bound_from_runs(absent, present, bound, CONFIDENCE)
+    claimed = result.privacy.epsilon
+    bug = "BUG locals started warm" if warm else "locals started afresh"
+    record_property(
+        "audit",
+        f"vips, {bug}: from rates alone epsilon >= {found:.2f} (claimed {claimed:.2f})",
+    )
+    assert (found > claimed) if warm else (found < claimed)
