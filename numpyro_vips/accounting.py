@@ -581,15 +581,23 @@ def _smallest_spacing(groups: _Groups, reach: float) -> float:
 
 
 def _loss_range(groups: _Groups, reach: float) -> float:
-    return max(
-        math.log1p(-group.sampling_rate * (group.sampling_rate < 1)) * -1
-        + float(
-            np.logaddexp(
-                0, math.log(group.sampling_rate) + _largest_loss(group.mu, reach)
-            )
-        )
-        for group in groups
-    )
+    return max(_lowest_loss(group) + _highest_loss(group, reach) for group in groups)
+
+
+def _highest_loss(group: _Group, reach: float) -> float:
+    """The step's loss log(1 − q + q·e^L) where the Gaussian's is L, at the reach."""
+    largest = _largest_loss(group.mu, reach)
+    if largest < 30:
+        return math.log1p(group.sampling_rate * math.expm1(largest))
+    return float(np.logaddexp(0, math.log(group.sampling_rate) + largest))
+
+
+def _lowest_loss(group: _Group) -> float:
+    """Minus the lowest loss: sampling keeps it above log(1 − q)."""
+    lowest = _largest_loss(group.mu)
+    if group.sampling_rate == 1:
+        return lowest
+    return min(lowest, -math.log1p(-group.sampling_rate))
 
 
 def _largest_loss(mu: float, reach: float = _MOST_REACH) -> float:
@@ -652,8 +660,7 @@ def _single_step_pld(group: _Group, spacing: float, reach: float = _MOST_REACH) 
     def distribution(first: int, masses: np.ndarray, infinite: float) -> Any:
         return pld_pmf.DensePLDPmf(spacing, first, masses, infinite, True)
 
-    largest = math.log(group.sampling_rate) + _largest_loss(group.mu, reach)
-    last = math.ceil(np.logaddexp(0, largest) / spacing)
+    last = math.ceil(_highest_loss(group, reach) / spacing)
     if group.sampling == "without_replacement":
         half = _connected_masses(group, spacing, 0, last)
         half.mirrored[-1] += half.lower_above
@@ -663,10 +670,7 @@ def _single_step_pld(group: _Group, spacing: float, reach: float = _MOST_REACH) 
         return privacy_loss_distribution.PrivacyLossDistribution(
             distribution(-last, masses, half.upper_above)
         )
-    lowest = _largest_loss(group.mu)
-    if group.sampling_rate < 1:
-        lowest = min(lowest, -math.log1p(-group.sampling_rate))
-    first = -math.ceil(lowest / spacing)
+    first = -math.ceil(_lowest_loss(group) / spacing)
     whole = _connected_masses(group, spacing, first, last)
     # What lies outside the grid goes up: to its lowest point, or to infinity.
     whole.masses[0] += whole.upper_below

@@ -100,7 +100,14 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
             centre = jnp.broadcast_to(formula(), fn.shape())
         # Some of NumPyro's formulas need a package that may be missing, and the
         # median of a vector's entries is none of the vector.
-        except (NotImplementedError, AttributeError, ImportError, ValueError):
+        # Others, such as InverseGamma(1.0, 1.0).mean, divide Python numbers by zero.
+        except (
+            NotImplementedError,
+            AttributeError,
+            ImportError,
+            ValueError,
+            ZeroDivisionError,
+        ):
             continue
         if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
             return centre

@@ -27,7 +27,7 @@ from numpyro_vips.made_up_rows import made_up_rows
 # Sweeps over the globals in all steps together, and at least in each of them: they go
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
-SWEEPS_PER_STEP = 10
+SWEEPS_PER_STEP = 5
 
 
 class VipsState(NamedTuple):

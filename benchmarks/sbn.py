@@ -1,0 +1,249 @@
+"""Sigmoid belief networks on MNIST: time, memory, and the VIPS paper's figure 8.
+
+    python benchmarks/sbn.py --data FOLDER --speed
+    python benchmarks/sbn.py --data FOLDER --table --num-units 50 --seeds 10
+    python benchmarks/sbn.py --data FOLDER --table --batch-sizes 3200 --seeds 1
+
+`--speed` runs one epoch with K = 50 and S = 400, without and with noise, each in a
+process of its own, and prints seconds and peak memory. `--table` prints, for each S,
+pixel accuracy and bound per pixel on test images of: the paper's run without noise, the
+paper's run at σ = 1 priced by the moments accountant, the noise that strong composition
+would need for that ε, and our mode at the ε that the paper's noise really costs (PLD,
+the same relation and δ). `--markdown FILE` and `--figure FILE` write what
+`docs/sbn.md` shows.
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+import numpy as np
+
+import numpyro_vips as nv
+import sigmoid_belief_network as example
+
+DELTA = 1e-4
+# Our mode's schedule: large minibatches, twice through the data.
+OUR_STEPS = 20
+OUR_RATE = 0.1
+ROWS = ("non-private", "paper, moments", "paper, strong", "ours")
+
+
+def main() -> None:
+    args = _parse()
+    if args.one is not None:
+        print(json.dumps(_one(args, **json.loads(args.one))))
+        return
+    if args.speed:
+        for sigma in ("inf", "1"):
+            found = _in_process(args, options=["--paper", "400", "--sigma", sigma])
+            label = "without noise" if sigma == "inf" else "with noise"
+            print(
+                f"one epoch, K = 50, S = 400, {label}: {found['seconds']:.0f} s "
+                f"(compiling and all), peak memory {found['peak_gb']:.2f} GB",
+                flush=True,
+            )
+    if args.table:
+        records = _table(args)
+        if args.json is not None:
+            args.json.write_text(json.dumps(records, indent=2) + "\n")
+        text = _markdown(records)
+        print(text)
+        if args.markdown is not None:
+            args.markdown.write_text(text)
+        if args.figure is not None:
+            _figure(records, args.figure)
+
+
+def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
+    records = []
+    for units in args.num_units:
+        for size in args.batch_sizes:
+            moments, true = _prices(args.num_rows, size)
+            runs = {
+                "non-private": ["--paper", str(size), "--sigma", "inf"],
+                "paper, moments": ["--paper", str(size), "--sigma", "1"],
+                "paper, strong": [
+                    *("--paper", str(size)),
+                    *("--sigma", f"{_strong_sigma(args.num_rows, size, moments):.4g}"),
+                ],
+                "ours": [
+                    *("--epsilon", repr(true), "--sampling", "without_replacement"),
+                    *("--sampling-rate", repr(OUR_RATE), "--num-steps", str(OUR_STEPS)),
+                ],
+            }
+            for name in args.rows:
+                found = [
+                    _in_process(
+                        args,
+                        options=[*runs[name], "--seed", str(seed)],
+                        units=units,
+                    )
+                    for seed in range(args.seeds)
+                ]
+                record = {
+                    "K": units,
+                    "S": size,
+                    "run": name,
+                    "epsilon": {
+                        "non-private": "inf",
+                        "paper, moments": moments,
+                        "paper, strong": moments,
+                        "ours": true,
+                    }[name],
+                    "accuracy": [x["accuracy"] for x in found],
+                    "bound_per_pixel": [x["bound_per_pixel"] for x in found],
+                    "seconds": [x["seconds"] for x in found],
+                }
+                records.append(record)
+                print(json.dumps(record), flush=True)
+    return records
+
+
+def _prices(num_rows: int, size: int) -> tuple[float, float]:
+    """ε of the paper's noise by the moments accountant, and by PLD."""
+    prices = [
+        nv.accounting.epsilon(
+            noise_multiplier=1.0,
+            sampling_rate=size / num_rows,
+            num_steps=num_rows // size,
+            delta=DELTA,
+            sampling="without_replacement",
+            accountant=accountant,
+        )
+        for accountant in ("moments", "pld")
+    ]
+    return prices[0], prices[1]
+
+
+def _strong_sigma(num_rows: int, size: int, epsilon: float) -> float:
+    """The noise that strong composition asks for at this ε."""
+    return nv.accounting.calibrate(
+        epsilon=epsilon,
+        delta=DELTA,
+        sampling_rate=size / num_rows,
+        num_steps=num_rows // size,
+        sampling="without_replacement",
+        accountant="strong",
+    )
+
+
+def _in_process(
+    args: argparse.Namespace, *, options: list[str], units: int = 50
+) -> dict[str, Any]:
+    """One run in a process of its own, so that its peak memory is its own."""
+    task = json.dumps({"options": options, "units": units})
+    command = [sys.executable, __file__, "--data", args.data, "--one", task]
+    if args.subset is not None:
+        command += ["--subset", str(args.subset)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _one(args: argparse.Namespace, *, options: list[str], units: int) -> dict[str, Any]:
+    images = example.load(args.data)
+    train = images.train[: args.subset]
+    parsed = example._parser().parse_args(
+        [
+            *("--num-units", str(units), "--prior", "tpbn"),
+            *("--delta", str(DELTA), "--no-progress", *options),
+        ]
+    )
+    start = time.perf_counter()
+    result = example.fit(train, parsed)
+    seconds = time.perf_counter() - start
+    # Kilobytes, but bytes on macOS.
+    unit = 2**30 if sys.platform == "darwin" else 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    accuracies, bounds = example.evaluate(result, images.test, 10)
+    return {
+        "seconds": seconds,
+        "peak_gb": peak,
+        "accuracy": float(np.mean(accuracies)),
+        "bound_per_pixel": float(np.mean(bounds)),
+    }
+
+
+def _markdown(records: list[dict[str, Any]]) -> str:
+    lines = [
+        "| K | S | run | ε | accuracy | bound per pixel | fits |",
+        "|---:|---:|---|---:|---:|---:|---:|",
+    ]
+    for record in records:
+        epsilon = record["epsilon"]
+        shown = "∞" if epsilon == "inf" else f"{epsilon:.3f}"
+        accuracy, bound = record["accuracy"], record["bound_per_pixel"]
+        lines.append(
+            f"| {record['K']} | {record['S']} | {record['run']} | {shown} | "
+            f"{_mean_and_sd(accuracy)} | {_mean_and_sd(bound)} | {len(accuracy)} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _mean_and_sd(values: list[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.4f}"
+    return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
+
+
+def _figure(records: list[dict[str, Any]], path: Path) -> None:
+    """Accuracy against S, a panel per K: the counterpart of figure 8."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    sizes = sorted({record["K"] for record in records})
+    figure, axes = pyplot.subplots(1, len(sizes), squeeze=False, sharey=True)
+    for axis, units in zip(axes[0], sizes, strict=True):
+        for name in dict.fromkeys(record["run"] for record in records):
+            mine = [r for r in records if r["run"] == name and r["K"] == units]
+            mean = [np.mean(r["accuracy"]) for r in mine]
+            spread = [np.std(r["accuracy"]) for r in mine]
+            axis.errorbar([r["S"] for r in mine], mean, spread, label=name, capsize=3)
+        axis.set_xscale("log")
+        axis.set_title(f"K = {units}")
+        axis.set_xlabel("images per minibatch of the paper")
+    axes[0][0].set_ylabel("pixel accuracy on test images")
+    axes[0][0].legend()
+    figure.savefig(str(path), bbox_inches="tight", dpi=120)
+    pyplot.close(figure)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", required=True, help="folder of MNIST's idx files")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--num-units", type=int, nargs="+", default=[50, 100])
+    parser.add_argument(
+        "--batch-sizes", type=int, nargs="+", default=[400, 800, 1600, 3200]
+    )
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--subset", type=int, help="train on the first images only")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument("--figure", type=Path, metavar="FILE")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.num_rows = args.subset or 60_000
+    if not (args.speed or args.table or args.one):
+        parser.error("Ask for --speed or --table.")
+    if math.prod(args.batch_sizes) <= 0:
+        parser.error("Expected --batch-sizes to be positive.")
+    return args
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,573 @@
+"""Sigmoid belief networks: the general compiler against the paper's own updates."""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import _sbn_reference as reference
+import arviz as az
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _full_batch import FullBatch
+from scipy import special
+
+import numpyro_vips as nv
+import sigmoid_belief_network
+from numpyro_vips.conjugacy.compiler import compile_model
+from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.gaussian_mechanism import GaussianMechanism, isometric_coordinates
+from numpyro_vips.model_arguments import bind_arguments
+from numpyro_vips.model_graph import build_graph
+from numpyro_vips.vips import VipsEngine
+
+BIAS_VARIANCE = 4.0
+WEIGHT_VARIANCE = 1.0
+
+
+def belief_network(num_units: int, prior: str) -> Any:
+    @nv.private(unit="images")
+    def model(y):
+        num_pixels = y.shape[1]
+        scale = math.sqrt(BIAS_VARIANCE)
+        b: Any = numpyro.sample(
+            "b", dist.Normal(0.0, scale).expand([num_units]).to_event(1)
+        )
+        c: Any = numpyro.sample(
+            "c", dist.Normal(0.0, scale).expand([num_pixels]).to_event(1)
+        )
+        shape = (num_pixels, num_units)
+        if prior == "tpbn":
+            omega: Any = numpyro.sample("omega", dist.Gamma(0.5, 1.0))
+            phi: Any = numpyro.sample(
+                "phi", dist.Gamma(0.5, omega).expand([num_units]).to_event(1)
+            )
+            xi: Any = numpyro.sample(
+                "xi", dist.Gamma(0.5, jnp.broadcast_to(phi, shape)).to_event(2)
+            )
+            zeta: Any = numpyro.sample("zeta", dist.Gamma(0.5, xi).to_event(2))
+            W: Any = numpyro.sample("W", dist.Normal(0.0, jnp.sqrt(zeta)).to_event(2))
+        else:
+            W: Any = numpyro.sample(
+                "W",
+                dist.Normal(0.0, math.sqrt(WEIGHT_VARIANCE)).expand(shape).to_event(2),
+            )
+        with numpyro.plate("images", y.shape[0]):
+            z: Any = numpyro.sample("z", dist.Bernoulli(logits=b).to_event(1))
+            numpyro.sample("y", dist.Bernoulli(logits=z @ W.T + c).to_event(1), obs=y)
+
+    return model
+
+
+def compiled(model: Any, *args: Any) -> ConjugateProgram:
+    arguments = bind_arguments(model, args, {}, num_rows=None)
+    return compile_model(model, build_graph(model, arguments), structure={})
+
+
+def images(num_rows: int, num_pixels: int, num_units: int, seed: int) -> np.ndarray:
+    """Draws from a belief network with strong weights."""
+    rng = np.random.default_rng(seed)
+    weights = rng.normal(scale=2.0, size=(num_pixels, num_units))
+    z = rng.random((num_rows, num_units)) < 0.4
+    logits = z @ weights.T + rng.normal(size=num_pixels)
+    return (rng.random(logits.shape) < special.expit(logits)).astype(np.float64)
+
+
+def as_reference(moments: Mapping[str, Mapping[str, Any]]) -> reference.Globals:
+    """The package's moments in the reference's notation."""
+    found = {k: {s: np.asarray(v) for s, v in m.items()} for k, m in moments.items()}
+    scales: dict[str, Any] = {}
+    if "zeta" in found:
+        scales = {
+            "zeta": found["zeta"]["x"],
+            "inverse_zeta": found["zeta"]["1/x"],
+            "xi": found["xi"]["x"],
+            "phi": found["phi"]["x"],
+            "omega": float(found["omega"]["x"]),
+        }
+    return reference.Globals(
+        b_mean=found["b"]["x"].reshape(-1),
+        b_square=found["b"]["xx"].reshape(-1),
+        w_mean=found["c+W"]["x"],
+        w_square=found["c+W"]["xx"],
+        **scales,
+    )
+
+
+@pytest.mark.parametrize("prior", ["gaussian", "tpbn"])
+def test_follows_the_papers_updates(prior: str, x64: None):
+    y = images(40, 7, 3, seed=0)
+    sweeps, rounds = 4, 5
+    full = FullBatch(compiled(belief_network(3, prior), y), {"y": y}, sweeps)
+    # Few sweeps: where both stop must be the same place, not a common limit.
+    full.engine.global_sweeps = 10
+    state = full.start()
+    q = as_reference(state.moments)
+    for _ in range(rounds):
+        rows = reference.e_step(y, q, sweeps)
+        bounds = jax.vmap(
+            lambda row, joint=state.joint: full.program.row_bound(joint, row, sweeps)
+        )({"y": jnp.asarray(y)})
+        np.testing.assert_allclose(
+            bounds, reference.row_bound(y, q, rows), rtol=1e-8, atol=1e-8
+        )
+        state = full.step(state)
+        q = reference.m_step(
+            y,
+            rows,
+            q,
+            bias_variance=BIAS_VARIANCE,
+            weight_variance=None if prior == "tpbn" else WEIGHT_VARIANCE,
+            sweeps=10,
+        )
+    ours = as_reference(state.moments)
+    for field in dataclasses.fields(reference.Globals):
+        mine, theirs = getattr(ours, field.name), getattr(q, field.name)
+        if theirs is not None:
+            np.testing.assert_allclose(
+                mine, theirs, rtol=1e-6, atol=1e-6, err_msg=field.name
+            )
+
+
+def random_globals(
+    program: ConjugateProgram, key: jax.Array, scale: float
+) -> dict[str, dict[str, jax.Array]]:
+    """Moments of Gaussian factors with means of a given size."""
+    moments = {}
+    for group in program.structure.groups_of("global"):
+        key, subkey = jax.random.split(key)
+        mean = scale * jax.random.normal(subkey, group.shape)
+        square = mean[..., None] * mean[..., None, :] + 0.1 * jnp.eye(group.shape[-1])
+        moments[group.name] = {"x": mean, "xx": square}
+    return moments
+
+
+@pytest.mark.parametrize("scale", [0.5, 3.0, 10.0])
+def test_bound_of_a_row_never_decreases(scale: float, x64: None):
+    y = images(20, 8, 6, seed=1)
+    program = compiled(belief_network(6, "gaussian"), y)
+    joint = program.joint_moments(random_globals(program, jax.random.key(1), scale))
+    rows = {"y": jnp.asarray(y)}
+    bounds = [
+        np.asarray(
+            jax.jit(jax.vmap(lambda row, n=n: program.row_bound(joint, row, n)))(rows)
+        )
+        for n in (1, 2, 3, 5, 9)
+    ]
+    for before, after in itertools.pairwise(bounds):
+        assert np.all(after >= before - 1e-9 * np.abs(before))
+    # Large weights make units act on each other: more than one sweep is needed.
+    if scale > 1.0:
+        assert np.max(bounds[-1] - bounds[0]) > 0.1
+
+
+# --- sensitivity ----------------------------------------------------------------------
+
+
+class Contributions:
+    """One row's clipped joint vector for many choices of globals and of the row."""
+
+    def __init__(self, num_pixels: int, num_units: int, relation: Any):
+        y = np.zeros((3, num_pixels))
+        self.shape = (num_pixels, num_units)
+        self.program = compiled(belief_network(num_units, "gaussian"), y)
+        engine = VipsEngine(self.program, num_rows=100, local_steps=8)
+        released = (*engine.blocks("once"), *engine.blocks("adaptive"))
+        self.relation = relation
+        self.blocks = {block.name: block for block in released}
+
+    def mechanism(self, names: tuple[str, ...], clipping: float) -> GaussianMechanism:
+        return GaussianMechanism(
+            blocks=tuple(self.blocks[name] for name in names),
+            clipping_norm=clipping,
+            noise_multiplier=1.0,
+            relation=self.relation,
+        )
+
+    @functools.cached_property
+    def _one(self) -> Any:
+        @functools.partial(jax.jit, static_argnames="names")
+        def one(parameters, y, clipping, names):  # type: ignore[no-untyped-def]
+            def of_candidate(parameters: Any, y: jax.Array) -> Any:
+                moments = self.moments(parameters)
+                return self.program.bounded_sum(
+                    self.program.joint_moments(moments),
+                    {"y": y[None]},
+                    jnp.ones(1, bool),
+                    dict.fromkeys(names, 1.0),
+                    clipping,
+                    8,
+                )
+
+            return jax.vmap(of_candidate)(parameters, y)
+
+        return one
+
+    def moments(self, parameters: Mapping[str, jax.Array]) -> Any:
+        """Nearly certain globals with the given means."""
+        tiny = 1e-6
+        w = parameters["w"]
+        b = parameters["b"][:, None]
+        size = w.shape[-1]
+        return {
+            "b": {"x": b, "xx": b[..., None] * b[..., None, :] + tiny},
+            "c+W": {
+                "x": w,
+                "xx": w[..., None] * w[..., None, :] + tiny * jnp.eye(size),
+            },
+        }
+
+    def vectors(
+        self, parameters: Any, y: np.ndarray, names: tuple[str, ...], clipping: float
+    ) -> np.ndarray:
+        """The joint vectors, one per candidate."""
+        sums = self._one(parameters, jnp.asarray(y), clipping, names)
+        parts = [
+            isometric_coordinates(self.blocks[name], np.asarray(sums[name]))
+            for name in names
+        ]
+        return np.concatenate(parts, axis=-1)
+
+    def search(
+        self, names: tuple[str, ...], clipping: float, seed: int, rounds: int = 60
+    ) -> float:
+        """The largest change of the joint vector that mutation and selection find."""
+        rng = np.random.default_rng(seed)
+        (num_pixels, num_units), count = self.shape, 192
+        sizes = rng.choice([0.0, 1.0, 10.0, 60.0], size=(count, 3))
+        w = rng.normal(size=(count, num_pixels, num_units + 1))
+        w[..., 0] *= sizes[:, :1]
+        w[..., 1:] *= sizes[:, 1:2, None]
+        b = rng.normal(size=(count, num_units)) * sizes[:, 2:]
+        first = (rng.random((count, num_pixels)) < 0.5).astype(float)
+        second = 1.0 - first
+        if self.relation == "add_or_remove":
+            second = first
+        best = -np.inf
+        for _ in range(rounds):
+            parameters = {"w": jnp.asarray(w), "b": jnp.asarray(b)}
+            u = self.vectors(parameters, first, names, clipping)
+            if self.relation == "add_or_remove":
+                change = np.linalg.norm(u, axis=1)
+            else:
+                v = self.vectors(parameters, second, names, clipping)
+                change = np.linalg.norm(u - v, axis=1)
+            best = max(best, float(change.max()))
+            order = np.argsort(-change)[: count // 8]
+            parents = np.concatenate([order, rng.choice(order, count - len(order))])
+            w, b = w[parents], b[parents]
+            first, second = first[parents], second[parents]
+            fresh = slice(len(order), None)
+            step = 30.0 * rng.random((count - len(order), 1)) ** 4
+            w[fresh] += (
+                step[..., None]
+                * rng.normal(size=w[fresh].shape)
+                * (rng.random(w[fresh].shape) < 0.3)
+            )
+            b[fresh] += step * rng.normal(size=b[fresh].shape)
+            flip = rng.random(first[fresh].shape) < 0.1
+            first[fresh] = np.where(flip, 1.0 - first[fresh], first[fresh])
+            flip = rng.random(second[fresh].shape) < 0.1
+            second[fresh] = np.where(flip, 1.0 - second[fresh], second[fresh])
+        return best
+
+
+@pytest.fixture(scope="module")
+def searched() -> Any:
+    with jax.enable_x64(True):
+        return {
+            relation: Contributions(24, 2, relation)
+            for relation in ("add_or_remove", "replace_one")
+        }
+
+
+EVERY_BLOCK = ("⟨b b⟩", "⟨b⟩", "⟨c c⟩", "⟨c⟩", "⟨W c⟩", "⟨W⟩", "⟨W W⟩")
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+@pytest.mark.parametrize("names", [*((name,) for name in EVERY_BLOCK), EVERY_BLOCK])
+def test_sensitivity_is_attained_and_never_exceeded(
+    names: tuple[str, ...], relation: str, searched: Any, x64: None
+):
+    contributions = searched[relation]
+    # A bound that every block of some row exceeds, so that clipping is what counts.
+    clipping = 0.05
+    bound = contributions.mechanism(names, clipping).sensitivity(relation)
+    found = contributions.search(names, clipping, seed=0)
+    assert found <= bound * (1 + 1e-9)
+    if (names, relation) != (("⟨b b⟩",), "replace_one"):
+        assert found >= 0.95 * bound
+    else:
+        # It depends on the globals alone: replacing a row changes nothing.
+        assert found < 1e-12
+
+
+def test_worst_norms_of_a_row_are_those_of_the_paper(x64: None):
+    """Appendix 4, with the 1/2 of quadratic statistics: all units on, all weights 0."""
+    num_pixels, num_units = 5, 3
+    contributions = Contributions(num_pixels, num_units, "add_or_remove")
+    J, K = num_pixels, num_units
+    worst = {
+        "⟨b⟩": math.sqrt(K) / 2,
+        "⟨c⟩": math.sqrt(J) / 2,
+        "⟨c c⟩": math.sqrt(J) / 8,
+        "⟨W c⟩": math.sqrt(J * K) / 4,
+        "⟨W⟩": math.sqrt(J * K) / 2,
+        "⟨W W⟩": math.sqrt(J) * K / 8,
+    }
+    parameters = {
+        "w": jnp.zeros((1, J, K + 1)),
+        "b": jnp.full((1, K), 40.0),
+    }
+    for name, bound in worst.items():
+        vector = contributions.vectors(parameters, np.ones((1, J)), (name,), 1e9)
+        np.testing.assert_allclose(np.linalg.norm(vector), bound, rtol=1e-4)
+
+
+# --- settings -------------------------------------------------------------------------
+
+
+def test_statistics_are_scaled_by_the_norms_given():
+    y = np.zeros((40, 4), np.float32)
+    norms = {name: 1.0 + i for i, name in enumerate(EVERY_BLOCK)}
+    settings: dict[str, Any] = {
+        "budget": nv.PrivacyBudget(1.0, 1e-5),
+        "num_steps": 3,
+        "progress_bar": False,
+    }
+    model = belief_network(2, "gaussian")
+    vi = nv.PrivateVI(model, clipping_norm=norms, release_once=False, **settings)
+    (analysis,) = [vi._analyse((y,), {})]
+    assert len(analysis.steps) == 3
+    for step in analysis.steps:
+        assert {b.name: 1.0 / b.scale for b in step.blocks} == pytest.approx(norms)
+        assert step.clipping_norm == pytest.approx(math.sqrt(7))
+    apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._analyse((y,), {})
+    assert [len(step.blocks) for step in apart.steps] == [1, 6, 6, 6]
+    del norms["⟨W⟩"]
+    with pytest.raises(ValueError, match="⟨W⟩"):
+        nv.PrivateVI(model, clipping_norm=norms, **settings).explain(y)
+    with pytest.raises(ValueError, match="one number"):
+        nv.PrivateVI(model_without_conjugacy, clipping_norm=norms, **settings).explain(
+            y
+        )
+
+
+@nv.private(unit="rows")
+def model_without_conjugacy(y):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        location = jnp.broadcast_to(jnp.tanh(w), y.shape)
+        numpyro.sample("y", dist.Normal(location, 1.0).to_event(1), obs=y)
+
+
+def test_example_reports_and_leaves_its_files(tmp_path: Path):
+    options = ["--num-steps", "2", "--epsilon", "4", "--insecure-seed", "0"]
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        report = sigmoid_belief_network.main([*options, *tiny(tmp_path)])
+    assert 0.0 < report["epsilon"] <= 4.0
+    assert 0.0 <= report["accuracy"] <= 1.0
+    assert report["bound_per_pixel"] < 0.0
+    assert (tmp_path / "belief_network.png").read_bytes().startswith(b"\x89PNG")
+    idata: Any = az.from_netcdf(str(tmp_path / "posterior.nc"))
+    assert idata.posterior["W"].shape[-2:] == (64, 3)
+    assert "observed_data" not in list(idata)
+
+
+@pytest.mark.slow
+def test_paper_mode_of_the_example(tmp_path: Path):
+    options = ["--paper", "400", *tiny(tmp_path)]
+    private = sigmoid_belief_network.main(options)
+    exact = sigmoid_belief_network.main([*options, "--sigma", "inf"])
+    assert exact["epsilon"] == "inf"
+    test = sigmoid_belief_network.load("digits").test
+    # Better than the best image that is the same for all.
+    assert exact["accuracy"] > np.maximum(test.mean(0), 1 - test.mean(0)).mean()
+    assert exact["accuracy"] > private["accuracy"]
+    # Three steps of √7·σ, by the moments accountant.
+    assert private["epsilon"] == pytest.approx(
+        nv.accounting.epsilon(
+            noise_multiplier=1.0,
+            sampling_rate=400 / 1437,
+            num_steps=3,
+            delta=1e-4,
+            sampling="without_replacement",
+            accountant="moments",
+        )
+    )
+
+
+def tiny(output: Path) -> list[str]:
+    return [
+        *("--num-units", "3", "--no-progress", "--num-draws", "2"),
+        *("--output", str(output), "--test-seeds", "2"),
+    ]
+
+
+# --- other belief networks ------------------------------------------------------------
+
+
+def two_layers(num_top: int, num_bottom: int) -> Any:
+    @nv.private(unit="rows")
+    def model(y):
+        num_pixels = y.shape[1]
+        a: Any = numpyro.sample(
+            "a", dist.Normal(0.0, 2.0).expand([num_top]).to_event(1)
+        )
+        V: Any = numpyro.sample(
+            "V", dist.Normal(0.0, 2.0).expand([num_bottom, num_top]).to_event(2)
+        )
+        b: Any = numpyro.sample(
+            "b", dist.Normal(0.0, 2.0).expand([num_bottom]).to_event(1)
+        )
+        W: Any = numpyro.sample(
+            "W", dist.Normal(0.0, 2.0).expand([num_pixels, num_bottom]).to_event(2)
+        )
+        c: Any = numpyro.sample(
+            "c", dist.Normal(0.0, 2.0).expand([num_pixels]).to_event(1)
+        )
+        with numpyro.plate("rows", y.shape[0]):
+            top: Any = numpyro.sample("top", dist.Bernoulli(logits=a).to_event(1))
+            bottom: Any = numpyro.sample(
+                "bottom", dist.Bernoulli(logits=top @ V.T + b).to_event(1)
+            )
+            numpyro.sample(
+                "y", dist.Bernoulli(logits=bottom @ W.T + c).to_event(1), obs=y
+            )
+
+    return model
+
+
+def states(count: int) -> np.ndarray:
+    return np.array(list(itertools.product([0.0, 1.0], repeat=count)))
+
+
+def log_bernoulli(logits: Any, value: np.ndarray) -> np.ndarray:
+    return (value * logits - np.logaddexp(0.0, logits)).sum(-1)
+
+
+def two_layer_evidence(y: np.ndarray, draw: Mapping[str, np.ndarray]) -> np.ndarray:
+    """log p(row | globals), by summing over all states of both layers."""
+    top, bottom = states(len(draw["a"])), states(len(draw["b"]))
+    of_top = log_bernoulli(draw["a"], top)
+    of_bottom = log_bernoulli(
+        top[:, None] @ draw["V"].T + draw["b"],
+        np.broadcast_to(bottom, (1, *bottom.shape)),
+    )
+    of_row = log_bernoulli(bottom @ draw["W"].T + draw["c"], y[:, None, :])
+    prior: Any = special.logsumexp(of_top[:, None] + of_bottom, axis=0)
+    return np.asarray(special.logsumexp(prior + of_row, axis=1))
+
+
+def test_two_layers_against_enumeration():
+    rng = np.random.default_rng(3)
+    num_rows = 400
+    top = rng.random((num_rows, 1)) < 0.5
+    bottom = rng.random((num_rows, 2)) < special.expit(6.0 * top - 3.0)
+    weights = np.array([[4.0, 0.0], [4.0, 0.0], [4.0, 0.0], [0.0, 4.0], [0.0, 4.0]])
+    logits = bottom @ weights.T - 2.0
+    y = (rng.random(logits.shape) < special.expit(logits)).astype(np.float32)
+    model = two_layers(1, 2)
+    vi = nv.PrivateVI(
+        model,
+        budget=nv.PrivacyBudget(math.inf),
+        engine="vips",
+        sampling="full",
+        num_steps=30,
+        local_steps=5,
+        progress_bar=False,
+    )
+    result = vi.run(jax.random.key(0), y[:300])
+    held_out = y[300:]
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(50,))
+    exact = np.mean(
+        [
+            two_layer_evidence(
+                held_out, {k: np.asarray(v)[i] for k, v in draws.items()}
+            )
+            for i in range(50)
+        ],
+        axis=0,
+    )
+    bound = result.elbo(held_out)
+    # E_q of the evidence is what the bound is a bound on; it is not far below.
+    assert bound.mean() < exact.mean()
+    assert exact.mean() - bound.mean() < 0.5
+    share = y[:300].mean(0)
+    independent = log_bernoulli(special.logit(share), held_out).mean()
+    assert exact.mean() > independent + 0.3
+
+
+def tree(num_states: int) -> Any:
+    """A root with two children, each with one observed leaf, and tabular CPDs."""
+
+    @nv.private(unit="rows")
+    def model(y):
+        pi: Any = numpyro.sample("pi", dist.Dirichlet(jnp.ones(num_states)))
+        flat = jnp.ones((2, num_states, num_states))
+        tables: Any = dist.Dirichlet(flat).to_event(2)
+        leaves: Any = dist.Beta(jnp.ones((2, num_states)), 1.0).to_event(2)
+        child: Any = numpyro.sample("child", tables)
+        leaf: Any = numpyro.sample("leaf", leaves)
+        with numpyro.plate("rows", y.shape[0]):
+            root: Any = numpyro.sample("root", dist.CategoricalProbs(pi))
+            left: Any = numpyro.sample("left", dist.CategoricalProbs(child[0][root]))
+            right: Any = numpyro.sample("right", dist.CategoricalProbs(child[1][root]))
+            numpyro.sample("y0", dist.Bernoulli(leaf[0][left]), obs=y[:, 0])
+            numpyro.sample("y1", dist.Bernoulli(leaf[1][right]), obs=y[:, 1])
+
+    return model
+
+
+def test_tree_of_discrete_latents_is_exact():
+    rng = np.random.default_rng(4)
+    root = rng.integers(2, size=300)
+    y = (rng.random((300, 2)) < np.where(root, 0.9, 0.2)[:, None]).astype(np.int32)
+    vi = nv.PrivateVI(
+        tree(2),
+        budget=nv.PrivacyBudget(math.inf),
+        engine="vips",
+        sampling="full",
+        num_steps=5,
+        progress_bar=False,
+    )
+    result = vi.run(jax.random.key(0), y)
+    parameters = {k: np.asarray(v, np.float64) for k, v in result.params.items()}
+
+    def log_mean(concentration: np.ndarray) -> np.ndarray:
+        total = concentration.sum(-1, keepdims=True)
+        return special.digamma(concentration) - special.digamma(total)
+
+    pi = log_mean(parameters["pi/concentration"])
+    child = log_mean(parameters["child/concentration"])
+    leaf = log_mean(
+        np.stack(
+            [parameters["leaf/concentration0"], parameters["leaf/concentration1"]], -1
+        )
+    )
+    rows = np.array([[0, 0], [0, 1], [1, 0], [1, 1]], np.int32)
+    joint = np.zeros((4, 2, 2, 2))
+    for n, r, i, j in np.ndindex(joint.shape):
+        joint[n, r, i, j] = (
+            pi[r]
+            + child[0, r, i]
+            + child[1, r, j]
+            + leaf[0, i, rows[n, 0]]
+            + leaf[1, j, rows[n, 1]]
+        )
+    evidence: Any = special.logsumexp(joint, axis=(1, 2, 3))
+    np.testing.assert_allclose(result.elbo(rows), evidence, rtol=1e-4)
+    posterior = np.exp(joint - evidence[:, None, None, None])
+    found = result.local_posterior(rows)
+    for axis, name in enumerate(("root", "left", "right"), start=1):
+        others = tuple(other for other in (1, 2, 3) if other != axis)
+        np.testing.assert_allclose(
+            found[name].probs, posterior.sum(others), atol=1e-4, err_msg=name
+        )
