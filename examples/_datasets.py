@@ -113,6 +113,22 @@ ADULT_COLUMNS = (
     *("hours-per-week", "native-country", "income"),
 )
 
+# The columns of the UCI Abalone file after the sex: lengths in millimetres and weights
+# in grams, both divided by 200 by those who published it. Round numbers that hold
+# every plausible abalone.
+ABALONE_RANGES: dict[str, Range] = {
+    "length": (0.0, 1.0),
+    "diameter": (0.0, 0.8),
+    "height": (0.0, 0.4),
+    "whole weight": (0.0, 3.0),
+    "shucked weight": (0.0, 1.5),
+    "viscera weight": (0.0, 0.8),
+    "shell weight": (0.0, 1.0),
+}
+ABALONE_SEXES = ("M", "F", "I")
+# Half of the abalones have that many rings or more.
+ABALONE_RINGS = 10
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
@@ -139,7 +155,7 @@ def load(
 
     Args:
       data: `"breast_cancer"`, a folder with the UCI files `adult.data` and
-        `adult.test`, or a CSV file with a header line.
+        `adult.test` or with `abalone.data`, or a CSV file with a header line.
       label: The 0/1 column of the CSV file; its last column by default.
       ranges: `(column, low, high)` for the numeric columns of the CSV file; the
         column `"*"` gives the range of those not named.
@@ -153,11 +169,13 @@ def load(
         )
     if data == "breast_cancer":
         return breast_cancer()
+    if (Path(data) / "abalone.data").is_file():
+        return abalone(Path(data))
     if Path(data).is_dir():
         return adult(Path(data))
     raise FileNotFoundError(
         f"Expected data={data!r} to be 'breast_cancer', a folder with adult.data "
-        "and adult.test, or a CSV file."
+        "and adult.test or with abalone.data, or a CSV file."
     )
 
 
@@ -177,8 +195,8 @@ def adult(folder: Path) -> Dataset:
     """The UCI Adult files, both of them; 1 means an income over 50,000 dollars."""
     table = pd.concat(
         [
-            _read_adult(folder / "adult.data", skiprows=0),
-            _read_adult(folder / "adult.test", skiprows=1),
+            read_adult(folder / "adult.data", skiprows=0),
+            read_adult(folder / "adult.test", skiprows=1),
         ],
         ignore_index=True,
     )
@@ -198,6 +216,21 @@ def adult(folder: Path) -> Dataset:
         pd.concat(parts, axis=1),
         (income == ">50K").to_numpy().astype(np.int32),
     )
+
+
+def read_abalone(folder: Path) -> pd.DataFrame:
+    """The UCI Abalone file: `sex`, seven measurements and the number of `rings`."""
+    return pd.read_csv(
+        folder / "abalone.data", header=None, names=["sex", *ABALONE_RANGES, "rings"]
+    )
+
+
+def abalone(folder: Path) -> Dataset:
+    """The UCI Abalone file; 1 means ten rings or more, which is about 11 years."""
+    table = read_abalone(folder)
+    features = [_one_hot(table, "sex", ABALONE_SEXES), _scaled(table, ABALONE_RANGES)]
+    labels = (table["rings"] >= ABALONE_RINGS).to_numpy().astype(np.int32)
+    return _dataset("abalone", pd.concat(features, axis=1), labels)
 
 
 def csv(
@@ -253,7 +286,8 @@ def auc(labels: np.ndarray, scores: np.ndarray) -> float:
     return float(roc_auc_score(labels, scores))
 
 
-def _read_adult(path: Path, *, skiprows: int) -> pd.DataFrame:
+def read_adult(path: Path, *, skiprows: int) -> pd.DataFrame:
+    """One of the UCI Adult files; `adult.test` starts with a line to skip."""
     return pd.read_csv(
         path,
         header=None,

@@ -140,6 +140,8 @@ def reference_settings(num_documents: int) -> dict[str, Any]:
         "sampling": "without_replacement",
         "sampling_rate": REFERENCE_BATCH / num_documents,
         "num_steps": max(REFERENCE_STEPS, steps),
+        # Hoffman et al. (2010), and what scikit-learn does.
+        "step_size": lambda t: (10.0 + t) ** -0.7,
     }
 
 

@@ -6,8 +6,9 @@
         --range age 0 120 --range weight 0 250
 
 Without options it reads the breast cancer data bundled with scikit-learn. A folder
-with the UCI files `adult.data` and `adult.test` is read as the Adult data. A CSV
-file needs a range for each column, known without looking at the rows.
+with the UCI files `adult.data` and `adult.test` is read as the Adult data, one with
+`abalone.data` as the Abalone data. A CSV file needs a range for each column, known
+without looking at the rows.
 
 The guarantee covers the posterior and all that follows from it. The two AUCs and
 the reference fit without noise are printed for the holder of the data: they are
@@ -141,7 +142,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--data",
         default="breast_cancer",
-        help="breast_cancer, a folder with adult.data and adult.test, or a CSV file",
+        help="breast_cancer, a folder with adult.data and adult.test or with "
+        "abalone.data, or a CSV file",
     )
     parser.add_argument(
         "--label", help="0/1 column of the CSV file (default: its last column)"

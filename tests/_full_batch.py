@@ -93,6 +93,7 @@ class FullBatch:
             for group in program.structure.groups_of("local"):
                 latent = found.latents[group.latents[0]]
                 if latent.family is not None:
+                    assert latent.weight is not None
                     total += entropy(
                         group,
                         natural[group.name],
@@ -107,6 +108,7 @@ class FullBatch:
         for group in program.structure.groups_of("global"):
             latent = program.structure.latents[group.latents[0]]
             if latent.family is not None:
+                assert latent.weight is not None
                 weight = forms.constant_array(latent.weight)
                 natural = state.natural[group.name]
                 total += entropy(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -34,3 +35,18 @@ def shared_data() -> Callable[[str], Path]:
         return folder
 
     return find
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Prints what the audits found, also where several processes ran them."""
+    findings = {
+        value
+        for reports in terminalreporter.stats.values()
+        for report in reports
+        for name, value in getattr(report, "user_properties", ())
+        if name == "audit"
+    }
+    if findings:
+        terminalreporter.section("audit")
+        for finding in sorted(findings):
+            terminalreporter.write_line(finding)

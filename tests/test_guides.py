@@ -122,8 +122,15 @@ def covariance(family: str, arrays: Any) -> jax.Array:
     return scale @ (jnp.eye(size) + arrays["factor"] @ arrays["factor"].T) @ scale
 
 
-@pytest.mark.parametrize("perturb", ["location", "all"])
-@pytest.mark.parametrize("family", ["full_rank", "low_rank"])
+@pytest.mark.parametrize(
+    ("family", "perturb"),
+    [
+        ("full_rank", "location"),
+        ("low_rank", "all"),
+        pytest.param("full_rank", "all", marks=pytest.mark.slow),
+        pytest.param("low_rank", "location", marks=pytest.mark.slow),
+    ],
+)
 def test_gradient_of_a_joint_normal_is_that_of_its_elbo(family, perturb, x64):
     engine = engine_for(regression, X, Y, guide=family, perturb=perturb)
     state = engine.initial_state(KEY)
@@ -175,6 +182,7 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     np.testing.assert_array_equal(one["w"], other["w"])
 
 
+@pytest.mark.slow
 def test_full_rank_finds_the_correlation_that_mean_field_misses():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 2)).astype(np.float32)
@@ -195,7 +203,9 @@ def test_full_rank_finds_the_correlation_that_mean_field_misses():
 # --- guides of the user's own ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("perturb", ["location", "all"])
+@pytest.mark.parametrize(
+    "perturb", ["location", pytest.param("all", marks=pytest.mark.slow)]
+)
 def test_gradient_with_a_users_guide_is_that_of_numpyros_elbo(perturb, x64):
     engine = engine_for(regression, X, Y, guide=triangular, perturb=perturb)
     state = engine.initial_state(KEY)
@@ -217,7 +227,9 @@ def test_gradient_with_a_users_guide_is_that_of_numpyros_elbo(perturb, x64):
     assert names == (["loc"] if perturb == "location" else everything)
 
 
-@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
+@pytest.mark.parametrize(
+    "loss", [Trace_ELBO, pytest.param(TraceMeanField_ELBO, marks=pytest.mark.slow)]
+)
 def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     y = X.astype(float)
     engine = engine_for(latent_line, y, guide=encoder, loss=loss())
@@ -289,7 +301,7 @@ def test_a_guide_without_arguments_and_its_file(tmp_path):
         numpyro.sample("w", dist.Normal(loc, scale).to_event(1))
         numpyro.sample("noise", dist.LogNormal(numpyro.param("n", 0.0), 0.1))
 
-    result = fit(regression, X, Y, guide=guide, num_steps=20)
+    result = fit(regression, X, Y, guide=guide, num_steps=3)
     assert isinstance(result.posterior, DrawsPosterior)
     assert set(result.posterior.points) == {"loc", "scale", "n"}
     draws = result.sample_posterior(KEY, (50, 40))
@@ -356,6 +368,7 @@ def test_a_bad_row_of_an_amortised_model_counts_as_zero(bad):
         np.testing.assert_array_equal(found[name], without[name])
 
 
+@pytest.mark.slow
 def test_a_factor_model_finds_the_principal_axis():
     rng = np.random.default_rng(3)
     axis = np.array([2.0, 1.0, -1.0])
@@ -376,7 +389,9 @@ def test_a_factor_model_finds_the_principal_axis():
 def test_a_private_autoencoder_names_what_it_releases():
     budget = nv.PrivacyBudget(4.0, 1e-5)
     marked = private(latent_line, unit="people")
-    vi = nv.PrivateVI(marked, budget=budget, guide=encoder, progress_bar=False)
+    vi = nv.PrivateVI(
+        marked, budget=budget, guide=encoder, num_steps=5, progress_bar=False
+    )
     plan = vi.explain(X)
     assert plan.engine == "dpvi"
     names = {row["statistic"] for row in plan.statistics}
@@ -640,7 +655,16 @@ def agreement_cases() -> dict[str, tuple[Any, ...]]:
     }
 
 
-@pytest.mark.parametrize("case", agreement_cases())
+FAST_AGREEMENT = ("linear regression",)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in FAST_AGREEMENT else pytest.mark.slow)
+        for case in agreement_cases()
+    ],
+)
 def test_engines_agree_on_conjugate_models(case):
     model, *args = agreement_cases()[case]
     draws = {}
