@@ -44,7 +44,14 @@ EXAMPLES = {
 
 
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
-@pytest.mark.parametrize("case", EXAMPLES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param("mixture", marks=pytest.mark.slow),
+        "poisson",
+        pytest.param("network", marks=pytest.mark.slow),
+    ],
+)
 def test_example_reports_and_leaves_its_files(
     case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

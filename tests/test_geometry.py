@@ -48,7 +48,7 @@ def test_statistics_of_one_sign_never_point_apart(name: str) -> None:
     kept = [
         block for block in this.scales if statistic_of(this, block).geometry != "signed"
     ]
-    for seed in range(3):
+    for seed in range(2):
         made, norms = this.row_by_row(hostile(this.rows, seed))
         counts = np.isfinite(norms)  # Any other row is counted as zero.
         for block in kept:

@@ -185,6 +185,7 @@ def test_example_reports_and_leaves_its_files(
     assert "topic  5:" in printed
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
 def test_paper_mode_runs_the_methods_of_figure_2(tmp_path: Path):
     report = lda.main(

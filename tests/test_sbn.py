@@ -101,7 +101,9 @@ def as_reference(moments: Mapping[str, Mapping[str, Any]]) -> reference.Globals:
     )
 
 
-@pytest.mark.parametrize("prior", ["gaussian", "tpbn"])
+@pytest.mark.parametrize(
+    "prior", [pytest.param("gaussian", marks=pytest.mark.slow), "tpbn"]
+)
 def test_follows_the_papers_updates(prior: str, x64: None):
     y = images(40, 7, 3, seed=0)
     sweeps, rounds = 4, 5
@@ -149,7 +151,7 @@ def random_globals(
     return moments
 
 
-@pytest.mark.parametrize("scale", [0.5, 3.0, 10.0])
+@pytest.mark.parametrize("scale", [3.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_bound_of_a_row_never_decreases(scale: float, x64: None):
     y = images(20, 8, 6, seed=1)
     program = compiled(belief_network(6, "gaussian"), y)
@@ -466,6 +468,7 @@ def two_layer_evidence(y: np.ndarray, draw: Mapping[str, np.ndarray]) -> np.ndar
     return np.asarray(special.logsumexp(prior + of_row, axis=1))
 
 
+@pytest.mark.slow
 def test_two_layers_against_enumeration():
     rng = np.random.default_rng(3)
     num_rows = 400
