@@ -201,15 +201,15 @@ def test_a_scaled_latent_is_so_many_copies() -> None:
         np.testing.assert_allclose(short.params[name], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_latent_and_its_child_must_share_their_scale() -> None:
+def test_what_depends_on_copies_must_be_copied() -> None:
     @nv.private(unit="rows")
     def mixture(x: Any, copies: Any) -> None:
         with numpyro.plate("components", 2):
             mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
         with numpyro.plate("rows", x.shape[0]):
-            z = numpyro.sample("z", dist.Categorical(jnp.array([0.4, 0.6])))
             with numpyro.handlers.scale(scale=copies):
-                numpyro.sample("x", dist.Normal(mu[z], 1.0), obs=x)
+                z = numpyro.sample("z", dist.Categorical(jnp.array([0.4, 0.6])))
+            numpyro.sample("x", dist.Normal(mu[z], 1.0), obs=x)
 
     x = np.zeros(5, np.float32)
     vi = nv.PrivateVI(mixture, budget=nv.PrivacyBudget(math.inf), engine="vips")

@@ -372,7 +372,8 @@ def _copies(site: Site, pieces: list[Piece]) -> Form | None:
     if not own or all(p.mask is None and p.scale is None for p in mine):
         return None
     if len({(_identity(p.mask), _identity(p.scale)) for p in mine}) > 1:
-        if any(piece.scale is not None for piece in mine):
+        # One copy whose observation is weighted is what the log joint says it is.
+        if own[0].scale is not None:
             others = ", ".join(sorted({repr(p.site) for p in mine} - {repr(site.name)}))
             raise NotInAlgebra(
                 f"a scale that {site.name!r} and {others} do not share; put them under "
