@@ -4,6 +4,7 @@ Normals live on the unconstrained space of every latent's support, as in NumPyro
 `AutoNormal`. Parameters of the model without a prior are part of a posterior as points.
 """
 
+import abc
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.result import register_posterior
+from numpyro_vips.visible_rows import Query
 
 # Supports with a name of their own, and those made from bounds or another support.
 _NAMED = {
@@ -172,7 +174,7 @@ def _points_from(named: Mapping[str, jax.Array]) -> dict[str, Any]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _GuidePosterior:
+class _GuidePosterior(abc.ABC):
     """What DPVI's posteriors have in common.
 
     Attributes:
@@ -188,14 +190,7 @@ class _GuidePosterior:
     def site_dims(self) -> dict[str, tuple[str, ...]]:
         return {site.name: site.dims for site in self.sites}
 
-    def local_posterior(
-        self,
-        model: Any,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Any,
-        compiled: dict[str, Any],
-    ) -> Mapping[str, Any]:
+    def local_posterior(self, query: Query) -> Mapping[str, Any]:
         """Refuses: the guide is what knows about latents of single rows."""
         raise ValueError(
             "DPVI has no posterior of its own for latents of single rows. With an "
@@ -204,23 +199,16 @@ class _GuidePosterior:
             "numpyro.infer.infer_discrete at draws of the globals."
         )
 
-    def elbo(
-        self,
-        model: Any,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Any,
-        compiled: dict[str, Any],
-    ) -> np.ndarray:
+    def elbo(self, query: Query) -> np.ndarray:
         """The average of the rows' log densities over draws of the globals."""
         draws = self.sample(jax.random.key(0), (NUM_DRAWS,))
-        return monte_carlo_bound(model, args, kwargs, draws, self.points, compiled)
+        return monte_carlo_bound(query, draws, self.points)
 
+    @abc.abstractmethod
     def sample(
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
         """Independent draws of every global latent."""
-        raise NotImplementedError
 
     def _specification(self, kind: str) -> dict[str, Any]:
         return {

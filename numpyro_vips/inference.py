@@ -459,7 +459,7 @@ class PrivateVI:
                     "running": time.perf_counter() - compiled,
                 },
                 model=self.model,
-                _compiled=programs,
+                _programs=programs,
             )
 
         shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"

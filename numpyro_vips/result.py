@@ -20,7 +20,9 @@ import numpy as np
 
 from numpyro_vips import _validate
 from numpyro_vips.handlers import private
+from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.privacy_statement import PrivacyStatement
+from numpyro_vips.visible_rows import Query
 
 if TYPE_CHECKING:
     import xarray
@@ -59,28 +61,11 @@ class Posterior(Protocol):
         """Independent draws of every global latent."""
         ...
 
-    def local_posterior(
-        self,
-        model: private,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        compiled: dict[str, Any],
-    ) -> Mapping[str, Any]:
-        """The posterior of the latents of rows that the caller may see.
-
-        `compiled` keeps programs, never rows, from one call to the next.
-        """
+    def local_posterior(self, query: Query) -> Mapping[str, Any]:
+        """The posterior of the latents of rows that the caller may see."""
         ...
 
-    def elbo(
-        self,
-        model: private,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        compiled: dict[str, Any],
-    ) -> np.ndarray:
+    def elbo(self, query: Query) -> np.ndarray:
         """The bound on the log density of each row that the caller may see."""
         ...
 
@@ -130,7 +115,7 @@ class PrivateVIResult:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     model: private | None = None
-    _compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
+    _programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, jax.Array]:
@@ -170,11 +155,7 @@ class PrivateVIResult:
         Raises:
           ValueError: The result was loaded without its model.
         """
-        model = self._given_model()
-        found = self.posterior.local_posterior(
-            model, args, kwargs, self.settings, self._compiled
-        )
-        return dict(found)
+        return dict(self.posterior.local_posterior(self._query(args, kwargs)))
 
     def elbo(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The bound on the log density of each row that the caller may see.
@@ -196,16 +177,20 @@ class PrivateVIResult:
         Raises:
           ValueError: The result was loaded without its model.
         """
-        model = self._given_model()
-        return self.posterior.elbo(model, args, kwargs, self.settings, self._compiled)
+        return self.posterior.elbo(self._query(args, kwargs))
 
-    def _given_model(self) -> private:
+    def _query(self, args: tuple, kwargs: Mapping[str, Any]) -> Query:
         if self.model is None:
             raise ValueError(
                 "The latents of a row follow from the model, and this result was "
                 "loaded without it. Use load(path, model=model)."
             )
-        return self.model
+        return Query(
+            model=self.model,
+            arguments=bind_arguments(self.model, args, dict(kwargs), num_rows=None),
+            settings=self.settings,
+            programs=self._programs,
+        )
 
     def to_arviz(
         self,

@@ -47,10 +47,10 @@ class Gaussians:
             draws[name] = mean + scale * noise
         return draws
 
-    def local_posterior(self, model, args, kwargs, settings, compiled):
+    def local_posterior(self, query):
         return {}
 
-    def elbo(self, model, args, kwargs, settings, compiled):
+    def elbo(self, query):
         return np.zeros(0)
 
     @classmethod

@@ -16,7 +16,7 @@ from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
 from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
-from numpyro_vips.model_graph import ModelGraph, retrace
+from numpyro_vips.model_graph import ModelGraph, abstract_rows, retrace
 
 
 def compile_model(
@@ -57,9 +57,5 @@ def _analyse(graph: ModelGraph, overrides: Mapping[str, str]) -> Structure:
     def analyse(rows: Mapping[str, Any]) -> None:
         box.append(find_structure(energy(graph, rows), overrides))
 
-    shapes = {
-        name: jax.ShapeDtypeStruct((1, *row.shape), row.dtype)
-        for name, row in graph.arguments.row_shapes().items()
-    }
-    jax.eval_shape(analyse, shapes)
+    jax.eval_shape(analyse, abstract_rows(graph.arguments, 1))
     return box[0]

@@ -133,7 +133,9 @@ def without_globals(
                 operand if isinstance(operand, OneHot) else Dense(*operand, row=True)
             )
             continue
-        output = tuple(dict.fromkeys(x for o in part for x in _ordered(o) if x in kept))
+        output = tuple(
+            dict.fromkeys(x for o in part for x in labels_of_operand(o) if x in kept)
+        )
         array = jnp.asarray(forms.contract(1.0, part, output))
         factors.append(Dense(array, output, row=True))
     return Term(term.scale, (*factors, *atoms), frozenset(kept))
@@ -156,12 +158,12 @@ def _connected(
     return [members for _, members in parts]
 
 
-def _ordered(operand: "Operand | OneHot") -> forms.Labels:
+def labels_of_operand(operand: "Operand | OneHot") -> forms.Labels:
     return forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
 
 
 def _labels(operand: "Operand | OneHot") -> set[Label]:
-    return set(_ordered(operand))
+    return set(labels_of_operand(operand))
 
 
 # --- moments of a group ---------------------------------------------------------------

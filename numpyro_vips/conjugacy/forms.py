@@ -126,6 +126,17 @@ class Term:
         bound = frozenset(b for b in self.bound if b not in substitution)
         return Term(self.scale, factors, bound)
 
+    def with_row_arrays(self, replace: Callable[[ArrayLike], ArrayLike]) -> "Term":
+        """The term with another array for each that depends on private rows."""
+        factors: list[Factor] = []
+        for factor in self.factors:
+            if isinstance(factor, Dense) and factor.row:
+                factor = dataclasses.replace(factor, array=replace(factor.array))
+            elif isinstance(factor, OneHot) and factor.row:
+                factor = dataclasses.replace(factor, indices=replace(factor.indices))
+            factors.append(factor)
+        return Term(self.scale, tuple(factors), self.bound)
+
     def refreshed(self) -> "Term":
         """The same term with bound labels of its own."""
         fresh = {label: Label(label.size) for label in self.bound}

@@ -116,7 +116,7 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
     if any(same):
         return 0
     swap = dict(zip(row_labels, column_labels, strict=True))
-    inside = [f for f in term.factors if not _is_global(f, latents)]
+    inside = [f for f in term.factors if not is_global(f, latents)]
     in_rows = [f for f in inside if set(forms.labels_of(f)) & set(row_labels)]
     in_columns = [f for f in inside if set(forms.labels_of(f)) & set(column_labels)]
     if any(factor in in_columns for factor in in_rows):
@@ -148,5 +148,5 @@ def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
     return same and forms.same_labels(labels, forms.labels_of(b))
 
 
-def _is_global(factor: Factor, latents: Mapping[str, Latent]) -> bool:
+def is_global(factor: Factor, latents: Mapping[str, Latent]) -> bool:
     return isinstance(factor, Atom) and latents[factor.latent].role == "global"

@@ -6,6 +6,7 @@ from the last to the first, so that what is observed moves first. What the globa
 contribute is put into the row's terms beforehand, so a sweep only touches what changes.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from numpyro_vips.conjugacy.expectations import (
     without_globals,
 )
 from numpyro_vips.conjugacy.families import Categorical, Family, PolyaGamma
-from numpyro_vips.conjugacy.forms import Atom, Term
+from numpyro_vips.conjugacy.forms import Term
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import Group, Structure
 
@@ -67,25 +68,20 @@ def solve_row(
         for group in groups
     ]
     moments = neutral_auxiliaries(structure, groups)
-    factors: dict[str, Factor] = {}
     for coordinate in coordinates:
-        group = coordinate.group
-        if group.name in moments:
-            continue
-        factors[group.name] = coordinate.update(moments, known={*moments, group.name})
-        moments[group.name] = factors[group.name][0]
-    coupled = any(len(locals_of(structure, term)) > 1 for term in local_terms)
-    if coupled:
-        # The first sweep gives every factor its natural parameters.
-        factors = _sweep(coordinates, moments)
+        name = coordinate.group.name
+        if name not in moments:
+            moments[name], _ = coordinate.update(moments, known={*moments, name})
+    # The first sweep gives every factor its natural parameters. It is exact at once
+    # where latents do not act on each other.
+    factors = _sweep(coordinates, moments)
+    if couples_latents(structure, local_terms):
         factors = jax.lax.fori_loop(
             0,
             sweeps - 1,
             lambda _, before: _sweep(coordinates, _moments_of(before)),
             factors,
         )
-    else:
-        factors = _sweep(coordinates, moments)  # Each solution is exact at once.
     return {c.group.name: c.dense(factors[c.group.name]) for c in coordinates}
 
 
@@ -112,6 +108,11 @@ def locals_of(structure: Structure, term: Term) -> set[str]:
         for atom in term.atoms
         if structure.latents[atom.latent].role == "local"
     }
+
+
+def couples_latents(structure: Structure, terms: Sequence[Term]) -> bool:
+    """Whether latents of a row act on each other."""
+    return any(len(locals_of(structure, term)) > 1 for term in terms)
 
 
 def neutral_auxiliaries(
@@ -191,13 +192,13 @@ def copies(group: Group, latents: Mapping[str, Latent]) -> forms.Form | None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Coordinate:
+class _Coordinate(abc.ABC):
     structure: Structure
     group: Group
 
+    @abc.abstractmethod
     def update(self, moments: Moments, known: set[str] | None) -> Factor:
         """The factor given the others' moments; only `known` ones are looked at."""
-        raise NotImplementedError
 
     def dense(self, factor: Factor) -> Factor:
         """The factor with its moments written out."""
@@ -520,17 +521,10 @@ class Clear:
         return jnp.where(self.valid, array, jnp.zeros((), jnp.asarray(array).dtype))
 
     def term(self, term: Term) -> Term:
-        factors = []
-        for factor in term.factors:
-            if isinstance(factor, Atom) or not factor.row:
-                factors.append(factor)
-                continue
-            is_dense = isinstance(factor, forms.Dense)
-            array = factor.array if is_dense else factor.indices
-            # One object per array, so that equal factors stay recognisable.
-            if id(array) not in self._cleared:
-                self._cleared[id(array)] = (array, self.array(array))
-            name = "array" if is_dense else "indices"
-            cleared = self._cleared[id(array)][1]
-            factors.append(dataclasses.replace(factor, **{name: cleared}))
-        return Term(term.scale, tuple(factors), term.bound)
+        return term.with_row_arrays(self._remembered)
+
+    def _remembered(self, array: Any) -> Any:
+        # One object per array, so that equal factors stay recognisable.
+        if id(array) not in self._cleared:
+            self._cleared[id(array)] = (array, self.array(array))
+        return self._cleared[id(array)][1]

@@ -11,12 +11,9 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.families import Family
-from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
 from numpyro_vips.conjugacy.visible_rows import VisibleRows
-from numpyro_vips.handlers import private
-from numpyro_vips.map_rows import program_key
-from numpyro_vips.model_arguments import ModelArguments, bind_arguments
 from numpyro_vips.result import register_posterior
+from numpyro_vips.visible_rows import Query
 
 KIND = "conjugate"
 
@@ -42,31 +39,15 @@ class ConjugatePosterior:
     ) -> "ConjugatePosterior":
         return cls(specification, params)
 
-    def local_posterior(
-        self,
-        model: private,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        compiled: dict[str, Any],
-    ) -> dict[str, dist.Distribution]:
+    def local_posterior(self, query: Query) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
-        arguments = bind_arguments(model, args, dict(kwargs), num_rows=None)
-        rows = _visible_rows(model, arguments, settings, compiled)
-        return rows.local_posterior(arguments, self._moments())
+        program = query.program(lambda: VisibleRows(query))
+        return program.local_posterior(query.arguments, self._moments())
 
-    def elbo(
-        self,
-        model: private,
-        args: tuple,
-        kwargs: Mapping[str, Any],
-        settings: Mapping[str, Any],
-        compiled: dict[str, Any],
-    ) -> np.ndarray:
+    def elbo(self, query: Query) -> np.ndarray:
         """The bound on the log density of each row that the caller may see."""
-        arguments = bind_arguments(model, args, dict(kwargs), num_rows=None)
-        rows = _visible_rows(model, arguments, settings, compiled)
-        return rows.elbo(arguments, self._moments())
+        program = query.program(lambda: VisibleRows(query))
+        return program.elbo(query.arguments, self._moments())
 
     def _moments(self) -> dict[str, dict[str, jax.Array]]:
         return {
@@ -114,23 +95,6 @@ _FAMILIES: dict[str, type[Family]] = {
         families.FactorizedNormal,
     )
 }
-
-
-def _visible_rows(
-    model: private,
-    arguments: ModelArguments,
-    settings: Mapping[str, Any],
-    compiled: dict[str, Any],
-) -> VisibleRows:
-    key = program_key(arguments)
-    if key not in compiled:
-        compiled[key] = VisibleRows(
-            model,
-            arguments,
-            structure=settings.get("structure", {}),
-            local_steps=settings.get("local_steps") or DEFAULT_LOCAL_STEPS,
-        )
-    return compiled[key]
 
 
 def _split(

@@ -8,7 +8,6 @@ are replaced by free ones of any sign and size, and the statistics that result m
 still be legal for every family.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,6 +27,7 @@ from numpyro_vips.conjugacy.structure import (
     normal_terms,
 )
 from numpyro_vips.double_precision import trace_in_double
+from numpyro_vips.model_graph import abstract_rows
 
 _DRAWS = 40
 _TOLERANCE = 1e-6
@@ -57,10 +57,10 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
 def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | None:
     terms = _terms_of(program, site)
     free = _free_arrays(terms)
-    latents = {g.name: g for g in program.structure.groups.values()}
+    groups = program.structure.groups
     mine = [
         group
-        for group in latents.values()
+        for group in groups.values()
         if not isinstance(group.family, JointCategorical)
         and any(a.latent in group.latents for t in terms for a in t.atoms)
     ]
@@ -68,9 +68,10 @@ def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | N
     def statistics(
         arrays: list[Any], values: Mapping[str, Any], chosen: Mapping[str, Any]
     ) -> dict[str, tuple[Any, Any]]:
-        replaced = [_with_arrays(term, free, arrays) for term in terms]
+        by_id = dict(zip(free, arrays, strict=True))
+        replaced = [t.with_row_arrays(lambda array: by_id[id(array)]) for t in terms]
         moments = dict(chosen)
-        for group in program.structure.groups.values():
+        for group in groups.values():
             if group.name not in chosen:
                 moments[group.name] = point_moments(program, group, values)
         found = {}
@@ -98,7 +99,7 @@ def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | N
             evaluate = trace_in_double(statistics, arrays, values, chosen)
         for name, (change, size) in evaluate(arrays, values, chosen).items():
             if not change <= _TOLERANCE * size:
-                return latents[name]
+                return groups[name]
     return None
 
 
@@ -112,11 +113,7 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
             if piece.site == site:
                 box.append(normal_terms(piece.form.terms, found.latents))
 
-    shapes = {
-        name: jax.ShapeDtypeStruct((1, *row.shape), row.dtype)
-        for name, row in program.graph.arguments.row_shapes().items()
-    }
-    jax.eval_shape(collect, shapes)
+    jax.eval_shape(collect, abstract_rows(program.graph.arguments, 1))
     return box[0]
 
 
@@ -130,21 +127,6 @@ def _free_arrays(terms: list[forms.Term]) -> dict[int, tuple[Any, int | None]]:
             elif isinstance(factor, forms.Dense) and factor.row:
                 found[id(factor.array)] = factor.array, 2 if factor.branch else None
     return found
-
-
-def _with_arrays(
-    term: forms.Term, free: Mapping[int, Any], arrays: list[Any]
-) -> forms.Term:
-    by_id = dict(zip(free, arrays, strict=True))
-    factors: list[forms.Factor] = []
-    for factor in term.factors:
-        if isinstance(factor, forms.OneHot) and factor.row:
-            indices = by_id[id(factor.indices)]
-            factor = dataclasses.replace(factor, indices=indices)
-        elif isinstance(factor, forms.Dense) and factor.row:
-            factor = dataclasses.replace(factor, array=by_id[id(factor.array)])
-        factors.append(factor)
-    return dataclasses.replace(term, factors=tuple(factors))
 
 
 def _draw(array: Any, top: int | None, rng: np.random.Generator) -> np.ndarray:

@@ -22,9 +22,9 @@ from numpyro_vips.conjugacy.local_variables import (
     Clear,
     Factor,
     copies,
+    couples_latents,
     divided_by_weight,
     entropy,
-    locals_of,
     solve_row,
     zero_moments,
 )
@@ -179,7 +179,7 @@ class ConjugateProgram:
         def of_piece(rows: Any, mask: jax.Array) -> dict[str, jax.Array]:
             return self._sum_of_piece(joint, rows, mask, scales, clipping_norm, sweeps)
 
-        size = self._piece_size(joint, rows)
+        size = self._piece_size(rows)
         if size is None or mask.shape[0] <= size:
             sums = of_piece(rows, mask)
         else:
@@ -223,22 +223,22 @@ class ConjugateProgram:
 
         return jax.grad(weighted)({name: joint[name] for name in scales})
 
-    def _piece_size(
-        self, joint: Mapping[str, jax.Array], rows: Mapping[str, jax.Array]
-    ) -> int | None:
+    def _piece_size(self, rows: Mapping[str, jax.Array]) -> int | None:
         """Rows to work on together; None for all, where no latents are swept."""
         found: list[bool] = []
 
-        def look(row: Mapping[str, Any]) -> Any:
+        def look(row: Mapping[str, Any]) -> None:
             _, terms, _ = self.row_terms(row)
-            found.append(any(len(locals_of(self.structure, t)) > 1 for t in terms))
-            return self.solve_locals(joint, row, 1) if found[0] else None
+            found.append(couples_latents(self.structure, terms))
 
-        one = {name: array[0] for name, array in rows.items()}
-        shapes = jax.tree.leaves(jax.eval_shape(look, one))
+        jax.eval_shape(look, {name: array[0] for name, array in rows.items()})
         if not found[0]:
             return None
-        return piece_size(sum(leaf.size * leaf.dtype.itemsize for leaf in shapes))
+        shapes = jax.eval_shape(
+            lambda: [self.zero_moments(g) for g in self.structure.groups_of("local")]
+        )
+        leaves = jax.tree.leaves(shapes)
+        return piece_size(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
     def public_statistics(self, row: Mapping[str, Any]) -> dict[str, jax.Array]:
         """One row's share of each public statistic; any row gives the same."""

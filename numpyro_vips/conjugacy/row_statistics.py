@@ -20,9 +20,11 @@ from numpyro_vips.conjugacy.expectations import (
     Operand,
     binding,
     constants,
+    labels_of_operand,
     moment_operands,
 )
 from numpyro_vips.conjugacy.forms import Label, OneHot, Term
+from numpyro_vips.conjugacy.geometry import is_global
 from numpyro_vips.conjugacy.structure import Statistic, Structure
 
 # A term, and for each label of its statistic the term's own.
@@ -121,13 +123,7 @@ def _inner_product(
     for term in (a.renamed(substitution), b.renamed(substitution)):
         operands += constants(term)
         operands += moment_operands(structure, term, local_moments, role="local")
-    present = {
-        label
-        for operand in operands
-        for label in (
-            forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
-        )
-    }
+    present = {label for operand in operands for label in labels_of_operand(operand)}
     size = 1.0
     for label in {root(x) for x in a_labels} - present:
         size *= label.size
@@ -169,7 +165,7 @@ def _scattered_square(
         tuple(
             factor
             for factor in term.factors
-            if factor not in scatters and not _is_global(structure, factor)
+            if factor not in scatters and not is_global(factor, structure.latents)
         ),
         term.bound,
     )
@@ -186,13 +182,8 @@ def _scattered_square(
     operands = constants(rest)
     operands += moment_operands(structure, rest, local_moments, role="local")
     output = (*index_labels, *(x for x in dict.fromkeys(labels) if x not in targets))
-    summed = {
-        x
-        for operand in operands
-        for x in (
-            forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
-        )
-    } - set(output)
+    summed = {x for operand in operands for x in labels_of_operand(operand)}
+    summed -= set(output)
     if any(label.size > 1 for label in summed):
         return None  # A sum inside of a[l, k] could cancel.
     coefficients = jnp.asarray(forms.contract(term.scale, operands, output))
@@ -206,11 +197,6 @@ def _scattered_square(
     # An entry of zero is no company: padding may repeat any index.
     count = (equal & (squares > 0)).sum(1)
     return jnp.sum(count * squares)
-
-
-def _is_global(structure: Structure, factor: forms.Factor) -> bool:
-    is_atom = isinstance(factor, forms.Atom)
-    return is_atom and structure.latents[factor.latent].role == "global"
 
 
 def _epsilon() -> float:

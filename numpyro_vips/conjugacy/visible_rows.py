@@ -16,41 +16,34 @@ import numpyro.distributions as dist
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.energy import Latent
+from numpyro_vips.conjugacy.expectations import Moments
 from numpyro_vips.conjugacy.families import Categorical, Normal, PolyaGamma
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.local_variables import copies
+from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS, copies
 from numpyro_vips.conjugacy.program import ConjugateProgram, Factor
 from numpyro_vips.conjugacy.structure import Group
-from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
-from numpyro_vips.map_rows import map_rows
 from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.model_graph import build_graph
-
-GroupMoments = Mapping[str, Mapping[str, jax.Array]]
+from numpyro_vips.visible_rows import Query, map_rows
 
 
 class VisibleRows:
     """A model compiled for rows that the caller may see; it holds none of them.
 
     Args:
-      model: The model that was fitted.
-      arguments: Its arguments, with such rows.
-      structure: The overrides under which it was fitted.
-      local_steps: Number of sweeps over the latents of a row.
+      query: Which model, how it was fitted, and what its rows look like.
     """
 
-    def __init__(
-        self,
-        model: private,
-        arguments: ModelArguments,
-        *,
-        structure: Mapping[str, str],
-        local_steps: int,
-    ):
+    def __init__(self, query: Query):
+        settings = query.settings
+        local_steps = settings.get("local_steps") or DEFAULT_LOCAL_STEPS
         # The graph needs shapes only.
-        graph = build_graph(model, with_made_up_rows(arguments, 3, seed=0))
-        self._program = program = compile_model(model, graph, structure=structure)
+        arguments = with_made_up_rows(query.arguments, 3, seed=0)
+        graph = build_graph(query.model, arguments)
+        self._program = program = compile_model(
+            query.model, graph, structure=settings.get("structure", {})
+        )
 
         def bound(joint: Any, row: Mapping[str, Any]) -> jax.Array:
             return program.row_bound(joint, row, local_steps)
@@ -63,14 +56,14 @@ class VisibleRows:
         self._bounds = jax.jit(jax.vmap(bound, in_axes=(None, 0)))
         self._factors = jax.jit(jax.vmap(factors, in_axes=(None, 0)))
 
-    def elbo(self, arguments: ModelArguments, of_globals: GroupMoments) -> np.ndarray:
+    def elbo(self, arguments: ModelArguments, of_globals: Moments) -> np.ndarray:
         """For each row, the bound on its log density; the globals' KL is not in it."""
         joint = self._program.joint_moments(of_globals)
         parts = map_rows(arguments, lambda rows: self._bounds(joint, rows))
         return np.concatenate([np.asarray(part) for part in parts])
 
     def local_posterior(
-        self, arguments: ModelArguments, of_globals: GroupMoments
+        self, arguments: ModelArguments, of_globals: Moments
     ) -> dict[str, dist.Distribution]:
         """The posterior of each latent with one entry per row."""
         joint = self._program.joint_moments(of_globals)
