@@ -12,11 +12,8 @@ computed from the test rows as they are, for the holder of the data.
 """
 
 import argparse
-import json
-import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,6 +25,13 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from _datasets import auc, load
+from _fit_options import (
+    add_fit_options,
+    budget,
+    epsilon_for_json,
+    fit_settings,
+    write_json,
+)
 
 NUM_DRAWS = 200
 LATENTS = ("inner", "outer", "bias")
@@ -54,17 +58,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     X, y = dataset.train_features, dataset.train_labels
-    is_private = math.isfinite(args.epsilon)
-    budget = nv.PrivacyBudget(args.epsilon, args.delta if is_private else 0.0)
     vi = nv.PrivateVI(
         model,
-        budget=budget,
-        guide=args.guide,
-        num_steps=args.num_steps,
-        sampling_rate=args.sampling_rate,
-        clipping_norm=args.clipping_norm,
-        insecure_seed=args.insecure_seed,
-        progress_bar=not args.no_progress,
+        budget=budget(args),
+        **fit_settings(args),
     )
     print(vi.explain(X, y, num_units=args.num_units))
     start = time.perf_counter()
@@ -82,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     report = {
         "data": dataset.name,
         "engine": result.engine,
-        # JSON has no infinity.
-        "epsilon": args.epsilon if is_private else "inf",
+        "epsilon": epsilon_for_json(args),
         "delta": result.privacy.delta,
         "auc": auc(dataset.test_labels, expit(np.asarray(logits)).mean(0)),
         "num_weights": sum(int(np.size(value[0])) for value in samples.values()),
@@ -97,8 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         f"{report['auc']:.4f}\n"
         f"{seconds:.1f} s for the fit; posterior.nc is in {args.output}"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
     return report
 
 
@@ -112,22 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         help="breast_cancer, or a folder with the UCI files of Adult or Abalone",
     )
     parser.add_argument("--num-units", type=int, default=8)
-    parser.add_argument("--epsilon", type=float, default=1.0, help="inf: not private")
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument(
-        "--guide", choices=("mean_field", "full_rank", "low_rank"), default="mean_field"
-    )
-    parser.add_argument("--num-steps", type=int)
-    parser.add_argument("--sampling-rate", type=float)
-    parser.add_argument("--clipping-norm", type=float)
-    parser.add_argument(
-        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("demo-output")
-    )
-    parser.add_argument("--no-progress", action="store_true")
+    add_fit_options(parser)
     return parser
 
 

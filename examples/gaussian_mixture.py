@@ -13,7 +13,6 @@ likelihood is of test rows, which are drawn anew and are nobody's.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -29,6 +28,13 @@ import numpyro.distributions as dist
 from scipy.special import logsumexp
 
 import numpyro_vips as nv
+from _fit_options import (
+    add_fit_options,
+    budget,
+    epsilon_for_json,
+    fit_settings,
+    write_json,
+)
 
 CENTRES = np.array([[0, 0], [2, 2], [2, -2], [-2, 2], [-2, -2]], float)
 NUM_TEST_ROWS = 2000
@@ -91,17 +97,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     args = _parser().parse_args(arguments)
     x = generate(args.num_rows, seed=0)
     test = generate(NUM_TEST_ROWS, seed=1)
-    is_private = math.isfinite(args.epsilon)
-    budget = nv.PrivacyBudget(args.epsilon, args.delta if is_private else 0.0)
     vi = nv.PrivateVI(
         mixture(args.num_components),
-        budget=budget,
-        guide=args.guide,
-        num_steps=args.num_steps,
-        sampling_rate=args.sampling_rate,
-        clipping_norm=args.clipping_norm,
-        insecure_seed=args.insecure_seed,
-        progress_bar=not args.no_progress,
+        budget=budget(args),
+        **fit_settings(args),
     )
     print(vi.explain(x))
     start = time.perf_counter()
@@ -116,8 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
     report = {
         "engine": result.engine,
-        # JSON has no infinity.
-        "epsilon": args.epsilon if is_private else "inf",
+        "epsilon": epsilon_for_json(args),
         "delta": result.privacy.delta,
         "predictive": predictive_log_likelihood(samples, test),
         "predictive_truth": predictive_log_likelihood(truth(), test),
@@ -137,8 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         f"{seconds:.1f} s for the fit; posterior.nc and components.png are in "
         f"{args.output}"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
     return report
 
 
@@ -174,22 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--num-rows", type=int, default=20_000)
     parser.add_argument("--num-components", type=int, default=len(CENTRES))
-    parser.add_argument("--epsilon", type=float, default=1.0, help="inf: not private")
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument(
-        "--guide", choices=("mean_field", "full_rank", "low_rank"), default="mean_field"
-    )
-    parser.add_argument("--num-steps", type=int)
-    parser.add_argument("--sampling-rate", type=float)
-    parser.add_argument("--clipping-norm", type=float)
-    parser.add_argument(
-        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("demo-output")
-    )
-    parser.add_argument("--no-progress", action="store_true")
+    add_fit_options(parser)
     return parser
 
 

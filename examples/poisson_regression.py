@@ -14,11 +14,9 @@ test rows, which are drawn anew and are nobody's.
 """
 
 import argparse
-import json
 import math
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import arviz as az
@@ -30,6 +28,13 @@ import numpyro.distributions as dist
 from scipy import stats
 
 import numpyro_vips as nv
+from _fit_options import (
+    add_fit_options,
+    budget,
+    epsilon_for_json,
+    fit_settings,
+    write_json,
+)
 
 # Public ranges, and the generator's coefficients of the features scaled to [-1, 1].
 FEATURES = {
@@ -78,17 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     """Runs the example and returns what `--json` writes."""
     args = _parser().parse_args(arguments)
     X, visits = generate(args.num_rows, seed=0)
-    is_private = math.isfinite(args.epsilon)
-    budget = nv.PrivacyBudget(args.epsilon, args.delta if is_private else 0.0)
     vi = nv.PrivateVI(
         model,
-        budget=budget,
-        guide=args.guide,
-        num_steps=args.num_steps,
-        sampling_rate=args.sampling_rate,
-        clipping_norm=args.clipping_norm,
-        insecure_seed=args.insecure_seed,
-        progress_bar=not args.no_progress,
+        budget=budget(args),
+        **fit_settings(args),
     )
     print(vi.explain(X, visits))
     start = time.perf_counter()
@@ -106,8 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     test = generate(NUM_TEST_ROWS, seed=1)
     report = {
         "engine": result.engine,
-        # JSON has no infinity.
-        "epsilon": args.epsilon if is_private else "inf",
+        "epsilon": epsilon_for_json(args),
         "delta": result.privacy.delta,
         "log_likelihood": mean_log_likelihood(found.mean(0), *test),
         "log_likelihood_truth": mean_log_likelihood(
@@ -129,8 +126,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         f"true coefficients {report['log_likelihood_truth']:.4f}\n"
         f"{seconds:.1f} s for the fit; posterior.nc is in {args.output}"
     )
-    if args.json is not None:
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    write_json(report, args)
     return report
 
 
@@ -144,22 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--num-rows", type=int, default=10_000)
-    parser.add_argument("--epsilon", type=float, default=1.0, help="inf: not private")
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument(
-        "--guide", choices=("mean_field", "full_rank", "low_rank"), default="mean_field"
-    )
-    parser.add_argument("--num-steps", type=int)
-    parser.add_argument("--sampling-rate", type=float)
-    parser.add_argument("--clipping-norm", type=float)
-    parser.add_argument(
-        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("demo-output")
-    )
-    parser.add_argument("--no-progress", action="store_true")
+    add_fit_options(parser)
     return parser
 
 

@@ -1,0 +1,59 @@
+"""Options that the examples' fits share, and their report."""
+
+import argparse
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpyro_vips as nv
+
+
+def add_fit_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the budget, the guide and what else `fit_settings` and `budget` read."""
+    parser.add_argument("--epsilon", type=float, default=1.0, help="inf: not private")
+    parser.add_argument("--delta", type=float, default=1e-5)
+    parser.add_argument(
+        "--guide", choices=("mean_field", "full_rank", "low_rank"), default="mean_field"
+    )
+    parser.add_argument("--num-steps", type=int)
+    parser.add_argument("--sampling-rate", type=float)
+    parser.add_argument("--clipping-norm", type=float)
+    parser.add_argument(
+        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--output", type=Path, metavar="DIR", default=Path("demo-output")
+    )
+    parser.add_argument("--no-progress", action="store_true")
+
+
+def budget(args: argparse.Namespace) -> nv.PrivacyBudget:
+    """The ledger of a single fit; without noise for an infinite ε."""
+    return nv.PrivacyBudget(
+        args.epsilon, args.delta if math.isfinite(args.epsilon) else 0.0
+    )
+
+
+def fit_settings(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of `PrivateVI`."""
+    return {
+        "guide": args.guide,
+        "num_steps": args.num_steps,
+        "sampling_rate": args.sampling_rate,
+        "clipping_norm": args.clipping_norm,
+        "insecure_seed": args.insecure_seed,
+        "progress_bar": not args.no_progress,
+    }
+
+
+def epsilon_for_json(args: argparse.Namespace) -> float | str:
+    """JSON has no infinity."""
+    return args.epsilon if math.isfinite(args.epsilon) else "inf"
+
+
+def write_json(report: Mapping[str, Any], args: argparse.Namespace) -> None:
+    if args.json is not None:
+        args.json.write_text(json.dumps(report, indent=2) + "\n")
