@@ -22,13 +22,12 @@ from numpyro_vips.log_joint import made_up_row, site_log_density
 from numpyro_vips.model_arguments import captured_arrays
 from numpyro_vips.model_graph import (
     ModelGraph,
-    Trace,
-    abstract_rows,
     check_params,
     refuse_captured_constants,
     refuse_captured_rows,
-    run_model,
 )
+from numpyro_vips.model_run import run_model
+from numpyro_vips.model_trace import Trace, abstract_rows
 
 
 class GuideDraw(NamedTuple):

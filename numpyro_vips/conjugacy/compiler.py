@@ -16,7 +16,8 @@ from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
 from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
-from numpyro_vips.model_graph import ModelGraph, abstract_rows, retrace
+from numpyro_vips.model_graph import ModelGraph, retrace
+from numpyro_vips.model_trace import abstract_rows
 
 
 def compile_model(

@@ -25,7 +25,8 @@ from numpyro_vips.conjugacy.interpreter import (
     latents_of,
 )
 from numpyro_vips.conjugacy.simplices import adds_up_to_one
-from numpyro_vips.model_graph import Distributed, ModelGraph, Site
+from numpyro_vips.model_graph import ModelGraph, Site
+from numpyro_vips.model_trace import Distributed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from numpyro_vips.conjugacy.structure import (
     normal_terms,
 )
 from numpyro_vips.double_precision import trace_in_double
-from numpyro_vips.model_graph import abstract_rows
+from numpyro_vips.model_trace import abstract_rows
 
 _DRAWS = 40
 _TOLERANCE = 1e-6
