@@ -16,6 +16,11 @@ from scipy import integrate, stats
 
 from numpyro_vips import accounting
 from numpyro_vips.accounting import Accountant, GaussianEvent, Relation, Sampling
+from numpyro_vips.accounting.dominating_pairs import single_step_pld
+from numpyro_vips.accounting.events import StepGroup, groups_of
+from numpyro_vips.accounting.gaussian import gaussian_epsilon
+from numpyro_vips.accounting.pld import composed_pld, reach_of
+from numpyro_vips.accounting.renyi import renyi_epsilon
 
 ADULT = [(0.004, noise, 100, 1e-3) for noise in (1.0, 6.0, 12.0)]
 SBN = [
@@ -285,8 +290,8 @@ def test_composed_without_replacement_is_above_every_direction(
 def test_without_replacement_mass_function_is_the_connected_curve():
     """dp-accounting connects the dots of the same curve, from its deltas."""
     noise, rate, spacing = 1.1, 0.07, 0.01
-    group = accounting._Group("without_replacement", noise, rate, 1)
-    ours = accounting._single_step_pld(group, spacing)._pmf_remove
+    group = StepGroup("without_replacement", noise, rate, 1)
+    ours = single_step_pld(group, spacing)._pmf_remove
     half = (ours.size - 1) // 2
 
     def delta(epsilon):
@@ -311,8 +316,8 @@ def test_without_replacement_mass_function_is_the_connected_curve():
 @pytest.mark.parametrize(("noise", "rate"), [(0.7, 0.01), (3.0, 0.4), (0.3, 1.0)])
 @pytest.mark.parametrize("spacing", [0.02, 0.001])
 def test_a_step_is_dp_accountings_step(noise, rate, spacing):
-    group = accounting._Group("full" if rate == 1 else "poisson", noise, rate, 1)
-    ours = accounting._single_step_pld(group, spacing)
+    group = StepGroup("full" if rate == 1 else "poisson", noise, rate, 1)
+    ours = single_step_pld(group, spacing)
     reference = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, value_discretization_interval=spacing
     )
@@ -343,14 +348,14 @@ def test_a_step_is_dp_accountings_step(noise, rate, spacing):
 )
 def test_a_shorter_grid_costs_next_to_nothing(sampling, noise, rate, steps, delta):
     """Losses beyond the grid's reach count as infinite: dearer, but hardly."""
-    groups = (accounting._Group(sampling, noise, rate, steps),)
-    reach = accounting._reach(groups, delta)
+    groups = (StepGroup(sampling, noise, rate, steps),)
+    reach = reach_of(groups, delta)
     assert reach < 10
     spacing = max(0.05 * groups[0].loss_stddev, 20 / noise / 20_000)
-    one = accounting._single_step_pld(groups[0], spacing, reach)._pmf_remove
+    one = single_step_pld(groups[0], spacing, reach)._pmf_remove
     assert 0 < steps * one._infinity_mass <= 1e-4 * delta
     short, long = (
-        accounting._composed_pld(groups, spacing, r).get_epsilon_for_delta(delta)
+        composed_pld(groups, spacing, r).get_epsilon_for_delta(delta)
         for r in (reach, 10.0)
     )
     # Transforms of different lengths round differently.
@@ -421,9 +426,9 @@ def test_without_replacement_renyi_lies_between_truth_and_theorem(order):
 def test_renyi_prices_are_above_the_pld_ones(sampling):
     rate = 1.0 if sampling == "full" else 0.02
     events = [event(1.5, rate, 200, sampling)]
-    groups = accounting._groups(events)
+    groups = groups_of(events)
     pld = accounting.epsilon_of_events(events, delta=1e-6)
-    renyi = accounting._renyi_epsilon(groups, 1e-6)
+    renyi = renyi_epsilon(groups, 1e-6)
     assert pld <= renyi <= 1.25 * pld
 
 
@@ -680,7 +685,7 @@ def test_no_noise_and_no_target(accountant):
 def test_next_to_no_noise_has_a_finite_price(sampling, noise):
     rate = 1.0 if sampling == "full" else 0.3
     price = accounting.epsilon_of_events([event(noise, rate, 5, sampling)], delta=1e-6)
-    exact = accounting._gaussian_epsilon(math.sqrt(5) / noise, 1e-6)
+    exact = gaussian_epsilon(math.sqrt(5) / noise, 1e-6)
     assert 0.1 * exact < price <= exact
 
 
@@ -778,10 +783,16 @@ def test_gaussian_dp_mu():
     assert many == pytest.approx(limit, rel=0.05)
 
 
+PACKAGE = pathlib.Path(accounting.__file__).parents[1]
+
+
 @pytest.mark.parametrize(
     "name",
     [
-        "accounting",
+        *(
+            f"accounting/{path.stem}"
+            for path in sorted(PACKAGE.glob("accounting/*.py"))
+        ),
         "secure_random",
         "batch_selection",
         "gaussian_mechanism",
@@ -790,8 +801,7 @@ def test_gaussian_dp_mu():
     ],
 )
 def test_the_privacy_core_needs_no_jax(name):
-    folder = pathlib.Path(accounting.__file__).parent
-    tree = ast.parse((folder / f"{name}.py").read_text())
+    tree = ast.parse((PACKAGE / f"{name}.py").read_text())
     imported = {
         alias.name.split(".")[0]
         for node in ast.walk(tree)

@@ -7,7 +7,6 @@ behaved like this. Each bound fails with probability at most 1 − `confidence`.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import numpy as np
 from scipy import stats
@@ -77,12 +76,12 @@ def epsilon_bound(rates: ErrorRates, delta: float) -> float:
     return max([0.0, *(math.log(top / low) for top, low in ways if top > 0 < low)])
 
 
-def mu_bound(rates: ErrorRates, sampling_rate: float = 1.0) -> float:
+def mu_of_rates(rates: ErrorRates, sampling_rate: float = 1.0) -> float:
     """The least μ at which the Gaussian pair allows these rates.
 
     The pair is N(0, 1) without the canary and (1 − q)·N(0, 1) + q·N(μ, 1) with it; by
-    Neyman and Pearson no test of level α finds the canary more often than
-    (1 − q)·α + q·Φ(μ − Φ⁻¹(1 − α)). For q = 1 this is Gaussian differential privacy.
+    Neyman and Pearson no test of level α finds the canary more often than `power` says.
+    For q = 1 this is Gaussian differential privacy.
     """
     level = rates.false_positive
     found = (rates.true_positive - (1 - sampling_rate) * level) / sampling_rate
@@ -93,37 +92,148 @@ def mu_bound(rates: ErrorRates, sampling_rate: float = 1.0) -> float:
     return max(0.0, float(stats.norm.ppf(found) + stats.norm.isf(level)))
 
 
-def best_threshold(
-    absent: np.ndarray, present: np.ndarray, bound: Callable[[ErrorRates], float]
+def power(level: np.ndarray, mu: float, sampling_rate: float) -> np.ndarray:
+    """The most that a test finds: (1 − q)·α + q·Φ(μ − Φ⁻¹(1 − α)). It rises in both."""
+    found = stats.norm.sf(stats.norm.isf(level) - mu)
+    return (1 - sampling_rate) * level + sampling_rate * found
+
+
+def mu_bound(
+    absent: np.ndarray,
+    present: np.ndarray,
+    threshold: float,
+    confidence: float,
+    sampling_rate: float = 1.0,
 ) -> float:
-    """The threshold with the highest bound on pilot runs, which none may use again."""
-    scores = np.concatenate([absent, present])
+    """A lower bound on μ from both error rates together.
+
+    It inverts an exact test. Pairs of counts (alarms, hits) are ordered by the μ of
+    their rates; under a given μ the observed pair, or one that tells more, has at most
+    the probability
+
+        max_α P[Binomial(present, power(α, μ)) ≥ hits needed with these alarms].
+
+    The unknown level α is searched where its own limits leave it (Berger and Boos
+    1994), for a twentieth of the error. Between two levels of the grid, alarms as at
+    the lower one and hits as at the higher one are the most that can be.
+
+    Two limits that hold each by itself, as in `error_rates`, need more than twice the
+    runs: both rates are then taken at their worst at once.
+
+    Args:
+      absent, present: Scores of independent runs on either data set.
+      threshold: Must not depend on these scores.
+      confidence: That μ is not below the bound.
+      sampling_rate: q of the pair.
+    """
+    runs = len(absent), len(present)
+    alarms, hits = int(np.sum(absent > threshold)), int(np.sum(present > threshold))
+    # Halves keep the estimates off 0 and 1; they only decide the order of the pairs.
+    observed = mu_of_rates(
+        ErrorRates((hits + 0.5) / (runs[1] + 1), (alarms + 0.5) / (runs[0] + 1)),
+        sampling_rate,
+    )
+    if observed == 0:
+        return 0.0
+    tail = 1 - confidence
+    spent = 0.05 * tail
+    lowest = clopper_pearson(alarms, runs[0], spent / 2)
+    highest = clopper_pearson(alarms, runs[0], spent / 2, upper=True)
+    levels = np.linspace(lowest, highest, 61)
+    # Counts beyond these are so rare that they are simply added to the probability.
+    rare = 1e-8
+    counts = np.arange(
+        int(stats.binom.ppf(rare, runs[0], lowest)),
+        int(stats.binom.isf(rare, runs[0], highest)) + 1,
+    )
+    chances = stats.binom.pmf(counts[:, None], runs[0], levels[:-1])
+    rates = (counts + 0.5) / (runs[0] + 1)
+    needed = power(rates, observed, sampling_rate) * (runs[1] + 1) - 0.5
+    needed = np.ceil(needed - 1e-6)[:, None]
+
+    def is_refuted(mu: float) -> bool:
+        found = power(levels[1:], mu, sampling_rate)
+        enough = stats.binom.sf(needed - 1, runs[1], found)
+        return spent + 2 * rare + float(np.max((chances * enough).sum(0))) < tail
+
+    if not is_refuted(0.0):
+        return 0.0
+    low, high = 0.0, 1.0
+    while is_refuted(high):
+        low, high = high, 2 * high
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
+    return low
+
+
+def discriminant(absent: np.ndarray, present: np.ndarray) -> np.ndarray:
+    """Fisher's linear discriminant: the direction that tells Gaussian scores apart."""
+    spread = np.cov(absent, rowvar=False) + np.cov(present, rowvar=False)
+    return np.linalg.solve(spread, present.mean(0) - absent.mean(0))
+
+
+def gaussian_threshold(
+    absent: np.ndarray, present: np.ndarray, sampling_rate: float
+) -> float:
+    """Where to cut the scores if their law is the pair that pilot runs suggest.
+
+    At the threshold t of N(0, 1), the variance of the estimate of μ is that of the two
+    rates times their squared slopes; the least one is found on a grid.
+    """
+    shift = (np.mean(present) - np.mean(absent)) / sampling_rate
+    mu = float(np.clip(shift / np.std(absent), 0.1, 8.0))
+    t = np.linspace(0, mu + 1, 100)
+    level = stats.norm.sf(t)
+    found = power(level, mu, sampling_rate)
+    slope = 1 / (sampling_rate * stats.norm.pdf(t - mu))
+    slope_of_level = 1 / stats.norm.pdf(t) + (1 - sampling_rate) * slope
+    variance = slope**2 * found * (1 - found) + slope_of_level**2 * level * (1 - level)
+    return float(np.mean(absent) + np.std(absent) * t[np.argmin(variance)])
+
+
+def mu_bound_from_runs(
+    absent: np.ndarray,
+    present: np.ndarray,
+    confidence: float,
+    sampling_rate: float = 1.0,
+) -> float:
+    """A bound from independent runs, the first of which only choose the test.
+
+    Args:
+      absent, present: One score of each run on either data set, or several: a row then.
+      confidence: That μ is not below the bound.
+      sampling_rate: q of the pair.
+    """
+    pilot = max(100, len(absent) // 20)
+    if absent.ndim == 2:
+        direction = discriminant(absent[:pilot], present[:pilot])
+        absent, present = absent @ direction, present @ direction
+    threshold = gaussian_threshold(absent[:pilot], present[:pilot], sampling_rate)
+    return mu_bound(
+        absent[pilot:], present[pilot:], threshold, confidence, sampling_rate
+    )
+
+
+def epsilon_bound_from_runs(
+    absent: np.ndarray, present: np.ndarray, delta: float, confidence: float
+) -> float:
+    """The least ε that the error rates allow, whatever the law of the scores.
+
+    The first tenth of the runs only chooses the threshold.
+    """
+    pilot = max(len(absent) // 10, min(50, len(absent) // 2))
+    scores = np.concatenate([absent[:pilot], present[:pilot]])
     candidates = np.quantile(scores, np.linspace(0.02, 0.98, 49))
 
     def promise(threshold: float) -> float:
         # Confident enough not to fall for chance among the candidates.
-        return bound(error_rates(absent, present, threshold, 0.99))
+        rates = error_rates(absent[:pilot], present[:pilot], threshold, 0.99)
+        return epsilon_bound(rates, delta)
 
-    return max(map(float, candidates), key=promise)
-
-
-def bound_from_runs(
-    absent: np.ndarray,
-    present: np.ndarray,
-    bound: Callable[[ErrorRates], float],
-    confidence: float,
-) -> float:
-    """A bound from independent runs, the first of which only choose the threshold.
-
-    Args:
-      absent, present: Scores of the runs on either data set.
-      bound: `mu_bound` or `epsilon_bound`, its other arguments filled in.
-      confidence: That the truth is not below the bound.
-    """
-    pilot = [max(len(r) // 10, min(50, len(r) // 2)) for r in (absent, present)]
-    threshold = best_threshold(absent[: pilot[0]], present[: pilot[1]], bound)
-    rest = absent[pilot[0] :], present[pilot[1] :]
-    return bound(error_rates(*rest, threshold, confidence))
+    threshold = max(map(float, candidates), key=promise)
+    rates = error_rates(absent[pilot:], present[pilot:], threshold, confidence)
+    return epsilon_bound(rates, delta)
 
 
 def correct_guesses_tail(

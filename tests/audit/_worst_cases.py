@@ -37,8 +37,9 @@ class RepeatedFits:
     """Runs one `PrivateVI` over and over without compiling it each time.
 
     `PrivateVI.run` compiles anew in every call, which takes a second or so. Here the
-    programs of the first call serve all others whose arguments have the same shapes.
-    Everything else is the package's own: drawing batches, clipped sums, noise,
+    programs of the first call serve all others whose arguments have the same shapes,
+    and so do its plan, its price and its rehearsal, which come before any data are
+    read. Everything else is the package's own: drawing batches, clipped sums, noise,
     updates, results.
     """
 
@@ -47,6 +48,8 @@ class RepeatedFits:
         self._compile = vi._analyse
         self._analysis: Any = None
         vi._analyse = self._analyse  # type: ignore[method-assign]
+        for name in ("_plan", "_price", "_rehearse"):
+            setattr(vi, name, _once(getattr(vi, name)))
 
     def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         vi = self._vi
@@ -69,6 +72,18 @@ class RepeatedFits:
             return self._vi.run(KEY, *args)
 
 
+def _once(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, whose first answer stands whatever it is asked later."""
+    answers: list[Any] = []
+
+    def answer(*args: Any) -> Any:
+        if not answers:
+            answers.append(method(*args))
+        return answers[0]
+
+    return answer
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WorstCase:
     """A fit, two neighbouring data sets, and how to tell them apart.
@@ -78,6 +93,8 @@ class WorstCase:
       absent, present: The rows without and with the canary.
       options: For `PrivateVI`.
       score: Reads off the released parameters how likely the canary was there.
+      watched: Whether the adversary sees the result after every step, as `callback=`
+        shows it, and not only the last one.
     """
 
     model: Callable[..., None]
@@ -85,6 +102,7 @@ class WorstCase:
     present: np.ndarray
     options: Mapping[str, Any]
     score: Callable[[Mapping[str, Any]], float]
+    watched: bool = False
 
     def vi(self) -> nv.PrivateVI:
         return nv.PrivateVI(
@@ -101,16 +119,24 @@ class WorstCase:
     ) -> tuple[np.ndarray, np.ndarray, nv.PrivateVIResult]:
         """Scores of `count` independent fits on either data set, and the last result.
 
-        Seeds are never used twice, so all fits are independent.
+        Seeds are never used twice, so all fits are independent. Where the steps are
+        watched, each fit has a score after each of them.
         """
-        fits = RepeatedFits(self.vi())
-        found = np.empty((2, count))
+        vi = self.vi()
+        seen: list[float] = []
+        if self.watched:
+            vi.callback = lambda _, result: seen.append(self.score(result.params))
+        fits = RepeatedFits(vi)
+        found: tuple[list, list] = [], []
         result: Any = None
         for number in range(count):
             for world, rows in enumerate((self.absent, self.present)):
+                seen.clear()
                 result = fits.run(first_seed + 2 * number + world, rows)
-                found[world, number] = self.score(result.params)
-        return found[0], found[1], result
+                found[world].append(
+                    list(seen) if self.watched else self.score(result.params)
+                )
+        return np.array(found[0]), np.array(found[1]), result
 
 
 # --- DPVI: a row's gradient points where its value is ---------------------------------
@@ -178,6 +204,7 @@ def worst_case(
     noise_multiplier: float,
     num_rows: int = 10,
     num_steps: int = 1,
+    watched: bool = False,
     **options: Any,
 ) -> WorstCase:
     """The worst case for an engine and a sampling.
@@ -204,6 +231,7 @@ def worst_case(
         absent=absent,
         present=present,
         score=location_score if engine == "dpvi" else clusters_score,
+        watched=watched,
         options={
             "engine": engine,
             "sampling": sampling,

@@ -1,0 +1,186 @@
+"""What is priced: releases in physical quantities, and groups of equal ones."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from numpyro_vips import _validate
+
+Relation = Literal["add_or_remove", "replace_one"]
+Sampling = Literal["poisson", "without_replacement", "full"]
+
+RELATIONS = ("add_or_remove", "replace_one")
+SAMPLINGS = ("poisson", "without_replacement", "full")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GaussianEvent:
+    """Identical Gaussian releases, in physical quantities.
+
+    The sampler draws, the mechanism adds noise and the accountant prices from the
+    same event, so that none of them can mean something else than the others.
+
+    Attributes:
+      noise_stddev: Standard deviation of the noise in each coordinate.
+      sensitivity: L2 sensitivity of what is released, in `relation`. Infinite only
+        where there is no noise.
+      relation: What neighbouring data sets are: one has a row more
+        (`"add_or_remove"`), or one row differs (`"replace_one"`).
+      sampling: `"poisson"` includes each row by its own coin flip and needs
+        `"add_or_remove"`; `"without_replacement"` draws a fixed number of distinct
+        rows and needs `"replace_one"`; `"full"` uses every row.
+      sampling_rate: The coin's probability, or the fraction of the rows drawn.
+      num_steps: How many such releases, each on a fresh batch.
+      label: What is released, for people.
+    """
+
+    noise_stddev: float
+    sensitivity: float
+    relation: Relation
+    sampling: Sampling
+    sampling_rate: float
+    num_steps: int = 1
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        _validate.positive(sensitivity=self.sensitivity)
+        _validate.positive_integer(num_steps=self.num_steps)
+        _validate.probability(sampling_rate=self.sampling_rate)
+        _validate.one_of(RELATIONS, relation=self.relation)
+        _validate.one_of(SAMPLINGS, sampling=self.sampling)
+        if not self.noise_stddev >= 0:
+            raise ValueError(
+                f"Expected noise_stddev={self.noise_stddev!r} to be zero or positive."
+            )
+        if self.sampling == "poisson" and self.relation != "add_or_remove":
+            raise ValueError(
+                "Expected relation='add_or_remove' with sampling='poisson': the size "
+                "of a Poisson batch is random, so its price is for adding or "
+                "removing one row. Use sampling='without_replacement' or 'full' with "
+                "relation='replace_one'."
+            )
+        if self.sampling == "without_replacement" and self.relation != "replace_one":
+            raise ValueError(
+                "Expected relation='replace_one' with "
+                "sampling='without_replacement': a fixed batch size presumes a public "
+                "number of rows. Use sampling='poisson' or 'full' with "
+                "relation='add_or_remove'."
+            )
+        if self.sampling == "full" and self.sampling_rate != 1:
+            raise ValueError(
+                f"Expected sampling_rate={self.sampling_rate!r} to be 1 with "
+                "sampling='full'. Use sampling='poisson' or 'without_replacement' "
+                "for smaller batches."
+            )
+
+    @property
+    def noise_multiplier(self) -> float:
+        """Standard deviation over sensitivity; zero means no privacy."""
+        if self.noise_stddev == 0:
+            return 0.0
+        return self.noise_stddev / self.sensitivity
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able fields; an infinite number becomes the string `"inf"`."""
+        return {
+            name: json_number(value) if isinstance(value, float) else value
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> "GaussianEvent":
+        """The inverse of `to_dict`."""
+        numbers = {
+            name: float(fields[name])
+            for name in ("noise_stddev", "sensitivity", "sampling_rate")
+        }
+        return cls(**{**fields, **numbers})
+
+
+def json_number(value: float) -> float | str:
+    """The number, or its name where JSON has none: `float` reads both back."""
+    return value if math.isfinite(value) else str(value)
+
+
+def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:
+    """The event with `factor` times its noise."""
+    return dataclasses.replace(event, noise_stddev=event.noise_stddev * factor)
+
+
+def unit_event(
+    noise_multiplier: float, sampling_rate: float, num_steps: int, sampling: Sampling
+) -> GaussianEvent:
+    _validate.one_of(SAMPLINGS, sampling=sampling)
+    return GaussianEvent(
+        noise_stddev=noise_multiplier,
+        sensitivity=1.0,
+        relation="replace_one"
+        if sampling == "without_replacement"
+        else "add_or_remove",
+        sampling=sampling,
+        sampling_rate=sampling_rate,
+        num_steps=num_steps,
+    )
+
+
+def check_delta(delta: float) -> None:
+    if not 0 <= delta <= 1:
+        raise ValueError(f"Expected delta={delta!r} in [0, 1].")
+
+
+class StepGroup(NamedTuple):
+    """Steps that are priced alike."""
+
+    sampling: Sampling
+    noise_multiplier: float
+    sampling_rate: float
+    num_steps: int
+
+    @property
+    def mu(self) -> float:
+        return 1 / self.noise_multiplier
+
+    @property
+    def loss_stddev(self) -> float:
+        """Roughly the standard deviation of one step's privacy loss."""
+        if self.mu > 5:
+            return self.mu
+        return min(self.mu, self.sampling_rate * math.sqrt(math.expm1(self.mu**2)))
+
+
+Groups = tuple[StepGroup, ...]
+
+
+def groups_of(events: Sequence[GaussianEvent]) -> Groups:
+    """Merges equal steps, and drops what is free."""
+    if len({event.relation for event in events}) > 1:
+        raise ValueError(
+            "Expected all events to have the same relation, and got both "
+            "'add_or_remove' and 'replace_one': their epsilons are about different "
+            "neighbours and do not add up. Use one sampling for the whole fit."
+        )
+    steps: dict[tuple[Sampling, float, float], int] = {}
+    for event in events:
+        noise_multiplier = event.noise_multiplier
+        if noise_multiplier == 0:
+            return (
+                StepGroup(event.sampling, 0.0, event.sampling_rate, event.num_steps),
+            )
+        if math.isfinite(noise_multiplier):
+            sampling = "full" if event.sampling_rate == 1 else event.sampling
+            key = (sampling, noise_multiplier, event.sampling_rate)
+            steps[key] = steps.get(key, 0) + event.num_steps
+    return tuple(StepGroup(*key, count) for key, count in sorted(steps.items()))
+
+
+def scaled_groups(groups: Groups, factor: float) -> Groups:
+    return tuple(
+        group._replace(noise_multiplier=group.noise_multiplier * factor)
+        for group in groups
+    )
+
+
+def total_mu(groups: Groups) -> float:
+    """The mu of the same steps on full batches: sampling never makes it worse."""
+    return math.sqrt(sum(group.num_steps * group.mu**2 for group in groups))

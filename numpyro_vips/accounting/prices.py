@@ -1,0 +1,126 @@
+"""The prices of events under the accountant of one's choice."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from numpyro_vips import _validate
+from numpyro_vips.accounting.events import (
+    GaussianEvent,
+    Groups,
+    Sampling,
+    check_delta,
+    groups_of,
+    total_mu,
+    unit_event,
+)
+from numpyro_vips.accounting.gaussian import largest_mu, last_true
+from numpyro_vips.accounting.moments import moments_epsilon
+from numpyro_vips.accounting.pld import pld_delta, pld_epsilon
+from numpyro_vips.accounting.strong_composition import strong_epsilon
+
+Accountant = Literal["pld", "moments", "strong"]
+
+ACCOUNTANTS = ("pld", "moments", "strong")
+_EPSILON: dict[str, Callable[[Groups, float], float]] = {
+    "pld": pld_epsilon,
+    "moments": moments_epsilon,
+    "strong": strong_epsilon,
+}
+
+
+def epsilon(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float,
+    num_steps: int,
+    delta: float,
+    sampling: Sampling = "poisson",
+    accountant: Accountant = "pld",
+) -> float:
+    """The epsilon of `num_steps` Gaussian releases from sampled batches.
+
+    Args:
+      noise_multiplier: Standard deviation over L2 sensitivity in the relation that
+        belongs to `sampling`. Zero costs infinitely much.
+      sampling_rate: Probability of a row to be in a batch, or fraction of the rows.
+      num_steps: Number of releases.
+      delta: Target delta. At zero every Gaussian release costs infinitely much.
+      sampling: `"poisson"` (add or remove one row), `"without_replacement"` (replace
+        one row) or `"full"` (either; `sampling_rate` must be 1).
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+
+    Returns:
+      The smallest epsilon that the accountant can prove.
+    """
+    event = unit_event(noise_multiplier, sampling_rate, num_steps, sampling)
+    return epsilon_of_events([event], delta=delta, accountant=accountant)
+
+
+def epsilon_of_events(
+    events: Sequence[GaussianEvent], *, delta: float, accountant: Accountant = "pld"
+) -> float:
+    """The epsilon of all the events together; they must share one relation."""
+    _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    check_delta(delta)
+    groups = groups_of(events)
+    if not groups or delta >= 1:
+        return 0.0
+    if delta == 0 or any(group.noise_multiplier == 0 for group in groups):
+        return math.inf
+    return _EPSILON[accountant](groups, delta)
+
+
+def delta_of_events(
+    events: Sequence[GaussianEvent], *, epsilon: float, accountant: Accountant = "pld"
+) -> float:
+    """The delta of all the events together at `epsilon`."""
+    _validate.one_of(ACCOUNTANTS, accountant=accountant)
+    if not epsilon >= 0:
+        raise ValueError(f"Expected epsilon={epsilon!r} to be zero or positive.")
+    groups = groups_of(events)
+    if not groups or epsilon == math.inf:
+        return 0.0
+    if any(group.noise_multiplier == 0 for group in groups):
+        return 1.0
+    if accountant == "pld":
+        return pld_delta(groups, epsilon)
+    # The two bounds are cheap in the other direction, and fall with delta.
+    log_delta = last_true(
+        lambda u: _EPSILON[accountant](groups, math.exp(-u)) <= epsilon, 0.0, 700.0
+    )
+    return math.exp(-log_delta)
+
+
+def epsilon_curve(
+    events: Sequence[GaussianEvent],
+    deltas: Sequence[float],
+    *,
+    accountant: Accountant = "pld",
+) -> list[float]:
+    """The epsilon at each of `deltas`, in their order."""
+    return [epsilon_of_events(events, delta=d, accountant=accountant) for d in deltas]
+
+
+def gaussian_dp_mu(events: Sequence[GaussianEvent]) -> float | None:
+    """The mu of Gaussian differential privacy that describes the events.
+
+    Full-batch events compose exactly: mu² is the sum of 1 / noise_multiplier². With
+    sampled batches the trade-off curve is only nearly Gaussian; then this is the
+    largest mu among those that match epsilon at delta = 1e-9, 1e-8, ..., 1e-3: a
+    summary for people and not a bound. None where there is no noise.
+    """
+    groups = groups_of(events)
+    if not groups:
+        return 0.0
+    if any(group.noise_multiplier == 0 for group in groups):
+        return None
+    if all(group.sampling == "full" for group in groups):
+        return total_mu(groups)
+    matches = []
+    for exponent in range(3, 10):
+        delta = 10.0**-exponent
+        price = pld_epsilon(groups, delta)
+        if 0 < price < math.inf:
+            matches.append(largest_mu(price, delta))
+    return max(matches) if matches else None
