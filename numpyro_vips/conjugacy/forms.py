@@ -607,7 +607,12 @@ def _drop_uniform(term: Term) -> Term | None:
 
 
 def _known_one_hot(term: Term) -> Term:
-    """Writes a known 0/1 matrix with a single 1 per row as a selection."""
+    """Writes a known 0/1 matrix with a single 1 per row as a selection.
+
+    Where something else selects along the same axis, the matrix says whether both
+    agree: it is a number then, zero where they do not.
+    """
+    selected = _selected_labels(term)
     for factor in term.factors:
         if not isinstance(factor, Dense) or not is_known(factor.array):
             continue
@@ -615,6 +620,8 @@ def _known_one_hot(term: Term) -> Term:
             continue
         ones = factor.array == 1
         if factor.labels[1] not in term.bound or factor.labels[0] is factor.labels[1]:
+            continue
+        if factor.labels[1] in selected:
             continue
         if not (np.all(ones | (factor.array == 0)) and np.all(ones.sum(1) == 1)):
             continue
@@ -668,6 +675,23 @@ def _map_dense(
         return dataclasses.replace(
             dense, array=function(array), labels=labels, nonnegative=False
         )
+
+
+def spared(term: Term) -> Term:
+    """The term with ones for the numbers of a row that a choice leaves out.
+
+    They need not be finite, as in `jnp.where(jnp.isnan(x), m, b * x)`.
+    """
+    masks = [f for f in term.factors if isinstance(f, Dense) and f.branch]
+    factors: list[Factor] = []
+    for factor in term.factors:
+        if isinstance(factor, Dense) and factor.row and not factor.branch:
+            over = [m for m in masks if m.row and set(m.labels) <= set(factor.labels)]
+            nonnegative = factor.nonnegative
+            factor = _map_dense(lambda a: a, factor, list(over)) if over else factor
+            factor = dataclasses.replace(factor, nonnegative=nonnegative)
+        factors.append(factor)
+    return Term(term.scale, tuple(factors), term.bound)
 
 
 def power(form: Form, exponent: float) -> Form:
@@ -839,8 +863,10 @@ def alternatives(form: Form) -> Form:
     """Lays the summands of a form out along a new last axis.
 
     Each entry of the new axis is one term, at one value of the bound labels that
-    nothing selects; their sum is `form`. The result is exclusive.
+    nothing selects; their sum is `form`. The result is exclusive: where a term is
+    switched off, its entry is a product that is zero.
     """
+    form = Form(form.axes, tuple(_switches_as_values(form)), form.exclusive)
     counts, free_labels = [], []
     for term in form.terms:
         selected = _selected_labels(term)
@@ -868,6 +894,50 @@ def alternatives(form: Form) -> Form:
         offset += count
     simple = [simplify(term) for term in terms]
     return Form(axes, tuple(term for term in simple if term is not None), True)
+
+
+def _switches_as_values(form: Form) -> list[Term]:
+    """The terms of a form, with factors of 0 and 1 for what may switch one off.
+
+    The logarithm of a term that a selector switches off is that of zero, and as a
+    selector it would make it zero, the logarithm of one.
+    """
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        picked: set[Label] = set()
+        bound = set(term.bound)
+        factors: list[Factor] = []
+        for value in values:
+            if isinstance(value, Dense):
+                value = _map_dense(lambda a: a, value, selectors)
+            factors.append(value)
+        for selector in selectors:
+            if isinstance(selector, Dense):
+                factors.append(dataclasses.replace(selector, branch=None))
+                continue
+            target = labels_of(selector)[-1]
+            always = target in term.bound and target not in picked
+            if isinstance(selector, OneHot):
+                always = always and not (
+                    is_known(selector.indices) and bool(np.any(selector.indices < 0))
+                )
+            picked.add(target)
+            if always:
+                factors.append(selector)
+            elif isinstance(selector, OneHot):
+                array, labels = _one_hot_array(selector)
+                factors.append(Dense(array, labels, selector.row))
+            else:
+                state = Label(target.size)
+                bound.add(state)
+                indicator = dataclasses.replace(
+                    selector, labels=(*selector.labels[:-1], state)
+                )
+                same = Dense(np.eye(target.size), (state, target))
+                factors += [indicator, same]
+        terms.append(Term(term.scale, tuple(factors), frozenset(bound)))
+    return terms
 
 
 def log1m(form: Form) -> Form:

@@ -709,7 +709,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         )
         # A case that is zero has no terms, and its powers would be lost.
         exclusive = exclusive and form.exclusive and bool(form.terms)
-        terms += chosen.terms
+        terms += map(forms.spared, chosen.terms)
     return Form(axes, tuple(terms), exclusive)
 
 
