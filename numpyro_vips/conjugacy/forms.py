@@ -397,6 +397,31 @@ def _selects_every_bound_label(term: Term) -> bool:
     return all(label in selected or label.size == 1 for label in term.bound)
 
 
+def is_single_choice(form: Form) -> bool:
+    """Whether a form is exclusive as it stands, whatever it was made from.
+
+    What was picked from a concatenation with zeros is, where nothing is left of them.
+    """
+    if len(form.terms) > 1:
+        return False
+    for term in form.terms:
+        targets = []
+        for factor in term.factors:
+            if isinstance(factor, OneHot):
+                if is_known(factor.indices) and bool(np.any(factor.indices < 0)):
+                    return False
+                targets.append(factor.target)
+            elif isinstance(factor, Atom) and factor.function == "is":
+                targets.append(factor.labels[-1])
+            elif isinstance(factor, Dense) and factor.branch is not None:
+                return False
+        if len(set(targets)) < len(targets) or not set(targets) <= term.bound:
+            return False
+        if not _selects_every_bound_label(term):
+            return False
+    return True
+
+
 def _selected_labels(term: Term) -> set[Label]:
     """The labels along which a selector picks a single entry."""
     selected = set()
@@ -660,9 +685,12 @@ def _split_selectors(term: Term) -> tuple[list[Factor], list[Factor]]:
 
 
 def _map_dense(
-    function: Callable[[ArrayLike], ArrayLike], dense: Dense, selectors: list[Factor]
+    function: Callable[[ArrayLike], ArrayLike],
+    dense: Dense,
+    selectors: list[Factor],
+    instead: float = 1.0,
 ) -> Dense:
-    """Applies a function to a constant, sparing entries that are switched off."""
+    """Applies a function to a constant, with a number instead of what is switched off."""
     array, labels = dense.array, dense.labels
     for mask in selectors:
         if isinstance(mask, Dense):
@@ -670,7 +698,7 @@ def _map_dense(
             array = _expand_to(array, labels, union)
             chosen = _expand_to(mask.array, mask.labels, union)
             xp = np if is_known(array) and is_known(chosen) else jnp
-            array, labels = xp.where(chosen != 0, array, 1.0), union
+            array, labels = xp.where(chosen != 0, array, instead), union
     with np.errstate(all="ignore"):
         return dataclasses.replace(
             dense, array=function(array), labels=labels, nonnegative=False
@@ -954,6 +982,13 @@ def log1m(form: Form) -> Form:
     terms = []
     for term in form.terms:
         selectors, values = _split_selectors(term)
+        if all(isinstance(value, Dense) for value in values):
+            array, labels = _product_array(term.scale, values)
+            row = any(value.row for value in values if isinstance(value, Dense))
+            dense = Dense(array, labels, row)
+            number = _map_dense(_log1m_array, dense, selectors, instead=0.0)
+            terms.append(Term(1.0, (*selectors, number), term.bound))
+            continue
         plain = len(values) == 1 and term.scale == 1.0
         value = values[0] if plain else None
         if (
@@ -1107,8 +1142,9 @@ def constant_array(form: Form) -> ArrayLike:
     total: ArrayLike = np.zeros(form.shape)
     for term in form.terms:
         value = contract(term.scale, [_as_operand(f) for f in term.factors], form.axes)
-        total = value if total is None else total + value
-    return total
+        total = total + value
+    # NumPy makes a scalar of a sum without axes, which nothing would take for public.
+    return np.asarray(total) if isinstance(total, np.generic) else total
 
 
 def _as_operand(factor: Factor) -> "tuple[ArrayLike, Labels] | OneHot":

@@ -196,6 +196,8 @@ def _apply(
             return [discrete]
         if any(isinstance(operand, _Shift) for operand in operands):
             return [_apply_to_shift(eqn, operands)]
+        if name in _CONTROL_FLOW:
+            return _CONTROL_FLOW[name](eqn, operands, checks)
         rule = _RULES.get(name)
         if rule is None:
             raise NotInAlgebra(f"{_READABLE.get(name, name)} of {_names(latents)}")
@@ -537,6 +539,9 @@ def _div(eqn: Any, x: Value, y: Value) -> Value:
     logit = _one_plus_exp(y)
     if logit is not None and _is_uniform(x, 1.0):
         return Transformed("sigmoid", -logit)
+    if logit is not None and isinstance(x, Transformed) and x.function == "exp":
+        if x.form is logit:
+            return Transformed("sigmoid", logit)
     return as_form(x) * forms.power(as_form(y), -1.0)
 
 
@@ -886,6 +891,10 @@ def _take_known(
 @_rule("concatenate")
 def _concatenate(eqn: Any, *parts: Value) -> Value:
     shape, axis = tuple(_aval(eqn.outvars[0]).shape), eqn.params["dimension"]
+    return _concatenated(parts, axis, shape)
+
+
+def _concatenated(parts: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
     exponents = _exponents(parts)
     if exponents is not None:
         return Transformed("exp", _joined(exponents, axis, shape))
@@ -1027,6 +1036,8 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
             continue
         index = _take_known(where, len(where.axes) - 1, np.asarray([component]))
         index = forms.sum_over(index, [len(index.axes) - 1])
+        if forms.is_single_choice(index):
+            index = Form(index.axes, index.terms)
         index = forms.place(index, batch_axes, range(len(batch_axes)))
         selections.append((axis, index))
     for axis, position in zip(
@@ -1132,6 +1143,63 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
         kept = [i for i in range(len(axes)) if i != axis]
         form = forms.place(chosen, axes, kept)
     return form
+
+
+# Steps of a loop that are written out; more would make too large a program.
+_MOST_STEPS = 500
+
+
+def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """A loop of a known number of steps, written out."""
+    params = eqn.params
+    length, num_consts, num_carry = (
+        params[name] for name in ("length", "num_consts", "num_carry")
+    )
+    if length > _MOST_STEPS:
+        raise NotInAlgebra(f"a loop of {length} steps")
+    constants, rest = operands[:num_consts], operands[num_consts:]
+    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
+    outputs: dict[int, list[Value]] = {}
+    steps = range(length)
+    for step in reversed(steps) if params["reverse"] else steps:
+        now = [_step_of(x, step) for x in inputs]
+        found = interpret(params["jaxpr"], [*constants, *carry, *now], checks)
+        carry, outputs[step] = found[:num_carry], found[num_carry:]
+    stacked = []
+    for number, var in enumerate(eqn.outvars[num_carry:]):
+        shape = tuple(_aval(var).shape)
+        parts = [outputs[step][number] for step in steps]
+        single = [_with_leading_axis(part) for part in parts]
+        stacked.append(_concatenated(single, 0, shape))
+    return [*carry, *stacked]
+
+
+def _with_leading_axis(x: Value) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.array[None], x.row)
+    if isinstance(x, Transformed) and x.function != "logsumexp":
+        return Transformed(x.function, as_form(_with_leading_axis(x.form)))
+    form = as_form(x)
+    return _reshape_to(form, (1, *form.shape))
+
+
+def _cond(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """The branch that a public index chooses."""
+    index, *rest = operands
+    if not isinstance(index, Constant) or not index.known:
+        raise NotInAlgebra("a lax.cond, in place of jnp.where,")
+    branches = eqn.params["branches"]
+    chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
+    return interpret(branches[chosen], rest, checks)
+
+
+_CONTROL_FLOW = {"scan": _scan, "cond": _cond}
+
+
+def _step_of(x: Value, step: int) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.array[step], x.row)
+    return _along(x, 0, np.arange(step, step + 1), squeeze=True)
 
 
 @_rule("cumsum")

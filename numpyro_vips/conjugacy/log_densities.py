@@ -344,8 +344,18 @@ def beta(
     x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
 ) -> Form:
     a, b = as_form(concentration1), as_form(concentration0)
-    normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
+    if _is_one(a) or _is_one(b):  # Γ(b + 1) / Γ(b) is b, which may be latent.
+        normalizer = forms.log(b if _is_one(a) else a)
+    else:
+        normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
     return (a - 1.0) * forms.log(x) + (b - 1.0) * forms.log1m(x) + normalizer
+
+
+def _is_one(form: Form) -> bool:
+    if not form.is_constant:
+        return False
+    array = forms.constant_array(form)
+    return forms.is_known(array) and bool(np.all(array == 1))
 
 
 @log_density(dist.Uniform)
