@@ -197,7 +197,9 @@ def _certify_unusual_rows(
         row = {}
         for name, like in graph.arguments.row_shapes().items():
             if np.issubdtype(like.dtype, np.floating):
-                drawn = _UNUSUAL_NUMBERS[rng.integers(len(_UNUSUAL_NUMBERS))](rng, like.shape)
+                drawn = _UNUSUAL_NUMBERS[rng.integers(len(_UNUSUAL_NUMBERS))](
+                    rng, like.shape
+                )
             else:
                 drawn = rng.integers(0, most, like.shape)
             row[name] = np.asarray(drawn).astype(like.dtype)
@@ -285,6 +287,7 @@ _POINT_STATISTICS = {
     "log1m": lambda x: jnp.log1p(-x),
     "x^2": lambda x: x**2,
     "x^-2": lambda x: x**-2,
+    "inv": jnp.linalg.inv,
     "logdet": lambda x: jnp.linalg.slogdet(x)[1],
 }
 
