@@ -690,7 +690,7 @@ def _map_dense(
     selectors: list[Factor],
     instead: float = 1.0,
 ) -> Dense:
-    """Applies a function to a constant, with a number instead of what is switched off."""
+    """Applies a function to a constant, to `instead` where it is switched off."""
     array, labels = dense.array, dense.labels
     for mask in selectors:
         if isinstance(mask, Dense):
@@ -752,6 +752,9 @@ def power(form: Form, exponent: float) -> Form:
 
 def _power_of_atom(atom: Atom, exponent: float) -> Atom:
     power = atom.power * exponent
+    # (x^(-1/3))^(-3) is x, though -1/3 is no number of a machine.
+    if abs(2 * power - round(2 * power)) < 1e-6:
+        power = round(2 * power) / 2
     # √(w²) is |w| and not w; √(w⁴) is w² whatever the sign.
     if atom.signed and exponent != round(exponent) and power % 2 != 0:
         raise NotInAlgebra(
@@ -765,6 +768,7 @@ LOG_OF_ZERO = -1e20
 
 
 _LOGARITHMS = {"x": "log", "1m": "log1m"}
+_FROM_LOGARITHM = {logarithm: name for name, logarithm in _LOGARITHMS.items()}
 
 
 def complement(form: Form) -> Form | None:
@@ -849,6 +853,32 @@ def log(form: Form, *, finite: bool = False) -> Form:
             terms.append(Term(scale, (*selectors, value), term.bound))
     terms = [term.refreshed() for term in terms]
     return simplified(form.axes, terms, len(terms) == len(form.terms))
+
+
+def exponential(form: Form) -> Form | None:
+    """The exponential of a sum of logarithms of latents and of constants, as a product.
+
+    None if something else occurs in it.
+    """
+    result = Form(form.axes, (Term(1.0),))
+    constants = [term for term in form.terms if not term.atoms]
+    for term in form.terms:
+        if term in constants:
+            continue
+        selectors, values = _split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        logarithm = isinstance(value, Atom) and value.function in _FROM_LOGARITHM
+        if not logarithm or not is_single_choice(Form(form.axes, (term,))):
+            return None
+        assert isinstance(value, Atom)
+        atom = dataclasses.replace(value, function=_FROM_LOGARITHM[value.function])
+        power = Term(1.0, (*selectors, _power_of_atom(atom, term.scale)), term.bound)
+        result = product(result, Form(form.axes, (power,)), form.axes, ())
+    if constants:
+        exponent = Form(form.axes, tuple(constants))
+        factor = map_constant(np.exp, jnp.exp, exponent)
+        result = product(result, factor, form.axes, ())
+    return result
 
 
 def _log_array(array: ArrayLike) -> ArrayLike:
@@ -1240,6 +1270,8 @@ def contract(
             present = (one_hot.indices >= 0).astype(np.float32)
             arrays.append((present, one_hot.labels))
     arrays = _without_known_vectors(arrays, output)
+    # The sum of truth values is a number, and einsum's own is whether there is any.
+    arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
     known = all(is_known(array) for array, _ in arrays)
     xp: Any = np if known else jnp
     if not arrays:

@@ -320,9 +320,7 @@ def chi_squared(x: Form, df: Value, *, augment: Augment, **_: Value) -> Form:
 @log_density(dist.Pareto)
 def pareto(x: Form, scale: Value, alpha: Value, *, augment: Augment) -> Form:
     m, a = as_form(scale), as_form(alpha)
-    require_constant(
-        m, "the scale of a Pareto, which bounds its support, as a function"
-    )
+    require_constant(m, "the smallest value of a Pareto as a function")
     return forms.log(a) + a * forms.log(m) - (a + 1.0) * forms.log(x)
 
 

@@ -275,7 +275,9 @@ def conditional_autoregression(
     W, r = forms.constant_array(neighbours), forms.constant_array(rho)
     xp = np if forms.is_known(W) and forms.is_known(r) else jnp
     degrees = W.sum(-1)[..., None] * np.eye(x.axes[-1].size)
-    given = Constant(xp.asarray(degrees - r[..., None, None] * W), row=False)
+    given = Constant(
+        xp.asarray(degrees - r[..., None, None] * W), row=neighbours.row or rho.row
+    )
     matrix, log_determinant = precision_of({"precision_matrix": given})
     tau, size = as_form(conditional_precision), float(x.axes[-1].size)
     axes = (*tau.axes, forms.Label(1), forms.Label(1))
