@@ -43,7 +43,8 @@ class Distributed:
 
 def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
     """Returns a distribution's structure and its arrays, wrappers removed."""
-    reinterpreted, mask = 0, None
+    reinterpreted = 0
+    masks: list[tuple[Any, int]] = []
     while True:
         if isinstance(fn, numpyro.distributions.Independent):
             reinterpreted += fn.reinterpreted_batch_ndims
@@ -51,15 +52,18 @@ def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
         elif isinstance(fn, numpyro.distributions.ExpandedDistribution):
             fn = fn.base_dist
         elif isinstance(fn, numpyro.distributions.MaskedDistribution):
-            # A mask inside `to_event` has no axis for the reinterpreted ones left to
-            # its right; one outside covers fewer axes. Either way it aligns with the
-            # batch axes that remain, which is what broadcasting from the left gives.
-            inner = jnp.asarray(fn._mask)
-            inner = inner.reshape(inner.shape + (1,) * reinterpreted)
-            mask = inner if mask is None else mask & inner
+            masks.append((jnp.asarray(fn._mask), reinterpreted))
             fn = fn.base_dist
         else:
-            break
+            plain = _location_and_scale(fn)
+            if plain is fn:
+                break
+            fn = plain
+    mask = None
+    for array, outside in masks:
+        # It lacks the axes that a `to_event` inside of it has taken away.
+        array = array.reshape(array.shape + (1,) * (reinterpreted - outside))
+        mask = array if mask is None else mask & array
     arrays: dict[str, Any] = {}
     components: dict[str, Distributed] = {}
     static: dict[str, Any] = {}
@@ -71,9 +75,8 @@ def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
             static[name] = value
         else:
             arrays[name] = jnp.asarray(value)
-    if isinstance(fn, numpyro.distributions.MixtureSameFamily):
-        for name in ("_mixing_distribution", "_component_distribution"):
-            components[name], arrays[name] = _take_apart(getattr(fn, name))
+    for name, part in _parts(fn).items():
+        components[name], arrays[name] = _take_apart(part)
     structure = Distributed(
         kind=type(fn),
         parameters=tuple(sorted(set(arrays) - set(components))),
@@ -86,6 +89,44 @@ def _take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
     if mask is not None:
         arrays["mask"] = mask
     return structure, arrays
+
+
+def _parts(fn: Distribution) -> dict[str, Distribution]:
+    """The distributions that another one is made of."""
+    if isinstance(fn, numpyro.distributions.MixtureSameFamily):
+        names = ("_mixing_distribution", "_component_distribution")
+        return {name: getattr(fn, name) for name in names}
+    if isinstance(fn, numpyro.distributions.MixtureGeneral):
+        parts = {
+            f"component_{number}": part
+            for number, part in enumerate(fn.component_distributions)
+        }
+        return {"_mixing_distribution": fn.mixing_distribution, **parts}
+    base = vars(fn).get("base_dist")
+    return {"base_dist": base} if isinstance(base, Distribution) else {}
+
+
+def _location_and_scale(fn: Distribution) -> Distribution:
+    """A plain distribution in place of one that was only shifted and scaled.
+
+    A Normal that was shifted, scaled and then exponentiated is log-normal.
+    """
+    if type(fn) is not numpyro.distributions.TransformedDistribution:
+        return fn
+    base, transforms = fn.base_dist, list(fn.transforms)
+    is_exp = isinstance(transforms[-1], numpyro.distributions.transforms.ExpTransform)
+    affine = transforms[:-1] if is_exp else transforms
+    kinds = numpyro.distributions.Normal
+    if not isinstance(base, numpyro.distributions.Normal) or not all(
+        isinstance(t, numpyro.distributions.transforms.AffineTransform) for t in affine
+    ):
+        return fn
+    loc, scale = base.loc, base.scale
+    for transform in affine:
+        loc = transform.loc + transform.scale * loc
+        scale = jnp.abs(transform.scale * scale)
+    kind = numpyro.distributions.LogNormal if is_exp else kinds
+    return kind(loc, scale)
 
 
 def _parameter_names(fn: Distribution) -> list[str]:

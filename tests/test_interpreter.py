@@ -258,10 +258,10 @@ OUTSIDE: dict[str, tuple[Program, str, str]] = {
         "a",
         "power",
     ),
-    "a loop": (
-        lambda v: jax.lax.fori_loop(0, 3, lambda i, x: x * v.a, v.a),
+    "a long loop": (
+        lambda v: jax.lax.fori_loop(0, 600, lambda i, x: x * v.a, v.a),
         "a",
-        "",
+        "a loop of 600 steps",
     ),
 }
 

@@ -26,7 +26,14 @@ from numpyro_vips.model_graph import ModelGraph
 from numpyro_vips.prior_centre import at_initial_params
 
 NUM_ROWS = 3
-NUM_UNUSUAL_ROWS = 12
+NUM_UNUSUAL_ROWS = 24
+_UNUSUAL_NUMBERS: list[Callable[[np.random.Generator, tuple[int, ...]], Any]] = [
+    lambda rng, shape: rng.normal(0.0, 2.0, shape),
+    lambda rng, shape: np.abs(rng.normal(0.0, 2.0, shape)),
+    lambda rng, shape: rng.uniform(size=shape),
+    lambda rng, shape: rng.integers(0, 2, shape),
+    lambda rng, shape: rng.integers(0, 5, shape),
+]
 _MOST_INDICES = 2**15
 TOLERANCE = 1e-7
 
@@ -175,7 +182,8 @@ def _certify_unusual_rows(
 
     What a row may choose by its numbers, as `jnp.where(x < 0, ...)` and `a[group]` do,
     is thereby tried out. Rows that NumPyro or the program counts as invalid are left
-    out: many of these are, such as counts below zero.
+    out, such as those with a count below zero; so each array gets real numbers,
+    positive ones, fractions or counts, whichever its observation may take.
     """
     graph = program.graph
 
@@ -188,8 +196,11 @@ def _certify_unusual_rows(
     for _ in range(NUM_UNUSUAL_ROWS):
         row = {}
         for name, like in graph.arguments.row_shapes().items():
-            drawn = rng.normal(0.0, 2.0, like.shape)
-            if not np.issubdtype(like.dtype, np.floating):
+            if np.issubdtype(like.dtype, np.floating):
+                drawn = _UNUSUAL_NUMBERS[rng.integers(len(_UNUSUAL_NUMBERS))](
+                    rng, like.shape
+                )
+            else:
                 drawn = rng.integers(0, most, like.shape)
             row[name] = np.asarray(drawn).astype(like.dtype)
         found, valid = of_one(row, latents)
@@ -276,6 +287,7 @@ _POINT_STATISTICS = {
     "log1m": lambda x: jnp.log1p(-x),
     "x^2": lambda x: x**2,
     "x^-2": lambda x: x**-2,
+    "inv": jnp.linalg.inv,
     "logdet": lambda x: jnp.linalg.slogdet(x)[1],
 }
 

@@ -265,8 +265,12 @@ def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
     """Whether the observation lies in its support, where it is not masked out."""
     inside = output["in_support"].array
     mask = output["parameters"].get("mask")
-    if isinstance(mask, Constant) and np.shape(mask.array) == np.shape(inside):
-        inside = jnp.logical_or(inside, jnp.logical_not(mask.array))
+    if not isinstance(mask, Constant):
+        return inside
+    rank, shape = np.ndim(inside), np.shape(mask.array)
+    if shape[:rank] == np.shape(inside) and set(shape[rank:]) <= {1}:
+        seen = jnp.reshape(mask.array, np.shape(inside))
+        inside = jnp.logical_or(inside, jnp.logical_not(seen))
     return inside
 
 
@@ -416,9 +420,7 @@ def _density(
     """The registered log density of a distribution, per element."""
     kind = distributed.kind.__name__
     function = log_densities.REGISTRY.get(distributed.kind)
-    latents = set().union(
-        *(latents_of(parameters[name]) for name in distributed.parameters), x.latents
-    )
+    latents = _latents_in(distributed, parameters) | x.latents
     about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
     if distributed.kind in log_densities.WITHOUT_UPDATE:
         raise NotInAlgebra(f"{log_densities.WITHOUT_UPDATE[distributed.kind]}{about}")
@@ -442,6 +444,14 @@ def _density(
         raise NotInAlgebra(f"{error} of {kind}{'' if named else about}") from None
 
 
+def _latents_in(distributed: Distributed, parameters: Mapping[str, Any]) -> set[str]:
+    """The latents in a distribution's parameters and in those of its parts."""
+    found = set().union(*(latents_of(parameters[n]) for n in distributed.parameters))
+    for name, part in distributed.components.items():
+        found |= _latents_in(part, parameters[name])
+    return found
+
+
 class _Component:
     """A distribution inside another one."""
 
@@ -460,7 +470,10 @@ class _Component:
         inner = _Augmentation("", "", self._latents)
         form = _density(self._distributed, self.parameters, x, inner)
         if inner.latents:
-            raise NotInAlgebra("an augmented density inside another")
+            raise NotInAlgebra(
+                "an augmented density inside another (sample which component it is, "
+                "as in z ~ Categorical, and index the parameters with z)"
+            )
         if self._distributed.masked:
             raise NotInAlgebra("a mask inside a mixture")
         rank = len(form.axes)

@@ -535,6 +535,66 @@ class Wishart(Family):
         return {**natural, "x": natural["x"] * factor[..., None, None]}
 
 
+class InverseWishart(Family):
+    """A random positive definite matrix whose inverse is Wishart-distributed."""
+
+    name = "InverseWishart"
+    statistics = ("inv", "logdet")
+    event_dim = 2
+
+    @staticmethod
+    def _of_inverse(natural: Moments) -> dict[str, jax.Array]:
+        size = natural["inv"].shape[-1]
+        return {"x": natural["inv"], "logdet": -natural["logdet"] - size - 1.0}
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        inverse = Wishart.moments(InverseWishart._of_inverse(natural))
+        return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        return Wishart.log_normalizer(InverseWishart._of_inverse(natural))
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        inverse = Wishart.project(
+            {"x": prior["inv"], "logdet": -prior["logdet"]},
+            {"x": data["inv"], "logdet": -data["logdet"]},
+            {"x": noise["inv"], "logdet": noise["logdet"]},
+        )
+        return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        of_inverse = Wishart.parameters(InverseWishart._of_inverse(natural))
+        return {
+            "concentration": of_inverse["concentration"],
+            "scale_matrix": of_inverse["rate_matrix"],
+        }
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        concentration, scale = parameters["concentration"], parameters["scale_matrix"]
+        return {
+            "inv": -0.5 * scale,
+            "logdet": -0.5 * (concentration + scale.shape[-1] + 1.0),
+        }
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.InverseWishart(
+            parameters["concentration"],
+            scale_matrix=parameters["scale_matrix"],
+            validate_args=False,
+        )
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
+        return {**natural, "inv": natural["inv"] * factor[..., None, None]}
+
+
 class PolyaGamma(Family):
     """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
 
@@ -595,6 +655,9 @@ FAMILIES: list[Match] = [
     Match(Categorical, frozenset({"is"}), ()),
     Match(PolyaGamma, frozenset({"x"}), ()),
     Match(Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)),
+    Match(
+        InverseWishart, frozenset({"inv", "logdet"}), (constraints.positive_definite,)
+    ),
 ]
 
 

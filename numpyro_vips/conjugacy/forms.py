@@ -397,6 +397,31 @@ def _selects_every_bound_label(term: Term) -> bool:
     return all(label in selected or label.size == 1 for label in term.bound)
 
 
+def is_single_choice(form: Form) -> bool:
+    """Whether a form is exclusive as it stands, whatever it was made from.
+
+    What was picked from a concatenation with zeros is, where nothing is left of them.
+    """
+    if len(form.terms) > 1:
+        return False
+    for term in form.terms:
+        targets = []
+        for factor in term.factors:
+            if isinstance(factor, OneHot):
+                if is_known(factor.indices) and bool(np.any(factor.indices < 0)):
+                    return False
+                targets.append(factor.target)
+            elif isinstance(factor, Atom) and factor.function == "is":
+                targets.append(factor.labels[-1])
+            elif isinstance(factor, Dense) and factor.branch is not None:
+                return False
+        if len(set(targets)) < len(targets) or not set(targets) <= term.bound:
+            return False
+        if not _selects_every_bound_label(term):
+            return False
+    return True
+
+
 def _selected_labels(term: Term) -> set[Label]:
     """The labels along which a selector picks a single entry."""
     selected = set()
@@ -607,7 +632,12 @@ def _drop_uniform(term: Term) -> Term | None:
 
 
 def _known_one_hot(term: Term) -> Term:
-    """Writes a known 0/1 matrix with a single 1 per row as a selection."""
+    """Writes a known 0/1 matrix with a single 1 per row as a selection.
+
+    Where something else selects along the same axis, the matrix says whether both
+    agree: it is a number then, zero where they do not.
+    """
+    selected = _selected_labels(term)
     for factor in term.factors:
         if not isinstance(factor, Dense) or not is_known(factor.array):
             continue
@@ -615,6 +645,8 @@ def _known_one_hot(term: Term) -> Term:
             continue
         ones = factor.array == 1
         if factor.labels[1] not in term.bound or factor.labels[0] is factor.labels[1]:
+            continue
+        if factor.labels[1] in selected:
             continue
         if not (np.all(ones | (factor.array == 0)) and np.all(ones.sum(1) == 1)):
             continue
@@ -653,9 +685,12 @@ def _split_selectors(term: Term) -> tuple[list[Factor], list[Factor]]:
 
 
 def _map_dense(
-    function: Callable[[ArrayLike], ArrayLike], dense: Dense, selectors: list[Factor]
+    function: Callable[[ArrayLike], ArrayLike],
+    dense: Dense,
+    selectors: list[Factor],
+    instead: float = 1.0,
 ) -> Dense:
-    """Applies a function to a constant, sparing entries that are switched off."""
+    """Applies a function to a constant, to `instead` where it is switched off."""
     array, labels = dense.array, dense.labels
     for mask in selectors:
         if isinstance(mask, Dense):
@@ -663,11 +698,28 @@ def _map_dense(
             array = _expand_to(array, labels, union)
             chosen = _expand_to(mask.array, mask.labels, union)
             xp = np if is_known(array) and is_known(chosen) else jnp
-            array, labels = xp.where(chosen != 0, array, 1.0), union
+            array, labels = xp.where(chosen != 0, array, instead), union
     with np.errstate(all="ignore"):
         return dataclasses.replace(
             dense, array=function(array), labels=labels, nonnegative=False
         )
+
+
+def spared(term: Term) -> Term:
+    """The term with ones for the numbers of a row that a choice leaves out.
+
+    They need not be finite, as in `jnp.where(jnp.isnan(x), m, b * x)`.
+    """
+    masks = [f for f in term.factors if isinstance(f, Dense) and f.branch]
+    factors: list[Factor] = []
+    for factor in term.factors:
+        if isinstance(factor, Dense) and factor.row and not factor.branch:
+            over = [m for m in masks if m.row and set(m.labels) <= set(factor.labels)]
+            nonnegative = factor.nonnegative
+            factor = _map_dense(lambda a: a, factor, list(over)) if over else factor
+            factor = dataclasses.replace(factor, nonnegative=nonnegative)
+        factors.append(factor)
+    return Term(term.scale, tuple(factors), term.bound)
 
 
 def power(form: Form, exponent: float) -> Form:
@@ -700,6 +752,9 @@ def power(form: Form, exponent: float) -> Form:
 
 def _power_of_atom(atom: Atom, exponent: float) -> Atom:
     power = atom.power * exponent
+    # (x^(-1/3))^(-3) is x, though -1/3 is no number of a machine.
+    if abs(2 * power - round(2 * power)) < 1e-6:
+        power = round(2 * power) / 2
     # √(w²) is |w| and not w; √(w⁴) is w² whatever the sign.
     if atom.signed and exponent != round(exponent) and power % 2 != 0:
         raise NotInAlgebra(
@@ -713,6 +768,7 @@ LOG_OF_ZERO = -1e20
 
 
 _LOGARITHMS = {"x": "log", "1m": "log1m"}
+_FROM_LOGARITHM = {logarithm: name for name, logarithm in _LOGARITHMS.items()}
 
 
 def complement(form: Form) -> Form | None:
@@ -799,6 +855,32 @@ def log(form: Form, *, finite: bool = False) -> Form:
     return simplified(form.axes, terms, len(terms) == len(form.terms))
 
 
+def exponential(form: Form) -> Form | None:
+    """The exponential of a sum of logarithms of latents and of constants, as a product.
+
+    None if something else occurs in it.
+    """
+    result = Form(form.axes, (Term(1.0),))
+    constants = [term for term in form.terms if not term.atoms]
+    for term in form.terms:
+        if term in constants:
+            continue
+        selectors, values = _split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        logarithm = isinstance(value, Atom) and value.function in _FROM_LOGARITHM
+        if not logarithm or not is_single_choice(Form(form.axes, (term,))):
+            return None
+        assert isinstance(value, Atom)
+        atom = dataclasses.replace(value, function=_FROM_LOGARITHM[value.function])
+        power = Term(1.0, (*selectors, _power_of_atom(atom, term.scale)), term.bound)
+        result = product(result, Form(form.axes, (power,)), form.axes, ())
+    if constants:
+        exponent = Form(form.axes, tuple(constants))
+        factor = map_constant(np.exp, jnp.exp, exponent)
+        result = product(result, factor, form.axes, ())
+    return result
+
+
 def _log_array(array: ArrayLike) -> ArrayLike:
     return (np if is_known(array) else jnp).log(array)
 
@@ -835,12 +917,71 @@ def log_det(form: Form) -> Form:
     return simplified(form.axes[:-2], terms, len(terms) == len(form.terms))
 
 
+def inverse(form: Form) -> Form:
+    """The inverse of a form whose last two axes are a latent's matrix."""
+    if not form.exclusive or not form.terms:
+        raise NotInAlgebra("the inverse of a sum")
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        if not isinstance(value, Atom) or value.labels[-2:] != form.axes[-2:]:
+            raise NotInAlgebra("the inverse of a product")
+        if (value.function, value.power) not in (("x", 1.0), ("inv", 1.0)):
+            raise NotInAlgebra("the inverse of a power")
+        function = "inv" if value.function == "x" else "x"
+        atom = dataclasses.replace(value, function=function)
+        terms.append(Term(1.0 / term.scale, (*selectors, atom), term.bound))
+    return simplified(form.axes, terms, True)
+
+
+def diagonal(form: Form) -> Form | None:
+    """The diagonal of a matrix of which no other entry can differ from zero.
+
+    Each of its terms must have a public factor that is zero off the diagonal.
+    """
+    *batch, row, column = form.axes
+    terms = []
+    for term in form.terms:
+        for factor in term.factors:
+            kept = _diagonal_of(factor, row, column)
+            if kept is not None:
+                break
+        else:
+            return None
+        rest = [f for f in term.factors if f is not factor]
+        factors = (*rest, *kept)
+        terms.append(Term(term.scale, factors, term.bound).renamed({column: row}))
+    result = simplified((*batch, row), terms, form.exclusive)
+    exclusive = result.exclusive or is_single_choice(result)
+    return Form(result.axes, result.terms, exclusive)
+
+
+def _diagonal_of(factor: Factor, row: Label, column: Label) -> list[Factor] | None:
+    """What is left of a public diagonal matrix on its diagonal."""
+    if row.size == 1 or isinstance(factor, Atom):
+        return None
+    if isinstance(factor, OneHot):
+        if not is_known(factor.indices) or set(labels_of(factor)) != {row, column}:
+            return None
+        is_identity = np.array_equal(factor.indices, np.arange(row.size))
+        return [] if is_identity else None
+    if not is_known(factor.array) or set(factor.labels) != {row, column}:
+        return None
+    entries = np.diagonal(factor.array)
+    if len(factor.labels) != 2 or np.any(factor.array != np.diag(entries)):
+        return None
+    return [Dense(np.asarray(entries), (row,))]
+
+
 def alternatives(form: Form) -> Form:
     """Lays the summands of a form out along a new last axis.
 
     Each entry of the new axis is one term, at one value of the bound labels that
-    nothing selects; their sum is `form`. The result is exclusive.
+    nothing selects; their sum is `form`. The result is exclusive: where a term is
+    switched off, its entry is a product that is zero.
     """
+    form = Form(form.axes, tuple(_switches_as_values(form)), form.exclusive)
     counts, free_labels = [], []
     for term in form.terms:
         selected = _selected_labels(term)
@@ -870,6 +1011,50 @@ def alternatives(form: Form) -> Form:
     return Form(axes, tuple(term for term in simple if term is not None), True)
 
 
+def _switches_as_values(form: Form) -> list[Term]:
+    """The terms of a form, with factors of 0 and 1 for what may switch one off.
+
+    The logarithm of a term that a selector switches off is that of zero, and as a
+    selector it would make it zero, the logarithm of one.
+    """
+    terms = []
+    for term in form.terms:
+        selectors, values = _split_selectors(term)
+        picked: set[Label] = set()
+        bound = set(term.bound)
+        factors: list[Factor] = []
+        for value in values:
+            if isinstance(value, Dense):
+                value = _map_dense(lambda a: a, value, selectors)
+            factors.append(value)
+        for selector in selectors:
+            if isinstance(selector, Dense):
+                factors.append(dataclasses.replace(selector, branch=None))
+                continue
+            target = labels_of(selector)[-1]
+            always = target in term.bound and target not in picked
+            if isinstance(selector, OneHot):
+                always = always and not (
+                    is_known(selector.indices) and bool(np.any(selector.indices < 0))
+                )
+            picked.add(target)
+            if always:
+                factors.append(selector)
+            elif isinstance(selector, OneHot):
+                array, labels = _one_hot_array(selector)
+                factors.append(Dense(array, labels, selector.row))
+            else:
+                state = Label(target.size)
+                bound.add(state)
+                indicator = dataclasses.replace(
+                    selector, labels=(*selector.labels[:-1], state)
+                )
+                same = Dense(np.eye(target.size), (state, target))
+                factors += [indicator, same]
+        terms.append(Term(term.scale, tuple(factors), frozenset(bound)))
+    return terms
+
+
 def log1m(form: Form) -> Form:
     """log(1 - form), elementwise, for probabilities."""
     complement = _complement(form)
@@ -884,6 +1069,13 @@ def log1m(form: Form) -> Form:
     terms = []
     for term in form.terms:
         selectors, values = _split_selectors(term)
+        if all(isinstance(value, Dense) for value in values):
+            array, labels = _product_array(term.scale, values)
+            row = any(value.row for value in values if isinstance(value, Dense))
+            dense = Dense(array, labels, row)
+            number = _map_dense(_log1m_array, dense, selectors, instead=0.0)
+            terms.append(Term(1.0, (*selectors, number), term.bound))
+            continue
         plain = len(values) == 1 and term.scale == 1.0
         value = values[0] if plain else None
         if (
@@ -1037,8 +1229,9 @@ def constant_array(form: Form) -> ArrayLike:
     total: ArrayLike = np.zeros(form.shape)
     for term in form.terms:
         value = contract(term.scale, [_as_operand(f) for f in term.factors], form.axes)
-        total = value if total is None else total + value
-    return total
+        total = total + value
+    # NumPy makes a scalar of a sum without axes, which nothing would take for public.
+    return np.asarray(total) if isinstance(total, np.generic) else total
 
 
 def _as_operand(factor: Factor) -> "tuple[ArrayLike, Labels] | OneHot":
@@ -1077,6 +1270,8 @@ def contract(
             present = (one_hot.indices >= 0).astype(np.float32)
             arrays.append((present, one_hot.labels))
     arrays = _without_known_vectors(arrays, output)
+    # The sum of truth values is a number, and einsum's own is whether there is any.
+    arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
     known = all(is_known(array) for array, _ in arrays)
     xp: Any = np if known else jnp
     if not arrays:

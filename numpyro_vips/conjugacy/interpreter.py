@@ -19,15 +19,20 @@ import numpy as np
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
+from numpyro_vips.conjugacy.signs import is_nonnegative, known_is_nonnegative
 from numpyro_vips.numpy_primitives import NUMPY
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """A value without latents; `array` is a NumPy array only if it is public."""
+    """A value without latents; `array` is a NumPy array only if it is public.
+
+    `nonnegative` says that no entry is negative, whatever the rows hold.
+    """
 
     array: Any
     row: bool
+    nonnegative: bool = False
 
     @property
     def known(self) -> bool:
@@ -119,8 +124,12 @@ def as_form(value: Value) -> Form:
     if isinstance(value, Form):
         return value
     if isinstance(value, Constant):
-        return forms.constant(value.array, row=value.row)
+        form = forms.constant(value.array, row=value.row)
+        return forms.nonnegative(form) if value.nonnegative else form
     if isinstance(value, Transformed):
+        product = forms.exponential(value.form) if value.function == "exp" else None
+        if product is not None:
+            return product
         raise NotInAlgebra(f"{value.function} of {_names(value.latents)}")
     raise NotInAlgebra(value.reason)
 
@@ -196,6 +205,8 @@ def _apply(
             return [discrete]
         if any(isinstance(operand, _Shift) for operand in operands):
             return [_apply_to_shift(eqn, operands)]
+        if name in _CONTROL_FLOW:
+            return _CONTROL_FLOW[name](eqn, operands, checks)
         rule = _RULES.get(name)
         if rule is None:
             raise NotInAlgebra(f"{_READABLE.get(name, name)} of {_names(latents)}")
@@ -258,10 +269,22 @@ def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
             last = x.form.axes[-1]
             parts.append(forms.place(x.form, (*axes, last), range(len(x.form.axes))))
         else:
-            form = forms.broadcast(as_form(x), axes)
-            parts.append(forms.place(form, (*axes, Label(1)), range(len(axes))))
+            parts.append(_with_last_axis(as_form(x), axes))
     states = sum(part.axes[-1].size for part in parts)
     return Transformed("logsumexp", _joined(parts, len(axes), (*shape, states)))
+
+
+def _with_last_axis(form: Form, axes: forms.Labels) -> Form:
+    form = forms.broadcast(form, axes)
+    return forms.place(form, (*axes, Label(1)), range(len(axes)))
+
+
+def stacked(parts: Sequence[Form]) -> Form:
+    """Forms that broadcast against each other, along a new last axis."""
+    axes = forms.common_axes(*parts)
+    single = [_with_last_axis(part, axes) for part in parts]
+    shape = (*(axis.size for axis in axes), len(parts))
+    return _joined(single, len(axes), shape)
 
 
 # JAX writes these with guards against infinities, which no rule sees through.
@@ -284,7 +307,14 @@ def _apply_to_constants(
     else:
         results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    return [Constant(result, row) for result in results]
+    nonnegative = is_nonnegative(eqn, [_has_no_negative(op) for op in operands])
+    return [Constant(result, row, nonnegative) for result in results]
+
+
+def _has_no_negative(x: Constant) -> bool:
+    if x.known:
+        return known_is_nonnegative(x.array)
+    return x.nonnegative or x.array.dtype == bool
 
 
 def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[Any]:
@@ -466,7 +496,7 @@ def _mul(eqn: Any, x: Value, y: Value) -> Value:
         if isinstance(one, _Shifted) and one.stage == "exp":
             # The weights of a logsumexp with b=.
             exponent = _sum_of_exponents(Transformed("exp", one.form), other)
-            if isinstance(other, Constant) and exponent is not None:
+            if exponent is not None:
                 return dataclasses.replace(one, form=exponent)
     exponent = _sum_of_exponents(x, y)
     if exponent is not None:
@@ -516,8 +546,11 @@ def _reduce_max(eqn: Any, x: Value) -> Value:
 
 @_rule("sign", "abs")
 def _magnitude(eqn: Any, x: Value) -> Value:
-    if isinstance(x, _SumOfExp) and eqn.primitive.name == "abs":
-        return x
+    if eqn.primitive.name == "abs":
+        if isinstance(x, _SumOfExp):
+            return x
+        if isinstance(x, Form) and _is_nonnegative(x):
+            return x
     raise NotInAlgebra(f"{eqn.primitive.name} of {_names(latents_of(x))}")
 
 
@@ -537,6 +570,8 @@ def _div(eqn: Any, x: Value, y: Value) -> Value:
     logit = _one_plus_exp(y)
     if logit is not None and _is_uniform(x, 1.0):
         return Transformed("sigmoid", -logit)
+    if isinstance(x, Transformed) and x.function == "exp" and x.form is logit:
+        return Transformed("sigmoid", x.form)
     return as_form(x) * forms.power(as_form(y), -1.0)
 
 
@@ -557,6 +592,17 @@ def _logarithm(value: Value) -> Form | None:
         return forms.log(value)
     except NotInAlgebra:
         return None
+
+
+def _is_nonnegative(form: Form) -> bool:
+    """Whether a form is a product without a factor that may be negative."""
+    return not _may_be_negative(form) and all(
+        factor.nonnegative
+        or (forms.is_known(factor.array) and np.all(factor.array >= 0))
+        for term in form.terms
+        for factor in term.factors
+        if isinstance(factor, forms.Dense)
+    )
 
 
 def _may_be_negative(form: Form) -> bool:
@@ -709,7 +755,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         )
         # A case that is zero has no terms, and its powers would be lost.
         exclusive = exclusive and form.exclusive and bool(form.terms)
-        terms += chosen.terms
+        terms += map(forms.spared, chosen.terms)
     return Form(axes, tuple(terms), exclusive)
 
 
@@ -886,6 +932,10 @@ def _take_known(
 @_rule("concatenate")
 def _concatenate(eqn: Any, *parts: Value) -> Value:
     shape, axis = tuple(_aval(eqn.outvars[0]).shape), eqn.params["dimension"]
+    return _concatenated(parts, axis, shape)
+
+
+def _concatenated(parts: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
     exponents = _exponents(parts)
     if exponents is not None:
         return Transformed("exp", _joined(exponents, axis, shape))
@@ -972,8 +1022,9 @@ def _reduce_sum(eqn: Any, x: Value) -> Value:
 
 @_rule("dot_general")
 def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
-    x, y = as_form(x), as_form(y)
     (contract_x, contract_y), (batch_x, batch_y) = eqn.params["dimension_numbers"]
+    logarithms = _exponents([x, y]) if len(contract_x) == 1 else None
+    x, y = logarithms or (as_form(x), as_form(y))
     batch = tuple(Label(x.axes[axis].size) for axis in batch_x)
     summed = tuple(Label(x.axes[axis].size) for axis in contract_x)
     axes_x = _named_axes(x, batch_x, batch, contract_x, summed)
@@ -982,7 +1033,15 @@ def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
     free_y = tuple(a for a in axes_y if a not in batch and a not in summed)
     left = forms.place(x, axes_x, range(len(axes_x)))
     right = forms.place(y, axes_y, range(len(axes_y)))
-    return forms.product(left, right, (*batch, *free_x, *free_y), summed)
+    kept = (*batch, *free_x, *free_y)
+    if logarithms is None:
+        return forms.product(left, right, kept, summed)
+    axes = (*kept, *summed)
+    exponent = forms.place(left, axes, [axes.index(a) for a in axes_x])
+    exponent = exponent + forms.place(right, axes, [axes.index(a) for a in axes_y])
+    reason = f"a sum of exponentials of {_names(exponent.latents)}"
+    shape = tuple(axis.size for axis in kept)
+    return _SumOfExp(reason, exponent.latents, shape, exponent)
 
 
 def _named_axes(
@@ -1027,6 +1086,8 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
             continue
         index = _take_known(where, len(where.axes) - 1, np.asarray([component]))
         index = forms.sum_over(index, [len(index.axes) - 1])
+        if forms.is_single_choice(index):
+            index = Form(index.axes, index.terms)
         index = forms.place(index, batch_axes, range(len(batch_axes)))
         selections.append((axis, index))
     for axis, position in zip(
@@ -1132,6 +1193,82 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
         kept = [i for i in range(len(axes)) if i != axis]
         form = forms.place(chosen, axes, kept)
     return form
+
+
+# Steps of a loop that are written out; more would make too large a program.
+_MOST_STEPS = 500
+
+
+def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """A loop of a known number of steps, written out."""
+    params = eqn.params
+    length, num_consts, num_carry = (
+        params[name] for name in ("length", "num_consts", "num_carry")
+    )
+    if length > _MOST_STEPS:
+        raise NotInAlgebra(f"a loop of {length} steps")
+    constants, rest = operands[:num_consts], operands[num_consts:]
+    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
+    outputs: dict[int, list[Value]] = {}
+    steps = range(length)
+    for step in reversed(steps) if params["reverse"] else steps:
+        now = [_step_of(x, step) for x in inputs]
+        found = interpret(params["jaxpr"], [*constants, *carry, *now], checks)
+        carry, outputs[step] = found[:num_carry], found[num_carry:]
+    stacked = []
+    for number, var in enumerate(eqn.outvars[num_carry:]):
+        shape = tuple(_aval(var).shape)
+        parts = [outputs[step][number] for step in steps]
+        single = [_with_leading_axis(part) for part in parts]
+        stacked.append(_concatenated(single, 0, shape))
+    return [*carry, *stacked]
+
+
+def _with_leading_axis(x: Value) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.array[None], x.row)
+    if isinstance(x, Transformed) and x.function != "logsumexp":
+        return Transformed(x.function, as_form(_with_leading_axis(x.form)))
+    form = as_form(x)
+    return _reshape_to(form, (1, *form.shape))
+
+
+def _cond(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """The branch that a public index chooses."""
+    index, *rest = operands
+    if not isinstance(index, Constant) or not index.known:
+        raise NotInAlgebra("a lax.cond, in place of jnp.where,")
+    branches = eqn.params["branches"]
+    chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
+    return interpret(branches[chosen], rest, checks)
+
+
+_CONTROL_FLOW = {"scan": _scan, "cond": _cond}
+
+
+def _step_of(x: Value, step: int) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.array[step], x.row)
+    return _along(x, 0, np.arange(step, step + 1), squeeze=True)
+
+
+@_rule("ne")
+def _not_equal(eqn: Any, x: Value, y: Value) -> Value:
+    """Whether a product of positive latents differs from zero: it does."""
+    if isinstance(x, Form) and _is_uniform(y, 0.0) and _is_positive(x):
+        return Constant(np.ones(_aval(eqn.outvars[0]).shape, bool), row=False)
+    raise NotInAlgebra(f"a comparison of {_names(latents_of(x) | latents_of(y))}")
+
+
+def _is_positive(form: Form) -> bool:
+    return bool(form.exclusive and form.terms) and all(
+        term.scale > 0
+        and all(
+            isinstance(factor, forms.Atom) and not factor.signed
+            for factor in term.factors
+        )
+        for term in form.terms
+    )
 
 
 @_rule("cumsum")

@@ -26,7 +26,7 @@ from numpyro_vips.conjugacy.interpreter import (
     select_by,
 )
 
-_LOG_2PI = math.log(2 * math.pi)
+LOG_2PI = math.log(2 * math.pi)
 
 
 class Augment(Protocol):
@@ -91,21 +91,17 @@ def square(form: Form) -> Form:
     return forms.power(form, 2)
 
 
-# Missing from scipy's type stubs.
-_multigammaln: Callable[..., float] = getattr(ssp, "multigammaln")  # noqa: B009
-
-
 def _log_gamma(form: Form) -> Form:
     return forms.map_constant(ssp.gammaln, jsp.gammaln, form)
 
 
 def log_gamma(form: Form) -> Form:
     """log Γ(form); the form must not depend on a latent."""
-    _require_constant(form, "the log-gamma function")
+    require_constant(form, "the log-gamma function")
     return _log_gamma(form)
 
 
-def _require_constant(form: Form, what: str) -> None:
+def require_constant(form: Form, what: str) -> None:
     if not form.is_constant:
         names = ", ".join(repr(name) for name in sorted(form.latents))
         raise NotInAlgebra(f"{what} of {names}")
@@ -201,14 +197,27 @@ def gamma_poisson(
 ) -> Form:
     """A negative binomial with logits -log(rate)."""
     r = as_form(concentration)
-    _require_constant(r, "a concentration that depends on a latent, as a function")
+    require_constant(r, "a concentration that depends on a latent, as a function")
     if isinstance(rate, Transformed) and rate.function == "exp":
         logits = -rate.form
     else:
         b = as_form(rate)
-        _require_constant(b, "the rate of a GammaPoisson as a function")
+        require_constant(b, "the rate of a GammaPoisson as a function")
         logits = -forms.log(b)
     return _logistic(x, logits, x + r, augment) + _log_rising(r, x)
+
+
+@log_density(dist.GeometricProbs)
+def geometric_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
+    if isinstance(probs, Transformed) and probs.function == "sigmoid":
+        return geometric_logits(x, probs.form, augment=augment)
+    p = as_form(probs)
+    return x * forms.log1m(p) + forms.log(p)
+
+
+@log_density(dist.GeometricLogits)
+def geometric_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
+    return _logistic(forms.as_form(1.0), as_form(logits), x + 1.0, augment)
 
 
 def _log_rising(r: Form, k: Form) -> Form:
@@ -292,14 +301,45 @@ def normal(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
 
 def normal_with_precision(x: Form, loc: Form, precision: Form) -> Form:
     log_precision = forms.log(precision)
-    return -0.5 * (precision * square(x - loc)) + 0.5 * log_precision - 0.5 * _LOG_2PI
+    return -0.5 * (precision * square(x - loc)) + 0.5 * log_precision - 0.5 * LOG_2PI
 
 
 @log_density(dist.Gamma)
 def gamma(x: Form, concentration: Value, rate: Value, *, augment: Augment) -> Form:
     a, b = as_form(concentration), as_form(rate)
-    _require_constant(a, "the concentration of a Gamma as a function")
+    require_constant(a, "the concentration of a Gamma as a function")
     return (a - 1.0) * forms.log(x) - b * x + a * forms.log(b) - log_gamma(a)
+
+
+@log_density(dist.Chi2)
+def chi_squared(x: Form, df: Value, *, augment: Augment, **_: Value) -> Form:
+    half = forms.as_form(0.5)
+    return gamma(x, as_form(df) * 0.5, half, augment=augment)
+
+
+@log_density(dist.Pareto)
+def pareto(x: Form, scale: Value, alpha: Value, *, augment: Augment) -> Form:
+    m, a = as_form(scale), as_form(alpha)
+    require_constant(m, "the smallest value of a Pareto as a function")
+    return forms.log(a) + a * forms.log(m) - (a + 1.0) * forms.log(x)
+
+
+@log_density(dist.Weibull)
+def weibull(x: Form, scale: Value, concentration: Value, *, augment: Augment) -> Form:
+    k = as_form(concentration)
+    require_constant(k, "the concentration of a Weibull as a function")
+    array = forms.constant_array(k)
+    if not forms.is_known(array) or np.ptp(array) != 0:
+        raise NotInAlgebra("a concentration of a Weibull that is not one public number")
+    shape = float(array.flat[0])
+    rate = forms.power(as_form(scale), -shape)
+    log_x = forms.log(x)
+    return (
+        math.log(shape)
+        + forms.log(rate)
+        + (shape - 1.0) * log_x
+        - rate * forms.power(x, shape)
+    )
 
 
 @log_density(dist.Exponential)
@@ -312,7 +352,7 @@ def inverse_gamma(
     x: Form, concentration: Value, rate: Value, *, augment: Augment, **_: Value
 ) -> Form:
     a, b = as_form(concentration), as_form(rate)
-    _require_constant(a, "the concentration of an InverseGamma as a function")
+    require_constant(a, "the concentration of an InverseGamma as a function")
     return (
         a * forms.log(b)
         - log_gamma(a)
@@ -344,15 +384,25 @@ def beta(
     x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
 ) -> Form:
     a, b = as_form(concentration1), as_form(concentration0)
-    normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
+    if _is_one(a) or _is_one(b):  # Γ(b + 1) / Γ(b) is b, which may be latent.
+        normalizer = forms.log(b if _is_one(a) else a)
+    else:
+        normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
     return (a - 1.0) * forms.log(x) + (b - 1.0) * forms.log1m(x) + normalizer
+
+
+def _is_one(form: Form) -> bool:
+    if not form.is_constant:
+        return False
+    array = forms.constant_array(form)
+    return forms.is_known(array) and bool(np.all(array == 1))
 
 
 @log_density(dist.Uniform)
 def uniform(x: Form, low: Value, high: Value, *, augment: Augment) -> Form:
     low, high = as_form(low), as_form(high)
     for bound in (low, high):
-        _require_constant(bound, "the bounds of a Uniform as a function")
+        require_constant(bound, "the bounds of a Uniform as a function")
     return -forms.log(high - low) + 0.0 * x
 
 
@@ -361,140 +411,6 @@ def dirichlet(x: Form, concentration: Value, *, augment: Augment) -> Form:
     a = as_form(concentration)
     normalizer = log_gamma(sum_event(a)) - sum_event(log_gamma(a))
     return sum_event((a - 1.0) * forms.log(x)) + normalizer
-
-
-@log_density(dist.MultivariateNormal)
-def multivariate_normal(
-    x: Form, loc: Value, *, augment: Augment, **spellings: Value
-) -> Form:
-    precision, log_determinant = _precision(spellings)
-    residual = x - as_form(loc)
-    *batch, axis = residual.axes
-    other = forms.Label(axis.size)
-    rows = forms.place(residual, (*batch, axis, other), range(len(batch) + 1))
-    positions = [*range(len(batch)), len(batch) + 1]
-    columns = forms.place(residual, (*batch, axis, other), positions)
-    quadratic = sum_event((precision * rows) * columns, 2)
-    constant = 0.5 * axis.size * _LOG_2PI
-    return -0.5 * quadratic + 0.5 * log_determinant - constant
-
-
-def _precision(spellings: Mapping[str, Value]) -> tuple[Form, Form]:
-    """The precision matrix and its log determinant, from whichever was given."""
-    reason = "a covariance that is not constant"
-    for name in ("precision_matrix", "covariance_matrix", "scale_tril"):
-        if name not in spellings:
-            continue
-        try:
-            matrix = as_form(spellings[name])
-        except NotInAlgebra as error:
-            reason = str(error)
-            continue
-        if matrix.is_constant:
-            return _constant_precision(name, matrix)
-        scaled = _multiple_of_constant(matrix)
-        if scaled is not None:
-            return _scaled_precision(name, *scaled)
-        if name == "precision_matrix":
-            return matrix, forms.log_det(matrix)
-    raise NotInAlgebra(reason)
-
-
-def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
-    array = forms.constant_array(matrix)
-    xp = np if forms.is_known(array) else jnp
-    if name == "scale_tril":
-        array = array @ xp.swapaxes(array, -1, -2)
-    if name != "precision_matrix":
-        array = xp.linalg.inv(array)
-    log_determinant = _log_determinant(array)
-    return (
-        forms.constant(xp.asarray(array), row=matrix.row),
-        forms.constant(log_determinant, row=matrix.row),
-    )
-
-
-def _log_determinant(array: Any) -> Any:
-    """Of a positive definite matrix; not finite where a row brings another one."""
-    if not forms.is_known(array):
-        diagonal = jnp.diagonal(jnp.linalg.cholesky(array), axis1=-2, axis2=-1)
-        return 2.0 * jnp.log(diagonal).sum(-1)
-    if np.any(np.linalg.eigvalsh(array) <= 0):
-        raise NotInAlgebra("a matrix that is not positive definite")
-    return np.asarray(np.linalg.slogdet(array)[1])
-
-
-def _multiple_of_constant(matrix: Form) -> tuple[Form, Form] | None:
-    """The number and the constant matrix of which a form is the product."""
-    rows, columns = matrix.axes[-2:]
-    if len(matrix.terms) != 1 or not matrix.exclusive:
-        return None
-    (term,) = matrix.terms
-    # What is joined to the axes of the matrix belongs to it.
-    mine: list[forms.Factor] = []
-    labels = {rows, columns}
-    rest = list(term.factors)
-    while True:
-        joined = [f for f in rest if labels & set(forms.labels_of(f))]
-        if not joined:
-            break
-        mine += joined
-        rest = [f for f in rest if f not in joined]
-        labels |= {x for f in joined for x in forms.labels_of(f) if x in term.bound}
-    if any(isinstance(factor, forms.Atom) for factor in mine):
-        return None
-    inside = frozenset(x for x in term.bound if x in labels)
-    number = forms.simplified(
-        matrix.axes[:-2],
-        [forms.Term(term.scale, tuple(rest), term.bound - inside)],
-        True,
-    )
-    constant = forms.Form(matrix.axes, (forms.Term(1.0, tuple(mine), inside),))
-    return number, constant
-
-
-def _scaled_precision(name: str, number: Form, matrix: Form) -> tuple[Form, Form]:
-    """The precision of a latent number times a constant matrix."""
-    exponent = {"precision_matrix": 1.0, "covariance_matrix": -1.0, "scale_tril": -2.0}
-    number = forms.power(number, exponent[name])
-    precision, log_determinant = _constant_precision(name, matrix)
-    axes = (*number.axes, forms.Label(1), forms.Label(1))
-    scalar = forms.place(number, axes, range(len(number.axes)))
-    size = float(matrix.axes[-1].size)
-    return scalar * precision, size * forms.log(number) + log_determinant
-
-
-@log_density(dist.Wishart)
-def wishart(
-    x: Form, concentration: Value, *, augment: Augment, **spellings: Value
-) -> Form:
-    nu = as_form(concentration)
-    _require_constant(nu, "the concentration of a Wishart as a function")
-    size = x.axes[-1].size
-    if "rate_matrix" in spellings:
-        renamed = {"precision_matrix": spellings["rate_matrix"]}
-    else:
-        renamed = {
-            new: spellings[old]
-            for new, old in (
-                ("covariance_matrix", "scale_matrix"),
-                ("scale_tril", "scale_tril"),
-            )
-            if old in spellings
-        }
-    rate, log_det_rate = _precision(renamed)
-    log_gammas = forms.map_constant(
-        np.vectorize(lambda a: _multigammaln(a / 2, size), otypes=[float]),
-        lambda a: jsp.multigammaln(a / 2, size),
-        nu,
-    )
-    return (
-        0.5 * ((nu - (size + 1.0)) * forms.log_det(x))
-        - 0.5 * sum_event(rate * x, 2)
-        + 0.5 * (nu * log_det_rate)
-        - (0.5 * size * math.log(2.0)) * nu
-        - log_gammas
-    )
 
 
 # --- factors ------------------------------------------------------------------------

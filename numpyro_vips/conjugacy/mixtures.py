@@ -1,10 +1,12 @@
 """Finite mixtures, through the variable that says which component a value is from."""
 
+import jax.numpy as jnp
+import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import Transformed, as_form
+from numpyro_vips.conjugacy.interpreter import Transformed, Value, as_form, stacked
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     Component,
@@ -42,3 +44,35 @@ def mixture_same_family(
     if len(densities.axes) != split + 1:
         raise NotInAlgebra("a mixture whose components have no common shape")
     return augment.allocate(log_weights + densities)
+
+
+@log_density(dist.MixtureGeneral)
+def mixture_general(
+    x: Form,
+    *,
+    augment: Augment,
+    _mixing_distribution: Component,
+    **components: Component,
+) -> Form:
+    log_weights = log_probabilities(_mixing_logits(_mixing_distribution), augment)
+    ordered = [components[f"component_{i}"] for i in range(len(components))]
+    densities = stacked([component.log_density(x) for component in ordered])
+    return augment.allocate(log_weights + densities)
+
+
+@log_density(dist.ZeroInflatedProbs, dist.ZeroInflatedPoisson)
+def zero_inflated(
+    x: Form, gate: Value, *, augment: Augment, base_dist: Component, **_: object
+) -> Form:
+    """A mixture of zeros and of the base distribution."""
+    if not x.is_constant:
+        raise NotInAlgebra("a zero-inflated distribution of a latent")
+    p = as_form(gate)
+    log_is_zero = forms.map_constant(
+        lambda a: np.where(a == 0, 0.0, forms.LOG_OF_ZERO),
+        lambda a: jnp.where(a == 0, 0.0, forms.LOG_OF_ZERO),
+        x,
+    )
+    of_zero = forms.log(p) + log_is_zero
+    of_base = forms.log1m(p) + base_dist.log_density(x)
+    return augment.allocate(stacked([of_zero, of_base]))

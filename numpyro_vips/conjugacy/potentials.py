@@ -49,7 +49,8 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
                 reasons[site.name] = (
                     f"a factor that is no log density in {names} at some numbers "
                     "that a row may hold, so that there may be no posterior to update "
-                    "to; write an observation as numpyro.sample(..., obs=...)"
+                    "to; write an observation as numpyro.sample(..., obs=...), or say "
+                    "that a number has a sign by jnp.maximum(t, 0)"
                 )
     return reasons
 
@@ -92,7 +93,7 @@ def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | N
     rng = np.random.default_rng(seed)
     evaluate = None
     for draw in range(_DRAWS):
-        arrays = [_draw(array, top, rng) for array, top in free.values()]
+        arrays = [_draw(*what, rng) for what in free.values()]
         values = made_up_latents(program.graph, 1, seed + draw)
         chosen = _random_auxiliaries(program, rng)
         if evaluate is None:
@@ -117,20 +118,26 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
     return box[0]
 
 
-def _free_arrays(terms: list[forms.Term]) -> dict[int, tuple[Any, int | None]]:
-    """The arrays that rows bring, and of those that are indices the upper limit."""
-    found: dict[int, tuple[Any, int | None]] = {}
+def _free_arrays(
+    terms: list[forms.Term],
+) -> dict[int, tuple[Any, int | None, bool]]:
+    """The arrays that rows bring, the upper limit of those that are indices, and
+    whether the program lets none of an array's entries be negative."""
+    found: dict[int, tuple[Any, int | None, bool]] = {}
     for term in terms:
         for factor in term.factors:
             if isinstance(factor, forms.OneHot) and factor.row:
-                found[id(factor.indices)] = factor.indices, factor.target.size
+                found[id(factor.indices)] = factor.indices, factor.target.size, True
             elif isinstance(factor, forms.Dense) and factor.row:
-                found[id(factor.array)] = factor.array, 2 if factor.branch else None
+                top = 2 if factor.branch else None
+                found[id(factor.array)] = factor.array, top, factor.nonnegative
     return found
 
 
-def _draw(array: Any, top: int | None, rng: np.random.Generator) -> np.ndarray:
-    """Numbers of both signs and of any size, indices, or what a choice selects."""
+def _draw(
+    array: Any, top: int | None, nonnegative: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """Numbers of any size and sign, indices, or what a choice selects."""
     shape = np.shape(array)
     if top is not None:
         return rng.integers(0, top, shape).astype(array.dtype)
@@ -138,7 +145,8 @@ def _draw(array: Any, top: int | None, rng: np.random.Generator) -> np.ndarray:
         return rng.integers(0, 2, shape).astype(bool)
     # One size for all, so that no single entry hides the others, most of the time.
     size = 10.0 ** rng.uniform(-3, 3, shape if rng.random() < 0.3 else ())
-    return (size * rng.normal(size=shape)).astype(array.dtype)
+    drawn = size * rng.normal(size=shape)
+    return (np.abs(drawn) if nonnegative else drawn).astype(array.dtype)
 
 
 def _random_auxiliaries(

@@ -5,6 +5,7 @@ fixed values of everything else the bound that they give is exact.
 """
 
 import math
+from typing import Any
 
 import numpyro.distributions as dist
 
@@ -17,6 +18,7 @@ from numpyro_vips.conjugacy.log_densities import (
     inverse_gamma,
     log_density,
     normal_with_precision,
+    require_constant,
 )
 
 
@@ -49,6 +51,55 @@ def laplace(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
     inverse = forms.power(tau, -1.0)
     conditional = normal_with_precision(x, loc, inverse * precision)
     return conditional - 0.5 * tau - math.log(2.0)
+
+
+@log_density(dist.AsymmetricLaplace)
+def asymmetric_laplace(
+    x: Form, loc: Value, scale: Value, asymmetry: Value, *, augment: Augment, **_: Value
+) -> Form:
+    """That of quantile κ²/(1 + κ²), with another scale."""
+    kappa = as_form(asymmetry)
+    require_constant(kappa, "the asymmetry of an AsymmetricLaplace as a function")
+
+    def quantile(k: Any) -> Any:
+        return k**2 / (1.0 + k**2)
+
+    def ratio(k: Any) -> Any:
+        return k / (1.0 + k**2)
+
+    p = forms.map_constant(quantile, quantile, kappa)
+    sigma = as_form(scale) * forms.map_constant(ratio, ratio, kappa)
+    return _of_quantile(x, as_form(loc), sigma, p, augment)
+
+
+@log_density(dist.AsymmetricLaplaceQuantile)
+def asymmetric_laplace_quantile(
+    x: Form, loc: Value, scale: Value, quantile: Value, *, augment: Augment, **_: Value
+) -> Form:
+    p = as_form(quantile)
+    require_constant(p, "the quantile of an AsymmetricLaplaceQuantile as a function")
+    return _of_quantile(x, as_form(loc), as_form(scale), p, augment)
+
+
+def _of_quantile(x: Form, loc: Form, scale: Form, p: Form, augment: Augment) -> Form:
+    """x - loc is θσw + τσ√w·z with θ = (1 - 2p)/(p(1 - p)), τ² = 2/(p(1 - p)).
+
+    w ~ Exponential(1), z ~ Normal(0, 1) (Kozumi and Kobayashi, 2011).
+    """
+    inverse_square = 0.5 * (p * (1.0 - p))
+    theta = (0.5 - p) * forms.power(inverse_square, -1.0)
+    axes = forms.common_axes(x, loc, scale, p)
+    w = augment.auxiliary("scale", axes, family="GeneralizedInverseGaussian")
+    precision = inverse_square * forms.power(scale, -2.0)
+    residual = x - loc
+    return (
+        -0.5 * (forms.power(w, -1.0) * (precision * forms.power(residual, 2)))
+        + (theta * inverse_square) * (forms.power(scale, -1.0) * residual)
+        - (0.5 * (forms.power(theta, 2) * inverse_square) + 1.0) * w
+        + 0.5 * forms.log(precision)
+        - 0.5 * forms.log(w)
+        - 0.5 * math.log(2 * math.pi)
+    )
 
 
 @log_density(dist.HalfCauchy)

@@ -637,7 +637,7 @@ def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[forms.Labels]:
 
 def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> bool:
     support = latents[latent].support
-    return function == "x" and support is constraints.positive_definite
+    return function in ("x", "inv") and support is constraints.positive_definite
 
 
 def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | None:
