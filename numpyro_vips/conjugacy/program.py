@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import expectations, forms
+from numpyro_vips.conjugacy import expectations, forms, logistic_bounds
 from numpyro_vips.conjugacy import global_variables as globals_
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.expectations import Moments
@@ -47,10 +47,18 @@ class ConjugateProgram:
     Attributes:
       graph: The model that was compiled.
       structure: Its families, blocks and statistics.
+      augmentation: The bound for its logistic likelihoods, by site or for all.
     """
 
     graph: ModelGraph
     structure: Structure
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
+
+    def energy_of(self, rows: Mapping[str, Any], *, weighted: bool = True) -> Energy:
+        """The log joint density of one row, whose arguments have a leading axis."""
+        return energy(
+            self.graph, rows, weighted=weighted, augmentation=self.augmentation
+        )
 
     # --- one row ----------------------------------------------------------------------
 
@@ -58,7 +66,7 @@ class ConjugateProgram:
         self, row: Mapping[str, Any], *, clear: bool = True
     ) -> tuple[Energy, list[Term], Clear]:
         """A single row's terms, all its constants zero if the row is not valid."""
-        found = energy(self.graph, {k: v[None] for k, v in row.items()})
+        found = self.energy_of({k: v[None] for k, v in row.items()})
         terms: list[Term] = []
         for piece in found.pieces:
             if piece.is_row:
@@ -264,7 +272,7 @@ class ConjugateProgram:
 
     def prior_terms(self, row: Mapping[str, Any]) -> list[Term]:
         """Terms of the sites outside the unit plate (they do not depend on the row)."""
-        found = energy(self.graph, {k: v[None] for k, v in row.items()})
+        found = self.energy_of({k: v[None] for k, v in row.items()})
         terms: list[Term] = []
         for piece in found.pieces:
             if not piece.is_row:
