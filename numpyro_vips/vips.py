@@ -28,6 +28,8 @@ from numpyro_vips.made_up_rows import made_up_rows
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
+# Rounds in which the globals, and statistics that depend on them alone, take turns.
+PUBLIC_ROUNDS = 100
 
 
 class VipsState(NamedTuple):
@@ -89,22 +91,38 @@ class VipsEngine:
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
         moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
+        joint = self._joint_moments(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
-        shares = jax.jit(self.program.public_statistics)(self._any_row)
-        for name, share in shares.items():
-            statistics[name] = self.num_rows * np.asarray(share, dtype=np.float64)
+        public = self._public_sums(joint)
+        statistics.update(public)
         return VipsState(
             statistics=statistics,
             noise_stddev={s.name: 0.0 for s in self.statistics},
             moments=moments,
             natural={},
-            joint=self._joint_moments(moments),
-            released=frozenset(shares),
+            joint=joint,
+            released=frozenset(public),
         )
 
     @functools.cached_property
     def _joint_moments(self) -> Any:
         return jax.jit(self.program.joint_moments)
+
+    def _public_sums(self, joint: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What needs no noise: sums over all rows to which every row adds the same."""
+        shares = self._public_shares(joint, self._any_row)
+        return {
+            name: self.num_rows * np.asarray(share, dtype=np.float64)
+            for name, share in shares.items()
+        }
+
+    @functools.cached_property
+    def _public_shares(self) -> Any:
+        return jax.jit(
+            functools.partial(
+                self.program.public_statistics, sweeps=self.local_steps
+            )
+        )
 
     @functools.cached_property
     def _bounded_sum(self) -> Any:
@@ -175,10 +193,10 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        for name, value in released.items():
+        for name, value in {**self._public_sums(state.joint), **released}.items():
             statistics[name] = (1.0 - rho) * statistics[name] + rho * value
             deviations[name] = math.hypot(
-                (1.0 - rho) * deviations[name], rho * noise_stddev[name]
+                (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )
         state = state._replace(
             statistics=statistics,
@@ -187,15 +205,33 @@ class VipsEngine:
         )
         if state.released != {s.name for s in self.statistics}:
             return state  # Another step of the schedule releases what is missing.
-        moments, natural = self._update_globals(
-            {k: jnp.asarray(v) for k, v in statistics.items()},
-            {k: jnp.asarray(v) for k, v in deviations.items()},
-            state.moments,
-            self._any_row,
-            self.global_sweeps,
-        )
-        joint = self._joint_moments(moments)
-        return state._replace(moments=moments, natural=natural, joint=joint)
+        for _ in range(self._rounds):
+            statistics |= self._public_sums(state.joint) if self._rounds > 1 else {}
+            moments, natural = self._update_globals(
+                {k: jnp.asarray(v) for k, v in statistics.items()},
+                {k: jnp.asarray(v) for k, v in deviations.items()},
+                state.moments,
+                self._any_row,
+                self.global_sweeps,
+            )
+            joint = self._joint_moments(moments)
+            state = state._replace(
+                statistics=statistics, moments=moments, natural=natural, joint=joint
+            )
+        return state
+
+    @functools.cached_property
+    def _rounds(self) -> int:
+        """How often the globals are solved for in a step.
+
+        Where no further step asks rows for anything, what depends on the globals alone
+        is brought up to date here.
+        """
+        structure = self.program.structure
+        if any(statistic.release == "adaptive" for statistic in self.statistics):
+            return 1
+        names = {group.name for group in structure.groups_of("local")}
+        return PUBLIC_ROUNDS if names - structure.told_by_rows else 1
 
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""

@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.local_variables import (
     couples_latents,
     divided_by_weight,
     entropy,
+    locals_of,
     solve_row,
     zero_moments,
 )
@@ -248,20 +249,34 @@ class ConjugateProgram:
         leaves = jax.tree.leaves(shapes)
         return piece_size(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
-    def public_statistics(self, row: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """One row's share of each public statistic; any row gives the same."""
+    def public_statistics(
+        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
+    ) -> dict[str, jax.Array]:
+        """One row's share of each public statistic; any row gives the same.
+
+        Of the row's latents, only those take part that are alike in all rows.
+        """
+        # A made-up row need not be valid; nothing of it is looked at.
+        found, terms, cleared = self.row_terms(row, clear=False)
+        groups = {
+            name: group
+            for name, group in self.structure.groups.items()
+            if group.role == "global" or name not in self.structure.told_by_rows
+        }
+        alike = [t for t in terms if locals_of(self.structure, t) <= set(groups)]
+        structure = dataclasses.replace(self.structure, groups=groups)
+        factors = solve_row(structure, found, alike, cleared, joint, sweeps)
+        local_moments = {name: moments for name, (moments, _) in factors.items()}
 
         def expected(joint: Mapping[str, jax.Array]) -> jax.Array:
-            _, terms, _ = self.row_terms(row)
             public = []
-            for term in terms:
+            for term in alike:
                 found = expectations.binding(self.structure, term)
                 if found is not None and found[0].release == "public":
                     public.append(term)
-            return self.expected(public, joint, {})
+            return self.expected(public, joint, local_moments)
 
-        zeros = {s.name: jnp.zeros(s.shape) for s in self.structure.statistics}
-        gradients = jax.grad(expected)(zeros)
+        gradients = jax.grad(expected)(dict(joint))
         return {
             s.name: as_block(s, gradients[s.name])
             for s in self.structure.statistics
