@@ -42,6 +42,8 @@ class VipsState(NamedTuple):
       moments, natural: Of every block of globals.
       joint: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
+      centre: The points about which statistics were taken, averaged like these; see
+        `conjugacy.centring`.
     """
 
     statistics: dict[str, np.ndarray]
@@ -50,6 +52,7 @@ class VipsState(NamedTuple):
     natural: dict[str, dict[str, jax.Array]]
     joint: dict[str, jax.Array]
     released: frozenset[str]
+    centre: dict[str, jax.Array]
 
 
 class VipsEngine:
@@ -102,6 +105,10 @@ class VipsEngine:
             natural={},
             joint=joint,
             released=frozenset(public),
+            centre={
+                name: jnp.zeros_like(moments[name]["x"])
+                for name in self.program.structure.centred
+            },
         )
 
     @functools.cached_property
@@ -127,10 +134,10 @@ class VipsEngine:
     @functools.cached_property
     def _bounded_sum(self) -> Any:
         @functools.partial(jax.jit, static_argnames="names")
-        def bounded_sum(joint, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
+        def bounded_sum(joint, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
             by_name = dict(zip(names, scales, strict=True))
             return self.program.bounded_sum(
-                joint, rows, mask, by_name, clipping_norm, self.local_steps
+                joint, rows, mask, by_name, clipping_norm, self.local_steps, means
             )
 
         return bounded_sum
@@ -147,30 +154,42 @@ class VipsEngine:
         """The chunk's clipped sum of every block in `scales`, not yet private."""
         names = tuple(sorted(scales))
         values = tuple(float(scales[name]) for name in names)
+        means = self.program.means(state.moments)
         return self._bounded_sum(
-            state.joint, dict(rows), mask, values, clipping_norm, names
+            state.joint, means, dict(rows), mask, values, clipping_norm, names
         )
 
     def row_norms(
         self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Norm of each block for rows that the caller may see, such as made-up ones."""
-        norms = self._row_norms(state.joint, dict(rows), tuple(names))
+        means = self.program.means(state.moments)
+        norms = self._row_norms(state.joint, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
-        def norms(joint: Any, rows: Any, names: tuple[str, ...]) -> Any:
+        def norms(joint: Any, means: Any, rows: Any, names: tuple[str, ...]) -> Any:
             def norms_of_row(row: Any) -> dict[str, jax.Array]:
                 local = self.program.solve_locals(joint, row, self.local_steps)
                 return {
-                    name: self.program.row_norms(row, local, {name: 1.0})
+                    name: self.program.row_norms(row, local, {name: 1.0}, means)
                     for name in names
                 }
 
             return jax.vmap(norms_of_row)(rows)
 
-        return jax.jit(norms, static_argnums=2)
+        return jax.jit(norms, static_argnums=3)
+
+    @functools.cached_property
+    def _linear(self) -> frozenset[str]:
+        """The statistics that are others when taken about the current mean."""
+        structure = self.program.structure
+        return frozenset(
+            s.name
+            for s in self.statistics
+            if sum(structure.group_of[a[0]] in structure.centred for a in s.atoms) == 1
+        )
 
     @functools.cached_property
     def _update_globals(self) -> Any:
@@ -193,14 +212,22 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        for name, value in {**self._public_sums(state.joint), **released}.items():
+        new = {**self._public_sums(state.joint), **released}
+        for name, value in new.items():
             statistics[name] = (1.0 - rho) * statistics[name] + rho * value
             deviations[name] = math.hypot(
                 (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )
+        centre = state.centre
+        if self._linear & set(released):
+            centre = {
+                name: (1.0 - rho) * centre[name] + rho * state.moments[name]["x"]
+                for name in centre
+            }
         state = state._replace(
             statistics=statistics,
             noise_stddev=deviations,
+            centre=centre,
             released=state.released | set(released),
         )
         if state.released != {s.name for s in self.statistics}:
@@ -211,6 +238,7 @@ class VipsEngine:
                 {k: jnp.asarray(v) for k, v in statistics.items()},
                 {k: jnp.asarray(v) for k, v in deviations.items()},
                 state.moments,
+                state.centre,
                 self._any_row,
                 self.global_sweeps,
             )

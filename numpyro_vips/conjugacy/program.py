@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import expectations, forms, logistic_bounds
+from numpyro_vips.conjugacy import centring, expectations, forms, logistic_bounds
 from numpyro_vips.conjugacy import global_variables as globals_
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.expectations import Moments
@@ -122,6 +122,28 @@ class ConjugateProgram:
             total = total + entropy(group, each, moments[group.name], array)
         return total
 
+    # --- statistics about the mean ---------------------------------------------------
+
+    def means(self, moments: Moments) -> dict[str, jax.Array]:
+        """About which points statistics are released; see `centring`."""
+        return centring.means_of(
+            self.structure.groups, self.structure.centred, moments
+        )
+
+    def _centred(self, terms: Sequence[Term], means: centring.Means) -> list[Term]:
+        """Terms whose products of centred latents stand for those about the mean."""
+        if not means:
+            return list(terms)
+        structure = self.structure
+        added = [
+            shadow
+            for term in terms
+            for shadow in centring.shadows(
+                term, structure.groups, structure.group_of, structure.centred, means
+            )
+        ]
+        return normal_terms([*terms, *added], structure.latents)
+
     # --- expectations -----------------------------------------------------------------
 
     def expected(
@@ -147,12 +169,14 @@ class ConjugateProgram:
         row: Mapping[str, Any],
         local_moments: Moments,
         scales: Mapping[str, float],
+        means: centring.Means | None = None,
     ) -> jax.Array:
         """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
         Not finite if the row is not valid.
         """
         whole_row, terms, _ = self.row_terms(row)
+        terms = self._centred(terms, means or {})
         square = squared_row_norm(self.structure, terms, local_moments, scales)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         return jnp.where(whole_row.valid, norm, jnp.nan)
@@ -165,6 +189,7 @@ class ConjugateProgram:
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         sweeps: int,
+        means: centring.Means | None = None,
     ) -> dict[str, jax.Array]:
         """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
@@ -180,13 +205,16 @@ class ConjugateProgram:
           scales: Scale of each block that is released; the others are left out.
           clipping_norm: Bound on the norm of one row's scaled statistics.
           sweeps: Number of coordinate-ascent sweeps over a row's latents.
+          means: About which points statistics are taken; about zero if left out.
 
         Returns:
           The sum of each block in `scales`, not yet private.
         """
 
         def of_piece(rows: Any, mask: jax.Array) -> dict[str, jax.Array]:
-            return self._sum_of_piece(joint, rows, mask, scales, clipping_norm, sweeps)
+            return self._sum_of_piece(
+                joint, rows, mask, scales, clipping_norm, sweeps, means or {}
+            )
 
         size = self._piece_size(rows)
         if size is None or mask.shape[0] <= size:
@@ -212,10 +240,11 @@ class ConjugateProgram:
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         sweeps: int,
+        means: centring.Means,
     ) -> dict[str, jax.Array]:
         def solve(row: Mapping[str, Any]) -> tuple[Any, jax.Array]:
             local_moments = self.solve_locals(joint, row, sweeps)
-            return local_moments, self.row_norms(row, local_moments, scales)
+            return local_moments, self.row_norms(row, local_moments, scales, means)
 
         local_moments, norms = jax.vmap(solve)(rows)
         weights, usable = clipping_weights(norms, mask, clipping_norm)
@@ -226,6 +255,7 @@ class ConjugateProgram:
         def weighted(released: Mapping[str, jax.Array]) -> jax.Array:
             def expected(row: Any, mine: Any) -> jax.Array:
                 _, terms, _ = self.row_terms(row)
+                terms = self._centred(terms, means)
                 return self.expected(terms, {**joint, **released}, mine)
 
             return jnp.vdot(weights, jax.vmap(expected)(rows, local_moments))
@@ -305,6 +335,7 @@ class ConjugateProgram:
         statistics: Mapping[str, jax.Array],
         noise_stddev: Mapping[str, jax.Array],
         moments: Moments,
+        centre: Mapping[str, jax.Array],
         row: Mapping[str, Any],
         max_sweeps: int | jax.Array = 500,
     ) -> tuple[dict, dict]:
@@ -318,5 +349,6 @@ class ConjugateProgram:
             statistics,
             noise_stddev,
             moments,
+            centre,
             max_sweeps=max_sweeps,
         )

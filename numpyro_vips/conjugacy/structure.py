@@ -14,9 +14,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families, forms
+from numpyro_vips.conjugacy import centring, families, forms
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
 from numpyro_vips.conjugacy.forms import Atom, Label, Term
@@ -121,12 +122,25 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
+    """What was found in a model.
+
+    Attributes:
+      groups: The factors of the posterior, by name.
+      statistics: What rows release.
+      group_of: The group of each latent.
+      latents: All latents, auxiliary ones included.
+      used: The statistics in which each latent occurs.
+      told_by_rows: Local groups whose factors depend on what a row holds.
+      centred: Gaussian groups whose statistics are released about the current mean.
+    """
+
     groups: Mapping[str, Group]
     statistics: tuple[Statistic, ...]
     group_of: Mapping[str, str]
     latents: Mapping[str, Latent]
     used: Mapping[str, tuple[str, ...]]
     told_by_rows: frozenset[str]
+    centred: frozenset[str] = frozenset()
 
     def groups_of(self, role: str) -> list[Group]:
         return [group for group in self.groups.values() if group.role == role]
@@ -168,7 +182,8 @@ def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
     _check_products(pieces, energy.latents, group_of)
     terms = [term for piece, terms in pieces if piece.is_row for term in terms]
     told = told_by_rows(terms, energy.latents, group_of)
-    statistics = _statistics(pieces, energy.latents, groups, group_of, told)
+    centred = centring.centred_groups(terms, energy.latents, groups, group_of)
+    statistics = _statistics(terms, energy.latents, groups, group_of, told, centred)
     return Structure(
         groups=groups,
         statistics=statistics,
@@ -176,6 +191,7 @@ def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
         latents=energy.latents,
         used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
         told_by_rows=told,
+        centred=centred,
     )
 
 
@@ -669,20 +685,29 @@ def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | 
 
 
 def _statistics(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+    terms: Sequence[Term],
     latents: Mapping[str, Latent],
     groups: Mapping[str, Group],
     group_of: Mapping[str, str],
     told: frozenset[str],
+    centred: frozenset[str],
 ) -> tuple[Statistic, ...]:
+    means = {
+        name: jnp.zeros(tuple(latents[name].shape))
+        for group in centred
+        for name in groups[group].latents
+    }
+    # What a product of two latents adds elsewhere when it is taken about their means.
+    added = [
+        shadow
+        for term in terms
+        for shadow in centring.shadows(term, groups, group_of, centred, means)
+    ]
+    is_shadow = {id(term) for term in added}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
-    for piece, terms in pieces:
-        if not piece.is_row:
-            continue
-        for term in terms:
-            part = global_part(term, latents)
-            if not part.atoms:
-                continue
+    for term in (*terms, *added):
+        part = global_part(term, latents)
+        if part.atoms:
             found.setdefault(part.atoms, (part, []))[1].append(term)
     # The general patterns first, so that special ones find them.
     ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
@@ -702,6 +727,8 @@ def _statistics(
         while any(name == other.name for other in named):
             name += "′"  # The same latents, multiplied along other axes.
         release = _release(terms, latents, group_of, told)
+        if release == "once" and any(id(term) in is_shadow for term in terms):
+            release = "adaptive"
         entries = [(term, _labels_in(term, statistic, latents)) for term in terms]
         lies = geometry(entries, statistic.matrix, latents)
         named.append(
