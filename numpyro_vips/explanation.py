@@ -16,6 +16,12 @@ from numpyro_vips.planning import Settings, Step
 from numpyro_vips.vips import VipsEngine
 
 _WIDTH = 100
+# What an auxiliary variable of each family is called; others by the family's name.
+_AUGMENTATIONS = {
+    "PolyaGamma": "Pólya-Gamma",
+    "Tangent": "fixed curvature",
+    "Categorical": "allocation",
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -169,12 +175,11 @@ def _site(
             )
             role = "hyper" if prior_only else role
         auxiliary = [
-            latent.name
+            _AUGMENTATIONS.get(latent.family, latent.family)
             for latent in structure.latents.values()
             if latent.family is not None and latent.name.startswith(f"{name}:")
         ]
-        if auxiliary:
-            augmentation = "Pólya-Gamma"
+        augmentation = ", ".join(dict.fromkeys(auxiliary)) or None
     elif site.is_latent:
         posterior = engine.describe(name)
     shape = [n for axis, n in enumerate(site.shape) if axis != site.row_axis]

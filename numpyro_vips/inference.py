@@ -19,6 +19,7 @@ from tqdm.auto import tqdm
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import Accountant, Relation, Sampling
 from numpyro_vips.batch_selection import fixed_batch_size, padded_chunks, select_rows
+from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.structure import NotConjugate
@@ -156,6 +157,9 @@ class PrivateVI:
         the smallest that the share affords.
       accountant: `"pld"`, `"moments"` or `"strong"`.
       structure: For VIPS: `{"w": "diag"}` gives every element of `w` its own factor.
+      augmentation: For VIPS: the bound that makes logistic likelihoods conjugate,
+        `"polya-gamma"` or `"fixed-curvature"`, for all sites or by site
+        (`{"y": "fixed-curvature"}`).
       label: What the ledger calls this fit.
 
     Raises:
@@ -191,6 +195,7 @@ class PrivateVI:
         noise_multiplier: float | None = None,
         accountant: Accountant = "pld",
         structure: Mapping[str, str] | None = None,
+        augmentation: str | Mapping[str, str] = logistic_bounds.DEFAULT,
         label: str | None = None,
     ):
         _check_model(model)
@@ -236,6 +241,7 @@ class PrivateVI:
             raise ValueError(f"Expected delta={delta!r} in (0, 1).")
         for name, value in (structure or {}).items():
             _validate.one_of(("diag",), **{f"structure[{name!r}]": value})
+        _check_augmentation(augmentation)
         check_options(guide=guide, loss=loss, perturb=perturb, averaging=averaging)
         if guide is not None and engine == "vips":
             raise ValueError(
@@ -255,6 +261,9 @@ class PrivateVI:
         self.insecure_seed = insecure_seed
         self.accountant: Accountant = accountant
         self.structure = dict(structure or {})
+        self.augmentation = (
+            augmentation if isinstance(augmentation, str) else dict(augmentation)
+        )
         self.num_rows = num_rows
         self.epsilon = epsilon
         self.delta = delta
@@ -309,7 +318,12 @@ class PrivateVI:
             reasons = dict.fromkeys(graph.params, "a parameter without a prior")
         elif self.engine != "dpvi" and self.guide is None:
             try:
-                program = compile_model(self.model, graph, structure=self.structure)
+                program = compile_model(
+                    self.model,
+                    graph,
+                    structure=self.structure,
+                    augmentation=self.augmentation,
+                )
             except NotConjugate as error:
                 reasons = error.reasons
             else:
@@ -572,6 +586,7 @@ class PrivateVI:
             "local_steps": self.local_steps,
             "max_batch_size": self.max_batch_size,
             "structure": self.structure,
+            "augmentation": self.augmentation,
             "guide": self.guide if isinstance(self.guide, str | None) else "own",
             "perturb": self._dpvi_options["perturb"],
             # Whether, not which: the seed would take the noise off again.
@@ -599,6 +614,15 @@ def _check_model(model: Any) -> None:
         "Expected a model marked with numpyro_vips.private(unit=...), got "
         f"{type(model).__name__}. {advice}"
     )
+
+
+def _check_augmentation(augmentation: Any) -> None:
+    bounds = tuple(logistic_bounds.REGISTRY)
+    if isinstance(augmentation, Mapping):
+        for name, value in augmentation.items():
+            _validate.one_of(bounds, **{f"augmentation[{name!r}]": value})
+    else:
+        _validate.one_of(bounds, augmentation=augmentation)
 
 
 def _relation(sampling: Sampling, relation: Relation | None) -> Relation:

@@ -28,6 +28,8 @@ from numpyro_vips.made_up_rows import made_up_rows
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
+# Rounds in which the globals, and statistics that depend on them alone, take turns.
+PUBLIC_ROUNDS = 100
 
 
 class VipsState(NamedTuple):
@@ -40,6 +42,8 @@ class VipsState(NamedTuple):
       moments, natural: Of every block of globals.
       joint: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
+      centre: The points about which statistics were taken, averaged like these; see
+        `conjugacy.centring`.
     """
 
     statistics: dict[str, np.ndarray]
@@ -48,6 +52,7 @@ class VipsState(NamedTuple):
     natural: dict[str, dict[str, jax.Array]]
     joint: dict[str, jax.Array]
     released: frozenset[str]
+    centre: dict[str, jax.Array]
 
 
 class VipsEngine:
@@ -89,30 +94,50 @@ class VipsEngine:
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
         moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
+        joint = self._joint_moments(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
-        shares = jax.jit(self.program.public_statistics)(self._any_row)
-        for name, share in shares.items():
-            statistics[name] = self.num_rows * np.asarray(share, dtype=np.float64)
+        public = self._public_sums(joint)
+        statistics.update(public)
         return VipsState(
             statistics=statistics,
             noise_stddev={s.name: 0.0 for s in self.statistics},
             moments=moments,
             natural={},
-            joint=self._joint_moments(moments),
-            released=frozenset(shares),
+            joint=joint,
+            released=frozenset(public),
+            centre={
+                name: jnp.zeros_like(moments[name]["x"])
+                for name in self.program.structure.centred
+            },
         )
 
     @functools.cached_property
     def _joint_moments(self) -> Any:
         return jax.jit(self.program.joint_moments)
 
+    def _public_sums(self, joint: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What needs no noise: sums over all rows to which every row adds the same."""
+        shares = self._public_shares(joint, self._any_row)
+        return {
+            name: self.num_rows * np.asarray(share, dtype=np.float64)
+            for name, share in shares.items()
+        }
+
+    @functools.cached_property
+    def _public_shares(self) -> Any:
+        return jax.jit(
+            functools.partial(
+                self.program.public_statistics, sweeps=self.local_steps
+            )
+        )
+
     @functools.cached_property
     def _bounded_sum(self) -> Any:
         @functools.partial(jax.jit, static_argnames="names")
-        def bounded_sum(joint, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
+        def bounded_sum(joint, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
             by_name = dict(zip(names, scales, strict=True))
             return self.program.bounded_sum(
-                joint, rows, mask, by_name, clipping_norm, self.local_steps
+                joint, rows, mask, by_name, clipping_norm, self.local_steps, means
             )
 
         return bounded_sum
@@ -129,30 +154,42 @@ class VipsEngine:
         """The chunk's clipped sum of every block in `scales`, not yet private."""
         names = tuple(sorted(scales))
         values = tuple(float(scales[name]) for name in names)
+        means = self.program.means(state.moments)
         return self._bounded_sum(
-            state.joint, dict(rows), mask, values, clipping_norm, names
+            state.joint, means, dict(rows), mask, values, clipping_norm, names
         )
 
     def row_norms(
         self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
     ) -> dict[str, np.ndarray]:
         """Norm of each block for rows that the caller may see, such as made-up ones."""
-        norms = self._row_norms(state.joint, dict(rows), tuple(names))
+        means = self.program.means(state.moments)
+        norms = self._row_norms(state.joint, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
-        def norms(joint: Any, rows: Any, names: tuple[str, ...]) -> Any:
+        def norms(joint: Any, means: Any, rows: Any, names: tuple[str, ...]) -> Any:
             def norms_of_row(row: Any) -> dict[str, jax.Array]:
                 local = self.program.solve_locals(joint, row, self.local_steps)
                 return {
-                    name: self.program.row_norms(row, local, {name: 1.0})
+                    name: self.program.row_norms(row, local, {name: 1.0}, means)
                     for name in names
                 }
 
             return jax.vmap(norms_of_row)(rows)
 
-        return jax.jit(norms, static_argnums=2)
+        return jax.jit(norms, static_argnums=3)
+
+    @functools.cached_property
+    def _linear(self) -> frozenset[str]:
+        """The statistics that are others when taken about the current mean."""
+        structure = self.program.structure
+        return frozenset(
+            s.name
+            for s in self.statistics
+            if sum(structure.group_of[a[0]] in structure.centred for a in s.atoms) == 1
+        )
 
     @functools.cached_property
     def _update_globals(self) -> Any:
@@ -175,27 +212,54 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        for name, value in released.items():
+        new = {**self._public_sums(state.joint), **released}
+        for name, value in new.items():
             statistics[name] = (1.0 - rho) * statistics[name] + rho * value
             deviations[name] = math.hypot(
-                (1.0 - rho) * deviations[name], rho * noise_stddev[name]
+                (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )
+        centre = state.centre
+        if self._linear & set(released):
+            centre = {
+                name: (1.0 - rho) * centre[name] + rho * state.moments[name]["x"]
+                for name in centre
+            }
         state = state._replace(
             statistics=statistics,
             noise_stddev=deviations,
+            centre=centre,
             released=state.released | set(released),
         )
         if state.released != {s.name for s in self.statistics}:
             return state  # Another step of the schedule releases what is missing.
-        moments, natural = self._update_globals(
-            {k: jnp.asarray(v) for k, v in statistics.items()},
-            {k: jnp.asarray(v) for k, v in deviations.items()},
-            state.moments,
-            self._any_row,
-            self.global_sweeps,
-        )
-        joint = self._joint_moments(moments)
-        return state._replace(moments=moments, natural=natural, joint=joint)
+        for _ in range(self._rounds):
+            statistics |= self._public_sums(state.joint) if self._rounds > 1 else {}
+            moments, natural = self._update_globals(
+                {k: jnp.asarray(v) for k, v in statistics.items()},
+                {k: jnp.asarray(v) for k, v in deviations.items()},
+                state.moments,
+                state.centre,
+                self._any_row,
+                self.global_sweeps,
+            )
+            joint = self._joint_moments(moments)
+            state = state._replace(
+                statistics=statistics, moments=moments, natural=natural, joint=joint
+            )
+        return state
+
+    @functools.cached_property
+    def _rounds(self) -> int:
+        """How often the globals are solved for in a step.
+
+        Where no further step asks rows for anything, what depends on the globals alone
+        is brought up to date here.
+        """
+        structure = self.program.structure
+        if any(statistic.release == "adaptive" for statistic in self.statistics):
+            return 1
+        names = {group.name for group in structure.groups_of("local")}
+        return PUBLIC_ROUNDS if names - structure.told_by_rows else 1
 
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""

@@ -68,7 +68,7 @@ FOUND: dict[str, Expected] = {
             "⟨log tau⟩": ((), "public"),
             "⟨tau⟩": ((), "once"),
             "⟨W⟩⟨tau⟩": ((4, 2), "adaptive"),
-            "⟨W W⟩⟨tau⟩": ((4, 2, 2), "adaptive"),
+            "⟨W W⟩⟨tau⟩": ((2, 2), "adaptive"),
         },
     ),
     "topics": ({"beta": "Dirichlet"}, {"⟨log beta⟩": ((3, 6), "adaptive")}),

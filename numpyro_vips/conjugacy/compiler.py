@@ -10,6 +10,7 @@ from numpyro_vips.conjugacy import generalized_inverse_gaussian as _gig  # noqa:
 from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import multivariate as _multivariate  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
+from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
 from numpyro_vips.conjugacy.energy import energy
 from numpyro_vips.conjugacy.potentials import illegal_factors
@@ -22,7 +23,11 @@ from numpyro_vips.model_trace import abstract_rows
 
 
 def compile_model(
-    model: private, graph: ModelGraph, *, structure: Mapping[str, str] | None = None
+    model: private,
+    graph: ModelGraph,
+    *,
+    structure: Mapping[str, str] | None = None,
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
 ) -> ConjugateProgram:
     """Compiles a model whose structure is conjugate-exponential.
 
@@ -30,17 +35,28 @@ def compile_model(
       model: The model, which is traced once more in double precision to be certified.
       graph: What `build_graph` found in it.
       structure: Overrides by latent, such as {"w": "diag"}.
+      augmentation: The bound for logistic likelihoods, for all sites or by site.
 
     Raises:
       NotConjugate: It is not, with the reasons by site.
+      ValueError: `augmentation` names what is no site of the model.
     """
+    named = () if isinstance(augmentation, str) else augmentation
+    unknown = sorted(set(named) - set(graph.sites))
+    if unknown:
+        raise ValueError(
+            f"Expected augmentation= to name sites of the model, got {unknown}; it has "
+            f"{sorted(graph.sites)}."
+        )
     overrides = dict(structure or {})
-    found = _analyse(graph, overrides)
+    found = _analyse(graph, overrides, augmentation)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, made_up)
         certified = ConjugateProgram(
-            graph=double, structure=_analyse(double, overrides)
+            graph=double,
+            structure=_analyse(double, overrides, augmentation),
+            augmentation=augmentation,
         )
         reasons = illegal_factors(certified)
         if reasons:
@@ -49,15 +65,22 @@ def compile_model(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(graph=graph, structure=found)
+    return ConjugateProgram(
+        graph=graph, structure=found, augmentation=augmentation
+    )
 
 
-def _analyse(graph: ModelGraph, overrides: Mapping[str, str]) -> Structure:
+def _analyse(
+    graph: ModelGraph,
+    overrides: Mapping[str, str],
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+) -> Structure:
     """Finds the structure with abstract rows: nothing is computed."""
     box: list[Structure] = []
 
     def analyse(rows: Mapping[str, Any]) -> None:
-        box.append(find_structure(energy(graph, rows), overrides))
+        found = energy(graph, rows, augmentation=augmentation)
+        box.append(find_structure(found, overrides))
 
     jax.eval_shape(analyse, abstract_rows(graph.arguments, 1))
     return box[0]

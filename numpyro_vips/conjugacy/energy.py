@@ -6,7 +6,6 @@ same terms both times, because no rule looks at a private value.
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy import families, forms, log_densities
+from numpyro_vips.conjugacy import families, forms, log_densities, logistic_bounds
 from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
 from numpyro_vips.conjugacy.interpreter import (
     Constant,
@@ -77,9 +76,14 @@ class _Augmentation:
     """Collects the auxiliary variables that a site's log density asks for."""
 
     def __init__(
-        self, site: str, role: str, model_latents: Mapping[str, Latent]
+        self,
+        site: str,
+        role: str,
+        model_latents: Mapping[str, Latent],
+        choice: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     ) -> None:
         self.site = site
+        self.choice = choice
         self.role = role
         self.model_latents = model_latents
         self.latents: list[Latent] = []
@@ -125,18 +129,15 @@ class _Augmentation:
         """Whether the last axis of a form holds probabilities; None: rows decide."""
         return adds_up_to_one(form, self.model_latents, logarithms=logarithms)
 
-    def polya_gamma(self, logits: Form, trials: Form) -> Form:
-        """-trials · log(2 cosh(logits / 2)), as its tight quadratic lower bound.
+    def logistic(self, logits: Form, trials: Form) -> Form:
+        """-trials · log(2 cosh(logits / 2)), as a tight quadratic lower bound.
 
-        The auxiliary variable is PG(1, c) per trial (Polson, Scott and Windle, 2013).
+        Which one is the caller's choice for the site; see `logistic_bounds`.
         """
         if not trials.is_constant:
             names = ", ".join(map(repr, sorted(trials.latents)))
             raise NotInAlgebra(f"a number of trials that depends on {names}")
-        axes = forms.common_axes(logits, trials)
-        xi = self.auxiliary("polya_gamma", axes, family="PolyaGamma", weight=trials)
-        squared = forms.power(logits, 2)
-        return -0.5 * (trials * (xi * squared)) - trials * math.log(2.0)
+        return logistic_bounds.chosen(self.choice, self.site)(self, logits, trials)
 
     def log_sum(self, form: Form, weight: Form) -> Form:
         """weight · log(form) for a sum of positive terms, as its lower bound.
@@ -189,7 +190,11 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
 
 
 def energy(
-    graph: ModelGraph, rows: Mapping[str, Any], *, weighted: bool = True
+    graph: ModelGraph,
+    rows: Mapping[str, Any],
+    *,
+    weighted: bool = True,
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
 ) -> Energy:
     """Writes the log joint density of one row and of the globals.
 
@@ -197,6 +202,7 @@ def energy(
       graph: The model.
       rows: Its private arguments, with a leading axis of length 1; traced.
       weighted: Whether masks and scales are applied.
+      augmentation: The bound for logistic likelihoods, by site or for all.
     """
     latents = model_latents(graph)
     inputs: list[Value] = []
@@ -226,16 +232,16 @@ def energy(
         output = outputs[site.name]
         value = output.get("value", latent_values.get(site.name))
         role = "global" if site.row_axis is None else "local"
-        augmentation = _Augmentation(site.name, role, latents)
+        augment = _Augmentation(site.name, role, latents, augmentation)
         try:
             piece = _site_energy(
-                site, value, output, augmentation, weighted=weighted, checks=checks
+                site, value, output, augment, weighted=weighted, checks=checks
             )
         except NotInAlgebra as error:
             failures[site.name] = str(error)
             continue
         pieces.append(piece)
-        for latent in augmentation.latents:
+        for latent in augment.latents:
             latents[latent.name] = latent
         if _checked(output):
             checks.append(_observed_part(site, output))

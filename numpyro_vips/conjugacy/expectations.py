@@ -64,10 +64,11 @@ def binding(structure: Structure, term: Term) -> tuple[Statistic, forms.Labels] 
     part = global_part(term, structure.latents)
     if not part.atoms:
         return None
-    for statistic in structure.statistics:
+    for statistic in sorted(structure.statistics, key=lambda s: s.rank):
         bound = specialises(part, statistic)
         if bound is not None:
-            return statistic, tuple(part.labels[i] for i in bound)
+            kept = bound[: len(statistic.shape)]
+            return statistic, tuple(part.labels[i] for i in kept)
     raise AssertionError("every row term has a statistic")
 
 
@@ -105,13 +106,14 @@ def joint_moments(structure: Structure, moments: Moments) -> dict[str, jax.Array
 def _joint_moment(
     structure: Structure, statistic: Statistic, moments: Moments
 ) -> jax.Array:
-    labels = tuple(map(Label, statistic.shape))
+    labels = tuple(map(Label, statistic.shape + statistic.summed))
     atoms = tuple(
         Atom(latent, function, tuple(labels[i] for i in numbers), power)
         for latent, function, power, numbers in statistic.atoms
     )
     operands = moment_operands(structure, Term(1.0, atoms), moments, role=None)
-    return jnp.asarray(forms.contract(1.0, operands, labels))
+    kept = labels[: len(statistic.shape)]
+    return jnp.asarray(forms.contract(1.0, operands, kept))
 
 
 def without_globals(

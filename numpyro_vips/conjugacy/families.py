@@ -33,12 +33,14 @@ class Family(abc.ABC):
         posterior covers.
       neutral: Natural parameters, where they are not 0, of some proper member. It
         stands in for an auxiliary variable whose observation does not count.
+      neutral_moment: Where an auxiliary variable's moments start.
     """
 
     name: ClassVar[str]
     statistics: ClassVar[tuple[str, ...]]
     event_dim: ClassVar[int] = 0
     neutral: ClassVar[Mapping[str, float]] = {}
+    neutral_moment: ClassVar[float] = 1.0
 
     @staticmethod
     @abc.abstractmethod
@@ -604,6 +606,7 @@ class PolyaGamma(Family):
 
     name = "PolyaGamma"
     statistics = ("x",)
+    neutral_moment = 0.25
 
     @staticmethod
     def moments(natural: Moments) -> dict[str, jax.Array]:
@@ -633,6 +636,39 @@ class PolyaGamma(Family):
         return polya_gamma.PolyaGamma(parameters["b"], parameters["c"])
 
 
+class Tangent(Family):
+    """Where the fixed-curvature bound touches: a point, not a random variable.
+
+    Conjugate to it is f(ψ) = ψ²/8 - log(2 cosh(ψ/2)), in the place of a log normaliser:
+    the natural parameter is the point E[ψ], the moment the slope there.
+    """
+
+    name = "Tangent"
+    statistics = ("x",)
+    neutral_moment = 0.0
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        return {"x": 0.25 * natural["x"] - 0.5 * jnp.tanh(0.5 * natural["x"])}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        half = 0.5 * natural["x"]
+        return 0.5 * half**2 - jnp.logaddexp(half, -half)
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        return {"v": natural["x"]}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {"x": parameters["v"]}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return dist.Delta(parameters["v"])
+
+
 @dataclasses.dataclass(frozen=True)
 class Match:
     """Which statistics of which support a family is for."""
@@ -654,6 +690,7 @@ FAMILIES: list[Match] = [
     Match(Dirichlet, frozenset({"log"}), (constraints.simplex,)),
     Match(Categorical, frozenset({"is"}), ()),
     Match(PolyaGamma, frozenset({"x"}), ()),
+    Match(Tangent, frozenset({"x"}), ()),
     Match(Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)),
     Match(
         InverseWishart, frozenset({"inv", "logdet"}), (constraints.positive_definite,)

@@ -133,6 +133,7 @@ def _from_data(
     statistics: Mapping[str, jax.Array],
     noise_stddev: Mapping[str, jax.Array],
     moments: Moments,
+    centre: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
     """The statistics' share, projected to where it is legal."""
 
@@ -149,11 +150,16 @@ def _from_data(
         statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
         for statistic in structure.statistics
     }
-    return exponential_family(group).project(
+    share = exponential_family(group).project(
         jax.tree.map(jnp.zeros_like, here),
         jax.grad(value)(here, statistics),
         jax.grad(value)(here, deviations),
     )
+    if group.name in centre:
+        # Linear statistics about m count for those about 0 less 2 · xx · m.
+        shift = jnp.einsum("...ij,...j->...i", share["xx"], centre[group.name])
+        share["x"] = share["x"] - 2.0 * shift
+    return share
 
 
 def _depends_on_others(structure: Structure, group: Group) -> bool:
@@ -181,6 +187,7 @@ def update_globals(
     statistics: Mapping[str, jax.Array],
     noise_stddev: Mapping[str, jax.Array],
     moments: Moments,
+    centre: Mapping[str, jax.Array],
     *,
     max_sweeps: int | jax.Array = 500,
     tolerance: float = 1e-9,
@@ -193,6 +200,8 @@ def update_globals(
       statistics: One sum over all rows per statistic, noisy or public.
       noise_stddev: Standard deviation of the noise in each of them.
       moments: Where to start.
+      centre: By group, the point about which its linear statistics were taken; about
+        zero for other groups.
       max_sweeps, tolerance: When to stop.
 
     Returns:
@@ -201,7 +210,9 @@ def update_globals(
     groups = structure.groups_of("global")
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
-        group.name: _from_data(structure, group, statistics, noise_stddev, moments)
+        group.name: _from_data(
+            structure, group, statistics, noise_stddev, moments, centre
+        )
         for group in groups
         if not _depends_on_others(structure, group)
     }
@@ -211,7 +222,9 @@ def update_globals(
         for group in groups:
             share = fixed.get(group.name)
             if share is None:
-                share = _from_data(structure, group, statistics, noise_stddev, current)
+                share = _from_data(
+                    structure, group, statistics, noise_stddev, current, centre
+                )
             own = _from_prior(structure, group, current, prior)
             natural[group.name] = jax.tree.map(jnp.add, own, share)
             current[group.name] = group.family.moments(natural[group.name])

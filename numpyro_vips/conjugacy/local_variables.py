@@ -23,7 +23,7 @@ from numpyro_vips.conjugacy.expectations import (
     moment_operands,
     without_globals,
 )
-from numpyro_vips.conjugacy.families import Categorical, Family, PolyaGamma
+from numpyro_vips.conjugacy.families import Categorical, Family
 from numpyro_vips.conjugacy.forms import Term
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import Group, Structure
@@ -126,7 +126,7 @@ def neutral_auxiliaries(
         if group.family is Categorical:
             moments[group.name] = even(structure, group)
             continue
-        value = 0.25 if group.family is PolyaGamma else 1.0
+        value = group.family.neutral_moment
         moments[group.name] = {
             statistic: jnp.full(group.shape, {"log": 0.0}.get(statistic, value))
             for statistic in group.family.statistics

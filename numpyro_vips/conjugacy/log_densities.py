@@ -43,7 +43,7 @@ class Augment(Protocol):
         num_states: int | None = None,
     ) -> Form: ...
 
-    def polya_gamma(self, logits: Form, trials: Form) -> Form: ...
+    def logistic(self, logits: Form, trials: Form) -> Form: ...
 
     def log_sum(self, form: Form, weight: Form) -> Form: ...
 
@@ -148,7 +148,7 @@ def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> 
     # An auxiliary variable per observation, also where all have the same logits: they
     # may be masked or scaled one by one.
     each = forms.broadcast(logits, forms.common_axes(successes, logits, trials))
-    return (successes - trials * 0.5) * logits + augment.polya_gamma(each, trials)
+    return (successes - trials * 0.5) * logits + augment.logistic(each, trials)
 
 
 @log_density(dist.BinomialProbs)

@@ -18,7 +18,6 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.certificate import made_up_latents, point_moments
-from numpyro_vips.conjugacy.energy import energy
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import (
@@ -109,7 +108,7 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
     box: list[list[forms.Term]] = []
 
     def collect(rows: Mapping[str, Any]) -> None:
-        found = energy(program.graph, rows, weighted=False)
+        found = program.energy_of(rows, weighted=False)
         for piece in found.pieces:
             if piece.site == site:
                 box.append(normal_terms(piece.form.terms, found.latents))

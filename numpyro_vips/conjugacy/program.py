@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import expectations, forms
+from numpyro_vips.conjugacy import centring, expectations, forms, logistic_bounds
 from numpyro_vips.conjugacy import global_variables as globals_
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.expectations import Moments
@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.local_variables import (
     couples_latents,
     divided_by_weight,
     entropy,
+    locals_of,
     solve_row,
     zero_moments,
 )
@@ -47,10 +48,18 @@ class ConjugateProgram:
     Attributes:
       graph: The model that was compiled.
       structure: Its families, blocks and statistics.
+      augmentation: The bound for its logistic likelihoods, by site or for all.
     """
 
     graph: ModelGraph
     structure: Structure
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
+
+    def energy_of(self, rows: Mapping[str, Any], *, weighted: bool = True) -> Energy:
+        """The log joint density of one row, whose arguments have a leading axis."""
+        return energy(
+            self.graph, rows, weighted=weighted, augmentation=self.augmentation
+        )
 
     # --- one row ----------------------------------------------------------------------
 
@@ -58,7 +67,7 @@ class ConjugateProgram:
         self, row: Mapping[str, Any], *, clear: bool = True
     ) -> tuple[Energy, list[Term], Clear]:
         """A single row's terms, all its constants zero if the row is not valid."""
-        found = energy(self.graph, {k: v[None] for k, v in row.items()})
+        found = self.energy_of({k: v[None] for k, v in row.items()})
         terms: list[Term] = []
         for piece in found.pieces:
             if piece.is_row:
@@ -113,6 +122,28 @@ class ConjugateProgram:
             total = total + entropy(group, each, moments[group.name], array)
         return total
 
+    # --- statistics about the mean ---------------------------------------------------
+
+    def means(self, moments: Moments) -> dict[str, jax.Array]:
+        """About which points statistics are released; see `centring`."""
+        return centring.means_of(
+            self.structure.groups, self.structure.centred, moments
+        )
+
+    def _centred(self, terms: Sequence[Term], means: centring.Means) -> list[Term]:
+        """Terms whose products of centred latents stand for those about the mean."""
+        if not means:
+            return list(terms)
+        structure = self.structure
+        added = [
+            shadow
+            for term in terms
+            for shadow in centring.shadows(
+                term, structure.groups, structure.group_of, structure.centred, means
+            )
+        ]
+        return normal_terms([*terms, *added], structure.latents)
+
     # --- expectations -----------------------------------------------------------------
 
     def expected(
@@ -138,12 +169,14 @@ class ConjugateProgram:
         row: Mapping[str, Any],
         local_moments: Moments,
         scales: Mapping[str, float],
+        means: centring.Means | None = None,
     ) -> jax.Array:
         """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
         Not finite if the row is not valid.
         """
         whole_row, terms, _ = self.row_terms(row)
+        terms = self._centred(terms, means or {})
         square = squared_row_norm(self.structure, terms, local_moments, scales)
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
         return jnp.where(whole_row.valid, norm, jnp.nan)
@@ -156,6 +189,7 @@ class ConjugateProgram:
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         sweeps: int,
+        means: centring.Means | None = None,
     ) -> dict[str, jax.Array]:
         """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
@@ -171,13 +205,16 @@ class ConjugateProgram:
           scales: Scale of each block that is released; the others are left out.
           clipping_norm: Bound on the norm of one row's scaled statistics.
           sweeps: Number of coordinate-ascent sweeps over a row's latents.
+          means: About which points statistics are taken; about zero if left out.
 
         Returns:
           The sum of each block in `scales`, not yet private.
         """
 
         def of_piece(rows: Any, mask: jax.Array) -> dict[str, jax.Array]:
-            return self._sum_of_piece(joint, rows, mask, scales, clipping_norm, sweeps)
+            return self._sum_of_piece(
+                joint, rows, mask, scales, clipping_norm, sweeps, means or {}
+            )
 
         size = self._piece_size(rows)
         if size is None or mask.shape[0] <= size:
@@ -203,10 +240,11 @@ class ConjugateProgram:
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         sweeps: int,
+        means: centring.Means,
     ) -> dict[str, jax.Array]:
         def solve(row: Mapping[str, Any]) -> tuple[Any, jax.Array]:
             local_moments = self.solve_locals(joint, row, sweeps)
-            return local_moments, self.row_norms(row, local_moments, scales)
+            return local_moments, self.row_norms(row, local_moments, scales, means)
 
         local_moments, norms = jax.vmap(solve)(rows)
         weights, usable = clipping_weights(norms, mask, clipping_norm)
@@ -217,6 +255,7 @@ class ConjugateProgram:
         def weighted(released: Mapping[str, jax.Array]) -> jax.Array:
             def expected(row: Any, mine: Any) -> jax.Array:
                 _, terms, _ = self.row_terms(row)
+                terms = self._centred(terms, means)
                 return self.expected(terms, {**joint, **released}, mine)
 
             return jnp.vdot(weights, jax.vmap(expected)(rows, local_moments))
@@ -240,20 +279,34 @@ class ConjugateProgram:
         leaves = jax.tree.leaves(shapes)
         return piece_size(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
-    def public_statistics(self, row: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """One row's share of each public statistic; any row gives the same."""
+    def public_statistics(
+        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
+    ) -> dict[str, jax.Array]:
+        """One row's share of each public statistic; any row gives the same.
+
+        Of the row's latents, only those take part that are alike in all rows.
+        """
+        # A made-up row need not be valid; nothing of it is looked at.
+        found, terms, cleared = self.row_terms(row, clear=False)
+        groups = {
+            name: group
+            for name, group in self.structure.groups.items()
+            if group.role == "global" or name not in self.structure.told_by_rows
+        }
+        alike = [t for t in terms if locals_of(self.structure, t) <= set(groups)]
+        structure = dataclasses.replace(self.structure, groups=groups)
+        factors = solve_row(structure, found, alike, cleared, joint, sweeps)
+        local_moments = {name: moments for name, (moments, _) in factors.items()}
 
         def expected(joint: Mapping[str, jax.Array]) -> jax.Array:
-            _, terms, _ = self.row_terms(row)
             public = []
-            for term in terms:
+            for term in alike:
                 found = expectations.binding(self.structure, term)
                 if found is not None and found[0].release == "public":
                     public.append(term)
-            return self.expected(public, joint, {})
+            return self.expected(public, joint, local_moments)
 
-        zeros = {s.name: jnp.zeros(s.shape) for s in self.structure.statistics}
-        gradients = jax.grad(expected)(zeros)
+        gradients = jax.grad(expected)(dict(joint))
         return {
             s.name: as_block(s, gradients[s.name])
             for s in self.structure.statistics
@@ -264,7 +317,7 @@ class ConjugateProgram:
 
     def prior_terms(self, row: Mapping[str, Any]) -> list[Term]:
         """Terms of the sites outside the unit plate (they do not depend on the row)."""
-        found = energy(self.graph, {k: v[None] for k, v in row.items()})
+        found = self.energy_of({k: v[None] for k, v in row.items()})
         terms: list[Term] = []
         for piece in found.pieces:
             if not piece.is_row:
@@ -282,6 +335,7 @@ class ConjugateProgram:
         statistics: Mapping[str, jax.Array],
         noise_stddev: Mapping[str, jax.Array],
         moments: Moments,
+        centre: Mapping[str, jax.Array],
         row: Mapping[str, Any],
         max_sweeps: int | jax.Array = 500,
     ) -> tuple[dict, dict]:
@@ -295,5 +349,6 @@ class ConjugateProgram:
             statistics,
             noise_stddev,
             moments,
+            centre,
             max_sweeps=max_sweeps,
         )

@@ -14,13 +14,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families, forms
+from numpyro_vips.conjugacy import centring, families, forms
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
 from numpyro_vips.conjugacy.forms import Atom, Label, Term
-from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry
+from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry, is_global
 from numpyro_vips.conjugacy.joint_categorical import (
     MAX_TABLE,
     JointCategorical,
@@ -88,9 +89,13 @@ class Statistic:
     Attributes:
       name: Such as `⟨tau⟩⟨w w⟩`.
       atoms: (latent, function, power, label numbers) of each factor.
-      shape: Size of each label, in the order of their numbers.
-      release: "public" if no row changes it, "once" if it does not depend on the
-        globals, else "adaptive".
+      shape: Size of each label that rows tell apart, in the order of their numbers.
+      summed: Sizes of the labels with the numbers that follow. No row has different
+        numbers along these, so the products are summed over them: of Σ_j z_k z_l w_jk
+        w_jl a row has z_k z_l to tell, once and not for every j.
+      rank: A term that fits several statistics belongs to the one that comes first.
+      release: "public" if no row changes it, though the globals may; "once" if it
+        does not depend on the globals, else "adaptive".
       matrix: For a symmetric statistic, the numbers of its batch labels, row labels
         and column labels.
       geometry: Where a row's contribution lies; see `conjugacy.geometry`.
@@ -102,6 +107,8 @@ class Statistic:
     release: Release
     matrix: Matrix | None
     geometry: Geometry = "signed"
+    summed: tuple[int, ...] = ()
+    rank: int = 0
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -115,11 +122,25 @@ class Statistic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
+    """What was found in a model.
+
+    Attributes:
+      groups: The factors of the posterior, by name.
+      statistics: What rows release.
+      group_of: The group of each latent.
+      latents: All latents, auxiliary ones included.
+      used: The statistics in which each latent occurs.
+      told_by_rows: Local groups whose factors depend on what a row holds.
+      centred: Gaussian groups whose statistics are released about the current mean.
+    """
+
     groups: Mapping[str, Group]
     statistics: tuple[Statistic, ...]
     group_of: Mapping[str, str]
     latents: Mapping[str, Latent]
     used: Mapping[str, tuple[str, ...]]
+    told_by_rows: frozenset[str]
+    centred: frozenset[str] = frozenset()
 
     def groups_of(self, role: str) -> list[Group]:
         return [group for group in self.groups.values() if group.role == role]
@@ -159,13 +180,18 @@ def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
     groups = _groups(pieces, energy.latents, chosen, overrides)
     group_of = {latent: g.name for g in groups.values() for latent in g.latents}
     _check_products(pieces, energy.latents, group_of)
-    statistics = _statistics(pieces, energy.latents, groups, group_of)
+    terms = [term for piece, terms in pieces if piece.is_row for term in terms]
+    told = told_by_rows(terms, energy.latents, group_of)
+    centred = centring.centred_groups(terms, energy.latents, groups, group_of)
+    statistics = _statistics(terms, energy.latents, groups, group_of, told, centred)
     return Structure(
         groups=groups,
         statistics=statistics,
         group_of=group_of,
         latents=energy.latents,
         used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
+        told_by_rows=told,
+        centred=centred,
     )
 
 
@@ -641,7 +667,7 @@ def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> 
 
 
 def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | None:
-    """For each label of the statistic, the pattern's label that it equals.
+    """For each label of the statistic, summed ones too, the pattern's that it equals.
 
     A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
     statistic, so that no coordinate is released twice.
@@ -655,23 +681,33 @@ def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | 
         for here, there in zip(mine[3], theirs[3], strict=True):
             if binding.setdefault(there, here) != here:
                 return None
-    return tuple(binding[i] for i in range(len(statistic.shape)))
+    return tuple(binding[i] for i in range(len(statistic.shape + statistic.summed)))
 
 
 def _statistics(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+    terms: Sequence[Term],
     latents: Mapping[str, Latent],
     groups: Mapping[str, Group],
     group_of: Mapping[str, str],
+    told: frozenset[str],
+    centred: frozenset[str],
 ) -> tuple[Statistic, ...]:
+    means = {
+        name: jnp.zeros(tuple(latents[name].shape))
+        for group in centred
+        for name in groups[group].latents
+    }
+    # What a product of two latents adds elsewhere when it is taken about their means.
+    added = [
+        shadow
+        for term in terms
+        for shadow in centring.shadows(term, groups, group_of, centred, means)
+    ]
+    is_shadow = {id(term) for term in added}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
-    for piece, terms in pieces:
-        if not piece.is_row:
-            continue
-        for term in terms:
-            part = global_part(term, latents)
-            if not part.atoms:
-                continue
+    for term in (*terms, *added):
+        part = global_part(term, latents)
+        if part.atoms:
             found.setdefault(part.atoms, (part, []))[1].append(term)
     # The general patterns first, so that special ones find them.
     ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
@@ -685,15 +721,20 @@ def _statistics(
         else:
             kept.append((candidate, list(terms)))
     named: list[Statistic] = []
-    for statistic, terms in kept:
+    for rank, (statistic, terms) in enumerate(kept):
+        statistic = _summed_over(statistic, terms, latents)
         name = statistic.name
         while any(name == other.name for other in named):
             name += "′"  # The same latents, multiplied along other axes.
-        release = _release(terms, latents)
+        release = _release(terms, latents, group_of, told)
+        if release == "once" and any(id(term) in is_shadow for term in terms):
+            release = "adaptive"
         entries = [(term, _labels_in(term, statistic, latents)) for term in terms]
         lies = geometry(entries, statistic.matrix, latents)
         named.append(
-            dataclasses.replace(statistic, name=name, release=release, geometry=lies)
+            dataclasses.replace(
+                statistic, name=name, release=release, geometry=lies, rank=rank
+            )
         )
     return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
 
@@ -705,11 +746,88 @@ def _labels_in(
     part = global_part(term, latents)
     binding = specialises(part, statistic)
     assert binding is not None
-    return tuple(part.labels[i] for i in binding)
+    return tuple(part.labels[i] for i in binding[: len(statistic.shape)])
 
 
-def _release(terms: Sequence[Term], latents: Mapping[str, Latent]) -> Release:
-    if any(latents[a.latent].role == "local" for t in terms for a in t.atoms):
+def _summed_over(
+    statistic: Statistic, terms: Sequence[Term], latents: Mapping[str, Latent]
+) -> Statistic:
+    """The statistic summed over the labels along which all its terms are constant."""
+    sizes = statistic.shape
+    summed = set(range(len(sizes)))
+    for term in terms:
+        labels = _labels_in(term, statistic, latents)
+        told = {
+            label
+            for factor in term.factors
+            if not is_global(factor, latents)
+            for label in forms.labels_of(factor)
+        }
+        # On a diagonal the labels cannot be summed one by one.
+        summed -= {
+            i for i, x in enumerate(labels) if x in told or labels.count(x) > 1
+        }
+    if not summed:
+        return statistic
+    order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
+    number = {old: new for new, old in enumerate(order)}
+    atoms = tuple(
+        (*head, tuple(number[i] for i in labels)) for *head, labels in statistic.atoms
+    )
+    count = len(sizes) - len(summed)
+    part = GlobalPart(atoms, tuple(forms.Label(sizes[i]) for i in order))
+    return dataclasses.replace(
+        statistic,
+        atoms=atoms,
+        shape=tuple(sizes[i] for i in order[:count]),
+        summed=tuple(sizes[i] for i in order[count:]),
+        matrix=_symmetry(part, latents, count),
+    )
+
+
+def told_by_rows(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+) -> frozenset[str]:
+    """The local groups whose factors depend on what a row holds.
+
+    The others are alike in all rows, given the globals: the Pólya-Gamma variable of a
+    latent whose logits are a global, for one.
+    """
+    weights = {
+        group_of[name]
+        for name, latent in latents.items()
+        if latent.role == "local"
+        and latent.weight is not None
+        and any(term.row for term in latent.weight.terms)
+    }
+    members = []
+    found = set(weights)
+    for term in terms:
+        groups = {group_of[a.latent] for a in term.atoms if _is_local(a, latents)}
+        members.append(groups)
+        if term.row:
+            found |= groups
+    while True:
+        more = set().union(*(groups for groups in members if groups & found)) - found
+        if not more:
+            return frozenset(found)
+        found |= more
+
+
+def _is_local(atom: Atom, latents: Mapping[str, Latent]) -> bool:
+    return latents[atom.latent].role == "local"
+
+
+def _release(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+    told: frozenset[str],
+) -> Release:
+    mine = {group_of[a.latent] for t in terms for a in t.atoms if _is_local(a, latents)}
+    if mine & told or (mine and any(term.row for term in terms)):
         return "adaptive"
     return "once" if any(term.row for term in terms) else "public"
 
@@ -729,12 +847,16 @@ def _statistic(
         atoms=part.atoms,
         shape=tuple(label.size for label in part.labels),
         release="public",
-        matrix=_symmetry(part, latents),
+        matrix=_symmetry(part, latents, len(part.labels)),
     )
 
 
-def _symmetry(part: GlobalPart, latents: Mapping[str, Latent]) -> Matrix | None:
-    """Which labels of a statistic can be exchanged for which others.
+def _symmetry(
+    part: GlobalPart, latents: Mapping[str, Latent], count: int
+) -> Matrix | None:
+    """Which of the first `count` labels of a statistic can be exchanged for others.
+
+    The labels that follow are summed over.
 
     Returns:
       The numbers of batch, row and column labels, or None if there is no symmetry.
@@ -754,12 +876,18 @@ def _symmetry(part: GlobalPart, latents: Mapping[str, Latent]) -> Matrix | None:
     for rows, columns in pairs:
         if set(rows) & set(columns):
             continue
+        if any((i < count) != (j < count) for i, j in zip(rows, columns, strict=True)):
+            continue
         swap = dict(zip((*rows, *columns), (*columns, *rows), strict=True))
         swapped = [
             (*atom[:3], tuple(swap.get(i, i) for i in atom[3])) for atom in part.atoms
         ]
         if canonical(swapped) == canonical(part.atoms):
-            others = set(range(len(part.labels))) - set(rows) - set(columns)
+            rows = tuple(i for i in rows if i < count)
+            columns = tuple(i for i in columns if i < count)
+            if not rows:
+                continue
+            others = set(range(count)) - set(rows) - set(columns)
             return tuple(sorted(others)), rows, columns
     return None
 

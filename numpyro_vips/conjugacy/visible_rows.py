@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy import forms, logistic_bounds
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.expectations import Moments
@@ -42,7 +42,10 @@ class VisibleRows:
         arguments = with_made_up_rows(query.arguments, 3, seed=0)
         graph = build_graph(query.model, arguments)
         self._program = program = compile_model(
-            query.model, graph, structure=settings.get("structure", {})
+            query.model,
+            graph,
+            structure=settings.get("structure", {}),
+            augmentation=settings.get("augmentation", logistic_bounds.DEFAULT),
         )
 
         def bound(joint: Any, row: Mapping[str, Any]) -> jax.Array:
