@@ -23,49 +23,38 @@ clipped. Globals that no observation depends on directly, such as the scale of a
 get no noise at all, for nothing about them is released.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.interpreters import partial_eval
-from numpyro.distributions import biject_to, kl_divergence
+from numpyro.distributions import biject_to
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
-from numpyro_vips.automatic_guides import FAMILIES, Family, NormalGuide
+from numpyro_vips.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi_checks import check_options, not_supported
+from numpyro_vips.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.gaussian_mechanism import Block
-from numpyro_vips.guides import (
-    DrawsPosterior,
-    GuideSite,
-    UnconstrainedSpace,
-    support_to_json,
-)
-from numpyro_vips.index_ranges import indices_in_range
-from numpyro_vips.log_joint import (
-    MAX_JOINT_STATES,
-    made_up_row,
-    num_joint_states,
-    row_log_density,
-    site_log_density,
-)
+from numpyro_vips.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
+from numpyro_vips.log_joint import made_up_row
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.noisy_adam import LEARNING_RATE, noisy_adam
 from numpyro_vips.prior_centre import global_values, initial_params
 from numpyro_vips.result import Posterior
+from numpyro_vips.row_gradients import Released, RowGradients
 from numpyro_vips.user_guides import UserGuide
 
 Perturb = Literal["location", "all"]
 
 # Learning rate of parameters without a prior, such as the weights of a network.
 PARAMETER_LEARNING_RATE = 0.02
-# Per-row gradients are held for so many numbers at a time.
-_MOST_GRADIENT_NUMBERS = 2**23
 
 
 class Variational(NamedTuple):
@@ -97,17 +86,6 @@ class DpviState(NamedTuple):
     optimizer_state: Any
     key: jax.Array
     step: jax.Array
-
-
-class _Released(NamedTuple):
-    """One released block: where it belongs, as a leaf of (z or guide, params).
-
-    `length` is how many leading coordinates are released; None for all.
-    """
-
-    block: Block
-    leaf: int
-    length: int | None
 
 
 class DpviEngine:
@@ -181,6 +159,9 @@ class DpviEngine:
         self._num_rows = graph.arguments.public_num_rows
         self._row = made_up_row(graph)
         self._user_guide = UserGuide(guide, graph) if callable(guide) else None
+        self._row_elbo = RowElbo(
+            graph=graph, user_guide=self._user_guide, is_analytic=self._is_analytic
+        )
         self._constraints = dict(graph.params)
         if self._user_guide is not None:
             self._constraints = self._user_guide.constraints | self._constraints
@@ -203,9 +184,12 @@ class DpviEngine:
         self._params = params = self._initial_params(jax.random.key(0))
         centres = {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
 
-        def density(free: Mapping[str, Any], params: Any) -> jax.Array:
+        def row_elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
             values = {s.name: s.transform(free[s.name]) for s in sites}
-            return self._row_elbo(values, params, self._row, jax.random.key(0))[0]
+            return self._row_elbo(values, self._constrained(params), row, key)
+
+        def density(free: Mapping[str, Any], params: Any) -> jax.Array:
+            return row_elbo(free, params, self._row, jax.random.key(0))[0]
 
         used = _reads(density, centres, params)
         if not any(jax.tree.leaves(used)):
@@ -222,14 +206,23 @@ class DpviEngine:
         self.guide = None
         if not callable(guide):
             self.guide = NormalGuide(space, guide, num_rows=self._num_rows)
-
-        self._row_program = jax.make_jaxpr(
-            lambda z, params, row, key: self._row_elbo(
-                space.constrain(z)[0], params, row, key
-            )
-        )(start, params, self._row, jax.random.key(0))
-        self._released = self._blocks(read.size, used[1])
+        self._public_elbo = PublicElbo(
+            graph,
+            space,
+            self.guide or self._user_guide,  # type: ignore[arg-type]
+            is_analytic=self._is_analytic,
+        )
+        self._released = self._blocks([site.name for site in read.sites], used[1])
         self.blocks = tuple(released.block for released in self._released)
+        program = jax.make_jaxpr(row_elbo)(
+            space.split(start), params, self._row, jax.random.key(0)
+        )
+        self._row_gradients = RowGradients(
+            program,
+            self._released,
+            num_particles=self._num_particles,
+            arguments=None if self._perturb == "location" else self._arguments,
+        )
 
     def _initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
         """Every parameter's initial value, unconstrained."""
@@ -256,43 +249,60 @@ class DpviEngine:
         }
 
     def _constrained(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            name: jax.tree.map(biject_to(self._constraints[name]), tree)
-            for name, tree in params.items()
-        }
+        return constrained(params, self._constraints)
 
-    def _blocks(self, num_read: int, reads_param: Any) -> list[_Released]:
-        """What a step releases, by leaf of the contribution's tree."""
+    def _blocks(self, read: Sequence[str], reads_param: Any) -> list[Released]:
+        """What a step releases.
+
+        Args:
+          read: Names of the globals that observations depend on, in order.
+          reads_param: The same of every parameter, by leaf.
+        """
         variational = self._initial(jax.random.key(0))
-        tree = self._contribution_tree(self._start, variational)
+        free = self.space.split(self._start)
+        num_read = sum(math.prod(free[name].shape) for name in read)
         if self._perturb == "all" and self._user_guide is not None and num_read:
 
             def density(variational: Variational) -> jax.Array:
                 draw = self._draws(variational, jax.random.key(0))
                 z, params = self._value(variational, draw[0]), variational.params
                 values = self.space.constrain(z)[0]
+                params = self._constrained(params)
                 return self._row_elbo(values, params, self._row, jax.random.key(0))[0]
 
             reads_param = _reads(density, variational)[0].params
         reads = iter(jax.tree.leaves(reads_param))
-        released = []
+        tree = self._tree(variational, self._start)
+        leaf_of, released = {}, []
         for leaf, (path, array) in enumerate(jax.tree.leaves_with_path(tree)):
             if path[0].idx == 0:
-                name = "loc" if self._perturb == "location" else path[1].key
-                shape = (num_read, *array.shape[1:])
-                if num_read:
-                    block = Block(name=name, shape=shape)
-                    released.append(_Released(block, leaf, num_read))
+                leaf_of[path[1].key] = leaf, array.shape
             elif next(reads):
                 keys = (jax.tree_util.keystr((k,), simple=True) for k in path[1:])
                 block = Block(name="param " + "/".join(keys), shape=array.shape)
-                released.append(_Released(block, leaf, None))
-        return released
+                released.append(Released(block, (leaf,)))
+        if not num_read:
+            return released
+        if self._perturb == "location":
+            leaves = tuple(leaf_of[name][0] for name in read)
+            return [Released(Block(name="loc", shape=(num_read,)), leaves), *released]
+        of_guide = [
+            Released(Block(name=name, shape=(num_read, *shape[1:])), (leaf,), num_read)
+            for name, (leaf, shape) in leaf_of.items()
+        ]
+        return [*of_guide, *released]
 
-    def _contribution_tree(self, z: Any, variational: Variational) -> tuple[Any, Any]:
+    def _tree(self, variational: Variational, z: jax.Array) -> tuple[Any, Any]:
         """In what the rows' gradients are taken: the globals or φ, and θ."""
-        first = z if self._perturb == "location" else variational.guide
+        is_location = self._perturb == "location"
+        first = self.space.split(z) if is_location else variational.guide
         return first, variational.params
+
+    def _arguments(self, tree: tuple[Any, Any], draw: jax.Array) -> tuple[Any, Any]:
+        """The globals and parameters at a draw, where the tree is (φ, θ)."""
+        guide, params = tree
+        z = self._value(Variational(guide=guide, params=params), draw)
+        return self.space.split(z), params
 
     # --- the engine's protocol ------------------------------------------------------
 
@@ -392,16 +402,9 @@ class DpviEngine:
           For every named block one norm per row; NaN where the row would count as zero.
         """
         key = self._key_of_step(state)
-        draws = self._draws(state.variational, key)
-
-        def norms(row: Any) -> dict[str, jax.Array]:
-            gradient, valid = self._row_gradient(state.variational, key, draws, row)
-            return {
-                name: jnp.where(valid, jnp.linalg.norm(gradient[name]), jnp.nan)
-                for name in names
-            }
-
-        found = jax.jit(jax.vmap(norms))(dict(rows))
+        tree, draws = self._tree_and_draws(state.variational, key)
+        of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
+        found = jax.jit(jax.vmap(of_row))(dict(rows))
         return {name: np.asarray(found[name]) for name in names}
 
     def has_posterior(self, state: DpviState) -> bool:
@@ -458,96 +461,14 @@ class DpviEngine:
         free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
         return self.space.join(free)
 
-    def _row_elbo(
-        self,
-        values: Mapping[str, jax.Array],
-        params: Mapping[str, Any],
-        row: Mapping[str, Any],
-        key: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
-        """A row's part of the ELBO, and whether what it observes lies in the support.
-
-        Args:
-          values: The globals.
-          params: The parameters without a prior, unconstrained.
-          row: One row of every private argument.
-          key: Of the draws of the row's own latents.
-        """
-        graph, guide = self._graph, self._user_guide
-        params = self._constrained(params)
-        if guide is None or not guide.locals:
-            return row_log_density(graph, values, row, params)
-        local = guide.draw_locals(row, values, params, key)
-        latents = {**values, **local.values}
-        counted = set(graph.sites)
-        total = jnp.zeros((), jnp.result_type(float))
-        priors: Mapping[str, Any] = {}
-        if self._is_analytic:
-            rows = {name: jnp.asarray(value)[None] for name, value in row.items()}
-            priors = graph.run(rows, latents, params=params)
-        for name, message in local.messages.items():
-            divergence = None
-            # Next to discrete latents the prior is a mixture, and has no closed form.
-            if self._is_analytic and len(latents) == len(_latent_names(graph)):
-                divergence = _divergence(message, priors[name])
-            if divergence is None:
-                total -= local.log_density(name)
-            else:
-                total -= divergence
-                counted.remove(name)
-        density, in_support = row_log_density(graph, latents, row, params, counted)
-        return total + density, in_support
-
-    def _row_gradient(
-        self,
-        variational: Variational,
-        key: jax.Array,
-        draws: jax.Array,
-        row: Mapping[str, Any],
-    ) -> tuple[dict[str, jax.Array], jax.Array]:
-        """A row's contribution to every block, and whether it may count."""
-        # Of the row's content, not its place in the batch: otherwise taking one row
-        # away would change what the others contribute.
-        row_key = jax.random.fold_in(key, _fingerprint(row))
-
-        def particle(number: Any, draw: jax.Array) -> tuple[Any, jax.Array]:
-            local_key = jax.random.fold_in(row_key, number)
-            in_range = indices_in_range(
-                self._row_program,
-                jax.tree.leaves(
-                    (self._value(variational, draw), variational.params, row, local_key)
-                ),
-            )
-
-            def elbo(tree: tuple[Any, Any]) -> tuple[jax.Array, Any]:
-                z, params = tree
-                if self._perturb == "all":
-                    z = self._value(Variational(guide=tree[0], params=params), draw)
-                return self._evaluated(z, params, row, local_key)
-
-            z = None
-            if self._perturb == "location":
-                z = self._value(variational, draw)
-            tree = self._contribution_tree(z, variational)
-            density = jax.value_and_grad(elbo, has_aux=True)
-            (value, in_support), gradient = density(tree)
-            return gradient, in_range & in_support & jnp.isfinite(value)
-
-        numbers = jnp.arange(self._num_particles)
-        gradients, valid = jax.vmap(particle)(numbers, draws)
-        leaves = jax.tree.leaves(gradients)
-        contribution = {
-            released.block.name: jnp.mean(leaves[released.leaf], 0)[: released.length]
-            if released.length is not None
-            else jnp.mean(leaves[released.leaf], 0)
-            for released in self._released
-        }
-        return contribution, jnp.all(valid)
-
-    def _evaluated(self, *arguments: Any) -> tuple[jax.Array, jax.Array]:
-        program = jex_core.jaxpr_as_fun(self._row_program)
-        value, in_support = program(*jax.tree.leaves(arguments))
-        return value, in_support
+    def _tree_and_draws(
+        self, variational: Variational, key: jax.Array
+    ) -> tuple[Any, jax.Array]:
+        draws = self._draws(variational, key)
+        z = self._start
+        if self._perturb == "location":
+            z = self._value(variational, draws[0])
+        return self._tree(variational, z), draws
 
     def _sum(
         self,
@@ -560,39 +481,13 @@ class DpviEngine:
         clipping_norm: Any,
     ) -> dict[str, jax.Array]:
         key = jax.random.fold_in(key, step)
-        draws = self._draws(variational, key)
+        tree, draws = self._tree_and_draws(variational, key)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
         rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
-
-        def contribution(row: Any, present: Any) -> dict[str, jax.Array]:
-            gradient, valid = self._row_gradient(variational, key, draws, row)
-            return _clipped(gradient, scales, clipping_norm, present & valid)
-
-        def piece_sum(rows: Any, mask: Any) -> dict[str, jax.Array]:
-            contributions = jax.vmap(contribution)(rows, mask)
-            return jax.tree.map(lambda x: jnp.sum(x, 0), contributions)
-
-        count = mask.shape[0]
-        numbers = sum(math.prod(block.shape) for block in self.blocks)
-        size = max(1, _MOST_GRADIENT_NUMBERS // max(1, numbers * self._num_particles))
-        if count <= size:
-            return piece_sum(rows, mask)
-        pieces = -(-count // size)
-
-        def pieced(array: jax.Array) -> jax.Array:
-            padding = [(0, pieces * size - count)] + [(0, 0)] * (array.ndim - 1)
-            return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
-
-        def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
-
-        sums, _ = jax.lax.scan(
-            add_piece,
-            {b.name: jnp.zeros(b.shape, self._start.dtype) for b in self.blocks},
-            (jax.tree.map(pieced, dict(rows)), pieced(mask)),
+        return self._row_gradients.clipped_sum(
+            tree, draws, key, rows, mask, scales, clipping_norm
         )
-        return sums
 
     # --- below the wall ---------------------------------------------------------------
 
@@ -627,110 +522,27 @@ class DpviEngine:
         released: Mapping[str, jax.Array],
     ) -> Variational:
         """Ascent direction for the ELBO of all rows."""
-        tree = self._contribution_tree(self._start, variational)
-        leaves, structure = jax.tree.flatten(jax.tree.map(jnp.zeros_like, tree))
+        tree = jax.tree.map(jnp.zeros_like, self._tree(variational, self._start))
+        leaves, structure = jax.tree.flatten(tree)
         for entry in self._released:
-            value = released[entry.block.name]
-            leaves[entry.leaf] = (
-                leaves[entry.leaf].at[: len(value)].set(value)
-                if (entry.length is not None)
-                else value
-            )
+            entry.place(leaves, released[entry.block.name])
         first, params = jax.tree.unflatten(structure, leaves)
-        public = jax.grad(self._public_elbo)(variational, draws)
+
+        def public_elbo(variational: Variational) -> jax.Array:
+            params = self._constrained(variational.params)
+            return self._public_elbo(variational.guide, params, draws)
+
+        public = jax.grad(public_elbo)(variational)
         if self._perturb == "location":
             # The chain rule through z(φ, ε), on what is public already.
             _, pull_back = jax.vjp(lambda v: self._value(v, draws[0]), variational)
-            (rows,) = pull_back(first)
+            (rows,) = pull_back(self.space.join(first))
             rows = Variational(
                 guide=rows.guide, params=jax.tree.map(jnp.add, rows.params, params)
             )
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
-
-    def _public_elbo(self, variational: Variational, draws: jax.Array) -> jax.Array:
-        """E_q[log p(z) − log q(z)], averaged over the draws."""
-        params = self._constrained(variational.params)
-
-        def particle(draw: jax.Array) -> jax.Array:
-            if self.guide is not None:
-                return self._automatic_terms(variational.guide, params, draw)
-            return self._user_terms(params, draw)
-
-        return jnp.mean(jax.vmap(particle)(draws))
-
-    def _automatic_terms(
-        self, arrays: Mapping[str, jax.Array], params: Any, draw: jax.Array
-    ) -> jax.Array:
-        assert self.guide is not None
-        z = self.guide.value(arrays, draw)
-        values, log_determinant = self.space.constrain(z)
-        messages = self._run_model(values, params)
-        if not (self._is_analytic and self.guide.family == "mean_field"):
-            priors = [site_log_density(messages[s.name]) for s in self.space.sites]
-            return sum(priors, log_determinant) + self.guide.entropy(arrays)
-        event_dims = {
-            s.name: messages[s.name]["fn"].event_dim for s in self.space.sites
-        }
-        total = jnp.zeros((), z.dtype)
-        for name, fn in self.guide.marginals(arrays, event_dims).items():
-            message = {"type": "sample", "fn": fn, "value": values[name], "scale": None}
-            total += _prior_term(message, messages[name], is_analytic=True)
-        return total
-
-    def _user_terms(self, params: Any, draw: jax.Array) -> jax.Array:
-        assert self._user_guide is not None
-        drawn = self._user_guide.draw_globals(params, draw)
-        messages = self._run_model(drawn.values, params)
-        total = jnp.zeros((), jnp.result_type(float))
-        for name, message in drawn.messages.items():
-            total += _prior_term(message, messages[name], self._is_analytic)
-        return total
-
-    def _run_model(self, values: Mapping[str, Any], params: Any) -> Mapping[str, Any]:
-        """The model's messages for the globals; the made-up row has no effect there."""
-        rows = {name: value[None] for name, value in self._row.items()}
-        return self._graph.run(rows, values, params=params)
-
-
-def check_options(
-    *,
-    guide: Any = None,
-    loss: Any = None,
-    num_particles: int = 1,
-    perturb: Any = None,
-    averaging: float | None = None,
-) -> None:
-    """Refuses options that DPVI cannot follow, whatever the model.
-
-    Raises:
-      TypeError, ValueError: An option is not as `DpviEngine` describes.
-    """
-    if guide is not None and not callable(guide):
-        if not isinstance(guide, str):
-            raise TypeError(
-                f"Expected guide to be one of {list(FAMILIES)} or a NumPyro function, "
-                f"got {type(guide).__name__}."
-            )
-        _validate.one_of(FAMILIES, guide=guide)
-    if loss is not None and not isinstance(loss, Trace_ELBO | TraceMeanField_ELBO):
-        raise TypeError(
-            "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "
-            f"got {type(loss).__name__}. Other bounds do not split into rows."
-        )
-    if loss is not None:
-        num_particles = max(num_particles, loss.num_particles)
-    if perturb is not None:
-        _validate.one_of(("location", "all"), perturb=perturb)
-    if perturb == "location" and num_particles > 1:
-        raise ValueError(
-            f"Expected num_particles={num_particles} to be 1 with "
-            "perturb='location': the guide's gradient can only be rebuilt for a "
-            "single draw. Use perturb='all', or more rows per step."
-        )
-    if averaging is not None and not averaging >= 0:
-        raise ValueError(f"Expected averaging={averaging!r} to be None or at least 0.")
 
 
 def _default_optimizer(
@@ -759,119 +571,11 @@ def _default_optimizer(
     return optax.multi_transform(kinds, labels)
 
 
-def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
-    """Why DPVI cannot run the model, and what to do; None if it can.
-
-    Args:
-      graph: The model.
-      has_guide: Whether the user has given a guide, which may draw latents of rows.
-    """
-    count = num_joint_states(graph)
-    for site in graph.latents("local"):
-        if site.is_discrete and "scale" in graph.program_outputs[site.name]:
-            # NumPyro sums out before it scales: c · log Σ_z p(z, x).
-            return (
-                f"DPVI cannot sum out the discrete latent {site.name!r} under "
-                "numpyro.handlers.scale. Sum it out by hand, for example with "
-                "numpyro.distributions.MixtureSameFamily, and scale the observation."
-            )
-        if site.is_discrete and count is not None and count <= MAX_JOINT_STATES:
-            continue
-        if site.is_discrete:
-            return (
-                f"DPVI sums the discrete latents of a row out one joint state after "
-                f"the other, and with {site.name!r} under the plate {graph.unit!r} "
-                f"they have more than {MAX_JOINT_STATES}. Sum them out by hand, for "
-                "example with numpyro.distributions.MixtureSameFamily."
-            )
-        if has_guide:
-            continue
-        return (
-            f"DPVI has no guide of its own for latents of single rows, such as "
-            f"{site.name!r} under the plate {graph.unit!r}. Pass guide=, a function "
-            "that draws them from the row (an amortised guide), integrate them out by "
-            "hand, or write the model with conjugate distributions, which VIPS solves "
-            "row by row."
-        )
-    sites = graph.latents("global")
-    for site in sites:
-        if site.is_discrete:
-            return (
-                f"DPVI has no gradient for the discrete latent {site.name!r}. Sum it "
-                "out by hand, or fit one model for each of its values."
-            )
-    if not sites and not graph.params:
-        return (
-            "The model has no latent that all rows share, so there is nothing to fit."
-        )
-    found = global_values(graph)
-    for site in sites:
-        first, second = found.supports[site.name], found.moved_supports[site.name]
-        description = support_to_json(first)
-        if description is None:
-            return (
-                f"DPVI knows no smooth map from the real numbers to the support of "
-                f"{site.name!r}, {first}. Write the latent as a function of others "
-                "with a usual support."
-            )
-        if description != support_to_json(second):
-            return (
-                f"The support of {site.name!r} depends on another latent. Sample it on "
-                "a fixed support, such as (0, 1), and rescale it in the model."
-            )
-    return None
-
-
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
     traced = jax.make_jaxpr(function)(*arguments)
     _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
-
-
-def _latent_names(graph: ModelGraph) -> list[str]:
-    return [site.name for site in graph.sites.values() if site.is_latent]
-
-
-def _divergence(
-    message: Mapping[str, Any], prior: Mapping[str, Any]
-) -> jax.Array | None:
-    """KL(q ‖ p) of a site where NumPyro knows it in closed form, else None."""
-    if message["type"] != "sample":
-        return None
-    try:
-        divergence = kl_divergence(message["fn"], prior["fn"])
-    except NotImplementedError:
-        return None
-    scale = prior["scale"]
-    return jnp.sum(divergence if scale is None else scale * divergence)
-
-
-def _prior_term(
-    message: Mapping[str, Any], prior: Mapping[str, Any], is_analytic: bool
-) -> jax.Array:
-    """A site's E_q[log p − log q], in closed form or at the draw."""
-    divergence = _divergence(message, prior) if is_analytic else None
-    if divergence is not None:
-        return -divergence
-    log_q = site_log_density(message) if message["type"] == "sample" else 0.0
-    return site_log_density(prior) - log_q
-
-
-def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
-    """A number made of the bits of a row, to tell the draws of rows apart.
-
-    It need not be secure: draws of single rows protect nothing and are not released.
-    """
-    total = jnp.zeros((), jnp.uint32)
-    rng = np.random.default_rng(0)
-    for leaf in jax.tree.leaves(row):
-        bits = jax.lax.bitcast_convert_type(
-            jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
-        )
-        factors = rng.integers(0, 2**32, bits.shape, dtype=np.uint32) | np.uint32(1)
-        total += jnp.sum(bits * factors, dtype=jnp.uint32)
-    return total
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:
@@ -882,31 +586,3 @@ def _guide_site(site: Site, support: Any) -> GuideSite:
     return GuideSite(
         name=site.name, support=support, shape=site.shape, dims=tuple(dims)
     )
-
-
-def _clipped(
-    contribution: Mapping[str, jax.Array],
-    scales: Mapping[str, Any],
-    clipping_norm: Any,
-    valid: Any,
-) -> dict[str, jax.Array]:
-    """Shortens a contribution to the clipping norm; zero where it may not count."""
-    joint = jnp.concatenate(
-        [scales[name] * jnp.ravel(value) for name, value in contribution.items()]
-    )
-    valid = valid & jnp.all(jnp.isfinite(joint))
-    precision = jnp.finfo(joint.dtype)
-    # Room for the rounding of the norm itself.
-    bound = clipping_norm * (1 - precision.eps * (8 + joint.size**0.5))
-    # Squares of large entries would overflow, and a division by a very large number
-    # underflows where XLA multiplies by the inverse: then the norm would come out as
-    # zero and nothing be clipped. A fixed power of two keeps clear of both.
-    is_large = jnp.max(jnp.abs(joint), initial=0.0) > 2.0 ** (precision.maxexp // 4)
-    shrink = jnp.where(is_large, 2.0 ** -(5 * precision.maxexp // 8), 1.0)
-    norm = jnp.sqrt(jnp.sum((shrink * joint) ** 2))
-    fits = norm <= shrink * bound
-    factor = bound / jnp.where(fits, 1.0, norm)
-    return {
-        name: jnp.where(valid, jnp.where(fits, value, (shrink * value) * factor), 0.0)
-        for name, value in contribution.items()
-    }

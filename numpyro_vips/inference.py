@@ -23,7 +23,8 @@ from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.structure import NotConjugate
-from numpyro_vips.dpvi import DpviEngine, check_options, not_supported
+from numpyro_vips.dpvi import DpviEngine
+from numpyro_vips.dpvi_checks import check_options, not_supported
 from numpyro_vips.errors import (
     BudgetExceededError,
     NotConjugateError,

@@ -16,7 +16,8 @@ from scipy import optimize, stats
 
 from numpyro_vips.accounting import GaussianEvent, calibrate
 from numpyro_vips.batch_selection import padded_chunks, select_rows
-from numpyro_vips.dpvi import DpviEngine, DpviState, Variational, not_supported
+from numpyro_vips.dpvi import DpviEngine, DpviState, Variational
+from numpyro_vips.dpvi_checks import not_supported
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.guides import NormalPosterior, support_from_json, support_to_json
@@ -360,7 +361,9 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
     X, y = binary_data(50)
     sums = []
     for numbers in (2**23, 4 * 7):
-        monkeypatch.setattr("numpyro_vips.dpvi._MOST_GRADIENT_NUMBERS", numbers)
+        monkeypatch.setattr(
+            "numpyro_vips.row_gradients._MOST_GRADIENT_NUMBERS", numbers
+        )
         engine = engine_for(logistic, X, y)
         _engines.clear()
         state = engine.initial_state(KEY)

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi import not_supported
+from numpyro_vips.dpvi_checks import not_supported
 from numpyro_vips.log_joint import num_joint_states, row_log_density
 from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.model_graph import build_graph

@@ -1,0 +1,262 @@
+"""The rows' gradients of DPVI and their clipped sum: all that reads private rows.
+
+A row's gradient comes from a program of that row alone. It is taken entry by entry, or
+kept as a product where the program shows that it is one (`factored_gradients.py`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.factored_gradients import FactoredProgram
+from numpyro_vips.gaussian_mechanism import Block
+from numpyro_vips.index_ranges import indices_in_range
+
+# Per-row gradients are held for so many numbers at a time.
+_MOST_GRADIENT_NUMBERS = 2**23
+
+
+class Released(NamedTuple):
+    """A released block: which leaves of the tree that gradients are taken in.
+
+    `length` is how many leading entries of its one leaf are released. None for all of
+    the leaves; several are joined as flat vectors.
+    """
+
+    block: Block
+    leaves: tuple[int, ...]
+    length: int | None = None
+
+    def cut(self, gradient: jax.Array) -> jax.Array:
+        """The released entries of a leaf."""
+        return gradient if self.length is None else gradient[: self.length]
+
+    def joined(self, leaves: Mapping[int, jax.Array]) -> jax.Array:
+        """The block, from the gradients in the released entries of its leaves."""
+        flat = jnp.concatenate([jnp.ravel(leaves[leaf]) for leaf in self.leaves])
+        return flat.reshape(self.block.shape)
+
+    def place(self, leaves: list[jax.Array], value: jax.Array) -> None:
+        """Puts the block where it belongs among all leaves."""
+        if self.length is not None:
+            (leaf,) = self.leaves
+            leaves[leaf] = leaves[leaf].at[: self.length].set(value)
+            return
+        start = 0
+        for leaf in self.leaves:
+            stop = start + leaves[leaf].size
+            leaves[leaf] = jnp.ravel(value)[start:stop].reshape(leaves[leaf].shape)
+            start = stop
+
+
+class _RowGradient(NamedTuple):
+    """One row's contribution.
+
+    Attributes:
+      leaves: By number of the leaf, the gradient or its coordinates.
+      frames: What makes coordinates a gradient, see `AffineUse`.
+      is_valid: Whether it may count.
+    """
+
+    leaves: dict[int, jax.Array]
+    frames: dict[int, tuple[Any, ...]]
+    is_valid: jax.Array
+
+
+class RowGradients:
+    """Gradients of a row's part of the ELBO in a tree of public arrays."""
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        released: Sequence[Released],
+        *,
+        num_particles: int,
+        arguments: Callable[[Any, jax.Array], tuple[Any, Any]] | None = None,
+    ) -> None:
+        """Looks for gradients that are products.
+
+        Args:
+          program: Takes the globals, the parameters, a row and a key, and returns a
+            row's part of the ELBO and whether its observations lie in the support.
+          released: The blocks.
+          num_particles: Draws from the guide.
+          arguments: The program's globals and parameters for a tree and a draw; None
+            if they are the tree.
+        """
+        self._released = released
+        self._num_particles = num_particles
+        self._arguments = arguments or (lambda tree, draw: tree)
+        self._closed = program
+        leaves = [leaf for entry in released for leaf in entry.leaves]
+        is_direct = arguments is None and num_particles == 1
+        self._program = FactoredProgram(program, leaves if is_direct else ())
+
+    def _of_row(
+        self, tree: Any, draws: jax.Array, key: jax.Array, row: Mapping[str, Any]
+    ) -> _RowGradient:
+        # Of the row's content, not its place in the batch: otherwise taking one row
+        # away would change what the others contribute.
+        row_key = jax.random.fold_in(key, _fingerprint(row))
+        uses = self._program.uses
+
+        def particle(number: Any, draw: jax.Array) -> _RowGradient:
+            local_key = jax.random.fold_in(row_key, number)
+
+            def inputs(tree: Any) -> list[Any]:
+                return jax.tree.leaves((*self._arguments(tree, draw), row, local_key))
+
+            def elbo(tree: Any, taps: Mapping[int, Any]) -> tuple[jax.Array, Any]:
+                (value, in_support), others = self._program(inputs(tree), taps)
+                return value, (in_support, others)
+
+            dtype = jnp.result_type(float)
+            taps = {number: jnp.zeros(use.shape, dtype) for number, use in uses.items()}
+            derivative = jax.value_and_grad(elbo, argnums=(0, 1), has_aux=True)
+            (value, (in_support, others)), (gradient, at_taps) = derivative(tree, taps)
+            # Those of `uses` are not needed, and so never made once this is compiled.
+            leaves = dict(enumerate(jax.tree.leaves(gradient)))
+            frames = {}
+            for leaf, use in uses.items():
+                frames[leaf], leaves[leaf] = use.isometric(others[leaf], at_taps[leaf])
+            in_range = indices_in_range(self._closed, inputs(tree))
+            is_valid = in_range & in_support & jnp.isfinite(value)
+            return _RowGradient(leaves, frames, is_valid)
+
+        found = jax.vmap(particle)(jnp.arange(self._num_particles), draws)
+        leaves = {
+            leaf: entry.cut(jnp.mean(found.leaves[leaf], 0))
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+        frames = jax.tree.map(lambda x: x[0], found.frames)
+        return _RowGradient(leaves, frames, jnp.all(found.is_valid))
+
+    def norms(
+        self, tree: Any, draws: jax.Array, key: jax.Array, row: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """Norm of each block of one row, unclipped; NaN where the row may not count."""
+        found = self._of_row(tree, draws, key, row)
+        norms = {}
+        for entry in self._released:
+            parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
+            norm = jnp.linalg.norm(jnp.stack(parts))
+            norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
+        return norms
+
+    def clipped_sum(
+        self,
+        tree: Any,
+        draws: jax.Array,
+        key: jax.Array,
+        rows: Mapping[str, jax.Array],
+        mask: jax.Array,
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, jax.Array]:
+        """The sum that `DpviEngine.bounded_sum` describes."""
+        uses = self._program.uses
+        like = jax.tree.leaves(tree)
+        leaf_scales = {
+            leaf: scales[entry.block.name]
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+
+        def of_row(row: Any, present: Any) -> tuple[Any, Any]:
+            found = self._of_row(tree, draws, key, row)
+            valid = present & found.is_valid
+            clipped = _clipped(found.leaves, leaf_scales, clipping_norm, valid)
+            return clipped, found.frames
+
+        def piece_sum(rows: Any, mask: Any) -> dict[int, jax.Array]:
+            leaves, frames = jax.vmap(of_row)(rows, mask)
+            return {
+                leaf: uses[leaf].total(like[leaf], frames[leaf], each)
+                if leaf in uses
+                else jnp.sum(each, 0)
+                for leaf, each in leaves.items()
+            }
+
+        count, size = mask.shape[0], self._rows_at_a_time(like)
+        if count <= size:
+            return self._blocks(piece_sum(rows, mask))
+        pieces = -(-count // size)
+
+        def pieced(array: jax.Array) -> jax.Array:
+            padding = [(0, pieces * size - count)] + [(0, 0)] * (array.ndim - 1)
+            return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
+
+        split = jax.tree.map(pieced, dict(rows)), pieced(mask)
+        first = jax.tree.map(lambda x: x[0], split)
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(piece_sum, *first)
+        )
+
+        def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
+
+        return self._blocks(jax.lax.scan(add_piece, zeros, split)[0])
+
+    def _rows_at_a_time(self, like: Sequence[jax.Array]) -> int:
+        numbers = 0
+        for entry in self._released:
+            for leaf in entry.leaves:
+                use = self._program.uses.get(leaf)
+                if use is None:
+                    numbers += like[leaf].size
+                else:
+                    numbers += math.prod(use.shape) + use.frame_size
+        return max(1, _MOST_GRADIENT_NUMBERS // max(1, numbers * self._num_particles))
+
+    def _blocks(self, leaves: Mapping[int, jax.Array]) -> dict[str, jax.Array]:
+        return {entry.block.name: entry.joined(leaves) for entry in self._released}
+
+
+def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
+    """A number made of the bits of a row, to tell the draws of rows apart.
+
+    It need not be secure: draws of single rows protect nothing and are not released.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    rng = np.random.default_rng(0)
+    for leaf in jax.tree.leaves(row):
+        bits = jax.lax.bitcast_convert_type(
+            jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
+        )
+        factors = rng.integers(0, 2**32, bits.shape, dtype=np.uint32) | np.uint32(1)
+        total += jnp.sum(bits * factors, dtype=jnp.uint32)
+    return total
+
+
+def _clipped(
+    contribution: Mapping[int, jax.Array],
+    scales: Mapping[int, Any],
+    clipping_norm: Any,
+    valid: Any,
+) -> dict[int, jax.Array]:
+    """Shortens a contribution to the clipping norm; zero where it may not count."""
+    joint = jnp.concatenate(
+        [scales[name] * jnp.ravel(value) for name, value in contribution.items()]
+    )
+    valid = valid & jnp.all(jnp.isfinite(joint))
+    precision = jnp.finfo(joint.dtype)
+    # Room for the rounding of the norm itself.
+    bound = clipping_norm * (1 - precision.eps * (8 + joint.size**0.5))
+    # Squares of large entries would overflow, and a division by a very large number
+    # underflows where XLA multiplies by the inverse: then the norm would come out as
+    # zero and nothing be clipped. A fixed power of two keeps clear of both.
+    is_large = jnp.max(jnp.abs(joint), initial=0.0) > 2.0 ** (precision.maxexp // 4)
+    shrink = jnp.where(is_large, 2.0 ** -(5 * precision.maxexp // 8), 1.0)
+    norm = jnp.sqrt(jnp.sum((shrink * joint) ** 2))
+    fits = norm <= shrink * bound
+    factor = bound / jnp.where(fits, 1.0, norm)
+    return {
+        name: jnp.where(valid, jnp.where(fits, value, (shrink * value) * factor), 0.0)
+        for name, value in contribution.items()
+    }
