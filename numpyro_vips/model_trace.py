@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 from numpyro.distributions import Distribution
+from numpyro.distributions.transforms import AffineTransform, ExpTransform
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
@@ -114,18 +115,19 @@ def _location_and_scale(fn: Distribution) -> Distribution:
     if type(fn) is not numpyro.distributions.TransformedDistribution:
         return fn
     base, transforms = fn.base_dist, list(fn.transforms)
-    is_exp = isinstance(transforms[-1], numpyro.distributions.transforms.ExpTransform)
-    affine = transforms[:-1] if is_exp else transforms
-    kinds = numpyro.distributions.Normal
-    if not isinstance(base, numpyro.distributions.Normal) or not all(
-        isinstance(t, numpyro.distributions.transforms.AffineTransform) for t in affine
+    kind = numpyro.distributions.Normal
+    if isinstance(transforms[-1], ExpTransform):
+        kind = numpyro.distributions.LogNormal
+        transforms.pop()
+    affine = [t for t in transforms if isinstance(t, AffineTransform)]
+    if not isinstance(base, numpyro.distributions.Normal) or (
+        len(affine) < len(transforms)
     ):
         return fn
     loc, scale = base.loc, base.scale
     for transform in affine:
         loc = transform.loc + transform.scale * loc
         scale = jnp.abs(transform.scale * scale)
-    kind = numpyro.distributions.LogNormal if is_exp else kinds
     return kind(loc, scale)
 
 

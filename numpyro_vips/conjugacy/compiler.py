@@ -7,10 +7,10 @@ import jax
 
 # Registered by being imported.
 from numpyro_vips.conjugacy import generalized_inverse_gaussian as _gig  # noqa: F401
+from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import multivariate as _multivariate  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
-from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
 from numpyro_vips.conjugacy.energy import energy
 from numpyro_vips.conjugacy.potentials import illegal_factors
