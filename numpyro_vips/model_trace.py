@@ -115,7 +115,7 @@ def _location_and_scale(fn: Distribution) -> Distribution:
     if type(fn) is not numpyro.distributions.TransformedDistribution:
         return fn
     base, transforms = fn.base_dist, list(fn.transforms)
-    kind = numpyro.distributions.Normal
+    kind: Any = numpyro.distributions.Normal
     if isinstance(transforms[-1], ExpTransform):
         kind = numpyro.distributions.LogNormal
         transforms.pop()
