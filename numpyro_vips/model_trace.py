@@ -114,7 +114,8 @@ def _location_and_scale(fn: Distribution) -> Distribution:
     """
     if type(fn) is not numpyro.distributions.TransformedDistribution:
         return fn
-    base, transforms = fn.base_dist, list(fn.transforms)
+    base: Any = fn.base_dist
+    transforms: list[Any] = list(fn.transforms)
     kind: Any = numpyro.distributions.Normal
     if isinstance(transforms[-1], ExpTransform):
         kind = numpyro.distributions.LogNormal
