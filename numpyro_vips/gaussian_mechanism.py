@@ -12,7 +12,7 @@ u, v of norm at most C:
 geometry       why                                               ‖u − v‖ at most
 ============= ================================================= ==================
 "signed"       triangle inequality                               2C
-"nonnegative"  ⟨u, v⟩ ≥ 0, so ‖u − v‖² ≤ ‖u‖² + ‖v‖²             √2·C
+"nonnegative"  ⟨u, v⟩ ≥ 0, so ‖u − v‖² ≤ ‖u‖² + ‖v‖²             √2·C; one number C
 "psd"          tr(UV) ≥ 0 for positive semidefinite U and V      √2·C
 "box"          each entry in [lower, upper] or, clipped, nearer  width·√n, or less
                to 0                                              where C is the limit
@@ -190,7 +190,8 @@ class GaussianMechanism:
         For replacement the worst pair u, v splits its squared norm over the blocks. Of
         a share t = (‖u_b‖² + ‖v_b‖²)/2, signed numbers make up to 4t, nonnegative or
         positive semidefinite ones up to 2t, and a box something between. The bound
-        spends the clipping norm where it buys most.
+        spends the clipping norm where it buys most. A single number of one sign takes
+        no more than half of it: |a − b| ≤ max(a, b), so only one of the rows gains.
         """
         relation = self.relation if relation is None else relation
         _validate.one_of(RELATIONS, relation=relation)
@@ -199,17 +200,24 @@ class GaussianMechanism:
         if relation == "add_or_remove":
             return math.sqrt(min(squared_norm, sum(shares)))
         signed = nonnegative = 0.0
-        boxes = []
+        boxes, singles = [], []
         for block, share in zip(self.blocks, shares, strict=True):
             if block.geometry == "box":
                 boxes.append((block, share))
-            elif block._keeps_sign:
-                nonnegative += share
-            else:
+            elif not block._keeps_sign:
                 signed += share
+            elif block.num_coordinates == 1:
+                singles.append(share)
+            else:
+                nonnegative += share
         if squared_norm <= signed:
             return 2 * self.clipping_norm
-        box_share, box_change = _boxes_change(boxes, squared_norm - signed)
+        # Moving norm from them to signed blocks never loses, so these come first.
+        single_limit = squared_norm if boxes else squared_norm - signed
+        nonnegative += sum(min(share, single_limit) / 2 for share in singles)
+        box_share, box_change = _boxes_change(
+            boxes, squared_norm - signed, self.clipping_norm
+        )
         rest = min(squared_norm - signed - box_share, nonnegative)
         return math.sqrt(4 * signed + box_change + 2 * rest)
 
@@ -272,7 +280,7 @@ class GaussianMechanism:
 
 
 def _boxes_change(
-    boxes: Sequence[tuple[Block, float]], squared_norm: float
+    boxes: Sequence[tuple[Block, float]], squared_norm: float, clipping_norm: float
 ) -> tuple[float, float]:
     """How two rows use their squared norm in boxes, and the squared change it makes.
 
@@ -286,7 +294,10 @@ def _boxes_change(
         share = change = 0.0
         for block, limit in boxes:
             size = math.prod(block.shape)
-            low, high = sorted(abs(edge) * block.scale for edge in block._hull)
+            # No entry is larger than the whole row.
+            low, high = sorted(
+                min(abs(edge) * block.scale, clipping_norm) for edge in block._hull
+            )
             # A box that keeps its sign has l = 0 and slope 2 throughout: it comes last.
             edge = high if ratio == math.inf else min(ratio * low, high)
             t = min(limit / size, (edge**2 + low**2) / 2)

@@ -25,6 +25,12 @@ TWO_SIDED = Block(
     name="two_sided", shape=(4,), geometry="box", lower=-0.1, upper=0.3, scale=3.0
 )
 SMALL = Block(name="small", shape=(2,), norm_bound=0.3)
+# Single numbers: of one sign, a matrix of order one, and in boxes.
+COUNT = Block(name="count", shape=(), geometry="nonnegative", scale=0.7)
+OTHER = Block(name="other", shape=(1,), geometry="nonnegative", norm_bound=0.6)
+SQUARE = Block(name="square", shape=(1, 1), symmetric=True, geometry="psd")
+UNIT = Block(name="unit", shape=(), geometry="box", lower=0.0, upper=1.0)
+UNEVEN = Block(name="uneven", shape=(), geometry="box", lower=-0.3, upper=2.0)
 
 
 def mechanism(
@@ -111,6 +117,15 @@ SETS = [
     (SMALL, COUNTS, MATRIX),
     # All four geometries; where the norm allows, the box takes what the others leave.
     (SMALL, COUNTS, MATRIX, WIDE_BOX),
+    (COUNT,),
+    (SQUARE,),
+    (UNIT,),
+    (UNEVEN,),
+    (COUNT, OTHER),
+    (SQUARE, COUNTS),
+    (SMALL, COUNT),
+    (SMALL, COUNT, OTHER),
+    (UNEVEN, COUNT),
 ]
 
 
@@ -126,7 +141,15 @@ def test_sensitivity_is_a_bound_and_is_reached(blocks, norm, relation):
 
 @pytest.mark.parametrize(
     ("blocks", "factor"),
-    [((SIGNED,), 2), ((COUNTS,), math.sqrt(2)), ((MATRIX, COUNTS), math.sqrt(2))],
+    [
+        ((SIGNED,), 2),
+        ((COUNTS,), math.sqrt(2)),
+        ((MATRIX, COUNTS), math.sqrt(2)),
+        ((COUNT,), 1),
+        ((SQUARE,), 1),
+        ((COUNT, SQUARE), math.sqrt(2)),
+        ((COUNT, SIGNED), 2),
+    ],
 )
 def test_replacing_a_row_by_geometry(blocks, factor):
     assert mechanism(*blocks, norm=3.0).sensitivity("add_or_remove") == 3.0

@@ -96,6 +96,36 @@ def test_counts_of_words_are_not_negative_and_weights_may_be() -> None:
     assert geometries(weighted, words, counts) == {"⟨log beta⟩": "signed"}
 
 
+@pytest.mark.parametrize(
+    "observed", [dist.Bernoulli, lambda p: dist.Binomial(5, p)], ids=["one", "five"]
+)
+def test_what_is_left_of_a_checked_range_is_not_negative(observed: Any) -> None:
+    """The coefficient n - y of log(1 - p), also masked and weighted."""
+
+    def coins(y: Any, seen: Any, weight: Any) -> None:
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        with (
+            numpyro.plate("rows", y.shape[0]),
+            numpyro.handlers.mask(mask=seen),
+            numpyro.handlers.scale(scale=weight),
+        ):
+            numpyro.sample("y", observed(p), obs=y)
+
+    y = np.ones(4, np.float32)
+    found = geometries(coins, y, y > 0, y)
+    assert list(found.values()) == ["nonnegative", "nonnegative"]
+
+
+def test_a_complement_that_is_not_checked_is_signed() -> None:
+    def weighted(y: Any, share: Any) -> None:
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.factor("f", (1 - share) * jnp.log1p(-p) + y * jnp.log(p))
+
+    y = np.ones(4, np.float32)
+    assert set(geometries(weighted, y, y).values()) == {"signed"}
+
+
 def test_a_products_sign_is_not_guessed() -> None:
     """x·x' is a square only if both are the same column."""
 

@@ -327,14 +327,14 @@ def _site_energy(
     checks += _legal_parameters(site.distributed, output["parameters"])
     x = as_form(value)
     if _checked(output) and families.is_nonnegative(site.support):
-        x = forms.nonnegative(x)
+        x = forms.within(x, 0.0, families.upper_bound(site.support))
     form = _density(site.distributed, output["parameters"], x, augmentation)
     mask = scale = None
     if site.distributed.masked:
         mask = as_form(output["parameters"]["mask"])
         if not mask.is_constant:
             raise NotInAlgebra("a mask that depends on a latent")
-        mask = forms.nonnegative(mask)
+        mask = forms.within(mask, 0.0, math.inf)
     if "scale" in output:
         scale = as_form(output["scale"])
         if not scale.is_constant:
@@ -347,7 +347,8 @@ def _site_energy(
         # A scale has the batch axes of the site, event axes excluded.
         ones = (forms.Label(1) for _ in range(site.distributed.reinterpreted))
         axes = (*scale.axes, *ones)
-        scale = forms.nonnegative(forms.place(scale, axes, range(len(scale.axes))))
+        scale = forms.place(scale, axes, range(len(scale.axes)))
+        scale = forms.within(scale, 0.0, math.inf)
     factors = [factor for factor in (mask, scale) if factor is not None]
     form = forms.expanded(form)
     rank = len(site.shape) - site.distributed.event_dim

@@ -740,6 +740,21 @@ def is_nonnegative(support: Any) -> bool:
     return isinstance(support, counts)
 
 
+def upper_bound(support: Any) -> float:
+    """The largest entry of a value with this support; infinite where none is known."""
+    support = _elementwise(support)
+    if isinstance(support, type(constraints.boolean)):
+        return 1.0
+    if _same_support(support, constraints.unit_interval):
+        return 1.0
+    if _same_support(support, constraints.simplex):
+        return 1.0
+    if isinstance(support, type(constraints.integer_interval(0, 1))):
+        upper = support.upper_bound
+        return float(upper) if isinstance(upper, int) else math.inf
+    return math.inf
+
+
 def _elementwise(support: Any) -> Any:
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint

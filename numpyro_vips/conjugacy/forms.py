@@ -50,15 +50,16 @@ class Dense:
     """A constant array with one label per axis.
 
     `row` says whether it depends on private rows; `branch` is set where the array
-    holds zeros and ones that select; `nonnegative` says that no row that counts has a
-    negative entry, because that is checked.
+    holds zeros and ones that select; `lower` and `upper` bound the entries of every row
+    that counts, because that is checked.
     """
 
     array: ArrayLike
     labels: Labels
     row: bool = False
     branch: Branch | None = None
-    nonnegative: bool = False
+    lower: float = -math.inf
+    upper: float = math.inf
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -260,17 +261,50 @@ def latent(
     return Form(axes, (Term(1.0, factors, frozenset([state])),))
 
 
-def nonnegative(form: Form) -> Form:
-    """The same form, where its one array has been checked to have no negative entry."""
-    dense = [f for term in form.terms for f in term.factors if isinstance(f, Dense)]
-    if len(form.terms) != 1 or len(dense) != 1 or form.terms[0].scale < 0:
+def within(form: Form, lower: float, upper: float) -> Form:
+    """The same form, where its entries have been checked to lie between the bounds.
+
+    Only the constant that a form is made of takes them; others stay as they are.
+    """
+    if len(form.terms) != 1 or len(form.terms[0].factors) != 1:
         return form
     (term,) = form.terms
-    factors = tuple(
-        dataclasses.replace(f, nonnegative=True) if f is dense[0] else f
-        for f in term.factors
-    )
-    return Form(form.axes, (Term(term.scale, factors, term.bound),), form.exclusive)
+    (factor,) = term.factors
+    if not isinstance(factor, Dense) or term.scale != 1:
+        return form
+    factor = dataclasses.replace(factor, lower=lower, upper=upper)
+    return Form(form.axes, (Term(1.0, (factor,), term.bound),), form.exclusive)
+
+
+def range_of(factor: Dense | OneHot) -> tuple[float, float]:
+    """The least and the largest that an entry of a constant can be."""
+    if isinstance(factor, OneHot):
+        return 0.0, 1.0
+    if is_known(factor.array) and np.size(factor.array):
+        return float(np.min(factor.array)), float(np.max(factor.array))
+    return factor.lower, factor.upper
+
+
+def _range_of_constants(terms: Sequence[Term]) -> tuple[float, float]:
+    """The range of a sum of terms without latents: that of 1 - y is [0, 1] for labels.
+
+    Where it is not known, the numbers are infinite or not numbers at all.
+    """
+    low = high = 0.0
+    for term in terms:
+        product = (1.0, 1.0)
+        for factor in term.factors:
+            assert not isinstance(factor, Atom)
+            ends = [_times(x, y) for x in product for y in range_of(factor)]
+            product = min(ends), max(ends)
+        count = term.scale * math.prod(label.size for label in term.bound)
+        ends = [_times(count, x) for x in product]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
+def _times(x: float, y: float) -> float:
+    return 0.0 if x == 0 or y == 0 else x * y
 
 
 # --- axes -------------------------------------------------------------------------
@@ -365,7 +399,9 @@ def _as_single_constant(form: Form) -> Form:
     array = constant_array(form)
     if is_known(array):
         return place(constant(array), form.axes, range(len(form.axes)))
-    return Form(form.axes, (Term(1.0, (Dense(array, form.axes, form.row),)),))
+    lower, upper = _range_of_constants(form.terms)
+    dense = Dense(array, form.axes, form.row, lower=lower, upper=upper)
+    return Form(form.axes, (Term(1.0, (dense,)),))
 
 
 def multiply(first: Form, second: Form) -> Form:
@@ -701,7 +737,11 @@ def _map_dense(
             array, labels = xp.where(chosen != 0, array, instead), union
     with np.errstate(all="ignore"):
         return dataclasses.replace(
-            dense, array=function(array), labels=labels, nonnegative=False
+            dense,
+            array=function(array),
+            labels=labels,
+            lower=-math.inf,
+            upper=math.inf,
         )
 
 

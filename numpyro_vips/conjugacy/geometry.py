@@ -3,13 +3,12 @@
 Statistics of one sign have half the squared sensitivity when a row is replaced, because
 two rows' contributions then have an inner product that is not negative. That must hold
 whatever the rows are, so it is proved from structure: indicators, counts whose support
-has been checked, squares, and second moments.
+has been checked, what is left of their range as in 1 - y, squares, and second moments.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import families, forms
@@ -81,15 +80,9 @@ def _without_squares(factors: Sequence[Factor]) -> list[Factor]:
 
 
 def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
-    if isinstance(factor, OneHot):
-        return 1
-    if isinstance(factor, Dense):
-        if factor.nonnegative:
-            return 1
-        if forms.is_known(factor.array):
-            array = np.asarray(factor.array)
-            return int(np.all(array >= 0)) or -int(np.all(array <= 0))
-        return 0
+    if isinstance(factor, Dense | OneHot):
+        lower, upper = forms.range_of(factor)
+        return int(lower >= 0) or -int(upper <= 0)
     latent = latents[factor.latent]
     if latent.role == "global" or factor.function == "is":
         return 1
