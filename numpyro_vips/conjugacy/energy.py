@@ -188,7 +188,11 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
 
 
 def energy(
-    graph: ModelGraph, rows: Mapping[str, Any], *, weighted: bool = True
+    graph: ModelGraph,
+    rows: Mapping[str, Any],
+    *,
+    weighted: bool = True,
+    check_parameters: bool = True,
 ) -> Energy:
     """Writes the log joint density of one row and of the globals.
 
@@ -196,6 +200,8 @@ def energy(
       graph: The model.
       rows: Its private arguments, with a leading axis of length 1; traced.
       weighted: Whether masks and scales are applied.
+      check_parameters: Whether a row is valid only if the parameters that it brings lie
+        where NumPyro wants them.
     """
     latents = model_latents(graph)
     inputs: list[Value] = []
@@ -227,6 +233,8 @@ def energy(
         role = "global" if site.row_axis is None else "local"
         augmentation = _Augmentation(site.name, role, latents)
         try:
+            if check_parameters:
+                checks += _legal_parameters(site.distributed, output["parameters"])
             piece = _site_energy(
                 site, value, output, augmentation, weighted=weighted, checks=checks
             )
@@ -313,7 +321,6 @@ def _site_energy(
 
     `checks` gets what must hold of the row's numbers.
     """
-    checks += _legal_parameters(site.distributed, output["parameters"])
     x = as_form(value)
     if _checked(output) and families.is_nonnegative(site.support):
         x = forms.nonnegative(x)

@@ -47,10 +47,12 @@ class ConjugateProgram:
     Attributes:
       graph: The model that was compiled.
       structure: Its families, blocks and statistics.
+      check_parameters: As of `energy`.
     """
 
     graph: ModelGraph
     structure: Structure
+    check_parameters: bool = True
 
     # --- one row ----------------------------------------------------------------------
 
@@ -58,7 +60,11 @@ class ConjugateProgram:
         self, row: Mapping[str, Any], *, clear: bool = True
     ) -> tuple[Energy, list[Term], Clear]:
         """A single row's terms, all its constants zero if the row is not valid."""
-        found = energy(self.graph, {k: v[None] for k, v in row.items()})
+        found = energy(
+            self.graph,
+            {k: v[None] for k, v in row.items()},
+            check_parameters=self.check_parameters,
+        )
         terms: list[Term] = []
         for piece in found.pieces:
             if piece.is_row:
@@ -88,8 +94,18 @@ class ConjugateProgram:
         For tests and for rows that the caller may see; it is not bounded and never
         released for private ones. Not a number if the row is not valid.
         """
+        factors = self.local_factors(joint, row, sweeps)
+        total, valid = self.row_bound_at(joint, row, factors)
+        return jnp.where(valid, total, jnp.nan)
+
+    def row_bound_at(
+        self,
+        joint: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        factors: Mapping[str, Factor],
+    ) -> tuple[jax.Array, jax.Array]:
+        """The bound for given factors of the row's latents, and whether it is valid."""
         found, terms, cleared = self.row_terms(row)
-        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
         moments = {name: mine for name, (mine, _) in factors.items()}
         total = self.expected(terms, joint, moments)
         for group in self.structure.groups_of("local"):
@@ -99,7 +115,7 @@ class ConjugateProgram:
                 array = cleared.array(forms.constant_array(weight))
             mine, natural = factors[group.name]
             total = total + entropy(group, natural, mine, array)
-        return jnp.where(found.valid, total, jnp.nan)
+        return total, jnp.asarray(found.valid)
 
     def global_bound(self, moments: Moments, natural: Moments, row: Any) -> jax.Array:
         """The globals' part of the bound: E_q of their prior, plus entropies."""
