@@ -12,9 +12,11 @@ mean-field Normal: Jälkö, Prediger, Honkela and Kaski, *Improved differentiall
 variational inference through gradient aligning*). This leaves the whole clipping norm
 to g. `perturb="all"` releases the gradient in φ itself, as in the DPVI paper.
 
-Latents of single rows are drawn by the user's guide from the row (`user_guides.py`); a
-row's part of the ELBO is then log p(row, local | z, θ) − log q(local | row, θ), and the
-encoder's parameters are among θ. Nothing else of these latents exists.
+Continuous latents of single rows are solved for where they are conjugate given the
+globals (`conjugate_locals.py`), or drawn by the user's guide from the row
+(`user_guides.py`). A row's part of the ELBO is then log p(row, local | z, θ) −
+log q(local | row, θ), and the encoder's parameters are among θ. Nothing else of these
+latents exists.
 
 Without clipping, noise and subsampling, (released gradient) + (gradient of the prior
 and the entropy) is the gradient that `numpyro.infer.Trace_ELBO` gives `SVI` with the
@@ -38,6 +40,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
 from numpyro_vips.automatic_guides import Family, NormalGuide
+from numpyro_vips.conjugate_locals import find_conjugate_locals
 from numpyro_vips.dpvi_checks import check_options, not_supported
 from numpyro_vips.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.errors import UnsafeModelError
@@ -112,6 +115,7 @@ class DpviEngine:
         num_particles: int | None = None,
         perturb: Perturb | None = None,
         averaging: float | None = 3.0,
+        local_steps: int | None = None,
     ) -> None:
         """Traces the model on a single made-up row; no private value is read.
 
@@ -131,10 +135,13 @@ class DpviEngine:
           averaging: The posterior is the average of the iterates with weights close
             to t^averaging (Shamir and Zhang, 2013), so that early ones fade without a
             horizon to be fixed beforehand. None keeps the last iterate.
+          local_steps: Sweeps over the latents of a row, where the conjugacy layer
+            solves for them.
 
         Raises:
-          UnsafeModelError: For the reason that `not_supported` gives, or because the
-            guide does not fit the model.
+          UnsafeModelError: For the reason that `not_supported` or
+            `find_conjugate_locals`
+            gives, or because the guide does not fit the model.
         """
         if num_particles is None:
             num_particles = 1 if loss is None else loss.num_particles
@@ -159,8 +166,14 @@ class DpviEngine:
         self._num_rows = graph.arguments.public_num_rows
         self._row = made_up_row(graph)
         self._user_guide = UserGuide(guide, graph) if callable(guide) else None
+        self._conjugate = None
+        if self._user_guide is None:
+            self._conjugate = find_conjugate_locals(graph, sweeps=local_steps)
         self._row_elbo = RowElbo(
-            graph=graph, user_guide=self._user_guide, is_analytic=self._is_analytic
+            graph=graph,
+            user_guide=self._user_guide,
+            conjugate=self._conjugate,
+            is_analytic=self._is_analytic,
         )
         self._constraints = dict(graph.params)
         if self._user_guide is not None:
@@ -435,6 +448,8 @@ class DpviEngine:
             assert self._user_guide is not None
             is_drawn = name in (*self._user_guide.globals, *self._user_guide.locals)
             return "the given guide" if is_drawn else "summed out"
+        if self._conjugate is not None and name in self._conjugate.solved:
+            return "conjugate, solved per row"
         if self._graph.sites[name].row_axis is not None:
             return "summed out"
         family = self.guide.family.replace("_field", "-field").replace("_rank", "-rank")

@@ -52,14 +52,17 @@ def check_options(
 
 
 def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
-    """Why DPVI cannot run the model, and what to do; None if it can.
+    """Why DPVI cannot run the model, and what to do; None if nothing is in the way.
 
     Args:
-      graph: The model.
-      has_guide: Whether the user has given a guide, which may draw latents of rows.
+      graph: The model. Of its latents of single rows only the discrete ones are looked
+        at; without a guide, `find_conjugate_locals` says what to do about the others.
+      has_guide: Whether the user has given a guide.
     """
     count = num_joint_states(graph)
-    for site in graph.latents("local"):
+    local = graph.latents("local")
+    is_solved = not has_guide and not all(site.is_discrete for site in local)
+    for site in local:
         if site.is_discrete and "scale" in graph.program_outputs[site.name]:
             # NumPyro sums out before it scales: c · log Σ_z p(z, x).
             return (
@@ -67,24 +70,15 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
                 "numpyro.handlers.scale. Sum it out by hand, for example with "
                 "numpyro.distributions.MixtureSameFamily, and scale the observation."
             )
-        if site.is_discrete and count is not None and count <= MAX_JOINT_STATES:
-            continue
-        if site.is_discrete:
+        is_few = count is not None and count <= MAX_JOINT_STATES
+        # Next to continuous ones the conjugacy layer may have them too.
+        if site.is_discrete and not is_few and not is_solved:
             return (
                 f"DPVI sums the discrete latents of a row out one joint state after "
                 f"the other, and with {site.name!r} under the plate {graph.unit!r} "
                 f"they have more than {MAX_JOINT_STATES}. Sum them out by hand, for "
                 "example with numpyro.distributions.MixtureSameFamily."
             )
-        if has_guide:
-            continue
-        return (
-            f"DPVI has no guide of its own for latents of single rows, such as "
-            f"{site.name!r} under the plate {graph.unit!r}. Pass guide=, a function "
-            "that draws them from the row (an amortised guide), integrate them out by "
-            "hand, or write the model with conjugate distributions, which VIPS solves "
-            "row by row."
-        )
     sites = graph.latents("global")
     for site in sites:
         if site.is_discrete:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from numpyro.distributions import biject_to, kl_divergence
 
 from numpyro_vips.automatic_guides import NormalGuide
+from numpyro_vips.conjugate_locals import ConjugateLocals
 from numpyro_vips.guides import UnconstrainedSpace
 from numpyro_vips.log_joint import made_up_row, row_log_density, site_log_density
 from numpyro_vips.model_graph import ModelGraph
@@ -26,11 +27,13 @@ class RowElbo:
     Attributes:
       graph: The model.
       user_guide: Draws the row's continuous latents, if there is one.
+      conjugate: Solves for them, where there is none.
       is_analytic: Whether divergences are taken in closed form where NumPyro has one.
     """
 
     graph: ModelGraph
     user_guide: UserGuide | None
+    conjugate: ConjugateLocals | None
     is_analytic: bool
 
     def __call__(
@@ -49,6 +52,8 @@ class RowElbo:
           key: Of the draws of the row's own latents.
         """
         graph, guide = self.graph, self.user_guide
+        if self.conjugate is not None:
+            return self.conjugate(values, row, params)
         if guide is None or not guide.locals:
             return row_log_density(graph, values, row, params)
         local = guide.draw_locals(row, values, params, key)

@@ -24,7 +24,7 @@ from numpyro_vips.conjugacy.certificate import check_rows_are_separate
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.structure import NotConjugate
 from numpyro_vips.dpvi import DpviEngine
-from numpyro_vips.dpvi_checks import check_options, not_supported
+from numpyro_vips.dpvi_checks import check_options
 from numpyro_vips.errors import (
     BudgetExceededError,
     NotConjugateError,
@@ -348,19 +348,21 @@ class PrivateVI:
                 f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
                 "or 'auto', or change the model there."
             )
-        obstacle = not_supported(graph, has_guide=callable(self.guide))
-        if obstacle is not None:
-            details = "".join(f" {site}: {why}." for site, why in reasons.items())
-            raise UnsafeModelError(
-                f"{obstacle}"
-                + (f" VIPS cannot run it either.{details}" if details else "")
+        try:
+            dpvi = DpviEngine(
+                graph,
+                guide=self.guide or "mean_field",
+                optimizer=self.optimizer,
+                local_steps=self.local_steps,
+                **self._dpvi_options,
             )
-        dpvi = DpviEngine(
-            graph,
-            guide=self.guide or "mean_field",
-            optimizer=self.optimizer,
-            **self._dpvi_options,
-        )
+        except UnsafeModelError as error:
+            if not reasons:
+                raise
+            details = " ".join(f"{site}: {why}." for site, why in reasons.items())
+            raise UnsafeModelError(
+                f"{error} VIPS cannot run it either. {details}"
+            ) from None
         if isinstance(self.settings.clipping_norm, Mapping):
             raise ValueError(
                 "Expected clipping_norm= to be one number: the model runs by DPVI, "

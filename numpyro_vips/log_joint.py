@@ -5,7 +5,7 @@ The engines add these up and take gradients; what is computed is NumPyro's own
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,6 +27,9 @@ def made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
     }
 
 
+# A part of a row's log density, and whether the row may count.
+RestOfRow = Callable[[Mapping[str, Any]], tuple[jax.Array, jax.Array]]
+
 # The most joint states of a row's discrete latents that are summed over one by one.
 MAX_JOINT_STATES = 1024
 
@@ -35,6 +38,8 @@ def num_joint_states(graph: ModelGraph) -> int | None:
     """Joint states of a row's discrete latents; None if they cannot be counted."""
     total = 1
     for site in graph.latents("local"):
+        if not site.is_discrete:
+            continue
         if site.num_states is None:
             return None
         total *= site.num_states ** math.prod(site.shape)
@@ -47,6 +52,7 @@ def row_log_density(
     row: Mapping[str, Any],
     params: Mapping[str, Any] | None = None,
     sites: Collection[str] | None = None,
+    rest: RestOfRow | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """A row's log density, and whether all it observes lies in the support.
 
@@ -59,15 +65,21 @@ def row_log_density(
       row: One row of every private argument.
       params: Values of the model's parameters.
       sites: Names of the sites under the unit plate that count; all by default.
+      rest: What else is added, as a function of the latents.
     """
     rows = {k: v[None] for k, v in row.items()}
-    discrete = [site for site in graph.latents("local") if site.name not in latents]
-    if not discrete:
-        return _log_density_of_row(graph, latents, rows, params, sites)
 
     def at(states: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
-        return _log_density_of_row(graph, {**latents, **states}, rows, params, sites)
+        known = {**latents, **states}
+        total, in_support = _log_density_of_row(graph, known, rows, params, sites)
+        if rest is not None:
+            more, is_valid = rest(known)
+            total, in_support = total + more, in_support & is_valid
+        return total, in_support
 
+    discrete = [site for site in graph.latents("local") if site.name not in latents]
+    if not discrete:
+        return at({})
     totals, in_support = jax.vmap(at)(_joint_states(discrete))
     return jax.nn.logsumexp(totals), jnp.all(in_support)
 

@@ -200,14 +200,8 @@ class Trace:
                 self.params[name] = msg
             if msg["type"] != "sample":
                 continue
-            structure, arrays = _take_apart(msg["fn"])
-            self.messages[name], self.structures[name] = msg, structure
-            outputs[name] = {"parameters": arrays}
-            if msg["is_observed"]:
-                outputs[name]["value"] = jnp.asarray(msg["value"])
-                outputs[name]["in_support"] = _in_support(msg["fn"], msg["value"])
-            if msg["scale"] is not None:
-                outputs[name]["scale"] = jnp.asarray(msg["scale"])
+            self.messages[name] = msg
+            self.structures[name], outputs[name] = site_outputs(msg)
         return outputs
 
     def picks_rows_only(self, local: set[str]) -> bool:
@@ -239,6 +233,18 @@ class Trace:
         if "value" in outputs:
             return tuple(outputs["value"].shape)
         return tuple(self.inputs[1][name].shape)
+
+
+def site_outputs(msg: Mapping[str, Any]) -> tuple[Distributed, dict[str, Any]]:
+    """A site's structure, and what `ModelGraph.program` returns for it."""
+    structure, arrays = _take_apart(msg["fn"])
+    outputs: dict[str, Any] = {"parameters": arrays}
+    if msg["is_observed"]:
+        outputs["value"] = jnp.asarray(msg["value"])
+        outputs["in_support"] = _in_support(msg["fn"], msg["value"])
+    if msg["scale"] is not None:
+        outputs["scale"] = jnp.asarray(msg["scale"])
+    return structure, outputs
 
 
 def _in_support(fn: Distribution, value: Any) -> jax.Array:

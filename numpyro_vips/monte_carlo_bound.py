@@ -1,7 +1,8 @@
 """The bound on the log density of visible rows, by draws of the globals.
 
 E_q[log p(row | globals)] has no closed form for models that are not conjugate. Discrete
-latents of a row are summed out exactly, so the globals are all that is drawn.
+latents of a row are summed out exactly and conjugate ones are solved for, as in a fit,
+so the globals are all that is drawn.
 """
 
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_vips.conjugate_locals import find_conjugate_locals
+from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.log_joint import row_log_density
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import build_graph
@@ -33,7 +36,7 @@ def monte_carlo_bound(
       Array of shape (number of rows,); not a number for a row outside its support.
 
     Raises:
-      ValueError: The rows have continuous latents, which only a guide can draw.
+      ValueError: The rows have continuous latents which only a guide can draw.
     """
     of_rows = query.program(lambda: _compiled(query))
     parts = map_rows(
@@ -46,16 +49,24 @@ def _compiled(query: Query) -> Any:
     """The bound of many rows, as a function of draws, points and rows."""
     arguments = with_made_up_rows(query.arguments, 3, seed=0)
     graph = build_graph(query.model, arguments)
-    continuous = [s.name for s in graph.latents("local") if not s.is_discrete]
-    if continuous:
-        raise ValueError(
-            f"There is no bound without draws of {continuous[0]!r}, a latent of "
-            "single rows. Use numpyro.infer.Trace_ELBO().loss with the guide and "
-            "result.posterior.points."
+    try:
+        conjugate = find_conjugate_locals(
+            graph, sweeps=query.settings.get("local_steps")
         )
+    except UnsafeModelError as error:
+        raise ValueError(
+            "There is no bound without draws of the latents of single rows. Use "
+            "numpyro.infer.Trace_ELBO().loss with the guide and "
+            f"result.posterior.points. The reason: {error}"
+        ) from None
 
     def bound(draws: Any, points: Any, row: Mapping[str, Any]) -> jax.Array:
+        # Of the parameters of a guide the model knows nothing.
+        points = {name: points[name] for name in graph.params}
+
         def at(latents: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+            if conjugate is not None:
+                return conjugate(latents, row, points)
             return row_log_density(graph, latents, row, points)
 
         totals, in_support = jax.vmap(at)(draws)

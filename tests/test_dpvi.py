@@ -571,7 +571,7 @@ def local_continuous(y: Any = None):
     m: Any = numpyro.sample("m", dist.Normal(0, 1))
     with numpyro.plate("people", y.shape[0]):
         z: Any = numpyro.sample("z", dist.Normal(m, 1))
-        numpyro.sample("y", dist.Normal(z, 1), obs=y)
+        numpyro.sample("y", dist.Normal(jnp.tanh(z), 1), obs=y)
 
 
 def local_discrete(y: Any = None):

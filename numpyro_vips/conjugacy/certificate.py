@@ -151,7 +151,7 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
         return log_joint(graph, rows, latents)
 
     def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
-        return _row_and_validity(program, row, latents)
+        return row_and_validity(program, row, latents)
 
     def of_prior(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
         return _prior_at_point(program, row, latents)
@@ -309,10 +309,10 @@ def _row_at_point(
     program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> jax.Array:
     """The compiled log density of a row, at given values of all model latents."""
-    return _row_and_validity(program, row, latents)[0]
+    return row_and_validity(program, row, latents)[0]
 
 
-def _row_and_validity(
+def row_and_validity(
     program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
     """The same, and whether the row may count."""

@@ -195,6 +195,7 @@ def energy(
     *,
     weighted: bool = True,
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+    check_parameters: bool = True,
 ) -> Energy:
     """Writes the log joint density of one row and of the globals.
 
@@ -203,6 +204,8 @@ def energy(
       rows: Its private arguments, with a leading axis of length 1; traced.
       weighted: Whether masks and scales are applied.
       augmentation: The bound for logistic likelihoods, by site or for all.
+      check_parameters: Whether a row is valid only if the parameters that it brings lie
+        where NumPyro wants them.
     """
     latents = model_latents(graph)
     inputs: list[Value] = []
@@ -234,6 +237,8 @@ def energy(
         role = "global" if site.row_axis is None else "local"
         augment = _Augmentation(site.name, role, latents, augmentation)
         try:
+            if check_parameters:
+                checks += _legal_parameters(site.distributed, output["parameters"])
             piece = _site_energy(
                 site, value, output, augment, weighted=weighted, checks=checks
             )
@@ -324,7 +329,6 @@ def _site_energy(
 
     `checks` gets what must hold of the row's numbers.
     """
-    checks += _legal_parameters(site.distributed, output["parameters"])
     x = as_form(value)
     if _checked(output) and families.is_nonnegative(site.support):
         x = forms.within(x, 0.0, families.upper_bound(site.support))

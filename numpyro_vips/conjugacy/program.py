@@ -49,16 +49,22 @@ class ConjugateProgram:
       graph: The model that was compiled.
       structure: Its families, blocks and statistics.
       augmentation: The bound for its logistic likelihoods, by site or for all.
+      check_parameters: As of `energy`.
     """
 
     graph: ModelGraph
     structure: Structure
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
+    check_parameters: bool = True
 
     def energy_of(self, rows: Mapping[str, Any], *, weighted: bool = True) -> Energy:
         """The log joint density of one row, whose arguments have a leading axis."""
         return energy(
-            self.graph, rows, weighted=weighted, augmentation=self.augmentation
+            self.graph,
+            rows,
+            weighted=weighted,
+            augmentation=self.augmentation,
+            check_parameters=self.check_parameters,
         )
 
     # --- one row ----------------------------------------------------------------------
@@ -97,8 +103,18 @@ class ConjugateProgram:
         For tests and for rows that the caller may see; it is not bounded and never
         released for private ones. Not a number if the row is not valid.
         """
+        factors = self.local_factors(joint, row, sweeps)
+        total, valid = self.row_bound_at(joint, row, factors)
+        return jnp.where(valid, total, jnp.nan)
+
+    def row_bound_at(
+        self,
+        joint: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        factors: Mapping[str, Factor],
+    ) -> tuple[jax.Array, jax.Array]:
+        """The bound for given factors of the row's latents, and whether it is valid."""
         found, terms, cleared = self.row_terms(row)
-        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
         moments = {name: mine for name, (mine, _) in factors.items()}
         total = self.expected(terms, joint, moments)
         for group in self.structure.groups_of("local"):
@@ -108,7 +124,7 @@ class ConjugateProgram:
                 array = cleared.array(forms.constant_array(weight))
             mine, natural = factors[group.name]
             total = total + entropy(group, natural, mine, array)
-        return jnp.where(found.valid, total, jnp.nan)
+        return total, jnp.asarray(found.valid)
 
     def global_bound(self, moments: Moments, natural: Moments, row: Any) -> jax.Array:
         """The globals' part of the bound: E_q of their prior, plus entropies."""
