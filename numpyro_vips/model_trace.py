@@ -125,7 +125,8 @@ def _location_and_scale(fn: Distribution) -> Distribution:
         len(affine) < len(transforms)
     ):
         return fn
-    loc, scale = base.loc, base.scale
+    loc: Any = base.loc
+    scale: Any = base.scale
     for transform in affine:
         loc = transform.loc + transform.scale * loc
         scale = jnp.abs(transform.scale * scale)

@@ -65,9 +65,7 @@ def compile_model(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(
-        graph=graph, structure=found, augmentation=augmentation
-    )
+    return ConjugateProgram(graph=graph, structure=found, augmentation=augmentation)
 
 
 def _analyse(

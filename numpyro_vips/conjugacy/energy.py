@@ -6,6 +6,7 @@ same terms both times, because no rule looks at a private value.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 

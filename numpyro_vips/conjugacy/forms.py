@@ -755,9 +755,9 @@ def spared(term: Term) -> Term:
     for factor in term.factors:
         if isinstance(factor, Dense) and factor.row and not factor.branch:
             over = [m for m in masks if m.row and set(m.labels) <= set(factor.labels)]
-            nonnegative = factor.nonnegative
+            lower, upper = min(factor.lower, 1.0), max(factor.upper, 1.0)
             factor = _map_dense(lambda a: a, factor, list(over)) if over else factor
-            factor = dataclasses.replace(factor, nonnegative=nonnegative)
+            factor = dataclasses.replace(factor, lower=lower, upper=upper)
         factors.append(factor)
     return Term(term.scale, tuple(factors), term.bound)
 

@@ -125,7 +125,7 @@ def as_form(value: Value) -> Form:
         return value
     if isinstance(value, Constant):
         form = forms.constant(value.array, row=value.row)
-        return forms.nonnegative(form) if value.nonnegative else form
+        return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
         product = forms.exponential(value.form) if value.function == "exp" else None
         if product is not None:
@@ -597,8 +597,7 @@ def _logarithm(value: Value) -> Form | None:
 def _is_nonnegative(form: Form) -> bool:
     """Whether a form is a product without a factor that may be negative."""
     return not _may_be_negative(form) and all(
-        factor.nonnegative
-        or (forms.is_known(factor.array) and np.all(factor.array >= 0))
+        forms.range_of(factor)[0] >= 0
         for term in form.terms
         for factor in term.factors
         if isinstance(factor, forms.Dense)

@@ -129,7 +129,7 @@ def _free_arrays(
                 found[id(factor.indices)] = factor.indices, factor.target.size, True
             elif isinstance(factor, forms.Dense) and factor.row:
                 top = 2 if factor.branch else None
-                found[id(factor.array)] = factor.array, top, factor.nonnegative
+                found[id(factor.array)] = factor.array, top, factor.lower >= 0
     return found
 
 

@@ -764,9 +764,7 @@ def _summed_over(
             for label in forms.labels_of(factor)
         }
         # On a diagonal the labels cannot be summed one by one.
-        summed -= {
-            i for i, x in enumerate(labels) if x in told or labels.count(x) > 1
-        }
+        summed -= {i for i, x in enumerate(labels) if x in told or labels.count(x) > 1}
     if not summed:
         return statistic
     order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
