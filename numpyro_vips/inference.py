@@ -544,7 +544,9 @@ class PrivateVI:
         )
         share = left.epsilon if self.epsilon is None else self.epsilon
         is_fixed = self.settings.noise_multiplier is not None
-        if is_fixed and self.budget.composition == "split" and epsilon > share:
+        # A Rényi filter says by itself what is left, but knows nothing of shares.
+        has_share = self.budget.composition == "split" or self.epsilon is not None
+        if is_fixed and has_share and epsilon > share:
             raise BudgetExceededError(
                 f"{len(steps)} steps at noise_multiplier="
                 f"{self.settings.noise_multiplier:g} cost epsilon={epsilon:.4g} at "

@@ -76,10 +76,13 @@ class ModelArguments:
         cast to the dtypes of `row_shapes`, the ones that JAX would give them.
         """
         shapes = self.row_shapes()
-        return {
-            name: _take(leaf, indices).astype(shapes[name].dtype, copy=False)
-            for name, leaf in self.private.items()
-        }
+        # A number too large for its new dtype must not warn, nor raise where the caller
+        # has asked NumPy to: it would tell of the row.
+        with np.errstate(all="ignore"):
+            return {
+                name: _take(leaf, indices).astype(shapes[name].dtype, copy=False)
+                for name, leaf in self.private.items()
+            }
 
     def row_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shape and dtype of one row, without the leading axis."""
@@ -420,9 +423,33 @@ def _shape(leaf: PrivateLeaf) -> tuple[int, ...]:
 
 def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
     if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
-        return np.asarray(leaf[indices].toarray())
+        return _dense_rows(leaf, np.asarray(indices))
     # A JAX array keeps its NumPy copy, so this does not move it again and again.
     return np.asarray(leaf)[indices]
+
+
+def _dense_rows(
+    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
+) -> np.ndarray:
+    """Rows of a CSR matrix, whatever its index arrays hold.
+
+    SciPy checks neither columns nor row pointers, and writes beyond the array where
+    they are wrong: the process would crash, or not, depending on what a row holds.
+    Entries in columns that do not exist are left out here. Repeated ones add up.
+    """
+    stored = min(len(matrix.indices), len(matrix.data))
+    pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
+    starts = pointers[rows]
+    lengths = np.maximum(0, pointers[rows + 1] - starts)
+    row = np.repeat(np.arange(len(rows)), lengths)
+    first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    entries = first + np.arange(len(row))
+    columns = matrix.indices[entries]
+    dense = np.zeros((len(rows), _shape(matrix)[1]), matrix.dtype)
+    exists = (columns >= 0) & (columns < dense.shape[1])
+    where = row[exists], columns[exists]
+    np.add.at(dense, where, matrix.data[entries][exists])
+    return dense
 
 
 def _fill(value: Any, rows: Mapping[str, Any]) -> Any:

@@ -146,7 +146,10 @@ class PrivacyBudget:
         self._epsilon = float(epsilon)
         self._delta = float(delta)
         self._composition: Composition = composition
-        self._path = None if path is None else Path(path)
+        # A link would be replaced by the first charge, and other programs go on with
+        # the file that it pointed to; a relative path would move with the process.
+        self._path = None if path is None else Path(path).resolve()
+        self._process = os.getpid()
         self._lock = threading.RLock()
         self._charges: tuple[Charge, ...] = ()
         if self._path is not None:
@@ -250,8 +253,21 @@ class PrivacyBudget:
 
         Returns:
           The entry. On an exception nothing was charged.
+
+        Raises:
+          BudgetExceededError: The charge would overrun the budget.
+          ValueError: The relation is not the ledger's or not the events', a number is
+            out of range, or the events cost more than `epsilon`.
+          RuntimeError: The ledger has no file and was opened by another process.
         """
         _validate.one_of(ACCOUNTANTS, accountant=accountant)
+        if self.is_private and self._path is None and os.getpid() != self._process:
+            raise RuntimeError(
+                "This ledger is kept in the memory of the process that opened it, and "
+                "a process that was forked from it has a copy: what one spends the "
+                "others do not see. Nothing was charged. Open the ledger with path=, "
+                "which processes may share."
+            )
         with self._lock, self._file_lock():
             charges = self._current_charges()
             self._check(charges, epsilon, delta, relation, events)
@@ -436,6 +452,12 @@ class PrivacyBudget:
             f"Of the budget epsilon={self._epsilon:.6g}, delta={self._delta:.3g}, "
             f"{len(charges)} earlier fit(s) have spent epsilon={spent.epsilon:.6g}, "
             f"delta={spent.delta:.3g}."
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "PrivacyBudget cannot be copied or pickled: a copy could be spent once "
+            "more. Use the same object, or a file (path=) that several programs open."
         )
 
     def __repr__(self) -> str:

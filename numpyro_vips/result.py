@@ -317,11 +317,24 @@ def load(
 
     Raises:
       FileNotFoundError: There is no such file.
-      ValueError: The file is no such result, or comes from a newer version.
+      ValueError: The file is no such result, is damaged, or comes from a newer
+        version.
     """
     path = Path(path)
+    try:
+        return _load(path, model)
+    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"{str(path)!r} is damaged: what it holds is not what result.save(...) "
+            "writes. Restore it from a copy."
+        ) from error
+
+
+def _load(path: Path, model: private | None) -> PrivateVIResult:
     dataset = _read(path)
-    version = int(dataset.attrs["format_version"])
+    version = json.loads(str(dataset.attrs["format_version"]))
+    if not isinstance(version, int):
+        raise TypeError("The format's version is a whole number.")
     if version > _FORMAT_VERSION:
         raise ValueError(
             f"{str(path)!r} was written by numpyro_vips "

@@ -442,7 +442,20 @@ def hostile_floats() -> tuple[Any, ...]:
 def hostile_sparse() -> tuple[Any, ...]:
     X, y = hostile_floats()
     X = np.where(np.abs(X) < 0.5, 0, X)
-    return scipy.sparse.csr_array(X), y
+    matrix = scipy.sparse.csr_array(X)
+    matrix.indices[[0, 9, 17]] = 10**8, -1, 2**31 - 1
+    return matrix, y
+
+
+def doubles() -> tuple[Any, ...]:
+    X, y = labelled()
+    return X.astype(np.float64), y
+
+
+def hostile_doubles() -> tuple[Any, ...]:
+    X, y = doubles()
+    X[3, 1], X[5, 0], X[7, 1] = 1e300, -1e300, 1e-300
+    return X, y
 
 
 def hostile_counts() -> tuple[Any, ...]:
@@ -462,6 +475,7 @@ def all_bad_floats() -> tuple[Any, ...]:
 Rows = Callable[[], tuple[Any, ...]]
 WATCHED: dict[str, tuple[Callable[..., None], str, tuple[Rows, ...]]] = {
     "vips": (logistic, "vips", (labelled, hostile_floats, all_bad_floats)),
+    "vips, doubles": (logistic, "vips", (doubles, hostile_doubles)),
     "vips, sparse": (logistic, "vips", (planted_sparse, hostile_sparse)),
     "vips, ids": (wards, "vips", (planted_counts, hostile_counts)),
     "vips, locals": (

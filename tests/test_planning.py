@@ -219,3 +219,20 @@ def test_calibrated_noise_is_the_least_that_the_share_affords():
         for event in events
     ]
     assert nv.accounting.epsilon_of_events(less, delta=1e-5) > 0.5
+
+
+@pytest.mark.parametrize("composition", ["split", "rdp"])
+def test_fixed_noise_stays_within_the_fits_share(composition):
+    """Also where the ledger as a whole has room."""
+    X, y = np.eye(4, dtype=np.float32), np.zeros(4, np.float32)
+    budget = nv.PrivacyBudget(50.0, 1e-5, composition=composition)
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        budget=budget,
+        progress_bar=False,
+        epsilon=0.1,
+        noise_multiplier=1.0,
+    )
+    with pytest.raises(nv.BudgetExceededError, match=r"may spend 0\.1"):
+        vi.run(jax.random.key(0), X, y)
+    assert budget.charges == ()

@@ -1,9 +1,11 @@
 """The ledger: refusals before spending, durability, and both rules of composition."""
 
+import copy
 import json
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 from typing import Any
@@ -280,6 +282,54 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         with pytest.raises(ValueError, match="damaged"):
             attempt()
     assert path.read_text() == damaged
+
+
+def test_a_link_and_its_file_are_one_ledger(tmp_path):
+    """A charge must not put a file of its own in the place of the link."""
+    path, link = tmp_path / "ledger.json", tmp_path / "elsewhere" / "link.json"
+    link.parent.mkdir()
+    budget = PrivacyBudget(1.0, 1e-6, path=path)
+    link.symlink_to(path)
+    charge(PrivacyBudget(1.0, 1e-6, path=link), 0.7, 1e-7)
+    assert budget.spent().epsilon == 0.7
+    with pytest.raises(BudgetExceededError):
+        charge(budget, 0.7, 1e-7)
+    assert link.is_symlink()
+
+
+def test_a_relative_path_stays_where_it_was_opened(tmp_path, monkeypatch):
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path)
+    budget = PrivacyBudget(1.0, 1e-6, path="ledger.json")
+    monkeypatch.chdir("other")
+    other = PrivacyBudget(1.0, 1e-6, path="ledger.json")
+    charge(budget, 0.7, 1e-7)
+    assert other.spent().epsilon == 0
+    monkeypatch.chdir(tmp_path)
+    assert PrivacyBudget(1.0, 1e-6, path="ledger.json").spent().epsilon == 0.7
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_ledger_cannot_be_copied(duplicate, tmp_path):
+    for budget in (
+        PrivacyBudget(1.0, 1e-6),
+        PrivacyBudget(1.0, 1e-6, path=tmp_path / "ledger.json"),
+    ):
+        with pytest.raises(TypeError, match="cannot be copied"):
+            duplicate(budget)
+
+
+def test_a_forked_process_needs_a_file_to_spend(tmp_path, monkeypatch):
+    """Every child of a fork has the ledger as it was then, and could spend it all."""
+    alone, shared = (
+        PrivacyBudget(1.0, 1e-6, path=path) for path in (None, tmp_path / "ledger.json")
+    )
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(RuntimeError, match="path="):
+        charge(alone, 0.7, 1e-7)
+    assert alone.spent().epsilon == 0
+    charge(shared, 0.7, 1e-7)
+    charge(PrivacyBudget(1.0, 1e-6), 0.7, 1e-7)  # Opened by the child itself.
 
 
 def test_an_older_copy_of_the_file_is_refused(tmp_path):

@@ -288,6 +288,24 @@ def test_mistakes_are_explained(result, kwargs, message):
 # Files --------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "missing", ["format_version", "posterior_specification", "privacy_statement"]
+)
+@pytest.mark.parametrize("content", [None, "{}", "[1]", "{"])
+def test_a_damaged_file_is_refused_by_name(missing, content, result, tmp_path):
+    path = tmp_path / "fit.nc"
+    result.save(str(path))
+    dataset = xr.load_dataset(path, engine="h5netcdf")
+    if content is None:
+        del dataset.attrs[missing]
+    else:
+        dataset.attrs[missing] = content
+    dataset.to_netcdf(path, engine="h5netcdf")
+    with pytest.raises(ValueError) as error:
+        load(path)
+    assert str(path) in str(error.value)
+
+
 def test_a_saved_result_is_the_same_when_loaded(result, tmp_path):
     path = tmp_path / "fit.nc"
     result.save(path)

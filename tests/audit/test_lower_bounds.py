@@ -63,7 +63,7 @@ def test_with_all_the_runs_in_the_world_the_bounds_are_the_truth(mu, rate):
 def test_bounds_hold_as_often_as_they_say_and_come_close(mu, rate):
     """On made-up scores, many audits over."""
     rng = np.random.default_rng(0)
-    confidence, repeats, count, delta = 0.9, 60, 3000, 0.05
+    confidence, repeats, count, delta = 0.9, 40, 3000, 0.05
     mus, epsilons = [], []
     for _ in range(repeats):
         absent, present = rng.normal(size=(2, count))
