@@ -90,6 +90,9 @@ class VipsEngine:
     def initial_state(self, rng_key: jax.Array) -> VipsState:
         moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
+        start = jax.jit(self.program.initial_statistics)(rng_key, self._any_row)
+        for name, value in start.items():
+            statistics[name] = np.asarray(value, dtype=np.float64)
         shares = jax.jit(self.program.public_statistics)(self._any_row)
         for name, share in shares.items():
             statistics[name] = self.num_rows * np.asarray(share, dtype=np.float64)
