@@ -96,6 +96,9 @@ class VipsEngine:
         moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
         joint = self._joint_moments(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
+        start = jax.jit(self.program.initial_statistics)(rng_key, self._any_row)
+        for name, value in start.items():
+            statistics[name] = np.asarray(value, dtype=np.float64)
         public = self._public_sums(joint)
         statistics.update(public)
         return VipsState(

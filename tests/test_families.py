@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from jax.scipy.special import logsumexp
 from numpyro.distributions import constraints
-from scipy import stats
+from scipy import special, stats
 
 from numpyro_vips.conjugacy import compiler, families
+from numpyro_vips.conjugacy.digamma import digamma
 from numpyro_vips.conjugacy.families import FAMILIES, Family, find_family
 from numpyro_vips.conjugacy.generalized_inverse_gaussian import _gig_draws
 
@@ -302,3 +303,16 @@ def test_many_gig_draws_are_fast() -> None:
     start = time.perf_counter()
     _gig_draws(rng, orders, widths)
     assert time.perf_counter() - start < 1.0
+
+
+def test_digamma_in_single_precision() -> None:
+    """Within a few units in the last place of SciPy's, in absolute terms near 0."""
+    x = np.concatenate([np.geomspace(1e-30, 3e38, 4001), np.linspace(1e-3, 12, 4001)])
+    x = x.astype(np.float32)
+    found = np.asarray(digamma(jnp.asarray(x)), np.float64)
+    expected = special.digamma(x.astype(np.float64))
+    error = np.abs(found - expected) / np.maximum(1.0, np.abs(expected))
+    assert error.max() < 8 * np.finfo(np.float32).eps
+    outside = np.asarray(digamma(jnp.array([0.0, -0.5, -2.0, np.nan], np.float32)))
+    assert np.isnan(outside).all()
+    assert digamma(jnp.float32(np.inf)) == np.inf

@@ -496,6 +496,31 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
         )
 
 
+def test_the_average_goes_on_from_the_random_start() -> None:
+    """λ ← (1 − ρ) λ + ρ (prior + sum) also in the first step, whose λ is random."""
+    program = uncertified(MODELS["topics"].fn, MODELS["topics"].rows(8))
+    engine = VipsEngine(program, num_rows=8, local_steps=None)
+    state = engine.initial_state(jax.random.key(0))
+    (name,) = (s.name for s in engine.statistics if s.release == "adaptive")
+    prior = engine.update(state, {name: 0.0}, {name: 0.0}, 1.0)
+    prior = np.asarray(prior.natural["beta"]["log"]) + 1.0
+    start = prior + state.statistics[name]
+    # The start that the first rows see is that of which the average is.
+    np.testing.assert_allclose(
+        state.moments["beta"]["log"],
+        special.digamma(start) - special.digamma(start.sum(-1, keepdims=True)),
+        rtol=1e-5,
+    )
+    assert np.std(state.statistics[name]) > 0.05
+    sums = np.arange(start.size, dtype=float).reshape(start.shape)
+    after = engine.update(state, {name: sums}, {name: 0.0}, 0.3)
+    np.testing.assert_allclose(
+        engine.posterior(after).params["beta/concentration"],
+        0.7 * start + 0.3 * (prior + sums),
+        rtol=1e-5,
+    )
+
+
 def test_the_average_states_its_own_noise() -> None:
     """σ² of a weighted average of independent releases is Σ wₜ² σₜ²."""
     program = uncertified(MODELS["logistic_fixed"].fn, MODELS["logistic_fixed"].rows(8))

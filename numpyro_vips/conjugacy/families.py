@@ -15,10 +15,11 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jax.scipy.special import digamma, gammaln, multigammaln
+from jax.scipy.special import gammaln, multigammaln
 from numpyro.distributions import constraints
 
 from numpyro_vips import polya_gamma
+from numpyro_vips.conjugacy.digamma import digamma
 
 Moments = Mapping[str, jax.Array]
 

@@ -33,11 +33,49 @@ def initial_moments(
     Where a symmetric start would stay symmetric, as with mixture components or the
     factors of a product, it is perturbed at random.
     """
+    moments, _ = _start(structure, prior, key)
+    return moments
+
+
+def initial_statistics(
+    structure: Structure, prior: Sequence[Term], key: jax.Array
+) -> dict[str, jax.Array]:
+    """The sums that make `initial_moments` of the priors, of counts alone.
+
+    A running average goes on from them, as in stochastic variational inference
+    (Hoffman et al., 2013), where the random start loses its weight by and by. From
+    sums of zero, what the first minibatches lack would count as all but impossible,
+    and topics would never get out of the words that they met first.
+
+    Returns:
+      Sums by name of the statistics of which rows release one for each entry of a
+      Dirichlet or a Beta. The others start at zero: only for counts does the
+      perturbation have a size that some rows' statistics could have.
+    """
+    _, added = _start(structure, prior, key)
+    found = {}
+    for statistic in structure.statistics:
+        if statistic.release != "adaptive" or len(statistic.atoms) != 1:
+            continue
+        ((latent, function, _, numbers),) = statistic.atoms
+        group = structure.groups[structure.group_of[latent]]
+        whole = sorted(numbers) == list(range(len(statistic.shape)))
+        if group.family in (Beta, Dirichlet) and whole:
+            order = [numbers.index(i) for i in range(len(numbers))]
+            found[statistic.name] = jnp.transpose(added[group.name][function], order)
+    return found
+
+
+def _start(
+    structure: Structure, prior: Sequence[Term], key: jax.Array
+) -> tuple[dict[str, dict[str, jax.Array]], dict[str, dict[str, jax.Array]]]:
+    """Moments at the start, and what the perturbation adds to natural parameters."""
     groups = structure.groups_of("global")
     perturb = _may_start_symmetric(structure)
     close = any(g.layout for g in groups) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
     moments = neutral_auxiliaries(structure, groups)
+    added: dict[str, dict[str, jax.Array]] = {}
     ordered = _parents_first(structure, groups)
     for number, group in enumerate(ordered):
         subkey = jax.random.fold_in(key, number)
@@ -54,15 +92,16 @@ def initial_moments(
         def value(mine: Any, group: Group = group, known: Any = known) -> jax.Array:
             return expected(structure, known, None, {**moments, group.name: mine})
 
-        natural = jax.grad(value)(zero_moments(structure, group))
+        natural = own = jax.grad(value)(zero_moments(structure, group))
         if perturb:
             distant = exponential_family(group).perturb(natural, subkey)
             size = 1.0 if group.family in (Beta, Dirichlet) else displacement
             natural = {
                 s: value + size * (distant[s] - value) for s, value in natural.items()
             }
+        added[group.name] = {s: natural[s] - own[s] for s in natural}
         moments[group.name] = _with_finite_inverse(group.family.moments(natural))
-    return moments
+    return moments, added
 
 
 # How far the Gaussian components of a mixture start from the prior's mean, in its

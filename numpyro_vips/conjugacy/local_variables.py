@@ -9,7 +9,7 @@ contribute is put into the row's terms beforehand, so a sweep only touches what 
 import abc
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,14 @@ from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.energy import Energy, Latent
 from numpyro_vips.conjugacy.expectations import (
     Moments,
+    binding,
     constants,
     expected,
     moment_operands,
     without_globals,
 )
 from numpyro_vips.conjugacy.families import Categorical, Family
-from numpyro_vips.conjugacy.forms import Term
+from numpyro_vips.conjugacy.forms import OneHot, Term
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import Group, Structure
 
@@ -58,13 +59,16 @@ def solve_row(
       there are several copies (`Latent.weight`) are of one copy.
     """
     groups = structure.groups_of("local")
-    local_terms = [
-        without_globals(structure, term, joint)
-        for term in terms
-        if locals_of(structure, term)
-    ]
+    of_locals = [term for term in terms if locals_of(structure, term)]
+    local_terms = [without_globals(structure, term, joint) for term in of_locals]
+
+    def gathered(group: Group) -> "_Base | None":
+        return _gathered_base(
+            structure, group, of_locals, found.latents, cleared, joint
+        )
+
     coordinates = [
-        _coordinate(structure, group, local_terms, found.latents, cleared)
+        _coordinate(structure, group, local_terms, gathered, found.latents, cleared)
         for group in groups
     ]
     moments = neutral_auxiliaries(structure, groups)
@@ -170,6 +174,7 @@ def _coordinate(
     structure: Structure,
     group: Group,
     terms: Sequence[Term],
+    gathered: Callable[[Group], "_Base | None"],
     latents: Mapping[str, Latent],
     cleared: "Clear",
 ) -> "_Coordinate":
@@ -178,7 +183,7 @@ def _coordinate(
     weight = copies(group, latents)
     if any(couples_elements(term, group) for term in own):
         return _Elements(structure, group, own)
-    factored = _factored(structure, group, own, weight, cleared)
+    factored = _factored(structure, group, own, gathered, weight, cleared)
     if factored is not None:
         return factored
     array = None if weight is None else cleared.array(forms.constant_array(weight))
@@ -262,13 +267,13 @@ class _Factored(_Coordinate):
         self,
         structure: Structure,
         group: Group,
-        base: jax.Array,
+        base: "_Base",
         coupled: Sequence[Term],
         message_shape: tuple[int, ...],
     ):
         super().__init__(structure, group)
-        self._log_base = base
-        self._base = jnp.exp(base - base.max(-1, keepdims=True))
+        self._log_base = base.log
+        self._base = base.scaled
         self._coupled = coupled
         self._shape = message_shape
 
@@ -330,6 +335,7 @@ def _factored(
     structure: Structure,
     group: Group,
     terms: Sequence[Term],
+    gathered: Callable[[Group], "_Base | None"],
     weight: forms.Form | None,
     cleared: "Clear",
 ) -> _Factored | None:
@@ -362,13 +368,93 @@ def _factored(
     long = [i for i, size in enumerate(shape) if size > 1]
     if len(shape) - 1 not in varying or all(i in varying for i in long):
         return None
-    whole = _Whole(structure, group, alone, None)
-    base = whole._base["is"]
-    if weight is not None:
-        array = cleared.array(forms.constant_array(weight))
-        base = divided_by_weight({"is": base}, array, Categorical)["is"]
     message_shape = tuple(n if i in varying else 1 for i, n in enumerate(shape))
+    base = gathered(group)
+    if base is None:
+        log = _Whole(structure, group, alone, None)._base["is"]
+        if weight is not None:
+            array = cleared.array(forms.constant_array(weight))
+            log = divided_by_weight({"is": log}, array, Categorical)["is"]
+        base = _Base(log, _scaled_exp(log))
     return _Factored(structure, group, base, coupled, message_shape)
+
+
+class _Base(NamedTuple):
+    """What a discrete latent's own terms say of each element's states.
+
+    Attributes:
+      log: Log probabilities up to a constant for each element.
+      scaled: Their exponentials, the largest of each element being 1.
+    """
+
+    log: jax.Array
+    scaled: jax.Array
+
+
+def _scaled_exp(log: jax.Array) -> jax.Array:
+    return jnp.exp(log - log.max(-1, keepdims=True))
+
+
+def _gathered_base(
+    structure: Structure,
+    group: Group,
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    cleared: "Clear",
+    joint: Mapping[str, jax.Array],
+) -> _Base | None:
+    """The base of elements that each pick an entry of n̄ by an index of theirs.
+
+    A word picks its row of ⟨log beta⟩. Exponentials are taken of n̄ then, which has
+    fewer entries than all words of a minibatch together, and the words pick from them.
+
+    Returns:
+      The base, or None if the group's own terms are not of this form.
+    """
+    alone = [term for term in terms if locals_of(structure, term) == {group.name}]
+    if len(alone) != 1:
+        return None
+    (term,) = alone
+    weight = copies(group, latents)
+    if weight is not None:
+        divided = _of_one_copy(term, group, weight, cleared)
+        if divided is None:
+            return None
+        term = divided
+    found = binding(structure, term)
+    factors = constants(term)
+    one_hots = [f for f in factors if isinstance(f, OneHot) and f.row]
+    if found is None or not one_hots or len(one_hots) < len(factors):
+        return None
+    statistic, labels = found
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    targets = [factor.target for factor in one_hots]
+    elements, states = atom.labels[:-1], atom.labels[-1]
+    if (
+        len(set(targets)) < len(targets)
+        or len(set(labels)) < len(labels)
+        or states not in labels
+        or {*labels, *atom.labels} - {*elements, states} != set(targets)
+        or any(set(factor.labels) - set(elements) for factor in one_hots)
+    ):
+        return None
+    # What one index picks lies together. Without the barrier XLA would pick from n̄ as
+    # it was, entry by entry, and take the exponential anew for every word.
+    rest = [x for x in labels if x not in targets and x is not states]
+    order = (*targets, *rest, states)
+    log = jnp.transpose(joint[statistic.name], [labels.index(x) for x in order])
+    log = term.scale * log
+    scaled = jax.lax.optimization_barrier(_scaled_exp(log))
+    picked = [
+        jnp.asarray(forms.contract(1.0, [(array, order), *one_hots], atom.labels))
+        for array in (log, scaled)
+    ]
+    if weight is None:
+        return _Base(*picked)
+    # As in `divided_by_weight`: what an element of no copy picks may be anything.
+    array = jnp.asarray(cleared.array(forms.constant_array(weight)))[..., None]
+    log, scaled = picked
+    return _Base(jnp.where(array > 0, log, 0.0), jnp.where(array > 0, scaled, 1.0))
 
 
 def _of_one_copy(

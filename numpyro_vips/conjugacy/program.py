@@ -344,6 +344,13 @@ class ConjugateProgram:
         """Each global at its prior given its parents; see `global_variables`."""
         return globals_.initial_moments(self.structure, self.prior_terms(row), key)
 
+    def initial_statistics(
+        self, key: jax.Array, row: Mapping[str, Any]
+    ) -> dict[str, jax.Array]:
+        """Sums from which running averages go on; see `global_variables`."""
+        prior = self.prior_terms(row)
+        return globals_.initial_statistics(self.structure, prior, key)
+
     def update_globals(
         self,
         statistics: Mapping[str, jax.Array],

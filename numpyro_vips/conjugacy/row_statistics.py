@@ -6,6 +6,7 @@ norm comes from inner products of its terms, each a small contraction, and the c
 sum over rows is one weighted backward pass.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -187,16 +188,36 @@ def _scattered_square(
     if any(label.size > 1 for label in summed):
         return None  # A sum inside of a[l, k] could cancel.
     coefficients = jnp.asarray(forms.contract(term.scale, operands, output))
+    # Without the barrier XLA makes an array of each factor in place of the product.
+    coefficients = jax.lax.optimization_barrier(coefficients)
     size = math.prod(x.size for x in index_labels)
     squares = (coefficients.reshape(size, -1) ** 2).sum(1)
-    equal = jnp.ones((size, size), bool)
+    indices = []
     for factor in scatters:
         order = [factor.labels.index(label) for label in index_labels]
-        indices = jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1)
-        equal = equal & (indices[:, None] == indices)
+        indices.append(jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1))
     # An entry of zero is no company: padding may repeat any index.
-    count = (equal & (squares > 0)).sum(1)
-    return jnp.sum(count * squares)
+    return jnp.sum(_how_many_equal(indices, squares > 0) * squares)
+
+
+def _how_many_equal(indices: Sequence[jax.Array], counting: jax.Array) -> jax.Array:
+    """For each entry, how many of those that count have the same indices.
+
+    One entry after the other is compared with all, in place of a square table of them,
+    which costs several times as much to write as to make.
+
+    Args:
+      indices: One or more arrays (entries,).
+      counting: Whether each entry counts, (entries,).
+    """
+
+    def add(number: Any, found: jax.Array) -> jax.Array:
+        equal = functools.reduce(jnp.logical_and, [i == i[number] for i in indices])
+        return found + jnp.where(equal, ones[number], 0.0)
+
+    ones = counting.astype(jnp.result_type(float))
+    unroll = min(4, len(ones))
+    return jax.lax.fori_loop(0, len(ones), add, jnp.zeros_like(ones), unroll=unroll)
 
 
 def _epsilon() -> float:
