@@ -384,6 +384,10 @@ def _parts(fn: Distribution) -> dict[str, Distribution]:
             for number, part in enumerate(fn.component_distributions)
         }
         return {"_mixing_distribution": fn.mixing_distribution, **parts}
+    if isinstance(fn, numpyro.distributions.TransformedDistribution) and (
+        type(fn).arg_constraints
+    ):
+        return {}  # Such as LogNormal, which has parameters of its own.
     base = vars(fn).get("base_dist")
     return {"base_dist": base} if isinstance(base, Distribution) else {}
 
@@ -398,17 +402,18 @@ def _location_and_scale(fn: Distribution) -> Distribution:
     base, transforms = fn.base_dist, list(fn.transforms)
     is_exp = isinstance(transforms[-1], numpyro.distributions.transforms.ExpTransform)
     affine = transforms[:-1] if is_exp else transforms
-    kinds = numpyro.distributions.Normal
-    if not isinstance(base, numpyro.distributions.Normal) or not all(
-        isinstance(t, numpyro.distributions.transforms.AffineTransform) for t in affine
-    ):
+    if not isinstance(base, numpyro.distributions.Normal):
         return fn
-    loc, scale = base.loc, base.scale
+    loc, scale = jnp.asarray(base.loc), jnp.asarray(base.scale)
     for transform in affine:
-        loc = transform.loc + transform.scale * loc
-        scale = jnp.abs(transform.scale * scale)
-    kind = numpyro.distributions.LogNormal if is_exp else kinds
-    return kind(loc, scale)
+        if not isinstance(transform, numpyro.distributions.transforms.AffineTransform):
+            return fn
+        shift, factor = jnp.asarray(transform.loc), jnp.asarray(transform.scale)
+        loc = shift + factor * loc
+        scale = jnp.abs(factor * scale)
+    if is_exp:
+        return numpyro.distributions.LogNormal(loc, scale)
+    return numpyro.distributions.Normal(loc, scale)
 
 
 def _parameter_names(fn: Distribution) -> list[str]:

@@ -193,7 +193,11 @@ def _certify_unusual_rows(
     rng = np.random.default_rng(seed)
     most = _most_alternatives(program)
     of_numpyro = None
-    for _ in range(NUM_UNUSUAL_ROWS):
+    # Other latents too, as a function may differ on negative ones only.
+    others = made_up_latents(graph, 1, seed + 1)
+    for number in range(NUM_UNUSUAL_ROWS):
+        if number == NUM_UNUSUAL_ROWS // 2:
+            latents = others
         row = {}
         for name, like in graph.arguments.row_shapes().items():
             if np.issubdtype(like.dtype, np.floating):
