@@ -255,13 +255,7 @@ def point_moments(
             else:
                 moments[statistic] = _POINT_STATISTICS[statistic](value)
         return moments
-    layout = group.layout
-    parts = []
-    for name in group.latents:
-        order = (*layout.batch_axes[name], *layout.block_axes[name])
-        value = jnp.transpose(values[name], order)
-        parts.append(value.reshape((*layout.batch_shape, -1)))
-    mean = jnp.concatenate(parts, axis=-1)
+    mean = group.layout.coordinates(values)
     return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
 
 
