@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -53,6 +54,15 @@ _OWN_VALUES: Mapping[type, Mapping[str, Any]] = {
     dist.CategoricalProbs: {"value": np.array(1)},
     dist.CategoricalLogits: {"value": np.array(1)},
 }
+# Parameters whose shapes follow from no constraint.
+_OWN_VALUES_OF_VECTORS = {
+    "loc": np.array([0.1, -0.2, 0.3]),
+    "adj_matrix": 1.0 - np.eye(_SIZE),
+    "cov_factor": np.ones((_SIZE, 1)),
+    "cov_diag": np.ones(_SIZE),
+    "correlation": np.array(0.5),
+    "scale_matrix": np.eye(_SIZE),
+}
 _NUM_STATES: Mapping[type, int] = {
     dist.BernoulliProbs: 2,
     dist.BernoulliLogits: 2,
@@ -66,6 +76,11 @@ def _example(kind: type, name: str) -> np.ndarray:
     own = _OWN_VALUES.get(kind, {})
     if name in own:
         return own[name]
+    is_vector = getattr(kind, "support", None) is constraints.real_vector
+    if is_vector and name in _OWN_VALUES_OF_VECTORS:
+        return _OWN_VALUES_OF_VECTORS[name]
+    if kind in (dist.Wishart, dist.InverseWishart) and name == "concentration":
+        return np.array(5.0)
     support = (
         kind.support if name == "value" else kind.arg_constraints[name]  # type: ignore[attr-defined]
     )
@@ -92,7 +107,10 @@ _ALTERNATIVES = (
     ("scale_matrix", "rate_matrix", "scale_tril"),
 )
 # NumPyro keeps the mean of a NegativeBinomial2 as concentration / rate.
-_SAME_AS: Mapping[type, type] = {dist.NegativeBinomial2: dist.GammaPoisson}
+_SAME_AS: Mapping[type, type] = {
+    dist.NegativeBinomial2: dist.GammaPoisson,
+    dist.ZeroInflatedPoisson: dist.ZeroInflatedProbs,
+}
 
 
 def _constants(kind: type, place: str) -> dict[str, Value]:
@@ -102,7 +120,10 @@ def _constants(kind: type, place: str) -> dict[str, Value]:
         rivals = {n for group in _ALTERNATIVES if name in group for n in group}
         if name != place and rivals & {place, *chosen}:
             continue
-        chosen[name] = Constant(_example(kind, name), row=False)
+        example: Any = _example(kind, name)
+        # What is observed is not public, so that no term can cancel.
+        is_row = name == "value"
+        chosen[name] = Constant(jnp.asarray(example) if is_row else example, is_row)
     return chosen
 
 
@@ -216,6 +237,9 @@ def likelihoods() -> str:
 _WRAPPERS: Mapping[type, str] = {
     dist.MixtureSameFamily: "components and weights as above; a Categorical variable "
     "says which component a value is from",
+    dist.MixtureGeneral: "the same with components of different kinds",
+    dist.ZeroInflatedProbs: "a Beta or constant gate; a Categorical variable says "
+    "which zeros are from it",
     dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
     "then a Categorical variable says which term counts",
 }

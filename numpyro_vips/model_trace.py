@@ -103,6 +103,10 @@ def _parts(fn: Distribution) -> dict[str, Distribution]:
             for number, part in enumerate(fn.component_distributions)
         }
         return {"_mixing_distribution": fn.mixing_distribution, **parts}
+    if isinstance(fn, numpyro.distributions.TransformedDistribution) and (
+        type(fn).arg_constraints
+    ):
+        return {}  # Such as LogNormal, which has parameters of its own.
     base = vars(fn).get("base_dist")
     return {"base_dist": base} if isinstance(base, Distribution) else {}
 

@@ -275,16 +275,7 @@ class VipsEngine:
                 continue  # An auxiliary variable is no part of the user's posterior.
             block: dict[str, Any] = {"name": group.name, "family": group.family.name}
             if group.layout is not None:
-                block["layout"] = {
-                    "shapes": {k: list(v) for k, v in group.layout.shapes.items()},
-                    "batch_axes": {
-                        k: list(v) for k, v in group.layout.batch_axes.items()
-                    },
-                    "block_axes": {
-                        k: list(v) for k, v in group.layout.block_axes.items()
-                    },
-                    "offsets": dict(group.layout.offsets),
-                }
+                block["layout"] = group.layout.to_dict()
             blocks.append(block)
             family = exponential_family(group)
             for name, value in family.parameters(state.natural[group.name]).items():

@@ -17,7 +17,6 @@ import numpy as np
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.local_variables import divided_by_weight, entropy
-from numpyro_vips.conjugacy.posterior import _split
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.vips import VipsEngine, VipsState
 
@@ -161,13 +160,7 @@ class FullBatch:
             distribution = family.distribution(family.parameters(mine))
             draw = jnp.asarray(distribution.sample(key, (count,)))
             if group.layout is not None:
-                layout = {
-                    "shapes": group.layout.shapes,
-                    "batch_axes": group.layout.batch_axes,
-                    "block_axes": group.layout.block_axes,
-                    "offsets": group.layout.offsets,
-                }
-                drawn.update(_split(draw, layout, 1))
+                drawn.update(group.layout.sites(draw, leading=1))
             else:
                 drawn[group.name] = draw
         return drawn

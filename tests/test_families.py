@@ -42,6 +42,10 @@ NATURAL: dict[str, dict[str, np.ndarray]] = {
         "x": np.stack([-0.5 * _precision(2), -0.5 * _precision(2)]),
         "logdet": [1.5, 3.0],
     },
+    "InverseWishart": {
+        "inv": np.stack([-0.5 * _precision(2), -0.5 * _precision(2)]),
+        "logdet": [-4.5, -6.0],
+    },
     "PolyaGamma": {"x": [-0.5, -8.0]},
     "GeneralizedInverseGaussian": {
         "x": [-0.5, -2.0],
@@ -66,6 +70,7 @@ STATISTICS: dict[str, Any] = {
     "log1m": lambda x: np.log1p(-x),
     "xx": lambda x: x[..., :, None] * x[..., None, :],
     "is": lambda x: (x[..., None] == np.arange(3)).astype(float),
+    "inv": np.linalg.inv,
     "logdet": lambda x: np.linalg.slogdet(x)[1],
 }
 
@@ -199,6 +204,7 @@ def test_projection_of_noise_alone_is_a_proper_posterior() -> None:
         "Dirichlet": {"log": np.zeros(4)},
         "Normal": {"x": np.zeros(5), "xx": -0.5 * np.eye(5)},
         "Wishart": {"x": -0.5 * np.eye(3), "logdet": 1.0},
+        "InverseWishart": {"inv": -0.5 * np.eye(3), "logdet": -5.0},
     }
     for family in SAMPLED:
         if family.name not in priors:
@@ -249,6 +255,8 @@ FOUND = [
     (constraints.simplex, {"log"}, "Dirichlet"),
     (constraints.simplex, {"x"}, None),
     (constraints.positive_definite, {"x", "logdet"}, "Wishart"),
+    (constraints.positive_definite, {"inv", "logdet"}, "InverseWishart"),
+    (constraints.positive_definite, {"inv", "x"}, None),
     (constraints.independent(POSITIVE, 1), {"x", "log"}, "Gamma"),
     (constraints.greater_than(3.0), {"x", "log"}, None),
     (constraints.less_than(0.0), {"x"}, None),

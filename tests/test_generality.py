@@ -22,7 +22,25 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _full_batch import FullBatch
-from _models import UNIT, Rows, graph_of
+from _models import UNIT, graph_of
+from _rows import (
+    Rows,
+    answers,
+    bags,
+    binary,
+    coins,
+    count_regression,
+    counts,
+    fractions,
+    grouped,
+    grouped_twice,
+    letters,
+    linear,
+    numbers,
+    points,
+    waits,
+    words,
+)
 from jax.scipy.special import logsumexp
 from numpyro.handlers import mask, reparam, scale
 from numpyro.infer.reparam import LocScaleReparam
@@ -64,72 +82,6 @@ def not_conjugate(make_rows: MakeRows, culprit: str) -> Any:
 
 def unsafe(make_rows: MakeRows) -> Any:
     return lambda fn: UNSAFE.setdefault(fn.__name__, Case(fn, make_rows)) and fn
-
-
-# --- rows -------------------------------------------------------------------------
-
-
-def linear(rng: np.random.Generator, n: int) -> Rows:
-    X = rng.normal(size=(n, 3))
-    return X, X @ [1.0, -2.0, 0.5] + 0.3 * rng.normal(size=n)
-
-
-def binary(rng: np.random.Generator, n: int) -> Rows:
-    X = rng.normal(size=(n, 3))
-    p = 1 / (1 + np.exp(-X @ [1.0, -2.0, 0.5]))
-    return X, (rng.random(n) < p).astype(float)
-
-
-def grouped(rng: np.random.Generator, n: int) -> Rows:
-    return rng.normal(size=n), rng.normal(size=n), rng.integers(0, 4, n)
-
-
-def grouped_twice(rng: np.random.Generator, n: int) -> Rows:
-    return (*grouped(rng, n), rng.integers(0, 3, n))
-
-
-def numbers(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.normal(1.5, 0.7, n),)
-
-
-def points(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.normal(size=(n, 3)),)
-
-
-def positive(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.exponential(1.0, n) + 0.01,)
-
-
-def fractions(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.beta(2.0, 3.0, n),)
-
-
-def counts(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.poisson(3.0, n).astype(float),)
-
-
-def coins(rng: np.random.Generator, n: int) -> Rows:
-    return ((rng.random(n) < 0.4).astype(float),)
-
-
-def many_coins(rng: np.random.Generator, n: int) -> Rows:
-    return ((rng.random((n, 5)) < 0.4).astype(float),)
-
-
-def letters(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.integers(0, 4, n),)
-
-
-def words(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.integers(0, 4, (n, 5)),)
-
-
-def bags(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.multinomial(10, np.ones(4) / 4, n).astype(float),)
-
-
-def count_regression(rng: np.random.Generator, n: int) -> Rows:
-    return rng.normal(size=(n, 3)), rng.poisson(3.0, n).astype(float)
 
 
 def weights_of(X: Any, name: str = "w") -> Any:
@@ -490,7 +442,7 @@ def random_effect_of_the_row(y: Any) -> None:
             numpyro.sample("y", dist.Normal(theta, within**-0.5), obs=y)
 
 
-@conjugate(many_coins)
+@conjugate(answers)
 def logistic_effect_of_the_row(y: Any) -> None:
     difficulty = numpyro.sample("difficulty", dist.Normal(0.0, 1.0).expand([5]))
     with numpyro.plate(UNIT, y.shape[0]):
@@ -499,7 +451,7 @@ def logistic_effect_of_the_row(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=y)
 
 
-@conjugate(many_coins)
+@conjugate(answers)
 def item_response_with_slopes(y: Any) -> None:
     with numpyro.plate("items", y.shape[1], dim=-1):
         difficulty = numpyro.sample("difficulty", dist.Normal(0.0, 1.0))
@@ -539,17 +491,17 @@ def rates_of_rows(y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
-@conjugate(positive)
+@conjugate(waits)
 def gamma_of_known_shape(y: Any) -> None:
     observe(dist.Gamma(2.0, numpyro.sample("rate", dist.Gamma(2.0, 1.0))), y)
 
 
-@conjugate(positive)
+@conjugate(waits)
 def inverse_gamma_of_known_shape(y: Any) -> None:
     observe(dist.InverseGamma(2.0, numpyro.sample("rate", dist.Gamma(2.0, 1.0))), y)
 
 
-@conjugate(positive)
+@conjugate(waits)
 def exponential_by_its_mean(y: Any) -> None:
     mean = numpyro.sample("mean", dist.InverseGamma(3.0, 2.0))
     observe(dist.Exponential(1 / mean), y)
@@ -637,7 +589,7 @@ def poisson_mixture(y: Any) -> None:
     observe(dist.MixtureSameFamily(dist.Categorical(pi), dist.Poisson(rate)), y)
 
 
-@conjugate(positive)
+@conjugate(waits)
 def exponential_mixture(y: Any) -> None:
     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0).expand([2]).to_event(1))
@@ -646,7 +598,7 @@ def exponential_mixture(y: Any) -> None:
         numpyro.sample("y", dist.Exponential(rate[z]), obs=y)
 
 
-@conjugate(many_coins)
+@conjugate(answers)
 def latent_classes(y: Any) -> None:
     pi = numpyro.sample("pi", dist.Dirichlet(jnp.ones(2)))
     with numpyro.plate("classes", 2):
@@ -1071,7 +1023,7 @@ def probability_on_half_the_interval(y: Any) -> None:
     observe(dist.Bernoulli(numpyro.sample("p", dist.Uniform(0.0, 0.5))), y)
 
 
-@not_conjugate(positive, "shape")
+@not_conjugate(waits, "shape")
 def gamma_of_latent_shape(y: Any) -> None:
     observe(dist.Gamma(numpyro.sample("shape", dist.Gamma(2.0, 1.0)), 1.0), y)
 
@@ -1110,13 +1062,12 @@ def latent_dispersion(y: Any) -> None:
     observe(dist.NegativeBinomialProbs(r, probs=0.4), y)
 
 
-@not_conjugate(counts, "y")
-def zero_inflated_by_class(y: Any) -> None:
-    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    observe(dist.ZeroInflatedPoisson(0.3, rate), y)
+@not_conjugate(count_regression, "w")
+def zero_inflated_regression(X: Any, y: Any) -> None:
+    observe(dist.ZeroInflatedPoisson(0.3, jnp.exp(X @ weights_of(X))), y)
 
 
-@not_conjugate(positive, "y")
+@not_conjugate(waits, "y")
 def weibull(y: Any) -> None:
     observe(dist.Weibull(numpyro.sample("s", dist.Gamma(2.0, 1.0)), 2.0), y)
 

@@ -193,7 +193,11 @@ def _certify_unusual_rows(
     rng = np.random.default_rng(seed)
     most = _most_alternatives(program)
     of_numpyro = None
-    for _ in range(NUM_UNUSUAL_ROWS):
+    # Other latents too, as a function may differ on negative ones only.
+    others = made_up_latents(graph, 1, seed + 1)
+    for number in range(NUM_UNUSUAL_ROWS):
+        if number == NUM_UNUSUAL_ROWS // 2:
+            latents = others
         row = {}
         for name, like in graph.arguments.row_shapes().items():
             if np.issubdtype(like.dtype, np.floating):
@@ -251,13 +255,7 @@ def point_moments(
             else:
                 moments[statistic] = _POINT_STATISTICS[statistic](value)
         return moments
-    layout = group.layout
-    parts = []
-    for name in group.latents:
-        order = (*layout.batch_axes[name], *layout.block_axes[name])
-        value = jnp.transpose(values[name], order)
-        parts.append(value.reshape((*layout.batch_shape, -1)))
-    mean = jnp.concatenate(parts, axis=-1)
+    mean = group.layout.coordinates(values)
     return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
 
 

@@ -19,8 +19,7 @@ from numpyro_vips.conjugacy.structure import (
     NotConjugate,
     Statistic,
     Structure,
-    global_part,
-    specialises,
+    labels_in,
     statistic_name,
 )
 
@@ -61,14 +60,12 @@ def constants(term: Term) -> "list[Operand | OneHot]":
 
 def binding(structure: Structure, term: Term) -> tuple[Statistic, forms.Labels] | None:
     """The statistic that a term's globals belong to, and its labels in the term."""
-    part = global_part(term, structure.latents)
-    if not part.atoms:
+    if all(structure.latents[atom.latent].role != "global" for atom in term.atoms):
         return None
     for statistic in sorted(structure.statistics, key=lambda s: s.rank):
-        bound = specialises(part, statistic)
-        if bound is not None:
-            kept = bound[: len(statistic.shape)]
-            return statistic, tuple(part.labels[i] for i in kept)
+        labels = labels_in(term, statistic, structure.latents)
+        if labels is not None:
+            return statistic, labels
     raise AssertionError("every row term has a statistic")
 
 

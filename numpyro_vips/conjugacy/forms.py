@@ -907,7 +907,12 @@ def exponential(form: Form) -> Form | None:
             continue
         selectors, values = _split_selectors(term)
         value = values[0] if len(values) == 1 else None
-        logarithm = isinstance(value, Atom) and value.function in _FROM_LOGARITHM
+        # 0.5 · log(w²) is the logarithm of |w|, which the algebra does not have.
+        logarithm = (
+            isinstance(value, Atom)
+            and not value.signed
+            and value.function in _FROM_LOGARITHM
+        )
         if not logarithm or not is_single_choice(Form(form.axes, (term,))):
             return None
         assert isinstance(value, Atom)

@@ -189,12 +189,19 @@ def _log_multigamma(nu: Form, size: int) -> Form:
 
 @log_density(dist.InverseWishart)
 def inverse_wishart(
-    x: Form, concentration: Value, scale_matrix: Value, *, augment: Augment, **_: Value
+    x: Form, concentration: Value, *, augment: Augment, **spellings: Value
 ) -> Form:
     nu = as_form(concentration)
     require_constant(nu, "the concentration of an InverseWishart as a function")
     size = x.axes[-1].size
-    scale, log_det_scale = precision_of({"precision_matrix": scale_matrix})
+    # NumPyro computes the others from whichever was given.
+    if "scale_matrix" in spellings:
+        renamed = {"precision_matrix": spellings["scale_matrix"]}
+    elif "rate_matrix" in spellings:
+        renamed = {"covariance_matrix": spellings["rate_matrix"]}
+    else:
+        raise NotInAlgebra("a scale matrix given by its Cholesky factor alone")
+    scale, log_det_scale = precision_of(renamed)
     return (
         0.5 * (nu * log_det_scale)
         - 0.5 * ((nu + (size + 1.0)) * forms.log_det(x))
@@ -272,6 +279,7 @@ def conditional_autoregression(
     """Normal with precision τ·(D - ρ·W), where W says who are neighbours."""
     rho, neighbours = as_form(correlation), as_form(adj_matrix)
     require_constant(rho, "the correlation of a CAR as a function")
+    require_constant(neighbours, "the neighbours of a CAR as a function")
     W, r = forms.constant_array(neighbours), forms.constant_array(rho)
     xp = np if forms.is_known(W) and forms.is_known(r) else jnp
     degrees = W.sum(-1)[..., None] * np.eye(x.axes[-1].size)

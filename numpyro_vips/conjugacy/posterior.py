@@ -1,6 +1,5 @@
 """The posterior that VIPS releases: one exponential-family factor per block."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.visible_rows import VisibleRows
 from numpyro_vips.result import register_posterior
 from numpyro_vips.visible_rows import Query
@@ -84,7 +84,8 @@ class ConjugatePosterior:
             if "layout" not in block:
                 draws[block["name"]] = draw
             else:
-                draws.update(_split(draw, block["layout"], len(sample_shape)))
+                layout = GaussianLayout.from_dict(block["layout"])
+                draws.update(layout.sites(draw, len(sample_shape)))
         return {name: draws[name] for name in self.specification["site_dims"]}
 
 
@@ -95,27 +96,6 @@ _FAMILIES: dict[str, type[Family]] = {
         families.FactorizedNormal,
     )
 }
-
-
-def _split(
-    draw: jax.Array, layout: Mapping[str, Any], num_sample_axes: int
-) -> dict[str, jax.Array]:
-    """Takes the coordinates of a Gaussian block apart into its sites."""
-    found = {}
-    for name, shape in layout["shapes"].items():
-        order = [*layout["batch_axes"][name], *layout["block_axes"][name]]
-        permuted = [shape[axis] for axis in order]
-        size = math.prod(shape[axis] for axis in layout["block_axes"][name])
-        start = layout["offsets"][name]
-        part = draw[..., start : start + size]
-        part = part.reshape((*draw.shape[:num_sample_axes], *permuted))
-        back = [order.index(axis) for axis in range(len(order))]
-        axes = [
-            *range(num_sample_axes),
-            *(num_sample_axes + position for position in back),
-        ]
-        found[name] = jnp.transpose(part, axes)
-    return found
 
 
 register_posterior(KIND, ConjugatePosterior)

@@ -21,6 +21,7 @@ from numpyro_vips.conjugacy import centring, families, forms
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
 from numpyro_vips.conjugacy.forms import Atom, Label, Term
+from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry, is_global
 from numpyro_vips.conjugacy.joint_categorical import (
     MAX_TABLE,
@@ -33,35 +34,6 @@ Release = Literal["public", "once", "adaptive"]
 # A joint covariance of more coordinates than this is not worth its d² noisy numbers
 # by default: latents that meet only in the prior then get factors of their own.
 MAX_JOINT_SIZE = 512
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GaussianLayout:
-    """How the sites of a Gaussian block fill its coordinates.
-
-    The block's mean has shape (*batch_shape, size): there is one independent Gaussian
-    per entry of the batch axes, over the flattened block axes of all its sites.
-    """
-
-    batch_axes: Mapping[str, tuple[int, ...]]
-    block_axes: Mapping[str, tuple[int, ...]]
-    offsets: Mapping[str, int]
-    shapes: Mapping[str, tuple[int, ...]]
-    batch_shape: tuple[int, ...]
-    size: int
-
-    def block_shape(self, site: str) -> tuple[int, ...]:
-        return tuple(self.shapes[site][axis] for axis in self.block_axes[site])
-
-    def span(self, site: str) -> slice:
-        start = self.offsets[site]
-        return slice(start, start + math.prod(self.block_shape(site)))
-
-    def labels(self, site: str, labels: forms.Labels) -> tuple[forms.Labels, ...]:
-        """A site's labels, split into those of batch and of block axes."""
-        batch = tuple(labels[axis] for axis in self.batch_axes[site])
-        block = tuple(labels[axis] for axis in self.block_axes[site])
-        return batch, block
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -666,22 +638,25 @@ def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> 
     return function in ("x", "inv") and support is constraints.positive_definite
 
 
-def specialises(pattern: GlobalPart, statistic: Statistic) -> tuple[int, ...] | None:
-    """For each label of the statistic, summed ones too, the pattern's that it equals.
+def labels_in(
+    term: Term, statistic: Statistic, latents: Mapping[str, Latent]
+) -> forms.Labels | None:
+    """The term's own label for each label of a statistic; None if it has another one.
 
     A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
     statistic, so that no coordinate is released twice.
     """
-    if len(pattern.atoms) != len(statistic.atoms):
+    part = global_part(term, latents)
+    if len(part.atoms) != len(statistic.atoms):
         return None
-    binding: dict[int, int] = {}
-    for mine, theirs in zip(pattern.atoms, statistic.atoms, strict=True):
+    found: dict[int, int] = {}
+    for mine, theirs in zip(part.atoms, statistic.atoms, strict=True):
         if mine[:3] != theirs[:3]:
             return None
         for here, there in zip(mine[3], theirs[3], strict=True):
-            if binding.setdefault(there, here) != here:
+            if found.setdefault(there, here) != here:
                 return None
-    return tuple(binding[i] for i in range(len(statistic.shape + statistic.summed)))
+    return tuple(part.labels[found[i]] for i in range(len(statistic.shape)))
 
 
 def _statistics(
@@ -715,7 +690,7 @@ def _statistics(
     for part, terms in ordered:
         candidate = _statistic(part, latents, groups, group_of)
         for statistic, others in kept:
-            if specialises(part, statistic) is not None:
+            if labels_in(terms[0], statistic, latents) is not None:
                 others += terms
                 break
         else:
@@ -729,7 +704,9 @@ def _statistics(
         release = _release(terms, latents, group_of, told)
         if release == "once" and any(id(term) in is_shadow for term in terms):
             release = "adaptive"
-        entries = [(term, _labels_in(term, statistic, latents)) for term in terms]
+        bound = [(term, labels_in(term, statistic, latents)) for term in terms]
+        entries = [(term, labels) for term, labels in bound if labels is not None]
+        assert len(entries) == len(terms)
         lies = geometry(entries, statistic.matrix, latents)
         named.append(
             dataclasses.replace(
@@ -739,16 +716,6 @@ def _statistics(
     return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
 
 
-def _labels_in(
-    term: Term, statistic: Statistic, latents: Mapping[str, Latent]
-) -> forms.Labels:
-    """The term's own label for each label of its statistic."""
-    part = global_part(term, latents)
-    binding = specialises(part, statistic)
-    assert binding is not None
-    return tuple(part.labels[i] for i in binding[: len(statistic.shape)])
-
-
 def _summed_over(
     statistic: Statistic, terms: Sequence[Term], latents: Mapping[str, Latent]
 ) -> Statistic:
@@ -756,7 +723,8 @@ def _summed_over(
     sizes = statistic.shape
     summed = set(range(len(sizes)))
     for term in terms:
-        labels = _labels_in(term, statistic, latents)
+        labels = labels_in(term, statistic, latents)
+        assert labels is not None
         told = {
             label
             for factor in term.factors

@@ -177,25 +177,22 @@ def _gaussian(
     assert layout is not None
     shape, span = layout.shapes[name], layout.span(name)
     axis = _row_axis(program, program.structure.latents[name])
-    mean = parameters["loc"][..., span]
-    order = [*layout.batch_axes[name], *layout.block_axes[name]]
-    back = [0, *(order.index(i) + 1 for i in range(len(order)))]
 
     def in_shape(array: jax.Array) -> jax.Array:
-        unfolded = array.reshape((len(array), *(shape[i] for i in order)))
-        return _rows_in_place(jnp.transpose(unfolded, back), axis)
+        return _rows_in_place(layout.site(name, array, leading=1), axis)
 
+    mean = in_shape(parameters["loc"])
     if "scale" in parameters:
-        return dist.Normal(in_shape(mean), in_shape(parameters["scale"][..., span]))
-    covariance = parameters["covariance_matrix"][..., span, span]
+        return dist.Normal(mean, in_shape(parameters["scale"]))
     long = [i for i in layout.block_axes[name] if shape[i] > 1]
     if long == [len(shape) - 1]:
-        size = shape[-1]
-        matrices = covariance.reshape((len(mean), *shape[:-1], size, size))
+        covariance = parameters["covariance_matrix"][..., span, span]
+        num_rows, size = len(covariance), shape[-1]
+        matrices = covariance.reshape((num_rows, *shape[:-1], size, size))
         return dist.MultivariateNormal(
-            in_shape(mean),
+            mean,
             covariance_matrix=_rows_in_place(matrices, axis),
             validate_args=False,
         )
-    variance = jnp.diagonal(covariance, axis1=-2, axis2=-1)
-    return dist.Normal(in_shape(mean), jnp.sqrt(in_shape(variance)))
+    variance = jnp.diagonal(parameters["covariance_matrix"], axis1=-2, axis2=-1)
+    return dist.Normal(mean, jnp.sqrt(in_shape(variance)))
