@@ -4,9 +4,9 @@
 
 Models on generated rows: logistic regression of the size of the Adult data (109
 columns, 39,073 rows, rate .005), and three with about 10⁵ globals on batches of 1,000
-rows: a Bayesian network, softmax regression on 784 columns with 128 classes, and effects
-of 100,000 groups. A fifth has as many weights as the network, but uses them twice, so
-that every row's gradient is taken entry by entry.
+rows: a Bayesian network, softmax regression on 784 columns with 128 classes, and
+effects of 100,000 groups. A fifth has as many weights as the network, but uses them
+twice, so that every row's gradient is taken entry by entry.
 
 A step is all of it: drawing the rows, the clipped sum, the noise from the secure
 generator, and the update; planning and compiling are told apart. Each model runs in a
