@@ -2,12 +2,16 @@
 
     python benchmarks/dpvi_steps.py
 
-Two models on generated rows: logistic regression of the size of the Adult data (109
-columns, 39,073 rows, rate .005), and a Bayesian network with about 10⁵ weights on
-batches of 1,000 rows. A step is all of it: drawing the rows, the clipped sum, the noise
-from the secure generator, and the update; planning and compiling are told apart. Each
-model runs in a process of its own, whose peak resident memory is printed. On a machine
-with other work, processor time says more than the clock; both are printed.
+Models on generated rows: logistic regression of the size of the Adult data (109
+columns, 39,073 rows, rate .005), and three with about 10⁵ globals on batches of 1,000
+rows: a Bayesian network, softmax regression on 784 columns with 128 classes, and
+effects of 100,000 groups. A fifth has as many weights as the network, but uses them
+twice, so that every row's gradient is taken entry by entry.
+
+A step is all of it: drawing the rows, the clipped sum, the noise from the secure
+generator, and the update; planning and compiling are told apart. Each model runs in a
+process of its own, whose peak resident memory is printed. On a machine with other work,
+processor time says more than the clock; both are printed.
 """
 
 import argparse
@@ -18,6 +22,8 @@ import time
 from typing import Any
 
 NUM_WEIGHTS = (300, 334)
+NUM_CLASSES = 128
+NUM_GROUPS = 100_000
 
 
 def main() -> None:
@@ -25,13 +31,19 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=1000, help="for Adult's size")
-    parser.add_argument("--network-steps", type=int, default=10)
+    parser.add_argument("--large-steps", type=int, default=20, help="for the others")
+    parser.add_argument("--models", nargs="+", choices=_MODELS, default=list(_MODELS))
     args = parser.parse_args()
     context = multiprocessing.get_context("spawn")
     for case in (
         ("logistic", 39_073, 109, 0.005, args.steps),
-        ("network", 10_000, NUM_WEIGHTS[0], 0.1, args.network_steps),
+        ("network", 10_000, NUM_WEIGHTS[0], 0.1, args.large_steps),
+        ("softmax", 10_000, 784, 0.1, args.large_steps),
+        ("groups", 10_000, 1, 0.1, args.large_steps),
+        ("twice", 10_000, NUM_WEIGHTS[0], 0.1, args.large_steps),
     ):
+        if case[0] not in args.models:
+            continue
         process = context.Process(target=_measure, args=case)
         process.start()
         process.join()
@@ -51,6 +63,10 @@ def _measure(
     X = rng.normal(size=(num_rows, num_columns)).astype(np.float32)
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     y = (X[:, 0] > 0).astype(np.float32)
+    if name == "softmax":
+        y = rng.integers(0, NUM_CLASSES, num_rows)
+    if name == "groups":
+        X, y = rng.integers(0, NUM_GROUPS, num_rows), rng.poisson(1.0, num_rows)
     before = _peak_memory()
     vi = nv.PrivateVI(
         nv.private(_MODELS[name], unit="rows"),
@@ -109,7 +125,49 @@ def _network(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
-_MODELS = {"logistic": _logistic, "network": _network}
+def _softmax(X: Any, y: Any) -> None:
+    import numpyro
+    import numpyro.distributions as dist
+
+    shape = [X.shape[1], NUM_CLASSES]
+    prior = dist.Normal(0.0, 0.1).expand(shape).to_event(2)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.CategoricalLogits(X @ w), obs=y)
+
+
+def _groups(group: Any, y: Any) -> None:
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    spread: Any = numpyro.sample("spread", dist.HalfNormal(1.0))
+    with numpyro.plate("group", NUM_GROUPS):
+        effect: Any = numpyro.sample("effect", dist.Normal(0.0, spread))
+    with numpyro.plate("rows", group.shape[0]):
+        numpyro.sample("y", dist.Poisson(jnp.exp(effect[group])), obs=y)
+
+
+def _twice(X: Any, y: Any) -> None:
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as dist
+
+    inner: Any = numpyro.sample(
+        "inner", dist.Normal(0.0, 0.1).expand(NUM_WEIGHTS).to_event(2)
+    )
+    with numpyro.plate("rows", X.shape[0]):
+        logits = jnp.sum(jnp.tanh(X @ inner) ** 2, -1) - jnp.sum(inner[0])
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+_MODELS = {
+    "logistic": _logistic,
+    "network": _network,
+    "softmax": _softmax,
+    "groups": _groups,
+    "twice": _twice,
+}
 
 if __name__ == "__main__":
     main()

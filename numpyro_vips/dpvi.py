@@ -48,16 +48,13 @@ from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
 from numpyro_vips.log_joint import made_up_row
 from numpyro_vips.model_graph import ModelGraph, Site
-from numpyro_vips.noisy_adam import LEARNING_RATE, noisy_adam
+from numpyro_vips.noisy_adam import default_optimizer
 from numpyro_vips.prior_centre import global_values, initial_params
 from numpyro_vips.result import Posterior
 from numpyro_vips.row_gradients import Released, RowGradients
 from numpyro_vips.user_guides import UserGuide
 
 Perturb = Literal["location", "all"]
-
-# Learning rate of parameters without a prior, such as the weights of a network.
-PARAMETER_LEARNING_RATE = 0.02
 
 
 class Variational(NamedTuple):
@@ -181,7 +178,7 @@ class DpviEngine:
         self._lay_out(guide)
         if optimizer is None:
             sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
-            optimizer = _default_optimizer(sizes, self.guide)
+            optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
         self._optimizer = optimizer
         self._jitted_sum = jax.jit(self._sum)
         self._jitted_update = jax.jit(self._updated)
@@ -219,11 +216,10 @@ class DpviEngine:
         self.guide = None
         if not callable(guide):
             self.guide = NormalGuide(space, guide, num_rows=self._num_rows)
+        used_guide = self._user_guide if self.guide is None else self.guide
+        assert used_guide is not None
         self._public_elbo = PublicElbo(
-            graph,
-            space,
-            self.guide or self._user_guide,  # type: ignore[arg-type]
-            is_analytic=self._is_analytic,
+            graph, space, used_guide, is_analytic=self._is_analytic
         )
         self._released = self._blocks([site.name for site in read.sites], used[1])
         self.blocks = tuple(released.block for released in self._released)
@@ -558,32 +554,6 @@ class DpviEngine:
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
-
-
-def _default_optimizer(
-    sizes: Sequence[int], guide: NormalGuide | None
-) -> optax.GradientTransformation:
-    """`noisy_adam`, at a rate for every kind of array.
-
-    The columns of a covariance's factor act together, so each gets a share of the rate.
-    """
-    kinds: dict[Any, optax.GradientTransformation] = {
-        "coordinate": noisy_adam(sizes),
-        "factor": noisy_adam(
-            sizes, learning_rate=LEARNING_RATE / max(1, guide.rank if guide else 1)
-        ),
-        "param": noisy_adam(learning_rate=PARAMETER_LEARNING_RATE),
-    }
-
-    def labels(variational: Any) -> Any:
-        arrays: Any = {
-            name: "factor" if name == "factor" else "coordinate"
-            for name in variational.guide
-        }
-        params = jax.tree.map(lambda _: "param", variational.params)
-        return Variational(guide=arrays, params=params)
-
-    return optax.multi_transform(kinds, labels)
 
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:

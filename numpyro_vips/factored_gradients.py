@@ -52,6 +52,11 @@ class AffineUse:
         """Of the coordinates: that of the equation's result."""
         return tuple(_aval(self.equation.outvars[0]).shape)
 
+    @property
+    def dtype(self) -> Any:
+        """Of the coordinates."""
+        return _aval(self.equation.outvars[0]).dtype
+
     def others(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """What a row's gradient has to know: the vector a, or the indices."""
         return (*operands[: self.side], *operands[self.side + 1 :])

@@ -115,8 +115,7 @@ class RowGradients:
                 (value, in_support), others = self._program(inputs(tree), taps)
                 return value, (in_support, others)
 
-            dtype = jnp.result_type(float)
-            taps = {number: jnp.zeros(use.shape, dtype) for number, use in uses.items()}
+            taps = {leaf: jnp.zeros(use.shape, use.dtype) for leaf, use in uses.items()}
             derivative = jax.value_and_grad(elbo, argnums=(0, 1), has_aux=True)
             (value, (in_support, others)), (gradient, at_taps) = derivative(tree, taps)
             # Those of `uses` are not needed, and so never made once this is compiled.

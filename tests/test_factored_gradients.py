@@ -29,6 +29,11 @@ PROGRAMS: dict[str, tuple[Any, tuple[int, ...], bool]] = {
     "x @ w": (lambda w, x, i: _soft(x @ w), (3, 4), True),
     "w @ x": (lambda w, x, i: _soft(w @ x), (4, 3), True),
     "one row": (lambda w, x, i: _soft(x[None] @ w), (3, 4), True),
+    "mapped": (
+        lambda w, x, i: _soft(jax.vmap(lambda row: w @ row)(x[None])),
+        (4, 3),
+        True,
+    ),
     "vector": (lambda w, x, i: _soft(x @ w), (3,), True),
     "transposed": (lambda w, x, i: _soft(w.T @ x), (3, 4), True),
     "reshaped": (lambda w, x, i: _soft(x @ w.reshape(3, 4)), (12,), True),

@@ -276,7 +276,7 @@ def test_closed_forms_give_the_expected_gradient(x64):
 
     def public(engine: DpviEngine, count: int) -> Any:
         draws = engine.guide.draws(KEY, count, jnp.float64)  # type: ignore[union-attr]
-        return jax.grad(engine._public_elbo)(state.variational, draws).guide
+        return jax.grad(engine._public_elbo)(arrays, {}, draws)
 
     exact, sampled = public(one, 1), public(other, 200_000)
     # KL of Normals, by hand. NumPyro has no closed form for the log-normal noise.
@@ -573,7 +573,6 @@ def global_from_rows(y: Any):
 @pytest.mark.parametrize(
     ("guide", "words"),
     [
-        (None, "an amortised guide"),
         (local_parameters, "shape of the parameter 'loc' depends on the number"),
         (indexed_parameters, "amortised guide"),
         (global_from_rows, "latents of single rows"),
