@@ -126,9 +126,7 @@ class VipsEngine:
     @functools.cached_property
     def _public_shares(self) -> Any:
         return jax.jit(
-            functools.partial(
-                self.program.public_statistics, sweeps=self.local_steps
-            )
+            functools.partial(self.program.public_statistics, sweeps=self.local_steps)
         )
 
     @functools.cached_property

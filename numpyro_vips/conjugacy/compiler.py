@@ -7,9 +7,9 @@ import jax
 
 # Registered by being imported.
 from numpyro_vips.conjugacy import generalized_inverse_gaussian as _gig  # noqa: F401
+from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
-from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
 from numpyro_vips.conjugacy.energy import energy
 from numpyro_vips.conjugacy.potentials import illegal_factors
@@ -63,9 +63,7 @@ def compile_model(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(
-        graph=graph, structure=found, augmentation=augmentation
-    )
+    return ConjugateProgram(graph=graph, structure=found, augmentation=augmentation)
 
 
 def _analyse(

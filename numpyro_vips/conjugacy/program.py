@@ -126,9 +126,7 @@ class ConjugateProgram:
 
     def means(self, moments: Moments) -> dict[str, jax.Array]:
         """About which points statistics are released; see `centring`."""
-        return centring.means_of(
-            self.structure.groups, self.structure.centred, moments
-        )
+        return centring.means_of(self.structure.groups, self.structure.centred, moments)
 
     def _centred(self, terms: Sequence[Term], means: centring.Means) -> list[Term]:
         """Terms whose products of centred latents stand for those about the mean."""

@@ -764,15 +764,14 @@ def _summed_over(
             for label in forms.labels_of(factor)
         }
         # On a diagonal the labels cannot be summed one by one.
-        summed -= {
-            i for i, x in enumerate(labels) if x in told or labels.count(x) > 1
-        }
+        summed -= {i for i, x in enumerate(labels) if x in told or labels.count(x) > 1}
     if not summed:
         return statistic
     order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
     number = {old: new for new, old in enumerate(order)}
     atoms = tuple(
-        (*head, tuple(number[i] for i in labels)) for *head, labels in statistic.atoms
+        (latent, function, power, tuple(number[i] for i in labels))
+        for latent, function, power, labels in statistic.atoms
     )
     count = len(sizes) - len(summed)
     part = GlobalPart(atoms, tuple(forms.Label(sizes[i]) for i in order))
