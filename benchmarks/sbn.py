@@ -10,7 +10,9 @@ pixel accuracy and bound per pixel on test images of: the paper's run without no
 paper's run at σ = 1 priced by the moments accountant, the noise that strong composition
 would need for that ε, and our mode at the ε that the paper's noise really costs (PLD,
 the same relation and δ). `--markdown FILE` and `--figure FILE` write what
-`docs/sbn.md` shows.
+`docs/sbn.md` shows. With `--json FILE` every fit is written down when it is done, and
+is not done again by the next call; so a table can be made in parts, `--rows`,
+`--num-units`, `--batch-sizes` and `--seeds` choosing which.
 """
 
 import argparse
@@ -53,8 +55,6 @@ def main() -> None:
             )
     if args.table:
         records = _table(args)
-        if args.json is not None:
-            args.json.write_text(json.dumps(records, indent=2) + "\n")
         text = _markdown(records)
         print(text)
         if args.markdown is not None:
@@ -64,6 +64,9 @@ def main() -> None:
 
 
 def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
+    fits: dict[str, Any] = {}
+    if args.json is not None and args.json.exists():
+        fits = json.loads(args.json.read_text())
     records = []
     for units in args.num_units:
         for size in args.batch_sizes:
@@ -81,14 +84,15 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
                 ],
             }
             for name in args.rows:
-                found = [
-                    _in_process(
-                        args,
-                        options=[*runs[name], "--seed", str(seed)],
-                        units=units,
-                    )
-                    for seed in range(args.seeds)
-                ]
+                found = []
+                for seed in range(args.seeds):
+                    options = [*runs[name], "--seed", str(seed)]
+                    key = f"K={units} N={args.num_rows} {' '.join(options)}"
+                    if key not in fits:
+                        fits[key] = _in_process(args, options=options, units=units)
+                        if args.json is not None:
+                            args.json.write_text(json.dumps(fits, indent=2) + "\n")
+                    found.append(fits[key])
                 record = {
                     "K": units,
                     "S": size,

@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import compiler as _registers_everything  # noqa: F401
-from numpyro_vips.conjugacy import families, forms, log_densities
+from numpyro_vips.conjugacy import families, forms, log_densities, logistic_bounds
 from numpyro_vips.conjugacy.energy import Latent, _Augmentation
 from numpyro_vips.conjugacy.forms import NotInAlgebra
 from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value, as_form
@@ -253,6 +253,20 @@ def wrappers() -> str:
     return "\n".join(lines)
 
 
+def bounds() -> str:
+    """The table of bounds for logistic likelihoods."""
+    lines = ["| `augmentation=` | auxiliary | source |", "|---|---|---|"]
+    logits, one = forms.latent("latent", (), signed=True), forms.as_form(1.0)
+    for name, bound in logistic_bounds.REGISTRY.items():
+        augmentation = _Augmentation("site", "local", {})
+        bound(augmentation, logits, one)
+        families_used = ", ".join(str(x.family) for x in augmentation.latents)
+        source = (bound.__doc__ or "").splitlines()[0]
+        default = " (default)" if name == logistic_bounds.DEFAULT else ""
+        lines.append(f"| `{name}`{default} | {families_used} | {source} |")
+    return "\n".join(lines)
+
+
 def posterior_families() -> str:
     """The table of exponential families."""
     lines = ["| support | statistics | family |", "|---|---|---|"]
@@ -271,6 +285,7 @@ def posterior_families() -> str:
 TABLES = {
     "likelihoods": likelihoods,
     "wrappers": wrappers,
+    "bounds": bounds,
     "families": posterior_families,
 }
 

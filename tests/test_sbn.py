@@ -290,7 +290,7 @@ def searched() -> Any:
         }
 
 
-EVERY_BLOCK = ("⟨b b⟩", "⟨b⟩", "⟨c c⟩", "⟨c⟩", "⟨W c⟩", "⟨W⟩", "⟨W W⟩")
+EVERY_BLOCK = ("⟨b⟩", "⟨c c⟩", "⟨c⟩", "⟨W c⟩", "⟨W⟩", "⟨W W⟩")
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
@@ -304,11 +304,7 @@ def test_sensitivity_is_attained_and_never_exceeded(
     bound = contributions.mechanism(names, clipping).sensitivity(relation)
     found = contributions.search(names, clipping, seed=0)
     assert found <= bound * (1 + 1e-9)
-    if (names, relation) != (("⟨b b⟩",), "replace_one"):
-        assert found >= 0.95 * bound
-    else:
-        # It depends on the globals alone: replacing a row changes nothing.
-        assert found < 1e-12
+    assert found >= 0.95 * bound
 
 
 def test_worst_norms_of_a_row_are_those_of_the_paper(x64: None):
@@ -350,9 +346,9 @@ def test_statistics_are_scaled_by_the_norms_given():
     assert len(analysis.steps) == 3
     for step in analysis.steps:
         assert {b.name: 1.0 / b.scale for b in step.blocks} == pytest.approx(norms)
-        assert step.clipping_norm == pytest.approx(math.sqrt(7))
+        assert step.clipping_norm == pytest.approx(math.sqrt(6))
     apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._analyse((y,), {})
-    assert [len(step.blocks) for step in apart.steps] == [1, 6, 6, 6]
+    assert [len(step.blocks) for step in apart.steps] == [1, 5, 5, 5]
     del norms["⟨W⟩"]
     with pytest.raises(ValueError, match="⟨W⟩"):
         nv.PrivateVI(model, clipping_norm=norms, **settings).explain(y)

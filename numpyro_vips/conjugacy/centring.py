@@ -1,16 +1,20 @@
 """Statistics about the current mean of a Gaussian, rather than about zero.
 
-With a bound of fixed curvature, a row's share in the linear statistic of a regression is
-(κ + f'(ψ) + ψ/4)x: a residual, which is at most 1 times x, plus ψx/4, which is as large
-as the weights make it. But the sum of the latter is Σ xxᵀ/4 times the mean of the
-weights, and so follows from the other statistic. Written in second moments about the
-public mean m, ww' = (w - m)(w' - m') + mw' + wm' - mm', the energy has the residual alone
-in the place of the linear statistic, and noise in Σ xxᵀ/4 only slows the approach to the
-optimum, where residuals and prior are in balance.
+With a bound of fixed curvature, a row's share in the linear statistic of a regression
+is (κ + f'(ψ))x, the sum of a residual, which is at most 1 times x, and of ψx/4, which
+is as large as the weights make it. But over all rows the latter is Σ xxᵀ/4 times the
+mean of the weights, and so follows from the quadratic statistic. Written in second
+moments about the public mean m,
 
-Over several steps both are averaged alike: residuals R_t about m_t, and the m_t. What the
-linear statistic would be about zero is then R̄ + (Σ xxᵀ/4)·m̄, with the best estimate of
-the matrix that there is.
+    ww' = (w - m)(w' - m') + mw' + wm' - mm',
+
+the energy has the residual alone in the place of the linear statistic, and noise in
+Σ xxᵀ/4 only slows the approach to the optimum, where residuals and prior balance.
+
+Over several steps both are averaged alike: residuals R_t about m_t, and the m_t. What
+the linear statistic would be about zero is then R̄ + (Σ xxᵀ/4)·m̄, with the best estimate
+of the matrix that there is. It is a step in natural gradients in the coordinates mean
+and precision.
 """
 
 from collections.abc import Mapping, Sequence

@@ -130,6 +130,7 @@ def neutral_auxiliaries(
         if group.family is Categorical:
             moments[group.name] = even(structure, group)
             continue
+        assert not isinstance(group.family, JointCategorical)
         value = group.family.neutral_moment
         moments[group.name] = {
             statistic: jnp.full(group.shape, {"log": 0.0}.get(statistic, value))

@@ -738,7 +738,8 @@ def _summed_over(
     order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
     number = {old: new for new, old in enumerate(order)}
     atoms = tuple(
-        (*head, tuple(number[i] for i in labels)) for *head, labels in statistic.atoms
+        (latent, function, power, tuple(number[i] for i in labels))
+        for latent, function, power, labels in statistic.atoms
     )
     count = len(sizes) - len(summed)
     part = GlobalPart(atoms, tuple(forms.Label(sizes[i]) for i in order))
