@@ -31,10 +31,10 @@ def document_bound(
     gamma = np.full(num_topics, ALPHA)
     for _ in range(iterations):
         log_theta = digamma(gamma) - digamma(gamma.sum())
-        phi = softmax(log_theta[:, None] + log_beta, axis=0)
+        phi = np.asarray(softmax(log_theta[:, None] + log_beta, axis=0))
         gamma = ALPHA + phi.sum(1)
     log_theta = digamma(gamma) - digamma(gamma.sum())
-    phi = softmax(log_theta[:, None] + log_beta, axis=0)
+    phi = np.asarray(softmax(log_theta[:, None] + log_beta, axis=0))
     assert np.allclose(phi.sum(1) + ALPHA, gamma, atol=1e-4), "not converged"
     bound = np.sum(phi * (log_theta[:, None] + log_beta - np.log(phi)))
     bound += gammaln(ALPHA * num_topics) - num_topics * gammaln(ALPHA)
