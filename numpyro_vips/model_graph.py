@@ -25,7 +25,12 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments, captured_arrays
 from numpyro_vips.model_run import run_model
-from numpyro_vips.model_trace import Distributed, Trace, abstract_rows
+from numpyro_vips.model_trace import (
+    Distributed,
+    Trace,
+    abstract_rows,
+    without_dead_code,
+)
 
 Role = Literal["global", "local", "observed"]
 
@@ -148,7 +153,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         unit=model.unit,
         sites=sites,
         arguments=arguments,
-        program=_without_dead_code(one.closed),
+        program=without_dead_code(one.closed),
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
         captured=captured,
@@ -173,18 +178,11 @@ def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> Mod
     return dataclasses.replace(
         graph,
         arguments=arguments,
-        program=_without_dead_code(one.closed),
+        program=without_dead_code(one.closed),
         program_outputs=one.output_shapes,
         program_inputs=one.inputs,
         run=_runner(model, arguments),
     )
-
-
-def _without_dead_code(closed: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program without what no output needs, such as its unused random keys."""
-    outputs = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
-    return jex_core.ClosedJaxpr(jaxpr, closed.consts)
 
 
 def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -531,3 +532,38 @@ def test_no_noise_means_all_of_the_above_too():
     vi = private_vi(fn, engine, budget=nv.PrivacyBudget(math.inf), progress_bar=False)
     result = vi.run(KEY, *plant())
     Secrets(FLOAT).assert_absent(result, vi.__dict__)
+
+
+def _printed(X):
+    jax.debug.print("{}", X)
+    return X
+
+
+def _kept(X):
+    return jax.pure_callback(
+        np.asarray, jax.ShapeDtypeStruct(X.shape, X.dtype), X, vmap_method="sequential"
+    )
+
+
+def _called_back(X):
+    jax.experimental.io_callback(lambda _: None, None, X)
+    return X
+
+
+@pytest.mark.parametrize("engine", ["auto", "dpvi"])
+@pytest.mark.parametrize(
+    "look",
+    [_printed, _kept, _called_back, jax.vmap(jax.jit(_printed))],
+    ids=["print", "pure", "io", "nested"],
+)
+def test_a_model_that_hands_rows_to_python_is_refused(look, engine, capfd):
+    @nv.private(unit="patients")
+    def model(X, y=None):
+        return logistic(look(X), y)
+
+    X, y = labelled()
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    with pytest.raises(nv.UnsafeModelError, match="calls back to Python"):
+        nv.PrivateVI(model, budget=budget, engine=engine).run(KEY, X, y)
+    assert budget.remaining().epsilon == 1.0
+    assert capfd.readouterr().out == ""

@@ -3,7 +3,8 @@
 Sums of factors that rows bring are legal only with the right sign: `-rate * abs(t)` is
 the log density of something, `-rate * t` is not for a negative t. What is said here
 also tells how far a row's statistic can move when the row is replaced, so that nothing
-is listed that could be negative at any number other than NaN; NaN never counts.
+is listed that could be negative and finite. What is not finite never counts, such as
+1 / -0.0.
 """
 
 from collections.abc import Sequence
