@@ -35,6 +35,7 @@ UNARY = {
     "sum": lambda x: lax.reduce_sum_p.bind(x, axes=(0,), out_sharding=None),
     "to_int": lambda x: lax.convert_element_type(x, np.int32),
     "clamp": lambda x: lax.clamp(np.float32(0.0), x, np.float32(3.0)),
+    "relu": lambda x: lax.max(x, np.float32(0.0)),
     "clamp_below_zero": lambda x: lax.clamp(np.float32(-2.0), x, np.float32(3.0)),
 }
 BINARY = {
@@ -48,6 +49,7 @@ BINARY = {
     "rem": lax.rem,
     "ge": lax.ge,
     "dot": jnp.dot,
+    "clamp_from": lambda x, low: lax.clamp(low, x, np.float32(3.0)),
 }
 
 
@@ -83,7 +85,9 @@ def test_no_claim_is_wrong(function, arity):
             assert not np.any(np.isfinite(found) & (found < 0)), (signs, found)
 
 
-@pytest.mark.parametrize("name", ["abs", "exp", "square", "fourth", "clamp", "ge"])
+@pytest.mark.parametrize(
+    "name", ["abs", "exp", "square", "fourth", "clamp", "relu", "ge"]
+)
 def test_claims_are_made_where_they_are_needed(name):
     function = {**UNARY, **BINARY}[name]
     given = [HOSTILE] * (2 if name in BINARY else 1)

@@ -10,6 +10,7 @@ is listed that could be negative and finite. What is not finite never counts, su
 from collections.abc import Sequence
 from typing import Any
 
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
@@ -48,10 +49,12 @@ def is_nonnegative(eqn: Any, signs: Sequence[bool]) -> bool:
         return exact
     if name in _FIRST_IS_ENOUGH:
         return signs[0]
+    # An operand that may be -inf would let the other one through.
+    finite = [s and _is_finite(v) for v, s in zip(eqn.invars, signs, strict=True)]
     if name == "clamp":
-        return signs[0] and signs[2]
+        return (finite[0] or (signs[0] and signs[1])) and signs[2]
     if name == "max":
-        return any(signs)
+        return any(finite) or all(signs)
     if name == "integer_pow" and eqn.params["y"] % 2 == 0:
         return exact
     if name == "select_n":
@@ -59,6 +62,10 @@ def is_nonnegative(eqn: Any, signs: Sequence[bool]) -> bool:
     if name == "convert_element_type" and not exact:
         return False
     return exact and name in _PRESERVE and all(signs)
+
+
+def _is_finite(var: Any) -> bool:
+    return isinstance(var, jex_core.Literal) and bool(np.all(np.isfinite(var.val)))
 
 
 def known_is_nonnegative(array: np.ndarray) -> bool:
