@@ -124,7 +124,15 @@ def _graph(model: Any, *args: Any) -> Any:
     return build_graph(marked, bind_arguments(marked, args, {}))
 
 
-@pytest.mark.parametrize("case", PAIRS)
+@pytest.mark.parametrize(
+    "case",
+    [
+        "effects",
+        "mixture",
+        pytest.param("frailty", marks=pytest.mark.slow),
+        pytest.param("factors", marks=pytest.mark.slow),
+    ],
+)
 def test_exact_posteriors_give_the_marginal_density(case, x64):
     """The sums of clipped gradients are those of the model with the latents gone."""
     solved, marginal, names = PAIRS[case]

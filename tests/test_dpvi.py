@@ -108,13 +108,14 @@ def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
 
 def full_sum(engine, state, rows, mask=None, *, scales=None, clipping_norm=math.inf):
     count = len(next(iter(rows.values())))
-    return engine.bounded_sum(
+    sums = engine.bounded_sum(
         state,
         rows,
         np.ones(count, bool) if mask is None else mask,
         scales=scales or {block.name: 1.0 for block in engine.blocks},
         clipping_norm=clipping_norm,
     )
+    return jax.block_until_ready(sums)  # Tests change the rows afterwards.
 
 
 def joint(sums, scales=None):

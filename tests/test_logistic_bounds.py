@@ -114,7 +114,10 @@ def test_mean_is_the_maximum_of_the_posterior_density(x64: None):
 
 @pytest.mark.parametrize(
     ("model", "rows"),
-    [(regression, dict(zip("Xy", data(), strict=True))), (belief_network, None)],
+    [
+        (regression, dict(zip("Xy", data(), strict=True))),
+        pytest.param(belief_network, None, marks=pytest.mark.slow),
+    ],
 )
 def test_bound_never_falls(model: Any, rows: Any, x64: None):
     rows = rows or {"y": binary_images()}
