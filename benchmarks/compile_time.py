@@ -23,7 +23,6 @@ import argparse
 import dataclasses
 import importlib.util
 import multiprocessing
-import resource
 import statistics
 import sys
 import time
@@ -37,6 +36,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from _memory import peak_bytes
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
@@ -239,11 +239,6 @@ def line(name: str, timing: Timing) -> str:
     return f"{name:24s}" + "".join(map(_milliseconds, cells)) + f"  {timing.verdict}"
 
 
-def _peak_megabytes() -> float:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (1e6 if sys.platform == "darwin" else 1e3)
-
-
 def measure_large(name: str) -> tuple[Timing, float, float]:
     """One of the large models, with the peak memory before and after, in MB.
 
@@ -252,8 +247,8 @@ def measure_large(name: str) -> tuple[Timing, float, float]:
     """
     clock = XlaClock()
     measure(SMALL["gaussian_mixture"], clock)
-    before = _peak_megabytes()
-    return measure(LARGE[name], clock), before, _peak_megabytes()
+    before = peak_bytes() / 1e6
+    return measure(LARGE[name], clock), before, peak_bytes() / 1e6
 
 
 def report_small(models: Mapping[str, Any], names: Sequence[str]) -> None:

@@ -16,10 +16,11 @@ processor time says more than the clock; both are printed.
 
 import argparse
 import multiprocessing
-import resource
 import sys
 import time
 from typing import Any
+
+from _memory import peak_bytes
 
 NUM_WEIGHTS = (300, 334)
 NUM_CLASSES = 128
@@ -67,7 +68,7 @@ def _measure(
         y = rng.integers(0, NUM_CLASSES, num_rows)
     if name == "groups":
         X, y = rng.integers(0, NUM_GROUPS, num_rows), rng.poisson(1.0, num_rows)
-    before = _peak_memory()
+    before = peak_bytes()
     vi = nv.PrivateVI(
         nv.private(_MODELS[name], unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-5),
@@ -86,16 +87,10 @@ def _measure(
         f"{1e3 * running / num_steps:.2f} ms per step over {num_steps} steps; "
         f"planning {result.seconds['planning']:.1f} s, "
         f"compiling {result.seconds['compiling']:.1f} s; "
-        f"peak memory {_peak_memory() / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it "
+        f"peak memory {peak_bytes() / 2**20:.0f} MiB, {before / 2**20:.0f} MiB of it "
         f"before the fit; {processor / clock:.2f} processors on average",
         flush=True,
     )
-
-
-def _peak_memory() -> int:
-    """Peak resident memory of this process in bytes."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _logistic(X: Any, y: Any) -> None:

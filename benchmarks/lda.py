@@ -19,7 +19,6 @@ import dataclasses
 import gc
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -32,6 +31,8 @@ import scipy.sparse as sp
 from sklearn.decomposition import LatentDirichletAllocation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
+
+from _memory import peak_bytes
 
 import _corpus
 import _lda_paper
@@ -183,11 +184,9 @@ def run_once(args: argparse.Namespace) -> None:
     ).result
     result.save(args.output / "memory.nc")
     size = sum(array.nbytes for array in documents)
-    # Kilobytes on Linux.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     measured = {
         "training_documents": len(documents.ids),
-        "peak_gigabytes": peak / 1e9,
+        "peak_gigabytes": peak_bytes() / 1e9,
         "documents_gigabytes": size / 1e9,
     }
     print(json.dumps(measured))

@@ -18,7 +18,6 @@ is not done again by the next call; so a table can be made in parts, `--rows`,
 import argparse
 import json
 import math
-import resource
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import numpy as np
+from _memory import peak_bytes
 
 import numpyro_vips as nv
 import sigmoid_belief_network as example
@@ -164,9 +164,7 @@ def _one(args: argparse.Namespace, *, options: list[str], units: int) -> dict[st
     start = time.perf_counter()
     result = example.fit(train, parsed)
     seconds = time.perf_counter() - start
-    # Kilobytes, but bytes on macOS.
-    unit = 2**30 if sys.platform == "darwin" else 2**20
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
+    peak = peak_bytes() / 1e9
     accuracies, bounds = example.evaluate(result, images.test, 10)
     return {
         "seconds": seconds,
