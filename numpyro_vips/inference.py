@@ -1,16 +1,9 @@
-"""`PrivateVI`: plans a fit, charges for it, and runs the loop over its steps.
+"""`PrivateVI`: plans a fit, charges for it, and runs the loop over its steps."""
 
-Everything that touches private rows goes through three lines of `_run_step`: the
-sampler draws rows, the engine returns their bounded sum, the mechanism adds noise.
-"""
-
-import concurrent.futures
-import dataclasses
 import math
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -18,95 +11,29 @@ from tqdm.auto import tqdm
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import Accountant, Relation, Sampling
-from numpyro_vips.batch_selection import fixed_batch_size, padded_chunks, select_rows
 from numpyro_vips.conjugacy import logistic_bounds
-from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.compiler import compile_model
-from numpyro_vips.conjugacy.structure import NotConjugate
 from numpyro_vips.dpvi import DpviEngine
 from numpyro_vips.dpvi_checks import check_options
+from numpyro_vips.engine_choice import Analysis, Options, analyse
 from numpyro_vips.errors import (
     BudgetExceededError,
-    NotConjugateError,
-    UnsafeModelError,
 )
 from numpyro_vips.explanation import Plan, explain_plan
 from numpyro_vips.handlers import name_of, private
-from numpyro_vips.made_up_rows import rows_of_unit_size
-from numpyro_vips.model_arguments import ModelArguments, bind_arguments
-from numpyro_vips.model_graph import ModelGraph, build_graph
+from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.planning import (
     Settings,
     Step,
-    dpvi_schedule,
     events_of,
-    vips_schedule,
 )
 from numpyro_vips.privacy_budget import PrivacyBudget
 from numpyro_vips.privacy_statement import PrivacyStatement
-from numpyro_vips.result import Posterior, PrivateVIResult
+from numpyro_vips.private_step import chunk_size, noise_of_sums, run_step
+from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.secure_random import SecureRandom
-from numpyro_vips.vips import VipsEngine
 
 ENGINES = ("auto", "vips", "dpvi")
 SAMPLINGS = ("poisson", "without_replacement", "full")
-# Rows that are worked on at a time, unless max_batch_size says otherwise.
-DEFAULT_CHUNK = 4096
-# Chunks that are worked on at once.
-MAX_WORKERS = min(4, os.cpu_count() or 1)
-# How many made-up rows the default clipping norms are read off.
-NUM_TYPICAL_ROWS = 64
-
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
-
-
-class Engine(Protocol):
-    """What the loop needs of VIPS and of DPVI. States hold public numbers only."""
-
-    name: str
-
-    def initial_state(self, rng_key: jax.Array) -> Any: ...
-
-    def bounded_sum(
-        self,
-        state: Any,
-        rows: Mapping[str, Any],
-        mask: Any,
-        *,
-        scales: Mapping[str, float],
-        clipping_norm: float,
-    ) -> Mapping[str, Any]:
-        """The clipped sum of a chunk's row contributions, not yet private."""
-        ...
-
-    def update(
-        self,
-        state: Any,
-        released: Mapping[str, np.ndarray],
-        noise_stddev: Mapping[str, float],
-        step_size: float,
-    ) -> Any:
-        """The state after a step, from noisy estimates of the sums over all rows."""
-        ...
-
-    def has_posterior(self, state: Any) -> bool:
-        """Whether all that a posterior needs has been released."""
-        ...
-
-    def posterior(self, state: Any) -> Posterior: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Analysis:
-    """Everything about a fit that is known before the data are read."""
-
-    arguments: ModelArguments
-    graph: ModelGraph
-    engine: Engine
-    steps: tuple[Step, ...]
-    reasons: Mapping[str, str]
 
 
 class PrivateVI:
@@ -251,20 +178,11 @@ class PrivateVI:
             )
         self.model = model
         self.budget = budget
-        self.engine = engine
         self.max_batch_size = max_batch_size
-        self.local_steps = local_steps
         self.callback = callback
-        self.guide = guide
-        self.optimizer = optimizer
-        self._dpvi_options = {"loss": loss, "perturb": perturb, "averaging": averaging}
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
         self.accountant: Accountant = accountant
-        self.structure = dict(structure or {})
-        self.augmentation = (
-            augmentation if isinstance(augmentation, str) else dict(augmentation)
-        )
         self.num_rows = num_rows
         self.epsilon = epsilon
         self.delta = delta
@@ -279,6 +197,17 @@ class PrivateVI:
             step_size=step_size,
             release_once=release_once,
             private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
+        )
+        self.options = Options(
+            engine=engine,
+            structure=dict(structure or {}),
+            augmentation=(
+                augmentation if isinstance(augmentation, str) else dict(augmentation)
+            ),
+            local_steps=local_steps,
+            guide=guide,
+            optimizer=optimizer,
+            dpvi={"loss": loss, "perturb": perturb, "averaging": averaging},
         )
 
     # --- before any data are read -----------------------------------------------------
@@ -296,121 +225,13 @@ class PrivateVI:
         analysis = self._analyse(args, kwargs)
         return self._plan(analysis)
 
-    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> _Analysis:
+    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Analysis:
         arguments = bind_arguments(
             self.model, args, dict(kwargs), num_rows=self.num_rows
         )
-        if self.settings.scheme == "without_replacement":
-            fixed_batch_size(self.settings.rate, arguments.num_rows)
-        try:
-            graph = build_graph(self.model, arguments)
-            check_rows_are_separate(graph)
-        except Exception as error:
-            if not isinstance(error, UnsafeModelError):
-                # Perhaps the model's own, as after arguments in the wrong order.
-                error.add_note(
-                    "This happened while the model was tried on made-up arrays shaped "
-                    f"like its arguments, {arguments!r}, with fewer rows. Nothing was "
-                    "charged to the privacy budget."
-                )
-            raise
-        reasons: dict[str, str] = {}
-        if graph.params:
-            reasons = dict.fromkeys(graph.params, "a parameter without a prior")
-        elif self.engine != "dpvi" and self.guide is None:
-            try:
-                program = compile_model(
-                    self.model,
-                    graph,
-                    structure=self.structure,
-                    augmentation=self.augmentation,
-                )
-            except NotConjugate as error:
-                reasons = error.reasons
-            else:
-                engine = VipsEngine(
-                    program,
-                    num_rows=arguments.public_num_rows,
-                    local_steps=self.local_steps,
-                    num_steps=self.settings.num_steps,
-                )
-                steps = self._vips_steps(engine, arguments)
-                return _Analysis(
-                    arguments=arguments,
-                    graph=graph,
-                    engine=engine,
-                    steps=steps,
-                    reasons={},
-                )
-        if self.engine == "vips":
-            details = "; ".join(f"{site}: {why}" for site, why in reasons.items())
-            raise NotConjugateError(
-                f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
-                "or 'auto', or change the model there."
-            )
-        try:
-            dpvi = DpviEngine(
-                graph,
-                guide=self.guide or "mean_field",
-                optimizer=self.optimizer,
-                local_steps=self.local_steps,
-                **self._dpvi_options,
-            )
-        except UnsafeModelError as error:
-            if not reasons:
-                raise
-            details = " ".join(f"{site}: {why}." for site, why in reasons.items())
-            raise UnsafeModelError(
-                f"{error} VIPS cannot run it either. {details}"
-            ) from None
-        if isinstance(self.settings.clipping_norm, Mapping):
-            raise ValueError(
-                "Expected clipping_norm= to be one number: the model runs by DPVI, "
-                "whose gradient is one vector. See explain for the reason."
-            )
-        steps = dpvi_schedule(
-            dpvi.blocks,
-            self._typical_norms(dpvi, [b.name for b in dpvi.blocks], arguments),
-            self.settings,
-            has_own_optimizer=self.optimizer is not None,
-        )
-        return _Analysis(
-            arguments=arguments, graph=graph, engine=dpvi, steps=steps, reasons=reasons
-        )
+        return analyse(self.model, arguments, self.settings, self.options)
 
-    def _vips_steps(
-        self, engine: VipsEngine, arguments: ModelArguments
-    ) -> tuple[Step, ...]:
-        once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
-        names = [block.name for block in (*once, *adaptive)]
-        norms = self._typical_norms(engine, names, arguments)
-        return vips_schedule(once, adaptive, norms, self.settings)
-
-    def _typical_norms(
-        self,
-        engine: VipsEngine | DpviEngine,
-        names: Sequence[str],
-        arguments: ModelArguments,
-    ) -> Mapping[str, np.ndarray]:
-        """Norms of each block in made-up rows, where a default is read off them."""
-        if not self.settings.private or self.settings.clipping_norm is not None:
-            return {}
-        state: Any = engine.initial_state(jax.random.key(0))
-        for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
-            norms = engine.row_norms(state, rows, names)
-            needed = list(norms.values())
-            if isinstance(engine, DpviEngine):
-                # A layer of a network may well have no gradient at the start.
-                needed = [np.sqrt(sum(n**2 for n in needed))]
-            if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in needed):
-                return norms
-        raise ValueError(
-            "No default clipping norm could be found for this model: made-up rows are "
-            "not valid observations of it. Pass clipping_norm=, a bound on the L2 norm "
-            "of one row's statistics, chosen from public knowledge."
-        )
-
-    def _plan(self, analysis: _Analysis) -> Plan:
+    def _plan(self, analysis: Analysis) -> Plan:
         return explain_plan(
             analysis.graph,
             analysis.engine,
@@ -483,12 +304,19 @@ class PrivateVI:
         with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
             bar.set_postfix_str(f"ε spent {shown}")
             for number, step in enumerate(bar):
-                state = _run_step(analysis, step, state, random, self.max_batch_size)
+                state = run_step(
+                    analysis.arguments,
+                    analysis.engine,
+                    step,
+                    state,
+                    random,
+                    self.max_batch_size,
+                )
                 if self.callback is not None and analysis.engine.has_posterior(state):
                     self.callback(number, result_of(state))
         return result_of(state)
 
-    def _rehearse(self, analysis: _Analysis, steps: Sequence[Step], state: Any) -> None:
+    def _rehearse(self, analysis: Analysis, steps: Sequence[Step], state: Any) -> None:
         """Runs every kind of step on zeros, so that what can fail fails unpaid.
 
         It also compiles everything, so that the fit itself is quick to interrupt.
@@ -496,7 +324,7 @@ class PrivateVI:
         arguments = analysis.arguments
         kinds = {tuple(b.name for b in step.blocks): step for step in steps}
         for step in kinds.values():
-            chunk = self.max_batch_size or _chunk_size(step, arguments.public_num_rows)
+            chunk = self.max_batch_size or chunk_size(step, arguments.public_num_rows)
             rows = {
                 name: np.zeros((chunk, *row.shape), row.dtype)
                 for name, row in arguments.row_shapes().items()
@@ -511,7 +339,7 @@ class PrivateVI:
             state = analysis.engine.update(
                 state,
                 {name: np.asarray(value, np.float64) for name, value in sums.items()},
-                _noise_of_sums(step),
+                noise_of_sums(step),
                 step.step_size,
             )
         analysis.engine.posterior(state)
@@ -559,7 +387,7 @@ class PrivateVI:
 
     def _statement(
         self,
-        analysis: _Analysis,
+        analysis: Analysis,
         steps: Sequence[Step],
         epsilon: float,
         delta: float,
@@ -583,17 +411,18 @@ class PrivateVI:
         )
 
     def _settings_used(self, steps: Sequence[Step]) -> dict[str, Any]:
+        guide = self.options.guide
         return {
-            "engine": self.engine,
+            "engine": self.options.engine,
             "sampling": self.settings.sampling,
             "sampling_rate": self.settings.rate,
             "num_steps": len(steps),
-            "local_steps": self.local_steps,
+            "local_steps": self.options.local_steps,
             "max_batch_size": self.max_batch_size,
-            "structure": self.structure,
-            "augmentation": self.augmentation,
-            "guide": self.guide if isinstance(self.guide, str | None) else "own",
-            "perturb": self._dpvi_options["perturb"],
+            "structure": self.options.structure,
+            "augmentation": self.options.augmentation,
+            "guide": guide if isinstance(guide, str | None) else "own",
+            "perturb": self.options.dpvi["perturb"],
             # Whether, not which: the seed would take the noise off again.
             "insecure_seed": self.insecure_seed is not None,
         }
@@ -669,78 +498,7 @@ def _check_key(rng_key: Any) -> None:
         )
 
 
-def _run_step(
-    analysis: _Analysis,
-    step: Step,
-    state: Any,
-    random: SecureRandom,
-    max_batch_size: int | None,
-) -> Any:
-    """One step: draw rows, sum what they contribute within bounds, add noise."""
-    mechanism, arguments = step.mechanism, analysis.arguments
-    scales = {block.name: block.scale for block in step.blocks}
-    chunk = max_batch_size or _chunk_size(step, arguments.public_num_rows)
-    sums = {block.name: np.zeros(block.shape) for block in step.blocks}
-    indices = select_rows(step.event, arguments.num_rows, random.sampling)
-
-    def bounded_sum(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
-        padded, mask = chunk
-        part = analysis.engine.bounded_sum(
-            state,
-            arguments.take(padded),
-            mask,
-            scales=scales,
-            clipping_norm=step.clipping_norm,
-        )
-        return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
-
-    for part in _map_in_threads(bounded_sum, padded_chunks(indices, chunk)):
-        for name in sums:
-            sums[name] += part[name]
-    noisy = mechanism.add_noise(sums, random.noise)
-    # The expected size of the batch is public; the realised one is not.
-    released = {name: value / step.sampling_rate for name, value in noisy.items()}
-    return analysis.engine.update(state, released, _noise_of_sums(step), step.step_size)
-
-
-def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:
-    """Applies a function to values, some at a time, and yields results in order.
-
-    XLA runs many programs on one core, and hands the interpreter's lock back meanwhile.
-    """
-    values = list(values)
-    if len(values) == 1:
-        yield function(values[0])
-        return
-    # JAX keeps these settings apart for every thread.
-    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
-    device = getattr(jax.config, "jax_default_device")  # noqa: B009
-
-    def in_context(value: _T) -> _R:
-        with jax.enable_x64(x64), jax.default_device(device):
-            return function(value)
-
-    with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
-        yield from pool.map(in_context, values)
-
-
-def _noise_of_sums(step: Step) -> dict[str, float]:
-    """Standard deviation of the noise in each estimated sum over all rows."""
-    mechanism = step.mechanism
-    return {
-        block.name: mechanism.block_noise_stddev(block.name) / step.sampling_rate
-        for block in step.blocks
-    }
-
-
-def _chunk_size(step: Step, num_rows: int) -> int:
-    """A public number of rows to work on at a time."""
-    expected = step.sampling_rate * num_rows
-    likely = math.ceil(expected + 6.0 * math.sqrt(expected) + 1.0)
-    return max(1, min(likely, num_rows, DEFAULT_CHUNK))
-
-
-def _public_facts(analysis: _Analysis) -> tuple[str, ...]:
+def _public_facts(analysis: Analysis) -> tuple[str, ...]:
     arguments = analysis.arguments
     facts = [
         "the model, its priors and plates, and every setting of the fit",

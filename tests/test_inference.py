@@ -23,7 +23,7 @@ import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
 
 import numpyro_vips as nv
-from numpyro_vips import inference
+from numpyro_vips import model_arguments
 from numpyro_vips.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips import VipsEngine
 
@@ -507,13 +507,13 @@ def test_an_engine_that_cannot_start_costs_nothing(broken, monkeypatch, budget):
 
 def test_data_are_read_after_the_charge(monkeypatch, budget):
     spent = []
-    take = inference.ModelArguments.take
+    take = model_arguments.ModelArguments.take
 
     def watched(self, indices):
         spent.append(budget.spent().epsilon)
         return take(self, indices)
 
-    monkeypatch.setattr(inference.ModelArguments, "take", watched)
+    monkeypatch.setattr(model_arguments.ModelArguments, "take", watched)
     fitted(coin, Y, budget=budget)
     assert spent and all(epsilon > 0.99 for epsilon in spent)
 
@@ -526,7 +526,7 @@ def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):
             nv.PrivacyBudget(1.0, 1e-5, path=path)
     budget = nv.PrivacyBudget(1.0, 1e-5, path=tmp_path / "ledger.json")
     reads = []
-    monkeypatch.setattr(inference.ModelArguments, "take", reads.append)
+    monkeypatch.setattr(model_arguments.ModelArguments, "take", reads.append)
 
     def refuse(*args):
         raise OSError(28, "No space left on device")

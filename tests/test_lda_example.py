@@ -9,7 +9,7 @@ import arviz as az
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from scipy.special import digamma, gammaln, logsumexp, softmax
+from scipy.special import digamma, gammaln, softmax
 
 import _corpus
 import _lda_paper
@@ -42,7 +42,7 @@ def document_bound(
     bound -= gammaln(gamma.sum()) - gammaln(gamma).sum() + (gamma - 1) @ log_theta
     # The same again, with the assignments summed out.
     assert bound == pytest.approx(
-        logsumexp(log_theta[:, None] + log_beta, axis=0).sum()
+        np.log(np.exp(log_theta[:, None] + log_beta).sum(axis=0)).sum()
         + (ALPHA - gamma) @ log_theta
         + gammaln(gamma).sum()
         - gammaln(gamma.sum())

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips import inference, planning
+from numpyro_vips import planning, private_step
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.planning import Settings, events_of, vips_schedule
@@ -134,7 +134,7 @@ class _Watched:
 @pytest.fixture
 def watched(monkeypatch) -> _Watched:
     seen = _Watched()
-    add_noise, select = GaussianMechanism.add_noise, inference.select_rows
+    add_noise, select = GaussianMechanism.add_noise, private_step.select_rows
 
     def watched_noise(self, sums, rng):
         noisy = add_noise(self, sums, rng)
@@ -153,7 +153,7 @@ def watched(monkeypatch) -> _Watched:
         return indices
 
     monkeypatch.setattr(GaussianMechanism, "add_noise", watched_noise)
-    monkeypatch.setattr(inference, "select_rows", watched_batch)
+    monkeypatch.setattr(private_step, "select_rows", watched_batch)
     return seen
 
 

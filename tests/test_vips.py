@@ -24,6 +24,7 @@ from scipy import special
 
 import numpyro_vips as nv
 from numpyro_vips.model_arguments import ModelArguments
+from numpyro_vips.private_step import run_step
 from numpyro_vips.secure_random import SecureRandom
 from numpyro_vips.vips import VipsEngine, VipsState
 
@@ -435,8 +436,6 @@ def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
 @pytest.mark.parametrize("max_batch_size", [None, 7])
 def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -> None:
     """Many releases of the same step, against the noise that the event states."""
-    from numpyro_vips import inference
-
     rows = tuple(a.astype(np.float32) for a in MODELS["logistic_fixed"].rows(60))
     vi = nv.PrivateVI(
         nv.private(MODELS["logistic_fixed"].fn, unit=UNIT),
@@ -469,17 +468,11 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
                 released.append((values, deviations))  # noqa: B023
                 return state
 
-        spied = type(analysis)(
-            arguments=analysis.arguments,
-            graph=analysis.graph,
-            engine=Spy(),
-            steps=analysis.steps,
-            reasons={},
-        )
         with pytest.warns(UserWarning, match="insecure_seed"):
             random = SecureRandom(insecure_seed=1)
         for _ in range(count):
-            inference._run_step(spied, step, start, random, max_batch_size)
+            spy: Any = Spy()
+            run_step(analysis.arguments, spy, step, start, random, max_batch_size)
         noise = np.stack([values[block.name] for values, _ in released]) - exact
         stated = released[0][1][block.name]
         event = step.event

@@ -27,7 +27,7 @@ from _worst_cases import (
     worst_case,
 )
 
-from numpyro_vips import accounting, gaussian_mechanism, inference
+from numpyro_vips import accounting, gaussian_mechanism, private_step
 from numpyro_vips.dpvi import DpviEngine
 from numpyro_vips.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips import VipsEngine
@@ -182,13 +182,13 @@ def no_clipping(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_row_twice(patch: pytest.MonkeyPatch) -> None:
-    select_rows = inference.select_rows
+    select_rows = private_step.select_rows
 
     def select(*args: Any) -> np.ndarray:
         indices = select_rows(*args)
         return np.append(indices, indices[-1:])
 
-    patch.setattr(inference, "select_rows", select)
+    patch.setattr(private_step, "select_rows", select)
 
 
 def root_two_forgotten(patch: pytest.MonkeyPatch) -> None:
