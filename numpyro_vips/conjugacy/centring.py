@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from numpyro_vips.conjugacy.families import Normal, Tangent
-from numpyro_vips.conjugacy.forms import Atom, Dense, Term
+from numpyro_vips.conjugacy.terms import Atom, Dense, Term
 
 if TYPE_CHECKING:
     from numpyro_vips.conjugacy.energy import Latent

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.expectations import Moments, expected, joint_moments
 from numpyro_vips.conjugacy.families import Beta, Dirichlet
-from numpyro_vips.conjugacy.forms import Term
 from numpyro_vips.conjugacy.local_variables import neutral_auxiliaries, zero_moments
 from numpyro_vips.conjugacy.row_statistics import from_block
 from numpyro_vips.conjugacy.structure import (
@@ -23,6 +22,7 @@ from numpyro_vips.conjugacy.structure import (
     exponential_family,
     is_real,
 )
+from numpyro_vips.conjugacy.terms import Term
 
 
 def initial_moments(

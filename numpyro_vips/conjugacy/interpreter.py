@@ -17,9 +17,24 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
+from numpyro_vips.conjugacy import elementwise, forms
+from numpyro_vips.conjugacy.contractions import product_array
+from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.signs import is_nonnegative, known_is_nonnegative
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Branch,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    NotInAlgebra,
+    OneHot,
+    Term,
+    is_known,
+    range_of,
+    split_selectors,
+)
 from numpyro_vips.numpy_primitives import NUMPY
 
 
@@ -36,7 +51,7 @@ class Constant:
 
     @property
     def known(self) -> bool:
-        return forms.is_known(self.array)
+        return is_known(self.array)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -127,7 +142,9 @@ def as_form(value: Value) -> Form:
         form = forms.constant(value.array, row=value.row)
         return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
-        product = forms.exponential(value.form) if value.function == "exp" else None
+        product = (
+            elementwise.exponential(value.form) if value.function == "exp" else None
+        )
         if product is not None:
             return product
         raise NotInAlgebra(f"{value.function} of {_names(value.latents)}")
@@ -258,7 +275,7 @@ def _known_function(
 
 
 def _xlogy(shape: tuple[int, ...], x: Value, y: Value) -> Value:
-    return as_form(x) * forms.log(as_form(y))
+    return as_form(x) * elementwise.log(as_form(y))
 
 
 def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
@@ -274,7 +291,7 @@ def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
     return Transformed("logsumexp", _joined(parts, len(axes), (*shape, states)))
 
 
-def _with_last_axis(form: Form, axes: forms.Labels) -> Form:
+def _with_last_axis(form: Form, axes: Labels) -> Form:
     form = forms.broadcast(form, axes)
     return forms.place(form, (*axes, Label(1)), range(len(axes)))
 
@@ -344,7 +361,7 @@ def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[
 def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
     """Gives public NumPy arrays the dtype that the program was traced with."""
     return [
-        jnp.asarray(a, dtype=_aval(var).dtype) if forms.is_known(a) else a
+        jnp.asarray(a, dtype=_aval(var).dtype) if is_known(a) else a
         for a, var in zip(arrays, eqn.invars, strict=True)
     ]
 
@@ -409,7 +426,7 @@ def _apply_state_by_state(
         return None
 
     def function(*arrays: Any) -> Any:
-        if all(map(forms.is_known, arrays)) and eqn.primitive.name in NUMPY:
+        if all(map(is_known, arrays)) and eqn.primitive.name in NUMPY:
             typed = [
                 np.asarray(a, _aval(v).dtype)
                 for a, v in zip(arrays, eqn.invars, strict=True)
@@ -423,12 +440,12 @@ def _apply_state_by_state(
         ]
         shape = jnp.broadcast_shapes(*(a.shape for a in typed))
         typed = [jnp.broadcast_to(a, shape) for a in typed]
-        if all(map(forms.is_known, arrays)):
+        if all(map(is_known, arrays)):
             with jax.ensure_compile_time_eval():
                 return np.asarray(eqn.primitive.bind(*typed, **eqn.params))
         return eqn.primitive.bind(*typed, **eqn.params)
 
-    return forms.map_discrete(function, *discrete)
+    return elementwise.map_discrete(function, *discrete)
 
 
 def _mixes_elements(discrete: Sequence[Form]) -> bool:
@@ -479,7 +496,7 @@ def _sub(eqn: Any, x: Value, y: Value) -> Value:
         return Transformed("sigmoid", -y.form)
     if _is_uniform(x, 1.0) and isinstance(y, Form):
         shape = tuple(map(Label, _aval(eqn.outvars[0]).shape))
-        complement = forms.complement(forms.broadcast(y, shape))
+        complement = elementwise.complement(forms.broadcast(y, shape))
         if complement is not None:
             return complement
     return as_form(x) - as_form(y)
@@ -572,7 +589,7 @@ def _div(eqn: Any, x: Value, y: Value) -> Value:
         return Transformed("sigmoid", -logit)
     if isinstance(x, Transformed) and x.function == "exp" and x.form is logit:
         return Transformed("sigmoid", x.form)
-    return as_form(x) * forms.power(as_form(y), -1.0)
+    return as_form(x) * elementwise.power(as_form(y), -1.0)
 
 
 def _is_exp(value: Value) -> bool:
@@ -589,7 +606,7 @@ def _logarithm(value: Value) -> Form | None:
     if not isinstance(value, Form) or _may_be_negative(value):
         return None
     try:
-        return forms.log(value)
+        return elementwise.log(value)
     except NotInAlgebra:
         return None
 
@@ -597,10 +614,10 @@ def _logarithm(value: Value) -> Form | None:
 def _is_nonnegative(form: Form) -> bool:
     """Whether a form is a product without a factor that may be negative."""
     return not _may_be_negative(form) and all(
-        forms.range_of(factor)[0] >= 0
+        range_of(factor)[0] >= 0
         for term in form.terms
         for factor in term.factors
-        if isinstance(factor, forms.Dense)
+        if isinstance(factor, Dense)
     )
 
 
@@ -675,7 +692,7 @@ def _pow(eqn: Any, x: Value, y: Value) -> Value:
 def _power_of(x: Value, exponent: float) -> Value:
     if isinstance(x, Transformed) and x.function == "exp":
         return Transformed("exp", x.form * exponent)
-    return forms.power(as_form(x), exponent)
+    return elementwise.power(as_form(x), exponent)
 
 
 @_rule("exp")
@@ -693,12 +710,12 @@ def _log(eqn: Any, x: Value) -> Value:
         if x.origin is None:
             return Transformed("logsumexp", x.form)
         return _Shifted(x.reason, x.latents, x.shape, x.form, x.origin, "log")
-    return forms.log(as_form(x))
+    return elementwise.log(as_form(x))
 
 
 @_rule("log1p")
 def _log1p(eqn: Any, x: Value) -> Value:
-    return forms.log1m(-as_form(x))
+    return elementwise.log1m(-as_form(x))
 
 
 @_rule("logistic")
@@ -725,12 +742,12 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
     if not chooser.is_discrete:
         raise NotInAlgebra("a choice that depends on a continuous latent")
     group = object()
-    terms: list[forms.Term] = []
+    terms: list[Term] = []
     axes = tuple(map(Label, _aval(eqn.outvars[0]).shape))
     exclusive = True
     for number, case in enumerate(cases):
         form = as_form(case)
-        mask = forms.map_discrete(
+        mask = elementwise.map_discrete(
             lambda c, number=number: (c == number) * np.float32(1.0), chooser
         )
         mask = Form(
@@ -740,7 +757,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
                     term,
                     factors=tuple(
                         dataclasses.replace(f, branch=(group, number))
-                        if isinstance(f, forms.Dense)
+                        if isinstance(f, Dense)
                         else f
                         for f in term.factors
                     ),
@@ -754,7 +771,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         )
         # A case that is zero has no terms, and its powers would be lost.
         exclusive = exclusive and form.exclusive and bool(form.terms)
-        terms += map(forms.spared, chosen.terms)
+        terms += map(elementwise.spared, chosen.terms)
     return Form(axes, tuple(terms), exclusive)
 
 
@@ -839,7 +856,7 @@ def _merge_and_split(x: Form, shape: tuple[int, ...]) -> Form:
     old = np.unravel_index(np.arange(size).reshape(shape), x.shape)
     result = x
     for indices in old:
-        indices, kept = forms._without_constant_axes(np.asarray(indices))
+        indices, kept = forms.without_constant_axes(np.asarray(indices))
         labels = tuple(new_axes[i] for i in kept)
         index = OneHot(indices, labels, Label(result.axes[0].size))
         # The selected axis is always the first one left; new axes collect behind.
@@ -917,7 +934,7 @@ def _stack(eqn: Any, *parts: Value) -> Value:
 
 
 def _take_known(
-    x: Form, axis: int, indices: np.ndarray, branch: forms.Branch | None = None
+    x: Form, axis: int, indices: np.ndarray, branch: Branch | None = None
 ) -> Form:
     """Selects public positions along one axis, -1 giving zero."""
     if np.array_equal(indices, np.arange(x.axes[axis].size)):
@@ -1113,7 +1130,7 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
 class Alternative:
     """One index array and the selectors under which it applies."""
 
-    selectors: tuple[forms.Factor, ...]
+    selectors: tuple[Factor, ...]
     bound: frozenset[Label]
     indices: Any
     labels: tuple[Label, ...]
@@ -1123,12 +1140,12 @@ class Alternative:
 def index_alternatives(index: Form) -> list[Alternative]:
     if not index.is_discrete:
         raise NotInAlgebra("a gather at an index that is not discrete")
-    terms = index.terms or (forms.Term(0.0),)
+    terms = index.terms or (Term(0.0),)
     alternatives = []
     for term in terms:
-        selectors, values = forms._split_selectors(term)
-        array, labels = forms._product_array(term.scale, values)
-        xp = np if forms.is_known(array) else jnp
+        selectors, values = split_selectors(term)
+        array, labels = product_array(term.scale, values)
+        xp = np if is_known(array) else jnp
         alternatives.append(
             Alternative(
                 tuple(selectors),
@@ -1149,7 +1166,7 @@ def select_by(
 ) -> Form:
     """Selects along one axis by an index that may depend on discrete latents."""
     position = form.axes.index(axis)
-    terms: list[forms.Term] = []
+    terms: list[Term] = []
     kept = [a for i, a in enumerate(form.axes) if i != position]
     axes = (*kept, *(a for a in batch_axes if a not in kept))
     for alternative in alternatives:
@@ -1160,7 +1177,7 @@ def select_by(
         for term in form.terms:
             renamed = term.renamed({axis: target})
             terms.append(
-                forms.Term(
+                Term(
                     term.scale,
                     (*renamed.factors, *alternative.selectors, one_hot),
                     renamed.bound | alternative.bound | {target},
@@ -1263,8 +1280,7 @@ def _is_positive(form: Form) -> bool:
     return bool(form.exclusive and form.terms) and all(
         term.scale > 0
         and all(
-            isinstance(factor, forms.Atom) and not factor.signed
-            for factor in term.factors
+            isinstance(factor, Atom) and not factor.signed for factor in term.factors
         )
         for term in form.terms
     )
@@ -1296,7 +1312,7 @@ def _cumulative(eqn: Any, form: Form) -> Form:
     old, new = form.axes[axis], Label(form.axes[axis].size)
     lower = np.tril(np.ones((old.size, old.size)))
     array = lower.T if eqn.params["reverse"] else lower
-    sums = Form((new, old), (forms.Term(1.0, (forms.Dense(array, (new, old)),)),))
+    sums = Form((new, old), (Term(1.0, (Dense(array, (new, old)),)),))
     axes = (*form.axes[:axis], new, *form.axes[axis + 1 :])
     return forms.product(sums, form, axes, (old,))
 

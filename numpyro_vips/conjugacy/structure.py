@@ -17,16 +17,25 @@ from typing import Any, Literal
 import jax.numpy as jnp
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import centring, families, forms
+from numpyro_vips.conjugacy import centring, families
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
 from numpyro_vips.conjugacy.families import Family
-from numpyro_vips.conjugacy.forms import Atom, Label, Term
 from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry, is_global
 from numpyro_vips.conjugacy.joint_categorical import (
     MAX_TABLE,
     JointCategorical,
     elimination_order,
+)
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    Term,
+    labels_of,
+    same_labels,
 )
 
 Release = Literal["public", "once", "adaptive"]
@@ -171,7 +180,7 @@ def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[T
     """Writes the square of a real latent as a product, and merges equal terms."""
     result: dict[Any, Term] = {}
     for term in terms:
-        factors: list[forms.Factor] = []
+        factors: list[Factor] = []
         for factor in term.factors:
             if (
                 isinstance(factor, Atom)
@@ -196,17 +205,17 @@ def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[T
 def _canonical_key(term: Term) -> tuple:
     """Equal for terms that are the same up to the names of bound labels."""
 
-    def head(factor: forms.Factor) -> tuple:
+    def head(factor: Factor) -> tuple:
         if isinstance(factor, Atom):
             return (1, factor.latent, factor.function, factor.power)
-        array = factor.array if isinstance(factor, forms.Dense) else factor.indices
+        array = factor.array if isinstance(factor, Dense) else factor.indices
         return (0, type(factor).__name__, str(id(array)), 0.0)
 
     ordered = sorted(term.factors, key=head)
     numbers: dict[Label, int] = {}
     key = []
     for factor in ordered:
-        labels = forms.labels_of(factor)
+        labels = labels_of(factor)
         key.append(
             (*head(factor), *(numbers.setdefault(x, len(numbers)) for x in labels))
         )
@@ -346,7 +355,7 @@ def _joint_discrete(
             ]
             names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
             indices = [atom.labels[:-1] for atom in atoms]
-            if any(not forms.same_labels(indices[0], other) for other in indices[1:]):
+            if any(not same_labels(indices[0], other) for other in indices[1:]):
                 # Different elements meet; each keeps a factor of its own.
                 apart.update(names)
             elif names:
@@ -590,7 +599,7 @@ def _are_two_elements(atoms: Sequence[Atom]) -> bool:
     if len(atoms) != 2:
         return False
     first, second = (atom.labels[:-1] for atom in atoms)
-    return not forms.same_labels(first, second)
+    return not same_labels(first, second)
 
 
 # --- statistics -----------------------------------------------------------------------
@@ -601,7 +610,7 @@ class GlobalPart:
     """The globals of one term: their pattern, and the term's labels in its order."""
 
     atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
-    labels: forms.Labels
+    labels: Labels
 
 
 def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
@@ -626,7 +635,7 @@ def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
     return best
 
 
-def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[forms.Labels]:
+def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[Labels]:
     if not _is_symmetric(atom.latent, atom.function, latents):
         return [atom.labels]
     *batch, row, column = atom.labels
@@ -640,7 +649,7 @@ def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> 
 
 def labels_in(
     term: Term, statistic: Statistic, latents: Mapping[str, Latent]
-) -> forms.Labels | None:
+) -> Labels | None:
     """The term's own label for each label of a statistic; None if it has another one.
 
     A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
@@ -729,7 +738,7 @@ def _summed_over(
             label
             for factor in term.factors
             if not is_global(factor, latents)
-            for label in forms.labels_of(factor)
+            for label in labels_of(factor)
         }
         # On a diagonal the labels cannot be summed one by one.
         summed -= {i for i, x in enumerate(labels) if x in told or labels.count(x) > 1}
@@ -742,7 +751,7 @@ def _summed_over(
         for latent, function, power, labels in statistic.atoms
     )
     count = len(sizes) - len(summed)
-    part = GlobalPart(atoms, tuple(forms.Label(sizes[i]) for i in order))
+    part = GlobalPart(atoms, tuple(Label(sizes[i]) for i in order))
     return dataclasses.replace(
         statistic,
         atoms=atoms,
