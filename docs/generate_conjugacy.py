@@ -27,9 +27,9 @@ from numpyro_vips.conjugacy import (
     logistic_bounds,
 )
 from numpyro_vips.conjugacy.energy import Latent, _Augmentation
-from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value, as_form
 from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
 from numpyro_vips.conjugacy.terms import NotInAlgebra
+from numpyro_vips.conjugacy.values import Constant, Transformed, Value, as_form
 
 PAGE = Path(__file__).parent / "conjugacy.md"
 _SIZE = 3

@@ -13,8 +13,8 @@ from _models import MODELS, UNIT, Rows, compiled, graph_of
 import numpyro_vips as nv
 from numpyro_vips.conjugacy import elementwise, forms, log_densities
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.interpreter import as_form
 from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.values import as_form
 
 
 @pytest.mark.parametrize("name", MODELS)

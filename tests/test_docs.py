@@ -13,7 +13,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy import elementwise, log_densities
-from numpyro_vips.conjugacy.interpreter import as_form
+from numpyro_vips.conjugacy.values import as_form
 
 
 def code_blocks(path: Any) -> list[str]:

@@ -22,14 +22,7 @@ from numpyro_vips.conjugacy import (
     logistic_bounds,
 )
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import (
-    Constant,
-    Opaque,
-    Value,
-    as_form,
-    interpret,
-    latents_of,
-)
+from numpyro_vips.conjugacy.interpreter import interpret
 from numpyro_vips.conjugacy.simplices import adds_up_to_one
 from numpyro_vips.conjugacy.summands import alternatives
 from numpyro_vips.conjugacy.terms import (
@@ -43,6 +36,7 @@ from numpyro_vips.conjugacy.terms import (
     Term,
     is_known,
 )
+from numpyro_vips.conjugacy.values import Constant, Opaque, Value, as_form, latents_of
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.model_trace import Distributed
 

@@ -94,6 +94,9 @@ class Form:
     __rmul__ = __mul__
 
 
+# --- making forms -----------------------------------------------------------------
+
+
 def constant(array: ArrayLike, *, row: bool = False) -> Form:
     """The form of a constant array."""
     axes = tuple(map(Label, np.shape(array)))
@@ -178,6 +181,9 @@ def _times(x: float, y: float) -> float:
     return 0.0 if x == 0 or y == 0 else x * y
 
 
+# --- axes -------------------------------------------------------------------------
+
+
 def place(form: Form, axes: Labels, positions: Iterable[int]) -> Form:
     """Puts each axis of `form` at a position among `axes`; the others broadcast."""
     substitution: dict[Label, Label] = {}
@@ -239,6 +245,9 @@ def sum_over(form: Form, positions: Iterable[int]) -> Form:
     summed = frozenset(a for i, a in enumerate(form.axes) if i in positions)
     terms = (Term(t.scale, t.factors, t.bound | summed).refreshed() for t in form.terms)
     return simplified(axes, terms, form.exclusive)
+
+
+# --- sums and products ------------------------------------------------------------
 
 
 def add(first: Form, second: Form) -> Form:
@@ -313,6 +322,9 @@ def is_single_choice(form: Form) -> bool:
         if not _selects_every_bound_label(term):
             return False
     return True
+
+
+# --- arrays -----------------------------------------------------------------------
 
 
 def constant_array(form: Form) -> ArrayLike:

@@ -18,14 +18,9 @@ from scipy import special as ssp
 
 from numpyro_vips.conjugacy import elementwise, forms
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import (
-    Transformed,
-    Value,
-    as_form,
-    index_alternatives,
-    select_by,
-)
+from numpyro_vips.conjugacy.indexing_rules import index_alternatives, select_by
 from numpyro_vips.conjugacy.terms import Label, Labels, NotInAlgebra, is_known
+from numpyro_vips.conjugacy.values import Transformed, Value, as_form
 
 LOG_2PI = math.log(2 * math.pi)
 

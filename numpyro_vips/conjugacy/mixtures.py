@@ -5,8 +5,8 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import elementwise, forms
+from numpyro_vips.conjugacy.axis_rules import stacked
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import Transformed, Value, as_form, stacked
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     Component,
@@ -14,6 +14,7 @@ from numpyro_vips.conjugacy.log_densities import (
     log_probabilities,
 )
 from numpyro_vips.conjugacy.terms import Label, NotInAlgebra
+from numpyro_vips.conjugacy.values import Transformed, Value, as_form
 
 
 def _mixing_logits(mixing: Component) -> Form:

@@ -12,7 +12,6 @@ from scipy import special as ssp
 
 from numpyro_vips.conjugacy import elementwise, forms, matrices
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import Constant, Value, as_form
 from numpyro_vips.conjugacy.log_densities import (
     LOG_2PI,
     Augment,
@@ -31,6 +30,7 @@ from numpyro_vips.conjugacy.terms import (
     is_known,
     labels_of,
 )
+from numpyro_vips.conjugacy.values import Constant, Value, as_form
 
 # The power of each that is the precision matrix.
 _EXPONENTS = {"precision_matrix": 1.0, "covariance_matrix": -1.0, "scale_tril": -2.0}

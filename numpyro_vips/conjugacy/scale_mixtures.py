@@ -11,7 +11,6 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import elementwise, forms
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import Value, as_form
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     gamma,
@@ -20,6 +19,7 @@ from numpyro_vips.conjugacy.log_densities import (
     normal_with_precision,
     require_constant,
 )
+from numpyro_vips.conjugacy.values import Value, as_form
 
 
 @log_density(dist.StudentT)
