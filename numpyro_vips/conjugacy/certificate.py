@@ -16,9 +16,9 @@ import numpyro
 from numpyro.distributions import biject_to
 
 from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
-from numpyro_vips.conjugacy.structure import Group
 from numpyro_vips.conjugacy.terms import OneHot, Term
 from numpyro_vips.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.errors import UnsafeModelError

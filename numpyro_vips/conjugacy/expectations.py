@@ -12,15 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.contractions import contract
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure import (
-    Group,
-    NotConjugate,
-    Statistic,
-    Structure,
-    labels_in,
-    statistic_name,
-)
+from numpyro_vips.conjugacy.released_statistics import Statistic, labels_in
+from numpyro_vips.conjugacy.structure import NotConjugate, Structure, statistic_name
 from numpyro_vips.conjugacy.terms import (
     Atom,
     Dense,

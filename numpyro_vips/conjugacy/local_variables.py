@@ -26,8 +26,9 @@ from numpyro_vips.conjugacy.expectations import (
     without_globals,
 )
 from numpyro_vips.conjugacy.families import Categorical, Family
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure import Group, Structure
+from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.conjugacy.terms import Dense, OneHot, Term, labels_of, same_labels
 
 # Sweeps over a row's latents where it has several that act on each other.

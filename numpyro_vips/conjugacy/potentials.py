@@ -17,9 +17,10 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.certificate import made_up_latents, point_moments
+from numpyro_vips.conjugacy.groups import Group, exponential_family
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import Group, exponential_family, normal_terms
+from numpyro_vips.conjugacy.structure import normal_terms
 from numpyro_vips.conjugacy.terms import Dense, OneHot, Term
 from numpyro_vips.double_precision import trace_in_double
 from numpyro_vips.model_trace import abstract_rows

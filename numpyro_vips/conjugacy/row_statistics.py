@@ -25,7 +25,8 @@ from numpyro_vips.conjugacy.expectations import (
     moment_operands,
 )
 from numpyro_vips.conjugacy.geometry import is_global
-from numpyro_vips.conjugacy.structure import Statistic, Structure
+from numpyro_vips.conjugacy.released_statistics import Statistic
+from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.conjugacy.terms import Label, Labels, OneHot, Term, labels_of
 
 # A term, and for each label of its statistic the term's own.
