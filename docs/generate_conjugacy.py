@@ -19,11 +19,17 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import compiler as _registers_everything  # noqa: F401
-from numpyro_vips.conjugacy import families, forms, log_densities, logistic_bounds
+from numpyro_vips.conjugacy import (
+    elementwise,
+    families,
+    forms,
+    log_densities,
+    logistic_bounds,
+)
 from numpyro_vips.conjugacy.energy import Latent, _Augmentation
-from numpyro_vips.conjugacy.forms import NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import Constant, Transformed, Value, as_form
 from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
+from numpyro_vips.conjugacy.terms import NotInAlgebra
+from numpyro_vips.conjugacy.values import Constant, Transformed, Value, as_form
 
 PAGE = Path(__file__).parent / "conjugacy.md"
 _SIZE = 3
@@ -138,10 +144,10 @@ def _latents(shape: tuple[int, ...]) -> Iterator[tuple[str, Value, Any]]:
             yield "exp", Transformed("exp", form), support
             yield "sigmoid", Transformed("sigmoid", form), support
         if support is constraints.positive:
-            yield "1/√", forms.power(form, -0.5), support
-            yield "√", forms.power(form, 0.5), support
+            yield "1/√", elementwise.power(form, -0.5), support
+            yield "√", elementwise.power(form, 0.5), support
         if support is constraints.simplex:
-            yield "log", forms.log(form), support
+            yield "log", elementwise.log(form), support
 
 
 def _candidates(kind: type, place: str) -> Iterator[tuple[str, Value, Any]]:

@@ -10,7 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.accounting import json_number
-from numpyro_vips.conjugacy.structure import Group, Statistic, Structure
+from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.released_statistics import Statistic
+from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.model_graph import ModelGraph
 from numpyro_vips.planning import Settings, Step
 from numpyro_vips.vips import VipsEngine

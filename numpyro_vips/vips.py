@@ -17,10 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_vips.conjugacy.groups import exponential_family
 from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
 from numpyro_vips.conjugacy.posterior import KIND, ConjugatePosterior
 from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import Statistic, exponential_family
+from numpyro_vips.conjugacy.released_statistics import Statistic
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.made_up_rows import made_up_rows
 

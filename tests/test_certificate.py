@@ -11,10 +11,10 @@ import pytest
 from _models import MODELS, UNIT, Rows, compiled, graph_of
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy import forms, log_densities
+from numpyro_vips.conjugacy import elementwise, forms, log_densities
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.interpreter import as_form
 from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.values import as_form
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -27,7 +27,7 @@ def test_the_compiled_models_are_certified(name: str) -> None:
 
 def _wrong_half(x: Any, rate: Any, *, augment: Any) -> forms.Form:
     rate = as_form(rate)
-    return forms.log(rate) - 0.5 * (rate * x)
+    return elementwise.log(rate) - 0.5 * (rate * x)
 
 
 def _wrong_constant(x: Any, rate: Any, *, augment: Any) -> forms.Form:
@@ -36,7 +36,7 @@ def _wrong_constant(x: Any, rate: Any, *, augment: Any) -> forms.Form:
 
 def _without_the_row(x: Any, rate: Any, *, augment: Any) -> forms.Form:
     rate = as_form(rate)
-    return forms.log(rate) - rate + 0.0 * x
+    return elementwise.log(rate) - rate + 0.0 * x
 
 
 @pytest.mark.parametrize("lie", [_wrong_half, _wrong_constant, _without_the_row])
@@ -56,7 +56,7 @@ def test_a_wrong_prior_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         x: forms.Form, concentration: Any, rate: Any, *, augment: Any, **_: Any
     ) -> forms.Form:
         a, b = as_form(concentration), as_form(rate)
-        return (a - 1.0) * forms.log(x) - b * x
+        return (a - 1.0) * elementwise.log(x) - b * x
 
     monkeypatch.setitem(log_densities.REGISTRY, dist.Gamma, unnormalised)
     model = MODELS["gamma_poisson"]

@@ -12,8 +12,8 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy import forms, log_densities
-from numpyro_vips.conjugacy.interpreter import as_form
+from numpyro_vips.conjugacy import elementwise, log_densities
+from numpyro_vips.conjugacy.values import as_form
 
 
 def code_blocks(path: Any) -> list[str]:
@@ -72,7 +72,7 @@ def test_added_likelihood_gives_the_exact_posterior(incomes):
 def test_likelihood_that_is_wrong_is_refused(incomes, registry):
     def wrong(x, scale, alpha, *, augment):
         m, a = as_form(scale), as_form(alpha)
-        return forms.log(a) + a * forms.log(m) - a * forms.log(x)
+        return elementwise.log(a) + a * elementwise.log(m) - a * elementwise.log(x)
 
     registry[dist.Pareto] = wrong
     y = np.full(30, 2.0)

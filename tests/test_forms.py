@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from _evaluate import evaluate
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra, OneHot
+from numpyro_vips.conjugacy import elementwise, forms
+from numpyro_vips.conjugacy.contractions import contract, gather
+from numpyro_vips.conjugacy.forms import Form
+from numpyro_vips.conjugacy.terms import Label, NotInAlgebra, OneHot
 
 RNG = np.random.default_rng(0)
 STATES = np.array([0, 1, 2])
@@ -61,40 +63,50 @@ SAME: dict[str, tuple[Callable[[], Form], np.ndarray]] = {
         A @ W,
     ),
     "square of a sum": (
-        lambda: forms.power(forms.sum_over(forms.constant(A) * latent("w"), [1]), 2),
+        lambda: elementwise.power(
+            forms.sum_over(forms.constant(A) * latent("w"), [1]), 2
+        ),
         (A @ W) ** 2,
     ),
     "square of a difference": (
-        lambda: forms.power(latent("w") - latent("v") * 3.0, 2),
+        lambda: elementwise.power(latent("w") - latent("v") * 3.0, 2),
         (W - 3 * V) ** 2,
     ),
-    "inverse": (lambda: forms.power(latent("tau"), -1.0), 1 / TAU),
+    "inverse": (lambda: elementwise.power(latent("tau"), -1.0), 1 / TAU),
     "inverse root of a scaled latent": (
-        lambda: forms.power(forms.constant(B) * latent("tau"), -0.5),
+        lambda: elementwise.power(forms.constant(B) * latent("tau"), -0.5),
         (B * TAU) ** -0.5,
     ),
     "power of a power": (
-        lambda: forms.power(forms.power(latent("tau"), -0.5), -2.0),
+        lambda: elementwise.power(elementwise.power(latent("tau"), -0.5), -2.0),
         TAU,
     ),
     "cancelling powers": (
-        lambda: latent("tau") * forms.power(latent("tau"), -1.0),
+        lambda: latent("tau") * elementwise.power(latent("tau"), -1.0),
         np.ones(3),
     ),
-    "log": (lambda: forms.log(latent("tau")), np.log(TAU)),
+    "log": (lambda: elementwise.log(latent("tau")), np.log(TAU)),
     "log of a scaled power": (
-        lambda: forms.log(3.0 * (forms.constant(B) * forms.power(latent("tau"), -0.5))),
+        lambda: elementwise.log(
+            3.0 * (forms.constant(B) * elementwise.power(latent("tau"), -0.5))
+        ),
         np.log(3 * B * TAU**-0.5),
     ),
-    "log of one minus a latent": (lambda: forms.log(1.0 - latent("p")), np.log1p(-P)),
-    "log1m": (lambda: forms.log1m(latent("p")), np.log1p(-P)),
-    "log1m of one minus a latent": (lambda: forms.log1m(1.0 - latent("p")), np.log(P)),
+    "log of one minus a latent": (
+        lambda: elementwise.log(1.0 - latent("p")),
+        np.log1p(-P),
+    ),
+    "log1m": (lambda: elementwise.log1m(latent("p")), np.log1p(-P)),
+    "log1m of one minus a latent": (
+        lambda: elementwise.log1m(1.0 - latent("p")),
+        np.log(P),
+    ),
     "log1m of a constant": (
-        lambda: forms.log1m(forms.constant(np.array([0.1, 0.6]))),
+        lambda: elementwise.log1m(forms.constant(np.array([0.1, 0.6]))),
         np.log1p([-0.1, -0.6]),
     ),
     "function of a discrete latent": (
-        lambda: forms.map_discrete(lambda z: (z - 1) ** 2 + 0.5, latent("z")),
+        lambda: elementwise.map_discrete(lambda z: (z - 1) ** 2 + 0.5, latent("z")),
         (Z - 1) ** 2 + 0.5,
     ),
     "sum over all axes": (
@@ -134,8 +146,8 @@ def test_select_picks_and_minus_one_gives_zero(indices: list[int]) -> None:
 def test_powers_and_logs_pass_through_selections(exponent: float) -> None:
     form = _picked([2, 0, 0], "tau")
     chosen = TAU[[2, 0, 0]]
-    check(forms.power(form, exponent), chosen**exponent)
-    check(forms.log(form), np.log(chosen))
+    check(elementwise.power(form, exponent), chosen**exponent)
+    check(elementwise.log(form), np.log(chosen))
 
 
 def test_two_selections_by_one_index_are_merged() -> None:
@@ -154,17 +166,17 @@ def test_a_discrete_latent_is_in_one_state() -> None:
 
 
 OUTSIDE: dict[str, Callable[[], Form]] = {
-    "inverse of a sum": lambda: forms.power(latent("w") + latent("v"), -1.0),
-    "cube of a sum": lambda: forms.power(latent("w") + 1.0, 3.0),
-    "log of a sum": lambda: forms.log(latent("tau") + latent("p")),
-    "log of a contraction": lambda: forms.log(
+    "inverse of a sum": lambda: elementwise.power(latent("w") + latent("v"), -1.0),
+    "cube of a sum": lambda: elementwise.power(latent("w") + 1.0, 3.0),
+    "log of a sum": lambda: elementwise.log(latent("tau") + latent("p")),
+    "log of a contraction": lambda: elementwise.log(
         forms.sum_over(forms.constant(B) * latent("tau"), [1])
     ),
-    "root of a negative": lambda: forms.power(-latent("tau"), 0.5),
-    "log of a negative": lambda: forms.log(-latent("tau")),
-    "log of a log": lambda: forms.log(forms.log(latent("tau"))),
-    "log1m of a product": lambda: forms.log1m(latent("p") * latent("tau")),
-    "log1m of a scaled latent": lambda: forms.log1m(2.0 * latent("p")),
+    "root of a negative": lambda: elementwise.power(-latent("tau"), 0.5),
+    "log of a negative": lambda: elementwise.log(-latent("tau")),
+    "log of a log": lambda: elementwise.log(elementwise.log(latent("tau"))),
+    "log1m of a product": lambda: elementwise.log1m(latent("p") * latent("tau")),
+    "log1m of a scaled latent": lambda: elementwise.log1m(2.0 * latent("p")),
 }
 
 
@@ -178,20 +190,20 @@ def test_contract_applies_selections() -> None:
     i, j, k = Label(4), Label(3), Label(3)
     one_hot = OneHot(np.array([2, -1, 0, 1]), (i,), k)
     matrix = RNG.normal(size=(3, 3))
-    found = forms.contract(2.0, [(matrix, (j, k)), (A, (i, j)), one_hot], (i,))
+    found = contract(2.0, [(matrix, (j, k)), (A, (i, j)), one_hot], (i,))
     chosen = np.array([matrix[:, 2], np.zeros(3), matrix[:, 0], matrix[:, 1]])
     np.testing.assert_allclose(found, 2 * (chosen * A).sum(1))
 
 
 def test_contract_of_a_selection_alone_is_its_one_hot() -> None:
     i, k = Label(3), Label(4)
-    found = forms.contract(1.0, [OneHot(np.array([3, -1, 0]), (i,), k)], (k, i))
+    found = contract(1.0, [OneHot(np.array([3, -1, 0]), (i,), k)], (k, i))
     np.testing.assert_array_equal(found, np.eye(5)[[3, 4, 0]][:, :4].T)
 
 
 def test_contract_broadcasts_what_no_operand_has() -> None:
     i, j = Label(3), Label(2)
-    found = forms.contract(2.0, [(W, (i,))], (j, i))
+    found = contract(2.0, [(W, (i,))], (j, i))
     np.testing.assert_array_equal(found, np.stack([2 * W, 2 * W]))
 
 
@@ -199,7 +211,7 @@ def test_gather_is_take_along_an_axis() -> None:
     i, j, k, n = Label(4), Label(3), Label(5), Label(6)
     array = RNG.normal(size=(4, 5, 3))
     indices = RNG.integers(0, 5, size=6)
-    found, labels = forms.gather(array, (i, k, j), indices, (n,), k)
+    found, labels = gather(array, (i, k, j), indices, (n,), k)
     expected = array[:, indices].transpose(1, 0, 2)
     order = [labels.index(label) for label in (n, i, j)]
     np.testing.assert_array_equal(found.transpose(order), expected)

@@ -20,7 +20,7 @@ import pytest
 from _models import MODELS
 from test_row_statistics import Setup, setup
 
-from numpyro_vips.conjugacy.structure import Statistic
+from numpyro_vips.conjugacy.released_statistics import Statistic
 
 
 def statistic_of(this: Setup, name: str) -> Statistic:

@@ -15,13 +15,8 @@ from numpyro.ops.indexing import Vindex
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import (
-    Constant,
-    Opaque,
-    Transformed,
-    Value,
-    interpret,
-)
+from numpyro_vips.conjugacy.interpreter import interpret
+from numpyro_vips.conjugacy.values import Constant, Opaque, Transformed, Value
 
 RNG = np.random.default_rng(1)
 LATENTS: dict[str, np.ndarray] = {

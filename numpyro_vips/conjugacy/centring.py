@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from numpyro_vips.conjugacy.families import Normal, Tangent
-from numpyro_vips.conjugacy.forms import Atom, Dense, Term
+from numpyro_vips.conjugacy.terms import Atom, Dense, Term
 
 if TYPE_CHECKING:
     from numpyro_vips.conjugacy.energy import Latent
-    from numpyro_vips.conjugacy.structure import Group
+
+from numpyro_vips.conjugacy.groups import Group
 
 # By latent, the mean with the batch axes of its block in front.
 Means = Mapping[str, Any]

@@ -16,9 +16,10 @@ import numpyro
 from numpyro.distributions import biject_to
 
 from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram, divided_by_weight
-from numpyro_vips.conjugacy.structure import Group
+from numpyro_vips.conjugacy.terms import OneHot, Term
 from numpyro_vips.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
@@ -231,7 +232,7 @@ def _most_alternatives(program: ConjugateProgram) -> int:
     def collect(row: Mapping[str, Any]) -> None:
         for term in program.row_terms(row, clear=False)[1]:
             for factor in term.factors:
-                if isinstance(factor, forms.OneHot) and factor.row:
+                if isinstance(factor, OneHot) and factor.row:
                     sizes.append(factor.target.size)
 
     jax.eval_shape(collect, shapes)
@@ -342,7 +343,7 @@ def _prior_at_point(
 def _with_auxiliaries(
     program: ConjugateProgram,
     latents: Mapping[str, Any],
-    terms: list[forms.Term],
+    terms: list[Term],
     moments: dict[str, Any],
 ) -> jax.Array:
     """Adds auxiliary variables at their optimum, where their bound is tight."""

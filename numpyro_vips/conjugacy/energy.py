@@ -14,17 +14,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy import families, forms, log_densities, logistic_bounds
-from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import (
-    Constant,
-    Opaque,
-    Value,
-    as_form,
-    interpret,
-    latents_of,
+from numpyro_vips.conjugacy import (
+    elementwise,
+    families,
+    forms,
+    log_densities,
+    logistic_bounds,
 )
+from numpyro_vips.conjugacy.forms import Form
+from numpyro_vips.conjugacy.interpreter import interpret
 from numpyro_vips.conjugacy.simplices import adds_up_to_one
+from numpyro_vips.conjugacy.summands import alternatives
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    NotInAlgebra,
+    OneHot,
+    Term,
+    is_known,
+)
+from numpyro_vips.conjugacy.values import Constant, Opaque, Value, as_form, latents_of
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.model_trace import Distributed
 
@@ -92,7 +104,7 @@ class _Augmentation:
     def auxiliary(
         self,
         kind: str,
-        axes: forms.Labels,
+        axes: Labels,
         *,
         family: str,
         weight: Form | None = None,
@@ -121,10 +133,10 @@ class _Augmentation:
             )
         )
         if num_states is None:
-            return Form(axes, (forms.Term(1.0, (forms.Atom(name, "x", axes),)),))
-        all_axes = (*axes, forms.Label(num_states))
-        atom = forms.Atom(name, "is", all_axes)
-        return Form(all_axes, (forms.Term(1.0, (atom,)),))
+            return Form(axes, (Term(1.0, (Atom(name, "x", axes),)),))
+        all_axes = (*axes, Label(num_states))
+        atom = Atom(name, "is", all_axes)
+        return Form(all_axes, (Term(1.0, (atom,)),))
 
     def adds_up_to_one(self, form: Form, *, logarithms: bool = False) -> bool | None:
         """Whether the last axis of a form holds probabilities; None: rows decide."""
@@ -147,14 +159,14 @@ class _Augmentation:
         probabilities r that each term is where the mass comes from.
         """
         if form.exclusive and form.terms:
-            return weight * forms.log(form)
+            return weight * elementwise.log(form)
         if not weight.is_constant:
             names = ", ".join(map(repr, sorted(weight.latents)))
             raise NotInAlgebra(f"the logarithm of a sum, times {names}")
         axes = forms.common_axes(form, weight)
         form, weight = forms.broadcast(form, axes), forms.broadcast(weight, axes)
         # A term whose coefficient is zero in a row has no share in it.
-        each = forms.log(forms.alternatives(form), finite=True)
+        each = elementwise.log(alternatives(form), finite=True)
         return self.allocate(each, weight)
 
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
@@ -345,19 +357,19 @@ def _site_energy(
         if not scale.is_constant:
             raise NotInAlgebra("a scale that depends on a latent")
         array = forms.constant_array(scale)
-        if not forms.is_known(array):
+        if not is_known(array):
             checks.append(jnp.asarray(array) >= 0)
         elif np.any(np.asarray(array) < 0):
             raise NotInAlgebra("a negative scale")
         # A scale has the batch axes of the site, event axes excluded.
-        ones = (forms.Label(1) for _ in range(site.distributed.reinterpreted))
+        ones = (Label(1) for _ in range(site.distributed.reinterpreted))
         axes = (*scale.axes, *ones)
         scale = forms.place(scale, axes, range(len(scale.axes)))
         scale = forms.within(scale, 0.0, math.inf)
     factors = [factor for factor in (mask, scale) if factor is not None]
-    form = forms.expanded(form)
+    form = elementwise.expanded(form)
     rank = len(site.shape) - site.distributed.event_dim
-    batch = tuple(forms.Label(size) for size in site.shape[:rank])
+    batch = tuple(Label(size) for size in site.shape[:rank])
     form = forms.broadcast(form, batch)
     for factor in factors if weighted else ():
         form = form * forms.broadcast(factor, batch)
@@ -398,7 +410,7 @@ def _copies(site: Site, pieces: list[Piece]) -> Form | None:
             )
         return None
     rank = len(site.shape)
-    axes = tuple(map(forms.Label, site.shape))
+    axes = tuple(map(Label, site.shape))
     one = Latent(
         name=site.name,
         role="local",
@@ -415,10 +427,10 @@ def _identity(form: Form | None) -> Any:
     if form is None:
         return None
 
-    def of(factor: forms.Factor) -> Any:
-        assert not isinstance(factor, forms.Atom)
-        array = factor.array if isinstance(factor, forms.Dense) else factor.indices
-        return array.tobytes() if forms.is_known(array) else id(array)
+    def of(factor: Factor) -> Any:
+        assert not isinstance(factor, Atom)
+        array = factor.array if isinstance(factor, Dense) else factor.indices
+        return array.tobytes() if is_known(array) else id(array)
 
     return tuple((term.scale, *map(of, term.factors)) for term in form.terms)
 
@@ -500,7 +512,7 @@ def _weighted(latent: Latent, factors: list[Form], batch_rank: int) -> Form:
     event_rank = max(0, len(latent.shape) - batch_rank)
     for factor in factors:
         if len(factor.axes) < len(result.axes):
-            axes = (*factor.axes, *(forms.Label(1) for _ in range(event_rank)))
+            axes = (*factor.axes, *(Label(1) for _ in range(event_rank)))
             factor = forms.place(factor, axes, range(len(factor.axes)))
         result = result * forms.broadcast(factor, result.axes)
     return result
@@ -514,15 +526,13 @@ def _all_valid(pieces: list[Piece], checks: list[Any]) -> Any:
     for form in all_forms:
         for term in form.terms:
             for factor in term.factors:
-                if isinstance(factor, forms.Atom) or not factor.row:
+                if isinstance(factor, Atom) or not factor.row:
                     continue
-                array = (
-                    factor.array if isinstance(factor, forms.Dense) else factor.indices
-                )
+                array = factor.array if isinstance(factor, Dense) else factor.indices
                 if id(array) in seen:
                     continue
                 seen.add(id(array))
-                if isinstance(factor, forms.OneHot):
+                if isinstance(factor, OneHot):
                     inside = (array >= 0) & (array < factor.target.size)
                     results.append(jnp.all(inside))
                 elif jnp.issubdtype(array.dtype, jnp.floating):

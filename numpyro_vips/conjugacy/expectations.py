@@ -11,20 +11,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Atom, Dense, Label, OneHot, Term
+from numpyro_vips.conjugacy.contractions import contract
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure import (
-    Group,
-    NotConjugate,
-    Statistic,
-    Structure,
-    labels_in,
-    statistic_name,
+from numpyro_vips.conjugacy.released_statistics import Statistic, labels_in
+from numpyro_vips.conjugacy.structure import NotConjugate, Structure, statistic_name
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    OneHot,
+    Term,
+    labels_of,
 )
 
 Moments = Mapping[str, Mapping[str, jax.Array]]
-Operand = tuple[Any, forms.Labels]
+Operand = tuple[Any, Labels]
 
 
 def expected(
@@ -46,7 +50,7 @@ def expected(
             operands += moment_operands(structure, term, moments, role="local")
         else:
             operands += moment_operands(structure, term, moments, role=None)
-        total = total + forms.contract(term.scale, operands, ())
+        total = total + contract(term.scale, operands, ())
     return total
 
 
@@ -58,7 +62,7 @@ def constants(term: Term) -> "list[Operand | OneHot]":
     ]
 
 
-def binding(structure: Structure, term: Term) -> tuple[Statistic, forms.Labels] | None:
+def binding(structure: Structure, term: Term) -> tuple[Statistic, Labels] | None:
     """The statistic that a term's globals belong to, and its labels in the term."""
     if all(structure.latents[atom.latent].role != "global" for atom in term.atoms):
         return None
@@ -110,7 +114,7 @@ def _joint_moment(
     )
     operands = moment_operands(structure, Term(1.0, atoms), moments, role=None)
     kept = labels[: len(statistic.shape)]
-    return jnp.asarray(forms.contract(1.0, operands, kept))
+    return jnp.asarray(contract(1.0, operands, kept))
 
 
 def without_globals(
@@ -124,7 +128,7 @@ def without_globals(
     atoms = [a for a in term.atoms if structure.latents[a.latent].role == "local"]
     kept = {label for atom in atoms for label in atom.labels}
     operands = [*constants(term), *joint_operand(structure, term, joint)]
-    factors: list[forms.Factor] = []
+    factors: list[Factor] = []
     for part in _connected(operands, kept):
         if len(part) == 1 and _labels(part[0]) <= kept:
             (operand,) = part
@@ -135,7 +139,7 @@ def without_globals(
         output = tuple(
             dict.fromkeys(x for o in part for x in labels_of_operand(o) if x in kept)
         )
-        array = jnp.asarray(forms.contract(1.0, part, output))
+        array = jnp.asarray(contract(1.0, part, output))
         factors.append(Dense(array, output, row=True))
     return Term(term.scale, (*factors, *atoms), frozenset(kept))
 
@@ -157,8 +161,8 @@ def _connected(
     return [members for _, members in parts]
 
 
-def labels_of_operand(operand: "Operand | OneHot") -> forms.Labels:
-    return forms.labels_of(operand) if isinstance(operand, OneHot) else operand[1]
+def labels_of_operand(operand: "Operand | OneHot") -> Labels:
+    return labels_of(operand) if isinstance(operand, OneHot) else operand[1]
 
 
 def _labels(operand: "Operand | OneHot") -> set[Label]:

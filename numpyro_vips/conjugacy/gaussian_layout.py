@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.terms import Labels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class GaussianLayout:
         start = self.offsets[site]
         return slice(start, start + math.prod(self.block_shape(site)))
 
-    def labels(self, site: str, labels: forms.Labels) -> tuple[forms.Labels, ...]:
+    def labels(self, site: str, labels: Labels) -> tuple[Labels, ...]:
         """A site's labels, split into those of batch and of block axes."""
         batch = tuple(labels[axis] for axis in self.batch_axes[site])
         block = tuple(labels[axis] for axis in self.block_axes[site])

@@ -11,9 +11,9 @@ from typing import Literal
 
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families, forms
+from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.energy import Latent
-from numpyro_vips.conjugacy.forms import (
+from numpyro_vips.conjugacy.terms import (
     Atom,
     Dense,
     Factor,
@@ -21,6 +21,9 @@ from numpyro_vips.conjugacy.forms import (
     Labels,
     OneHot,
     Term,
+    labels_of,
+    range_of,
+    same_labels,
 )
 
 Geometry = Literal["signed", "nonnegative", "psd"]
@@ -81,7 +84,7 @@ def _without_squares(factors: Sequence[Factor]) -> list[Factor]:
 
 def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
     if isinstance(factor, Dense | OneHot):
-        lower, upper = forms.range_of(factor)
+        lower, upper = range_of(factor)
         return int(lower >= 0) or -int(upper <= 0)
     latent = latents[factor.latent]
     if latent.role == "global" or factor.function == "is":
@@ -110,8 +113,8 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
         return 0
     swap = dict(zip(row_labels, column_labels, strict=True))
     inside = [f for f in term.factors if not is_global(f, latents)]
-    in_rows = [f for f in inside if set(forms.labels_of(f)) & set(row_labels)]
-    in_columns = [f for f in inside if set(forms.labels_of(f)) & set(column_labels)]
+    in_rows = [f for f in inside if set(labels_of(f)) & set(row_labels)]
+    in_columns = [f for f in inside if set(labels_of(f)) & set(column_labels)]
     if any(factor in in_columns for factor in in_rows):
         return 0
     for factor in in_rows:
@@ -121,9 +124,7 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
         in_columns.remove(images[0])
     if in_columns:
         return 0
-    rest = [
-        f for f in inside if not set(forms.labels_of(f)) & {*row_labels, *column_labels}
-    ]
+    rest = [f for f in inside if not set(labels_of(f)) & {*row_labels, *column_labels}]
     return _sign(rest, term.scale, latents)
 
 
@@ -137,8 +138,8 @@ def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
         same = a.array is b.array
     else:
         return False
-    labels = tuple(swap.get(label, label) for label in forms.labels_of(a))
-    return same and forms.same_labels(labels, forms.labels_of(b))
+    labels = tuple(swap.get(label, label) for label in labels_of(a))
+    return same and same_labels(labels, labels_of(b))
 
 
 def is_global(factor: Factor, latents: Mapping[str, Latent]) -> bool:

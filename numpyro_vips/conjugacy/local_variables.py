@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.energy import Energy, Latent
 from numpyro_vips.conjugacy.expectations import (
     Moments,
@@ -25,9 +26,10 @@ from numpyro_vips.conjugacy.expectations import (
     without_globals,
 )
 from numpyro_vips.conjugacy.families import Categorical, Family
-from numpyro_vips.conjugacy.forms import OneHot, Term
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure import Group, Structure
+from numpyro_vips.conjugacy.structure import Structure
+from numpyro_vips.conjugacy.terms import Dense, OneHot, Term, labels_of, same_labels
 
 # Sweeps over a row's latents where it has several that act on each other.
 DEFAULT_LOCAL_STEPS = 20
@@ -360,7 +362,7 @@ def _factored(
             label
             for factor in term.factors
             if factor is not atom
-            for label in forms.labels_of(factor)
+            for label in labels_of(factor)
         }
         varying |= {i for i, label in enumerate(atom.labels) if label in others}
     states = structure.latents[group.name].states
@@ -447,7 +449,7 @@ def _gathered_base(
     log = term.scale * log
     scaled = jax.lax.optimization_barrier(_scaled_exp(log))
     picked = [
-        jnp.asarray(forms.contract(1.0, [(array, order), *one_hots], atom.labels))
+        jnp.asarray(contract(1.0, [(array, order), *one_hots], atom.labels))
         for array in (log, scaled)
     ]
     if weight is None:
@@ -469,14 +471,14 @@ def _of_one_copy(
     position = dict(zip(weight.axes, atom.labels[:-1], strict=True))
     factors = list(term.factors)
     for factor in divisor.factors:
-        if not isinstance(factor, forms.Dense):
+        if not isinstance(factor, Dense):
             return None
         labels = tuple(position.get(label, label) for label in factor.labels)
         for number, candidate in enumerate(factors):
             if (
-                isinstance(candidate, forms.Dense)
+                isinstance(candidate, Dense)
                 and candidate.array is factor.array
-                and forms.same_labels(candidate.labels, labels)
+                and same_labels(candidate.labels, labels)
             ):
                 del factors[number]
                 break
@@ -497,7 +499,7 @@ def _coefficients(
     rest = Term(term.scale, tuple(f for f in term.factors if f is not atom), term.bound)
     operands = constants(rest) + moment_operands(structure, rest, moments, role=None)
     output = tuple(x for x, n in zip(atom.labels, shape, strict=True) if n > 1)
-    array = jnp.asarray(forms.contract(term.scale, operands, output))
+    array = jnp.asarray(contract(term.scale, operands, output))
     return array.reshape(shape)
 
 

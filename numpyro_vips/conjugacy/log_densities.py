@@ -16,15 +16,11 @@ import numpyro.distributions as dist
 from jax.scipy import special as jsp
 from scipy import special as ssp
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import (
-    Transformed,
-    Value,
-    as_form,
-    index_alternatives,
-    select_by,
-)
+from numpyro_vips.conjugacy import elementwise, forms
+from numpyro_vips.conjugacy.forms import Form
+from numpyro_vips.conjugacy.indexing_rules import index_alternatives, select_by
+from numpyro_vips.conjugacy.terms import Label, Labels, NotInAlgebra, is_known
+from numpyro_vips.conjugacy.values import Transformed, Value, as_form
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -35,7 +31,7 @@ class Augment(Protocol):
     def auxiliary(
         self,
         kind: str,
-        axes: forms.Labels,
+        axes: Labels,
         *,
         family: str,
         weight: Form | None = None,
@@ -88,11 +84,11 @@ def log_density(*kinds: type[dist.Distribution]) -> Callable[[LogDensity], LogDe
 
 
 def square(form: Form) -> Form:
-    return forms.power(form, 2)
+    return elementwise.power(form, 2)
 
 
 def _log_gamma(form: Form) -> Form:
-    return forms.map_constant(ssp.gammaln, jsp.gammaln, form)
+    return elementwise.map_constant(ssp.gammaln, jsp.gammaln, form)
 
 
 def log_gamma(form: Form) -> Form:
@@ -110,7 +106,7 @@ def require_constant(form: Form, what: str) -> None:
 def at_value(form: Form, value: Form) -> Form:
     """Picks, along the last axis of `form`, the entry that a discrete value names."""
     batch = forms.common_axes(Form(form.axes[:-1], ()), value)
-    entries = forms.Label(form.axes[-1].size)
+    entries = Label(form.axes[-1].size)
     form = forms.broadcast(form, (*batch, entries))
     value = forms.broadcast(value, batch)
     picked = select_by(form, entries, index_alternatives(value), batch)
@@ -130,7 +126,7 @@ def bernoulli_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return bernoulli_logits(x, probs.form, augment=augment)
     p = as_form(probs)
-    return x * forms.log(p) + (1.0 - x) * forms.log1m(p)
+    return x * elementwise.log(p) + (1.0 - x) * elementwise.log1m(p)
 
 
 @log_density(dist.BernoulliLogits)
@@ -141,7 +137,7 @@ def bernoulli_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
 def _logistic(successes: Form, logits: Form, trials: Form, augment: Augment) -> Form:
     """successes · ψ - trials · log(1 + exp ψ)."""
     if logits.is_constant:
-        softplus = forms.map_constant(
+        softplus = elementwise.map_constant(
             lambda a: np.logaddexp(a, 0.0), lambda a: jnp.logaddexp(a, 0.0), logits
         )
         return successes * logits - trials * softplus
@@ -158,7 +154,7 @@ def binomial_probs(
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return binomial_logits(x, probs.form, total_count, augment=augment)
     p, n = as_form(probs), as_form(total_count)
-    return x * forms.log(p) + (n - x) * forms.log1m(p) + _log_choose(n, x)
+    return x * elementwise.log(p) + (n - x) * elementwise.log1m(p) + _log_choose(n, x)
 
 
 @log_density(dist.BinomialLogits)
@@ -188,7 +184,7 @@ def negative_binomial_probs(
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return negative_binomial_logits(x, probs.form, total_count, augment=augment)
     p, r = as_form(probs), as_form(total_count)
-    return x * forms.log(p) + r * forms.log1m(p) + _log_rising(r, x)
+    return x * elementwise.log(p) + r * elementwise.log1m(p) + _log_rising(r, x)
 
 
 @log_density(dist.GammaPoisson, dist.NegativeBinomial2)
@@ -203,7 +199,7 @@ def gamma_poisson(
     else:
         b = as_form(rate)
         require_constant(b, "the rate of a GammaPoisson as a function")
-        logits = -forms.log(b)
+        logits = -elementwise.log(b)
     return _logistic(x, logits, x + r, augment) + _log_rising(r, x)
 
 
@@ -212,7 +208,7 @@ def geometric_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return geometric_logits(x, probs.form, augment=augment)
     p = as_form(probs)
-    return x * forms.log1m(p) + forms.log(p)
+    return x * elementwise.log1m(p) + elementwise.log(p)
 
 
 @log_density(dist.GeometricLogits)
@@ -230,7 +226,7 @@ def categorical_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
         return at_value(log_probabilities(probs.form, augment), x)
     p = _probabilities(probs, augment)
     if p.exclusive and p.terms:
-        return at_value(forms.log(p), x)
+        return at_value(elementwise.log(p), x)
     return augment.log_sum(at_value(p, x), forms.as_form(1.0))
 
 
@@ -254,7 +250,7 @@ def categorical_logits(x: Form, logits: Value, *, augment: Augment) -> Form:
 def log_probabilities(logits: Form, augment: Augment) -> Form:
     """Normalised logits: constants, or the logarithms of probabilities."""
     if logits.is_constant:
-        return forms.map_constant(
+        return elementwise.map_constant(
             lambda a: a - np.logaddexp.reduce(a, -1, keepdims=True),
             lambda a: a - jsp.logsumexp(a, -1, keepdims=True),
             logits,
@@ -271,7 +267,9 @@ def multinomial_probs(
     if isinstance(probs, Transformed) and probs.function == "exp":
         return multinomial_logits(x, probs.form, total_count, augment=augment)
     p = _probabilities(probs, augment)
-    per_state = x * forms.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
+    per_state = (
+        x * elementwise.log(p) if p.exclusive and p.terms else augment.log_sum(p, x)
+    )
     coefficient = log_gamma(as_form(total_count) + 1.0)
     return sum_event(per_state - log_gamma(x + 1.0)) + coefficient
 
@@ -296,11 +294,13 @@ def poisson(x: Form, rate: Value, *, augment: Augment) -> Form:
 
 @log_density(dist.Normal)
 def normal(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
-    return normal_with_precision(x, as_form(loc), forms.power(as_form(scale), -2.0))
+    return normal_with_precision(
+        x, as_form(loc), elementwise.power(as_form(scale), -2.0)
+    )
 
 
 def normal_with_precision(x: Form, loc: Form, precision: Form) -> Form:
-    log_precision = forms.log(precision)
+    log_precision = elementwise.log(precision)
     return -0.5 * (precision * square(x - loc)) + 0.5 * log_precision - 0.5 * LOG_2PI
 
 
@@ -308,7 +308,9 @@ def normal_with_precision(x: Form, loc: Form, precision: Form) -> Form:
 def gamma(x: Form, concentration: Value, rate: Value, *, augment: Augment) -> Form:
     a, b = as_form(concentration), as_form(rate)
     require_constant(a, "the concentration of a Gamma as a function")
-    return (a - 1.0) * forms.log(x) - b * x + a * forms.log(b) - log_gamma(a)
+    return (
+        (a - 1.0) * elementwise.log(x) - b * x + a * elementwise.log(b) - log_gamma(a)
+    )
 
 
 @log_density(dist.Chi2)
@@ -321,7 +323,7 @@ def chi_squared(x: Form, df: Value, *, augment: Augment, **_: Value) -> Form:
 def pareto(x: Form, scale: Value, alpha: Value, *, augment: Augment) -> Form:
     m, a = as_form(scale), as_form(alpha)
     require_constant(m, "the smallest value of a Pareto as a function")
-    return forms.log(a) + a * forms.log(m) - (a + 1.0) * forms.log(x)
+    return elementwise.log(a) + a * elementwise.log(m) - (a + 1.0) * elementwise.log(x)
 
 
 @log_density(dist.Weibull)
@@ -329,22 +331,22 @@ def weibull(x: Form, scale: Value, concentration: Value, *, augment: Augment) ->
     k = as_form(concentration)
     require_constant(k, "the concentration of a Weibull as a function")
     array = forms.constant_array(k)
-    if not forms.is_known(array) or np.ptp(array) != 0:
+    if not is_known(array) or np.ptp(array) != 0:
         raise NotInAlgebra("a concentration of a Weibull that is not one public number")
     shape = float(array.flat[0])
-    rate = forms.power(as_form(scale), -shape)
-    log_x = forms.log(x)
+    rate = elementwise.power(as_form(scale), -shape)
+    log_x = elementwise.log(x)
     return (
         math.log(shape)
-        + forms.log(rate)
+        + elementwise.log(rate)
         + (shape - 1.0) * log_x
-        - rate * forms.power(x, shape)
+        - rate * elementwise.power(x, shape)
     )
 
 
 @log_density(dist.Exponential)
 def exponential(x: Form, rate: Value, *, augment: Augment) -> Form:
-    return forms.log(as_form(rate)) - as_form(rate) * x
+    return elementwise.log(as_form(rate)) - as_form(rate) * x
 
 
 @log_density(dist.InverseGamma)
@@ -354,10 +356,10 @@ def inverse_gamma(
     a, b = as_form(concentration), as_form(rate)
     require_constant(a, "the concentration of an InverseGamma as a function")
     return (
-        a * forms.log(b)
+        a * elementwise.log(b)
         - log_gamma(a)
-        - (a + 1.0) * forms.log(x)
-        - b * forms.power(x, -1.0)
+        - (a + 1.0) * elementwise.log(x)
+        - b * elementwise.power(x, -1.0)
     )
 
 
@@ -365,16 +367,16 @@ def inverse_gamma(
 def log_normal(
     x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
 ) -> Form:
-    log_x = forms.log(x)
+    log_x = elementwise.log(x)
     return normal(log_x, loc, scale, augment=augment) - log_x
 
 
 @log_density(dist.HalfNormal)
 def half_normal(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
-    precision = forms.power(as_form(scale), -2.0)
+    precision = elementwise.power(as_form(scale), -2.0)
     return (
-        -0.5 * (precision * forms.power(x, 2.0))
-        + 0.5 * forms.log(precision)
+        -0.5 * (precision * elementwise.power(x, 2.0))
+        + 0.5 * elementwise.log(precision)
         + 0.5 * math.log(2 / math.pi)
     )
 
@@ -385,17 +387,19 @@ def beta(
 ) -> Form:
     a, b = as_form(concentration1), as_form(concentration0)
     if _is_one(a) or _is_one(b):  # Γ(b + 1) / Γ(b) is b, which may be latent.
-        normalizer = forms.log(b if _is_one(a) else a)
+        normalizer = elementwise.log(b if _is_one(a) else a)
     else:
         normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
-    return (a - 1.0) * forms.log(x) + (b - 1.0) * forms.log1m(x) + normalizer
+    return (
+        (a - 1.0) * elementwise.log(x) + (b - 1.0) * elementwise.log1m(x) + normalizer
+    )
 
 
 def _is_one(form: Form) -> bool:
     if not form.is_constant:
         return False
     array = forms.constant_array(form)
-    return forms.is_known(array) and bool(np.all(array == 1))
+    return is_known(array) and bool(np.all(array == 1))
 
 
 @log_density(dist.Uniform)
@@ -403,14 +407,14 @@ def uniform(x: Form, low: Value, high: Value, *, augment: Augment) -> Form:
     low, high = as_form(low), as_form(high)
     for bound in (low, high):
         require_constant(bound, "the bounds of a Uniform as a function")
-    return -forms.log(high - low) + 0.0 * x
+    return -elementwise.log(high - low) + 0.0 * x
 
 
 @log_density(dist.Dirichlet)
 def dirichlet(x: Form, concentration: Value, *, augment: Augment) -> Form:
     a = as_form(concentration)
     normalizer = log_gamma(sum_event(a)) - sum_event(log_gamma(a))
-    return sum_event((a - 1.0) * forms.log(x)) + normalizer
+    return sum_event((a - 1.0) * elementwise.log(x)) + normalizer
 
 
 # --- factors ------------------------------------------------------------------------

@@ -20,7 +20,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy import elementwise, forms
 from numpyro_vips.conjugacy.forms import Form
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def polya_gamma(augment: "Augment", logits: Form, trials: Form) -> Form:
     """
     axes = forms.common_axes(logits, trials)
     xi = augment.auxiliary("polya_gamma", axes, family="PolyaGamma", weight=trials)
-    squared = forms.power(logits, 2)
+    squared = elementwise.power(logits, 2)
     return -0.5 * (trials * (xi * squared)) - trials * math.log(2.0)
 
 
@@ -74,5 +74,5 @@ def fixed_curvature(augment: "Augment", logits: Form, trials: Form) -> Form:
     """
     axes = forms.common_axes(logits, trials)
     u = augment.auxiliary("tangent", axes, family="Tangent", weight=trials)
-    squared = forms.power(logits, 2)
+    squared = elementwise.power(logits, 2)
     return -0.125 * (trials * squared) + trials * (u * logits)

@@ -4,15 +4,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Form, Label, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import Transformed, Value, as_form, stacked
+from numpyro_vips.conjugacy import elementwise, forms
+from numpyro_vips.conjugacy.axis_rules import stacked
+from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     Component,
     log_density,
     log_probabilities,
 )
+from numpyro_vips.conjugacy.terms import Label, NotInAlgebra
+from numpyro_vips.conjugacy.values import Transformed, Value, as_form
 
 
 def _mixing_logits(mixing: Component) -> Form:
@@ -22,7 +24,7 @@ def _mixing_logits(mixing: Component) -> Form:
     probs = mixing.parameters["probs"]
     if isinstance(probs, Transformed) and probs.function == "exp":
         return probs.form
-    return forms.log(as_form(probs))
+    return elementwise.log(as_form(probs))
 
 
 @log_density(dist.MixtureSameFamily)
@@ -68,11 +70,11 @@ def zero_inflated(
     if not x.is_constant:
         raise NotInAlgebra("a zero-inflated distribution of a latent")
     p = as_form(gate)
-    log_is_zero = forms.map_constant(
-        lambda a: np.where(a == 0, 0.0, forms.LOG_OF_ZERO),
-        lambda a: jnp.where(a == 0, 0.0, forms.LOG_OF_ZERO),
+    log_is_zero = elementwise.map_constant(
+        lambda a: np.where(a == 0, 0.0, elementwise.LOG_OF_ZERO),
+        lambda a: jnp.where(a == 0, 0.0, elementwise.LOG_OF_ZERO),
         x,
     )
-    of_zero = forms.log(p) + log_is_zero
-    of_base = forms.log1m(p) + base_dist.log_density(x)
+    of_zero = elementwise.log(p) + log_is_zero
+    of_base = elementwise.log1m(p) + base_dist.log_density(x)
     return augment.allocate(stacked([of_zero, of_base]))

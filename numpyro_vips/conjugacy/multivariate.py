@@ -10,9 +10,8 @@ import numpyro.distributions as dist
 from jax.scipy import special as jsp
 from scipy import special as ssp
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.forms import Form, NotInAlgebra
-from numpyro_vips.conjugacy.interpreter import Constant, Value, as_form
+from numpyro_vips.conjugacy import elementwise, forms, matrices
+from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.log_densities import (
     LOG_2PI,
     Augment,
@@ -22,6 +21,16 @@ from numpyro_vips.conjugacy.log_densities import (
     require_constant,
     sum_event,
 )
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Factor,
+    Label,
+    NotInAlgebra,
+    Term,
+    is_known,
+    labels_of,
+)
+from numpyro_vips.conjugacy.values import Constant, Value, as_form
 
 # The power of each that is the precision matrix.
 _EXPONENTS = {"precision_matrix": 1.0, "covariance_matrix": -1.0, "scale_tril": -2.0}
@@ -44,7 +53,7 @@ def multivariate_normal(
 def _with_precision(residual: Form, precision: Form, log_determinant: Form) -> Form:
     """The log density of a Normal, from its residual and its precision matrix."""
     *batch, axis = residual.axes
-    other = forms.Label(axis.size)
+    other = Label(axis.size)
     rows = forms.place(residual, (*batch, axis, other), range(len(batch) + 1))
     positions = [*range(len(batch)), len(batch) + 1]
     columns = forms.place(residual, (*batch, axis, other), positions)
@@ -70,9 +79,9 @@ def precision_of(spellings: Mapping[str, Value]) -> tuple[Form, Form]:
         if scaled is not None:
             return _scaled_precision(name, *scaled)
         if name == "precision_matrix":
-            return matrix, forms.log_det(matrix)
+            return matrix, matrices.log_det(matrix)
         if name == "covariance_matrix":
-            return forms.inverse(matrix), -forms.log_det(matrix)
+            return matrices.inverse(matrix), -matrices.log_det(matrix)
     raise NotInAlgebra(reason)
 
 
@@ -82,15 +91,15 @@ def _diagonal_precision(spellings: Mapping[str, Value]) -> Form | None:
         value = spellings.get(name)
         if not isinstance(value, Form) or value.is_constant:
             continue
-        diagonal = forms.diagonal(value)
+        diagonal = matrices.diagonal(value)
         if diagonal is not None:
-            return forms.power(diagonal, exponent)
+            return elementwise.power(diagonal, exponent)
     return None
 
 
 def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
     array = forms.constant_array(matrix)
-    xp = np if forms.is_known(array) else jnp
+    xp = np if is_known(array) else jnp
     if name == "scale_tril":
         array = array @ xp.swapaxes(array, -1, -2)
     if name != "precision_matrix":
@@ -104,7 +113,7 @@ def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
 
 def _log_determinant(array: Any) -> Any:
     """Of a positive definite matrix; not finite where a row brings another one."""
-    if not forms.is_known(array):
+    if not is_known(array):
         diagonal = jnp.diagonal(jnp.linalg.cholesky(array), axis1=-2, axis2=-1)
         return 2.0 * jnp.log(diagonal).sum(-1)
     if np.any(np.linalg.eigvalsh(array) <= 0):
@@ -119,36 +128,36 @@ def _multiple_of_constant(matrix: Form) -> tuple[Form, Form] | None:
         return None
     (term,) = matrix.terms
     # What is joined to the axes of the matrix belongs to it.
-    mine: list[forms.Factor] = []
+    mine: list[Factor] = []
     labels = {rows, columns}
     rest = list(term.factors)
     while True:
-        joined = [f for f in rest if labels & set(forms.labels_of(f))]
+        joined = [f for f in rest if labels & set(labels_of(f))]
         if not joined:
             break
         mine += joined
         rest = [f for f in rest if f not in joined]
-        labels |= {x for f in joined for x in forms.labels_of(f) if x in term.bound}
-    if any(isinstance(factor, forms.Atom) for factor in mine):
+        labels |= {x for f in joined for x in labels_of(f) if x in term.bound}
+    if any(isinstance(factor, Atom) for factor in mine):
         return None
     inside = frozenset(x for x in term.bound if x in labels)
     number = forms.simplified(
         matrix.axes[:-2],
-        [forms.Term(term.scale, tuple(rest), term.bound - inside)],
+        [Term(term.scale, tuple(rest), term.bound - inside)],
         True,
     )
-    constant = forms.Form(matrix.axes, (forms.Term(1.0, tuple(mine), inside),))
+    constant = forms.Form(matrix.axes, (Term(1.0, tuple(mine), inside),))
     return number, constant
 
 
 def _scaled_precision(name: str, number: Form, matrix: Form) -> tuple[Form, Form]:
     """The precision of a latent number times a constant matrix."""
-    number = forms.power(number, _EXPONENTS[name])
+    number = elementwise.power(number, _EXPONENTS[name])
     precision, log_determinant = _constant_precision(name, matrix)
-    axes = (*number.axes, forms.Label(1), forms.Label(1))
+    axes = (*number.axes, Label(1), Label(1))
     scalar = forms.place(number, axes, range(len(number.axes)))
     size = float(matrix.axes[-1].size)
-    return scalar * precision, size * forms.log(number) + log_determinant
+    return scalar * precision, size * elementwise.log(number) + log_determinant
 
 
 @log_density(dist.Wishart)
@@ -171,7 +180,7 @@ def wishart(
         }
     rate, log_det_rate = precision_of(renamed)
     return (
-        0.5 * ((nu - (size + 1.0)) * forms.log_det(x))
+        0.5 * ((nu - (size + 1.0)) * matrices.log_det(x))
         - 0.5 * sum_event(rate * x, 2)
         + 0.5 * (nu * log_det_rate)
         - (0.5 * size * math.log(2.0)) * nu
@@ -180,7 +189,7 @@ def wishart(
 
 
 def _log_multigamma(nu: Form, size: int) -> Form:
-    return forms.map_constant(
+    return elementwise.map_constant(
         np.vectorize(lambda a: _multigammaln(a / 2, size), otypes=[float]),
         lambda a: jsp.multigammaln(a / 2, size),
         nu,
@@ -204,8 +213,8 @@ def inverse_wishart(
     scale, log_det_scale = precision_of(renamed)
     return (
         0.5 * (nu * log_det_scale)
-        - 0.5 * ((nu + (size + 1.0)) * forms.log_det(x))
-        - 0.5 * sum_event(scale * forms.inverse(x), 2)
+        - 0.5 * ((nu + (size + 1.0)) * matrices.log_det(x))
+        - 0.5 * sum_event(scale * matrices.inverse(x), 2)
         - (0.5 * size * math.log(2.0)) * nu
         - _log_multigamma(nu, size)
     )
@@ -219,7 +228,7 @@ def low_rank_multivariate_normal(
     for part in (factor, diagonal):
         require_constant(part, "the covariance of a LowRankMultivariateNormal as one")
     arrays = [forms.constant_array(part) for part in (factor, diagonal)]
-    xp = np if all(map(forms.is_known, arrays)) else jnp
+    xp = np if all(map(is_known, arrays)) else jnp
     covariance = arrays[0] @ xp.swapaxes(arrays[0], -1, -2)
     covariance = covariance + arrays[1][..., None] * np.eye(x.axes[-1].size)
     given = Constant(covariance, row=factor.row or diagonal.row)
@@ -237,10 +246,10 @@ def multivariate_student_t(
         Form(residual.axes[:-1], ()), Form(precision.axes[:-2], ()), degrees
     )
     mixing = augment.auxiliary("scale", axes, family="Gamma")
-    matrix_axes = (*axes, forms.Label(1), forms.Label(1))
+    matrix_axes = (*axes, Label(1), Label(1))
     scaled = forms.place(mixing, matrix_axes, range(len(axes))) * precision
     size = float(residual.axes[-1].size)
-    log_determinant = size * forms.log(mixing) + log_determinant
+    log_determinant = size * elementwise.log(mixing) + log_determinant
     return _with_precision(residual, scaled, log_determinant) + gamma(
         mixing, degrees * 0.5, degrees * 0.5, augment=augment
     )
@@ -252,15 +261,15 @@ def gaussian_random_walk(
 ) -> Form:
     """Independent Normal steps from zero."""
     *batch, time = x.axes
-    before = forms.Label(time.size)
+    before = Label(time.size)
     # The state before each one; nothing is before the first.
     shift = forms.constant(np.eye(time.size, k=-1))
     shift = forms.place(shift, (time, before), (0, 1))
     earlier = forms.place(x, (*batch, before), range(len(x.axes)))
     steps = x - forms.product(shift, earlier, x.axes, (before,))
-    precision = forms.power(as_form(scale), -2.0)
+    precision = elementwise.power(as_form(scale), -2.0)
     each = forms.place(
-        precision, (*precision.axes, forms.Label(1)), range(len(precision.axes))
+        precision, (*precision.axes, Label(1)), range(len(precision.axes))
     )
     return sum_event(normal_with_precision(steps, forms.as_form(0.0), each))
 
@@ -281,14 +290,14 @@ def conditional_autoregression(
     require_constant(rho, "the correlation of a CAR as a function")
     require_constant(neighbours, "the neighbours of a CAR as a function")
     W, r = forms.constant_array(neighbours), forms.constant_array(rho)
-    xp = np if forms.is_known(W) and forms.is_known(r) else jnp
+    xp = np if is_known(W) and is_known(r) else jnp
     degrees = W.sum(-1)[..., None] * np.eye(x.axes[-1].size)
     given = Constant(
         xp.asarray(degrees - r[..., None, None] * W), row=neighbours.row or rho.row
     )
     matrix, log_determinant = precision_of({"precision_matrix": given})
     tau, size = as_form(conditional_precision), float(x.axes[-1].size)
-    axes = (*tau.axes, forms.Label(1), forms.Label(1))
+    axes = (*tau.axes, Label(1), Label(1))
     scaled = forms.place(tau, axes, range(len(tau.axes))) * matrix
-    log_determinant = size * forms.log(tau) + log_determinant
+    log_determinant = size * elementwise.log(tau) + log_determinant
     return _with_precision(x - as_form(loc), scaled, log_determinant)

@@ -16,15 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.certificate import made_up_latents, point_moments
+from numpyro_vips.conjugacy.groups import Group, exponential_family
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import (
-    Group,
-    exponential_family,
-    normal_terms,
-)
+from numpyro_vips.conjugacy.structure import normal_terms
+from numpyro_vips.conjugacy.terms import Dense, OneHot, Term
 from numpyro_vips.double_precision import trace_in_double
 from numpyro_vips.model_trace import abstract_rows
 
@@ -103,9 +100,9 @@ def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | N
     return None
 
 
-def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
+def _terms_of(program: ConjugateProgram, site: str) -> list[Term]:
     """The terms of one site, its rows abstract, without its mask and scale."""
-    box: list[list[forms.Term]] = []
+    box: list[list[Term]] = []
 
     def collect(rows: Mapping[str, Any]) -> None:
         found = program.energy_of(rows, weighted=False)
@@ -118,16 +115,16 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[forms.Term]:
 
 
 def _free_arrays(
-    terms: list[forms.Term],
+    terms: list[Term],
 ) -> dict[int, tuple[Any, int | None, bool]]:
     """The arrays that rows bring, the upper limit of those that are indices, and
     whether the program lets none of an array's entries be negative."""
     found: dict[int, tuple[Any, int | None, bool]] = {}
     for term in terms:
         for factor in term.factors:
-            if isinstance(factor, forms.OneHot) and factor.row:
+            if isinstance(factor, OneHot) and factor.row:
                 found[id(factor.indices)] = factor.indices, factor.target.size, True
-            elif isinstance(factor, forms.Dense) and factor.row:
+            elif isinstance(factor, Dense) and factor.row:
                 top = 2 if factor.branch else None
                 found[id(factor.array)] = factor.array, top, factor.lower >= 0
     return found

@@ -17,7 +17,7 @@ from numpyro_vips.conjugacy import centring, expectations, forms, logistic_bound
 from numpyro_vips.conjugacy import global_variables as globals_
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.expectations import Moments
-from numpyro_vips.conjugacy.forms import Term
+from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.local_variables import (
     Clear,
     Factor,
@@ -37,7 +37,8 @@ from numpyro_vips.conjugacy.row_statistics import (
     squared_row_norm,
     where_rows,
 )
-from numpyro_vips.conjugacy.structure import Group, Structure, normal_terms
+from numpyro_vips.conjugacy.structure import Structure, normal_terms
+from numpyro_vips.conjugacy.terms import Term
 from numpyro_vips.model_graph import ModelGraph
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.expectations import (
     Moments,
     Operand,
@@ -24,12 +24,13 @@ from numpyro_vips.conjugacy.expectations import (
     labels_of_operand,
     moment_operands,
 )
-from numpyro_vips.conjugacy.forms import Label, OneHot, Term
 from numpyro_vips.conjugacy.geometry import is_global
-from numpyro_vips.conjugacy.structure import Statistic, Structure
+from numpyro_vips.conjugacy.released_statistics import Statistic
+from numpyro_vips.conjugacy.structure import Structure
+from numpyro_vips.conjugacy.terms import Label, Labels, OneHot, Term, labels_of
 
 # A term, and for each label of its statistic the term's own.
-Entry = tuple[Term, forms.Labels]
+Entry = tuple[Term, Labels]
 
 # Rounding errors of a contraction, in units of the machine epsilon times the sum of
 # magnitudes: far more than blocked summation makes.
@@ -134,7 +135,7 @@ def _inner_product(
         operands = [
             x if isinstance(x, OneHot) else (jnp.abs(x[0]), x[1]) for x in operands
         ]
-    return jnp.asarray(forms.contract(scale, operands, ()))
+    return jnp.asarray(contract(scale, operands, ()))
 
 
 def _scattered_square(
@@ -170,7 +171,7 @@ def _scattered_square(
         ),
         term.bound,
     )
-    used = {x for f in rest.factors for x in forms.labels_of(f) if x in targets}
+    used = {x for f in rest.factors for x in labels_of(f) if x in targets}
     if (
         not index_labels
         or used
@@ -187,7 +188,7 @@ def _scattered_square(
     summed -= set(output)
     if any(label.size > 1 for label in summed):
         return None  # A sum inside of a[l, k] could cancel.
-    coefficients = jnp.asarray(forms.contract(term.scale, operands, output))
+    coefficients = jnp.asarray(contract(term.scale, operands, output))
     # Without the barrier XLA makes an array of each factor in place of the product.
     coefficients = jax.lax.optimization_barrier(coefficients)
     size = math.prod(x.size for x in index_labels)

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy import elementwise, forms
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.interpreter import Value, as_form
 from numpyro_vips.conjugacy.log_densities import (
     Augment,
     gamma,
@@ -20,6 +19,7 @@ from numpyro_vips.conjugacy.log_densities import (
     normal_with_precision,
     require_constant,
 )
+from numpyro_vips.conjugacy.values import Value, as_form
 
 
 @log_density(dist.StudentT)
@@ -28,7 +28,7 @@ def student_t(
 ) -> Form:
     """Normal with precision λ/scale², λ ~ Gamma(df/2, df/2)."""
     loc, degrees = as_form(loc), as_form(df)
-    precision = forms.power(as_form(scale), -2.0)
+    precision = elementwise.power(as_form(scale), -2.0)
     axes = forms.common_axes(x, loc, precision, degrees)
     mixing = augment.auxiliary("scale", axes, family="Gamma")
     return normal_with_precision(x, loc, mixing * precision) + gamma(
@@ -45,10 +45,10 @@ def cauchy(x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value) -
 @log_density(dist.Laplace)
 def laplace(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
     """Normal with variance τ·scale², τ ~ Exponential(1/2) (Andrews and Mallows)."""
-    loc, precision = as_form(loc), forms.power(as_form(scale), -2.0)
+    loc, precision = as_form(loc), elementwise.power(as_form(scale), -2.0)
     axes = forms.common_axes(x, loc, precision)
     tau = augment.auxiliary("scale", axes, family="GeneralizedInverseGaussian")
-    inverse = forms.power(tau, -1.0)
+    inverse = elementwise.power(tau, -1.0)
     conditional = normal_with_precision(x, loc, inverse * precision)
     return conditional - 0.5 * tau - math.log(2.0)
 
@@ -67,8 +67,8 @@ def asymmetric_laplace(
     def ratio(k: Any) -> Any:
         return k / (1.0 + k**2)
 
-    p = forms.map_constant(quantile, quantile, kappa)
-    sigma = as_form(scale) * forms.map_constant(ratio, ratio, kappa)
+    p = elementwise.map_constant(quantile, quantile, kappa)
+    sigma = as_form(scale) * elementwise.map_constant(ratio, ratio, kappa)
     return _of_quantile(x, as_form(loc), sigma, p, augment)
 
 
@@ -87,17 +87,18 @@ def _of_quantile(x: Form, loc: Form, scale: Form, p: Form, augment: Augment) -> 
     w ~ Exponential(1), z ~ Normal(0, 1) (Kozumi and Kobayashi, 2011).
     """
     inverse_square = 0.5 * (p * (1.0 - p))
-    theta = (0.5 - p) * forms.power(inverse_square, -1.0)
+    theta = (0.5 - p) * elementwise.power(inverse_square, -1.0)
     axes = forms.common_axes(x, loc, scale, p)
     w = augment.auxiliary("scale", axes, family="GeneralizedInverseGaussian")
-    precision = inverse_square * forms.power(scale, -2.0)
+    precision = inverse_square * elementwise.power(scale, -2.0)
     residual = x - loc
     return (
-        -0.5 * (forms.power(w, -1.0) * (precision * forms.power(residual, 2)))
-        + (theta * inverse_square) * (forms.power(scale, -1.0) * residual)
-        - (0.5 * (forms.power(theta, 2) * inverse_square) + 1.0) * w
-        + 0.5 * forms.log(precision)
-        - 0.5 * forms.log(w)
+        -0.5
+        * (elementwise.power(w, -1.0) * (precision * elementwise.power(residual, 2)))
+        + (theta * inverse_square) * (elementwise.power(scale, -1.0) * residual)
+        - (0.5 * (elementwise.power(theta, 2) * inverse_square) + 1.0) * w
+        + 0.5 * elementwise.log(precision)
+        - 0.5 * elementwise.log(w)
         - 0.5 * math.log(2 * math.pi)
     )
 
@@ -108,17 +109,17 @@ def half_cauchy(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
 
     Wand, Ormerod, Padoan and Frühwirth (2011), result 5.
     """
-    rate = forms.power(as_form(scale), -2.0)
+    rate = elementwise.power(as_form(scale), -2.0)
     axes = forms.common_axes(x, rate)
     mixing = augment.auxiliary("scale", axes, family="InverseGamma")
     half = forms.as_form(0.5)
-    log_x = forms.log(x)
-    inverse = forms.power(mixing, -1.0)
+    log_x = elementwise.log(x)
+    inverse = elementwise.power(mixing, -1.0)
     of_square = (
-        0.5 * forms.log(inverse)
+        0.5 * elementwise.log(inverse)
         - 0.5 * math.log(math.pi)
         - 3.0 * log_x
-        - inverse * forms.power(x, -2.0)
+        - inverse * elementwise.power(x, -2.0)
     )
     # The density of x rather than of x².
     jacobian = log_x + math.log(2.0)

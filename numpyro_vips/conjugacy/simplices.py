@@ -14,8 +14,18 @@ from typing import Any, Protocol
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families, forms
-from numpyro_vips.conjugacy.forms import Atom, Dense, Form, OneHot, Term
+from numpyro_vips.conjugacy import families
+from numpyro_vips.conjugacy.contractions import contract
+from numpyro_vips.conjugacy.forms import Form
+from numpyro_vips.conjugacy.terms import (
+    Atom,
+    Dense,
+    OneHot,
+    Term,
+    is_known,
+    labels_of,
+    split_selectors,
+)
 
 _DRAWS = 3
 # Enough to meet every branch that a row may choose.
@@ -78,14 +88,14 @@ def _is_choice_of_simplices(
     states = form.axes[-1]
     wanted = ("log" if logarithms else "x", 1.0)
     for term in form.terms:
-        selectors, values = forms._split_selectors(term)
+        selectors, values = split_selectors(term)
         value = values[0] if len(values) == 1 else None
         if not (
             isinstance(value, Atom)
             and ((value.function, value.power), term.scale) == (wanted, 1.0)
             and is_simplex(latents[value.latent].support)
             and value.labels[-1] is states
-            and not any(states in forms.labels_of(selector) for selector in selectors)
+            and not any(states in labels_of(selector) for selector in selectors)
         ):
             return False
     return form.exclusive and bool(form.terms)
@@ -136,19 +146,19 @@ def _at_random_point(
                 array = np.full(np.shape(factor.array), float(chosen == number))
                 operands.append((array, factor.labels))
             else:
-                if not forms.is_known(factor.array):
+                if not is_known(factor.array):
                     return None
                 operands.append((factor.array, factor.labels))
         if _size(term, form) > _MOST_NUMBERS:
             return None
-        total = total + forms.contract(term.scale, operands, form.axes)
+        total = total + contract(term.scale, operands, form.axes)
     return total
 
 
 def _public_selection(
     factor: OneHot, remembered: Any, rng: np.random.Generator
 ) -> OneHot:
-    if forms.is_known(factor.indices):
+    if is_known(factor.indices):
         return factor
     shape = np.shape(factor.indices)
     indices = remembered(
@@ -159,7 +169,7 @@ def _public_selection(
 
 
 def _size(term: Term, form: Form) -> int:
-    labels = {label for f in term.factors for label in forms.labels_of(f)}
+    labels = {label for f in term.factors for label in labels_of(f)}
     return int(np.prod([float(label.size) for label in {*labels, *form.axes}]))
 
 

@@ -1,0 +1,159 @@
+"""Contractions of arrays with labelled axes: gathers and einsums.
+
+Public arrays stay in NumPy; what is made with a private one is traced.
+"""
+
+import string
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.terms import (
+    ArrayLike,
+    Dense,
+    Factor,
+    Label,
+    Labels,
+    NotInAlgebra,
+    OneHot,
+    is_known,
+    labels_of,
+)
+
+
+def product_array(scale: float, values: Sequence[Factor]) -> tuple[ArrayLike, Labels]:
+    union: Labels = tuple(
+        dict.fromkeys(label for value in values for label in labels_of(value))
+    )
+    if len(values) == 1 and scale == 1.0 and isinstance(values[0], Dense):
+        return values[0].array, values[0].labels
+    array: ArrayLike = np.asarray(scale)
+    for value in values:
+        if not isinstance(value, Dense):
+            raise NotInAlgebra("a selection that is not of constants")
+        array = array * expand_to(value.array, value.labels, union)
+    return array, union
+
+
+def expand_to(array: ArrayLike, labels: Labels, union: Labels) -> ArrayLike:
+    """Transposes and inserts axes of length 1, to broadcast against `union`."""
+    order = [labels.index(label) for label in union if label in labels]
+    array = array.transpose(order)
+    shape = [label.size if label in labels else 1 for label in union]
+    return array.reshape(shape)
+
+
+def gather(
+    array: ArrayLike,
+    labels: Labels,
+    indices: ArrayLike,
+    index_labels: Labels,
+    target: Label,
+) -> tuple[ArrayLike, Labels]:
+    """Replaces the axis `target` of an array by what `indices` picks along it."""
+    # A label that occurs twice stands for a diagonal.
+    kept = tuple(dict.fromkeys(label for label in labels if label is not target))
+    union = (*index_labels, *(label for label in kept if label not in index_labels))
+    xp = np if is_known(array) and is_known(indices) else jnp
+    indices = xp.maximum(indices, 0)
+    if not set(index_labels) & set(kept) and len(kept) == len(labels) - 1:
+        moved = xp.moveaxis(array, labels.index(target), 0)
+        return moved[indices], (*index_labels, *kept)
+    selectors = []
+    for label in labels:
+        if label is target:
+            selectors.append(expand_to(indices, index_labels, union))
+        else:
+            index = np.arange(label.size)
+            selectors.append(expand_to(index, (label,), union))
+    return array[tuple(selectors)], union
+
+
+def contract(
+    scale: float,
+    operands: Sequence["tuple[ArrayLike, Labels] | OneHot"],
+    output: Labels,
+) -> ArrayLike:
+    """Evaluates scale · Σ Π operands, with the labels of `output` kept.
+
+    Selections are applied as gathers to the operands they select from, so that a
+    one-hot array is made only where there is nothing to gather from.
+    """
+    arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
+    for one_hot in (operand for operand in operands if isinstance(operand, OneHot)):
+        users = [labels for _, labels in arrays if one_hot.target in labels]
+        if one_hot.target in output or not users:
+            arrays.append(one_hot_array(one_hot))
+            continue
+        gathered = []
+        for array, labels in arrays:
+            if one_hot.target in labels:
+                array, labels = gather(
+                    array, labels, one_hot.indices, one_hot.labels, one_hot.target
+                )
+            gathered.append((array, labels))
+        arrays = gathered
+        if is_known(one_hot.indices) and np.any(one_hot.indices < 0):
+            present = (one_hot.indices >= 0).astype(np.float32)
+            arrays.append((present, one_hot.labels))
+    arrays = _without_known_vectors(arrays, output)
+    # The sum of truth values is a number, and einsum's own is whether there is any.
+    arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
+    known = all(is_known(array) for array, _ in arrays)
+    xp: Any = np if known else jnp
+    if not arrays:
+        return np.broadcast_to(np.asarray(scale), [label.size for label in output])
+    letters: dict[Label, str] = {}
+    pool = iter(string.ascii_letters)
+    for _, labels in arrays:
+        for label in labels:
+            if label not in letters:
+                letters[label] = next(pool)
+    inputs = ",".join("".join(letters[x] for x in labels) for _, labels in arrays)
+    kept = tuple(label for label in output if label in letters)
+    # Norms must bound sums, so no accelerator may round these products to half floats.
+    precision = {} if known else {"precision": "highest"}
+    result = xp.einsum(
+        f"{inputs}->{''.join(letters[label] for label in kept)}",
+        *(array for array, _ in arrays),
+        optimize="greedy" if len(arrays) > 2 else False,
+        **precision,
+    )
+    result = expand_to(result * scale, kept, output)
+    return xp.broadcast_to(result, [label.size for label in output])
+
+
+def _without_known_vectors(
+    arrays: "list[tuple[ArrayLike, Labels]]", output: Labels
+) -> "list[tuple[ArrayLike, Labels]]":
+    """Contracts known vectors, such as the values of a latent's states, at once.
+
+    The einsum's own order knows nothing of a batch of rows: it would take the states
+    along through the large contractions.
+    """
+    rest = list(arrays)
+    for vector in arrays:
+        array, labels = vector
+        if not is_known(array) or len(labels) != 1 or labels[0] in output:
+            continue
+        users = [x for x in rest if x is not vector and labels[0] in x[1]]
+        if len(users) != 1 or users[0][1].count(labels[0]) != 1:
+            continue
+        other, its_labels = users[0]
+        xp: Any = np if is_known(other) else jnp
+        precision = {} if is_known(other) else {"precision": "highest"}
+        axis = its_labels.index(labels[0])
+        product = xp.tensordot(other, array, ((axis,), (0,)), **precision)
+        kept = tuple(label for label in its_labels if label is not labels[0])
+        rest = [x for x in rest if x is not vector and x is not users[0]]
+        rest.append((product, kept))
+    return rest
+
+
+def one_hot_array(one_hot: OneHot) -> tuple[ArrayLike, Labels]:
+    xp = np if is_known(one_hot.indices) else jnp
+    states = np.arange(one_hot.target.size)
+    array = (one_hot.indices[..., None] == states).astype(xp.float32)
+    return array, (*one_hot.labels, one_hot.target)

@@ -1,0 +1,188 @@
+"""What forms are made of: labels, factors and terms.
+
+A term is a contraction (in the sense of einsum) of constants and of views of latents,
+
+    scale · Σ_(bound labels) Π factors.
+
+Factors are of three kinds: `Dense`, a constant array; `OneHot`, a constant index
+that selects along a label, which is how gathers, slices, reshapes and concatenations
+are written without making an array; and `Atom`, a function of a latent variable,
+elementwise on its value (`"x"`, `"log"`, `"log1m"`) or on a whole event
+(`"logdet"`), or the indicator of a discrete latent's state (`"is"`, which has one
+label more than the latent has axes).
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+ArrayLike = Any
+
+
+# Which alternative, of which `where` or `concatenate`, a selector stands for.
+Branch = tuple[object, int]
+
+
+class Label:
+    """An axis of an expression; equal only to itself."""
+
+    __slots__ = ("size",)
+
+    def __init__(self, size: int):
+        self.size = int(size)
+
+
+Labels = tuple[Label, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dense:
+    """A constant array with one label per axis.
+
+    `row` says whether it depends on private rows; `branch` is set where the array
+    holds zeros and ones that select; `lower` and `upper` bound the entries of every row
+    that counts, because that is checked.
+    """
+
+    array: ArrayLike
+    labels: Labels
+    row: bool = False
+    branch: Branch | None = None
+    lower: float = -math.inf
+    upper: float = math.inf
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OneHot:
+    """1 where the label `target` equals `indices`, else 0; all 0 at an index of -1."""
+
+    indices: ArrayLike
+    labels: Labels
+    target: Label
+    row: bool = False
+    branch: Branch | None = None
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Atom:
+    """A function of a latent variable, raised to a power.
+
+    `signed` says that the variable itself may be negative.
+    """
+
+    latent: str
+    function: str
+    labels: Labels
+    power: float = 1.0
+    signed: bool = False
+
+
+Factor = Dense | OneHot | Atom
+
+
+class NotInAlgebra(Exception):
+    """An operation leaves the algebra; the message says which and why."""
+
+
+def is_known(array: ArrayLike) -> bool:
+    """Whether a constant is public, so that its value may shape the program."""
+    return isinstance(array, np.ndarray)
+
+
+def labels_of(factor: Factor) -> Labels:
+    if isinstance(factor, OneHot):
+        return (*factor.labels, factor.target)
+    return factor.labels
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Term:
+    """scale · Σ_bound Π factors. No label in `bound` occurs in another term."""
+
+    scale: float
+    factors: tuple[Factor, ...] = ()
+    bound: frozenset[Label] = frozenset()
+
+    @property
+    def atoms(self) -> list[Atom]:
+        return [f for f in self.factors if isinstance(f, Atom)]
+
+    @property
+    def row(self) -> bool:
+        return any(f.row for f in self.factors if not isinstance(f, Atom))
+
+    def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
+        """The term with labels replaced; a bound label that is replaced is unbound."""
+        factors = tuple(_renamed(f, substitution) for f in self.factors)
+        bound = frozenset(b for b in self.bound if b not in substitution)
+        return Term(self.scale, factors, bound)
+
+    def with_row_arrays(self, replace: Callable[[ArrayLike], ArrayLike]) -> "Term":
+        """The term with another array for each that depends on private rows."""
+        factors: list[Factor] = []
+        for factor in self.factors:
+            if isinstance(factor, Dense) and factor.row:
+                factor = dataclasses.replace(factor, array=replace(factor.array))
+            elif isinstance(factor, OneHot) and factor.row:
+                factor = dataclasses.replace(factor, indices=replace(factor.indices))
+            factors.append(factor)
+        return Term(self.scale, tuple(factors), self.bound)
+
+    def refreshed(self) -> "Term":
+        """The same term with bound labels of its own."""
+        fresh = {label: Label(label.size) for label in self.bound}
+        renamed = self.renamed(fresh)
+        return Term(self.scale, renamed.factors, frozenset(fresh.values()))
+
+
+def _renamed(factor: Factor, substitution: Mapping[Label, Label]) -> Factor:
+    if not any(label in substitution for label in labels_of(factor)):
+        return factor
+    labels = tuple(substitution.get(label, label) for label in factor.labels)
+    if isinstance(factor, OneHot):
+        target = substitution.get(factor.target, factor.target)
+        return dataclasses.replace(factor, labels=labels, target=target)
+    return dataclasses.replace(factor, labels=labels)
+
+
+def range_of(factor: Dense | OneHot) -> tuple[float, float]:
+    """The least and the largest that an entry of a constant can be."""
+    if isinstance(factor, OneHot):
+        return 0.0, 1.0
+    if is_known(factor.array) and np.size(factor.array):
+        return float(np.min(factor.array)), float(np.max(factor.array))
+    return factor.lower, factor.upper
+
+
+def selected_labels(term: Term) -> set[Label]:
+    """The labels along which a selector picks a single entry."""
+    selected = set()
+    for factor in term.factors:
+        if isinstance(factor, OneHot):
+            selected.add(factor.target)
+        elif isinstance(factor, Atom) and factor.function == "is":
+            selected.add(factor.labels[-1])
+    return selected
+
+
+def same_labels(a: Labels, b: Labels) -> bool:
+    """Whether two factors are indexed alike; axes of length 1 always are."""
+    return len(a) == len(b) and all(
+        x is y or x.size == y.size == 1 for x, y in zip(a, b, strict=True)
+    )
+
+
+def split_selectors(term: Term) -> tuple[list[Factor], list[Factor]]:
+    """Separates what selects from what is selected."""
+    selectors, values = [], []
+    for factor in term.factors:
+        is_selector = (
+            isinstance(factor, OneHot)
+            or (isinstance(factor, Atom) and factor.function == "is")
+            or (isinstance(factor, Dense) and factor.branch is not None)
+        )
+        (selectors if is_selector else values).append(factor)
+    return selectors, values
