@@ -128,7 +128,7 @@ def _graph(model: Any, *args: Any) -> Any:
     "case",
     [
         "effects",
-        "mixture",
+        pytest.param("mixture", marks=pytest.mark.slow),
         pytest.param("frailty", marks=pytest.mark.slow),
         pytest.param("factors", marks=pytest.mark.slow),
     ],

@@ -125,7 +125,7 @@ def covariance(family: str, arrays: Any) -> jax.Array:
 @pytest.mark.parametrize(
     ("family", "perturb"),
     [
-        ("full_rank", "location"),
+        pytest.param("full_rank", "location", marks=pytest.mark.slow),
         ("low_rank", "all"),
         pytest.param("full_rank", "all", marks=pytest.mark.slow),
         pytest.param("low_rank", "location", marks=pytest.mark.slow),

@@ -106,6 +106,7 @@ def test_the_stack_is_clean_after_an_error_in_the_model():
     assert not _PYRO_STACK
 
 
+@pytest.mark.slow
 def test_nuts_draws_what_it_draws_for_the_plain_model(data):
     def draws(model):
         mcmc = MCMC(NUTS(model), num_warmup=20, num_samples=10, progress_bar=False)

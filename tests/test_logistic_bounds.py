@@ -155,6 +155,7 @@ def test_residuals_and_shared_curvature(x64: None):
     assert np.all(norms >= expected * (1 - 1e-12))
 
 
+@pytest.mark.slow
 def test_pixels_share_the_second_moment_of_the_units(x64: None):
     y = binary_images()
     program = compiled(belief_network, y)
@@ -194,7 +195,9 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
     np.testing.assert_allclose(sums["⟨W⟩"], residual.T @ z - spread, atol=1e-6)
 
 
-@pytest.mark.parametrize("model", ["regression", "belief_network"])
+@pytest.mark.parametrize(
+    "model", ["regression", pytest.param("belief_network", marks=pytest.mark.slow)]
+)
 def test_one_row_moves_the_sum_by_no_more_than_the_norm(model: str, x64: None):
     rng = np.random.default_rng(5)
     if model == "regression":

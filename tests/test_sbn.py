@@ -525,6 +525,7 @@ def tree(num_states: int) -> Any:
     return model
 
 
+@pytest.mark.slow
 def test_tree_of_discrete_latents_is_exact():
     rng = np.random.default_rng(4)
     root = rng.integers(2, size=300)

@@ -268,6 +268,7 @@ def test_factors_of_a_factor_analysis_have_their_closed_form() -> None:
     np.testing.assert_allclose(q.loc, expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_hidden_chain_is_summed_out_exactly() -> None:
     length = 4
 
