@@ -10,9 +10,9 @@ pixel accuracy and bound per pixel on test images of: the paper's run without no
 paper's run at σ = 1 priced by the moments accountant, the noise that strong composition
 would need for that ε, and our mode at the ε that the paper's noise really costs (PLD,
 the same relation and δ), and the same schedule without noise. `--markdown FILE` and
-`--figure FILE` write what `docs/sbn.md` shows. With `--json FILE` every fit is written down when it is done, and
-is not done again by the next call; so a table can be made in parts, `--rows`,
-`--num-units`, `--batch-sizes` and `--seeds` choosing which.
+`--figure FILE` write what `docs/sbn.md` shows. With `--json FILE` every fit is written
+down when it is done, and is not done again by the next call; so a table can be made in
+parts, `--rows`, `--num-units`, `--batch-sizes` and `--seeds` choosing which.
 """
 
 import argparse
