@@ -20,6 +20,11 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-steps", type=int)
     parser.add_argument("--sampling-rate", type=float)
     parser.add_argument("--clipping-norm", type=float)
+    add_run_options(parser)
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Adds what every example has: the seed of the noise, and where output goes."""
     parser.add_argument(
         "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
     )
@@ -28,6 +33,11 @@ def add_fit_options(parser: argparse.ArgumentParser) -> None:
         "--output", type=Path, metavar="DIR", default=Path("demo-output")
     )
     parser.add_argument("--no-progress", action="store_true")
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """The settings that were given; the library chooses the others."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def budget(args: argparse.Namespace) -> nv.PrivacyBudget:

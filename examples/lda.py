@@ -42,6 +42,7 @@ import _corpus
 import _lda_paper
 import _topics
 import numpyro_vips as nv
+from _fit_options import add_run_options, given
 
 # Draws for ArviZ are fewer where topics are large.
 MOST_NUMBERS_IN_ARVIZ = 20_000_000
@@ -176,7 +177,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     common = {
         "progress_bar": not args.no_progress,
         "insecure_seed": args.insecure_seed,
-        **_given(local_steps=args.local_steps),
+        **given(local_steps=args.local_steps),
     }
     report: dict[str, Any] = {
         "data": corpus.name,
@@ -238,7 +239,7 @@ def _run_own(
         )
         reference = found.result
         _record(report, "non-private", found, reference)
-    chosen: dict[str, Any] = common | _given(
+    chosen: dict[str, Any] = common | given(
         num_steps=args.steps,
         sampling_rate=args.sampling_rate,
         relation=args.relation,
@@ -465,16 +466,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--paper", action="store_true", help="repeat the paper's experiment")
     add("--minibatch", type=int, metavar="S", help="paper mode: documents in a step")
     add("--no-reference", action="store_true", help="leave out the fit without noise")
-    add("--insecure-seed", type=int, help="repeatable noise, which protects nobody")
-    add("--json", type=Path, metavar="FILE")
-    add("--output", type=Path, metavar="DIR", default=Path("demo-output"))
-    add("--no-progress", action="store_true")
+    add_run_options(parser)
     return parser
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that were given; the library chooses the others."""
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from _datasets import Dataset, auc, load
+from _fit_options import add_run_options, budget, given
 
 LONGEST_TABLE = 40
 NUM_DRAWS = 1000
@@ -66,11 +67,11 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
 
     vi = nv.PrivateVI(
         model,
-        budget=_budget(args.epsilon, args.delta),
+        budget=budget(args),
         engine=args.engine,
         insecure_seed=args.insecure_seed,
         progress_bar=not args.no_progress,
-        **_given(
+        **given(
             sampling=args.sampling,
             num_steps=args.num_steps,
             sampling_rate=args.sampling_rate,
@@ -165,26 +166,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-steps", type=int)
     parser.add_argument("--sampling-rate", type=float)
     parser.add_argument("--clipping-norm", type=float)
-    parser.add_argument(
-        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("demo-output")
-    )
-    parser.add_argument("--no-progress", action="store_true")
+    add_run_options(parser)
     return parser
-
-
-def _budget(epsilon: float, delta: float) -> nv.PrivacyBudget:
-    if math.isinf(epsilon):
-        return nv.PrivacyBudget(math.inf)
-    return nv.PrivacyBudget(epsilon=epsilon, delta=delta)
-
-
-def _given(**settings: Any) -> dict[str, Any]:
-    """The settings that were given; the library chooses the others."""
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _largest(idata: Any, count: int) -> list[str]:

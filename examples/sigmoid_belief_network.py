@@ -38,6 +38,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_digits
 
 import numpyro_vips as nv
+from _fit_options import add_run_options
 
 BIAS_SCALE = 3.0
 WEIGHT_SCALE = 0.3
@@ -400,14 +401,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the random start")
     parser.add_argument("--test-seeds", type=int, default=10)
     parser.add_argument("--num-draws", type=int, default=20)
-    parser.add_argument(
-        "--insecure-seed", type=int, help="repeatable noise, which protects nobody"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument(
-        "--output", type=Path, metavar="DIR", default=Path("demo-output")
-    )
-    parser.add_argument("--no-progress", action="store_true")
+    add_run_options(parser)
     return parser
 
 

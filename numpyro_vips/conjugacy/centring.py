@@ -18,17 +18,14 @@ and precision.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 
+from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.families import Normal, Tangent
-from numpyro_vips.conjugacy.terms import Atom, Dense, Term
-
-if TYPE_CHECKING:
-    from numpyro_vips.conjugacy.energy import Latent
-
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.terms import Atom, Dense, Term
 
 # By latent, the mean with the batch axes of its block in front.
 Means = Mapping[str, Any]
@@ -36,8 +33,8 @@ Means = Mapping[str, Any]
 
 def centred_groups(
     terms: Sequence[Term],
-    latents: "Mapping[str, Latent]",
-    groups: "Mapping[str, Group]",
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
     group_of: Mapping[str, str],
 ) -> frozenset[str]:
     """The global Gaussian blocks whose logits have a bound of fixed curvature."""
@@ -58,7 +55,7 @@ def centred_groups(
 
 def shadows(
     term: Term,
-    groups: "Mapping[str, Group]",
+    groups: Mapping[str, Group],
     group_of: Mapping[str, str],
     centred: frozenset[str],
     means: Means,
@@ -91,7 +88,7 @@ def shadows(
 
 
 def means_of(
-    groups: "Mapping[str, Group]",
+    groups: Mapping[str, Group],
     centred: frozenset[str],
     moments: Mapping[str, Mapping[str, jax.Array]],
 ) -> dict[str, jax.Array]:
