@@ -237,6 +237,9 @@ def test_blocks_of_the_paper_cannot_all_move_by_their_widths(x64: None):
     """
     stated, found = stated_and_found(JOINT_OF_PAPER)
     assert stated == pytest.approx(math.sqrt(6.0), rel=1e-4)
+    # So the noise of paper mode is the paper's, √7 times σ.
+    noise = sigmoid_belief_network.paper_noise_multiplier(1.5) * stated
+    assert noise == pytest.approx(1.5 * math.sqrt(7.0), rel=1e-4)
     assert 0.95 * math.sqrt(5.25) <= found <= math.sqrt(5.25) * (1 + 1e-9)
 
 
