@@ -298,7 +298,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
-def test_curvature_has_its_share_of_the_budget_once(relation: str):
+def test_curvature_has_its_share_of_the_budget_once(relation: Any):
     X, y = (array.astype(np.float32) for array in data())
 
     def squared_prices(**options: Any) -> dict[str, float]:
