@@ -139,17 +139,19 @@ def worst_norms(num_pixels: int, num_units: int) -> dict[str, float]:
     """How far each statistic can change when an image is replaced (VIPS, eqs 79 to 84).
 
     All entries lie in boxes: y and z in [0, 1], ξ in [0, 1/4]. A quadratic statistic is
-    released with the factor 1/2 that it has in the log density. The seventh of the
-    paper's, of ⟨b b⟩, follows from the globals alone and is not released.
+    released with the factor 1/2 that it has in the log density, and ⟨W W⟩ without its
+    diagonal, which repeats ⟨W c⟩. The seventh of the paper's, of ⟨b b⟩, follows from
+    the globals alone and is not released.
     """
     J, K = num_pixels, num_units
+    pairs = K * (K - 1) or 1  # A single unit makes no pairs; nothing is left out.
     return {
         "⟨b⟩": math.sqrt(K),
         "⟨c⟩": math.sqrt(J),
         "⟨c c⟩": math.sqrt(J) / 8,
         "⟨W c⟩": math.sqrt(J * K) / 4,
         "⟨W⟩": math.sqrt(J * K),
-        "⟨W W⟩": math.sqrt(J) * K / 8,
+        "⟨W W⟩": math.sqrt(J * pairs) / 8,
     }
 
 
@@ -230,12 +232,10 @@ def fit(images: np.ndarray, args: argparse.Namespace) -> nv.PrivateVIResult:
 def paper_noise_multiplier(sigma: float) -> float:
     """What makes the mechanism's noise the paper's √7·σ in units of `worst_norms`.
 
-    The mechanism takes √6, the norm of a row at its worst in all six, for a norm that
-    two rows may have in opposite directions, and therefore 2·√6 for the sensitivity.
-    Entries in boxes cannot do that, so its price is more than what the paper's noise
-    costs; `paper_epsilon` is the price of the noise.
+    The mechanism's own sensitivity is √6, six statistics that change by a unit each.
+    The paper's is √7, with the public one; `paper_epsilon` is the price by it.
     """
-    return sigma * math.sqrt(7.0) / (2.0 * math.sqrt(6.0))
+    return sigma * math.sqrt(7.0 / 6.0)
 
 
 def paper_epsilon(args: argparse.Namespace, num_rows: int) -> float:
@@ -351,7 +351,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     if is_paper:
         print(
             f"The noise costs epsilon={epsilon:.3f} ({args.accountant}) by the paper's "
-            "own sensitivity; the statement above counts a row more cautiously."
+            "own sensitivity; the statement above has that of what is released."
         )
     print(
         f"pixel accuracy on test images: {report['accuracy']:.4f} "

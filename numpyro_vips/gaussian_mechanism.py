@@ -44,6 +44,8 @@ class Block:
       shape: Shape of one row's contribution, and of the sum.
       symmetric: The last two axes form a symmetric matrix; leading axes count a batch
         of matrices.
+      hollow: Symmetric matrices whose diagonal is zero in every row: it is neither
+        counted nor noised.
       scale: Factor of the block in the joint vector. It decides how the noise is shared
         between blocks and has no other effect: arrays go in and come out unscaled.
       geometry: Where a row's contribution can lie; see the module's table. Numbers that
@@ -57,6 +59,7 @@ class Block:
     name: str
     shape: tuple[int, ...]
     symmetric: bool = False
+    hollow: bool = False
     scale: float = 1.0
     geometry: Geometry = "signed"
     lower: float = -math.inf
@@ -79,6 +82,11 @@ class Block:
                 f"Expected block {self.name!r} with geometry='psd' to have "
                 "symmetric=True: positive semidefinite matrices are symmetric."
             )
+        if self.hollow and (self.geometry == "psd" or not self.symmetric):
+            raise ValueError(
+                f"Expected block {self.name!r} with hollow=True to have symmetric=True "
+                "and another geometry than 'psd'."
+            )
         bounded = math.isfinite(self.lower) and math.isfinite(self.upper)
         if self.geometry == "box" and not (bounded and self.lower <= self.upper):
             raise ValueError(
@@ -89,11 +97,26 @@ class Block:
     @property
     def num_coordinates(self) -> int:
         """Free numbers in the block: a symmetric matrix counts its upper triangle."""
-        size = math.prod(self.shape)
         if not self.symmetric:
-            return size
-        order = self.shape[-1]
-        return size // order * (order + 1) // 2 if order else 0
+            return math.prod(self.shape)
+        return math.prod(self.shape[:-2]) * len(self._triangle[0])
+
+    @property
+    def _triangle(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows and columns of the free entries of a symmetric matrix."""
+        return np.triu_indices(self.shape[-1], k=int(self.hollow))
+
+    @property
+    def _edges(self) -> tuple[int, float, float]:
+        """How many numbers lie in a box, and its hull's edges in the joint vector.
+
+        Two equal entries of a hollow matrix are one number, larger by √2.
+        """
+        lower, upper = (self.scale * edge for edge in self._hull)
+        if self.hollow:
+            root = math.sqrt(2.0)
+            return self.num_coordinates, root * lower, root * upper
+        return math.prod(self.shape), lower, upper
 
     @property
     def _hull(self) -> tuple[float, float]:
@@ -102,12 +125,11 @@ class Block:
 
     @property
     def _scaled_norm_bound(self) -> float:
-        bound = self.norm_bound
+        bound = self.scale * self.norm_bound
         if self.geometry == "box":
-            lower, upper = self._hull
-            size = math.prod(self.shape)
+            size, lower, upper = self._edges
             bound = min(bound, math.sqrt(size) * max(-lower, upper))
-        return self.scale * bound
+        return bound
 
     @property
     def _keeps_sign(self) -> bool:
@@ -132,7 +154,7 @@ def isometric_coordinates(block: Block, value: np.ndarray) -> np.ndarray:
     leading = value.shape[: value.ndim - len(block.shape)]
     if not block.symmetric:
         return value.reshape(*leading, block.num_coordinates)
-    rows, columns = np.triu_indices(block.shape[-1])
+    rows, columns = block._triangle
     factors = np.where(rows == columns, 1.0, math.sqrt(2.0))
     return (value[..., rows, columns] * factors).reshape(
         *leading, block.num_coordinates
@@ -293,11 +315,9 @@ def _boxes_change(
     def split(ratio: float) -> tuple[float, float]:
         share = change = 0.0
         for block, limit in boxes:
-            size = math.prod(block.shape)
+            size, *edges = block._edges
             # No entry is larger than the whole row.
-            low, high = sorted(
-                min(abs(edge) * block.scale, clipping_norm) for edge in block._hull
-            )
+            low, high = sorted(min(abs(edge), clipping_norm) for edge in edges)
             # A box that keeps its sign has l = 0 and slope 2 throughout: it comes last.
             edge = high if ratio == math.inf else min(ratio * low, high)
             t = min(limit / size, (edge**2 + low**2) / 2)
@@ -333,11 +353,11 @@ def _perturbed(
 ) -> np.ndarray:
     if not block.symmetric:
         return value + stddev * rng.standard_normal(block.shape)
-    rows, columns = np.triu_indices(block.shape[-1])
+    rows, columns = block._triangle
     leading = block.shape[:-2]
     noise = stddev * rng.standard_normal((*leading, len(rows)))
     noise *= np.where(rows == columns, 1.0, math.sqrt(0.5))
-    result = np.empty(block.shape)
+    result = np.zeros(block.shape)
     triangle = value[..., rows, columns] + noise
     result[..., rows, columns] = triangle
     result[..., columns, rows] = triangle

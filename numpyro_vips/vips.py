@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
 from numpyro_vips.conjugacy.posterior import KIND, ConjugatePosterior
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.released_statistics import Statistic
+from numpyro_vips.conjugacy.row_statistics import with_repeats
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.made_up_rows import made_up_rows
 
@@ -56,6 +57,24 @@ class VipsState(NamedTuple):
     centre: dict[str, jax.Array]
 
 
+def block_of(statistic: Statistic) -> Block:
+    """What the mechanism has to know of a statistic, at scale 1."""
+    geometry, edges = statistic.geometry, {}
+    lower, upper = statistic.lower, statistic.upper
+    bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
+    # Of entries known to be of one sign, only a box that says so too is tighter.
+    if bounded and (geometry == "signed" or lower >= 0 or upper <= 0):
+        geometry, edges = "box", {"lower": lower, "upper": upper}
+    return Block(
+        name=statistic.name,
+        shape=statistic.block_shape,
+        symmetric=statistic.matrix is not None,
+        hollow=statistic.diagonal is not None,
+        geometry=geometry,
+        **edges,
+    )
+
+
 class VipsEngine:
     """Runs a compiled conjugate model; the loop over steps is in `inference`."""
 
@@ -83,12 +102,7 @@ class VipsEngine:
     def blocks(self, release: str) -> tuple[Block, ...]:
         """The blocks with this release label, at scale 1."""
         return tuple(
-            Block(
-                name=statistic.name,
-                shape=statistic.block_shape,
-                symmetric=statistic.matrix is not None,
-                geometry=statistic.geometry,
-            )
+            block_of(statistic)
             for statistic in self.statistics
             if statistic.release == release
         )
@@ -214,7 +228,8 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        new = {**self._public_sums(state.joint), **released}
+        whole = with_repeats(self.statistics, released)
+        new = {**self._public_sums(state.joint), **whole}
         for name, value in new.items():
             statistics[name] = (1.0 - rho) * statistics[name] + rho * value
             deviations[name] = math.hypot(

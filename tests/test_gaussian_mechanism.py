@@ -24,6 +24,28 @@ WIDE_BOX = Block(name="wide", shape=(2,), geometry="box", lower=-0.2, upper=2.0)
 TWO_SIDED = Block(
     name="two_sided", shape=(4,), geometry="box", lower=-0.1, upper=0.3, scale=3.0
 )
+HOLLOW = Block(
+    name="hollow", shape=(3, 3), symmetric=True, hollow=True, geometry="nonnegative"
+)
+HOLLOW_BOX = Block(
+    name="hollow_box",
+    shape=(3, 3),
+    symmetric=True,
+    hollow=True,
+    scale=2.0,
+    geometry="box",
+    lower=-0.3,
+    upper=0.0,
+)
+HOLLOW_NUMBER = Block(
+    name="hollow_number",
+    shape=(2, 2),
+    symmetric=True,
+    hollow=True,
+    geometry="box",
+    lower=0.0,
+    upper=1.0,
+)
 SMALL = Block(name="small", shape=(2,), norm_bound=0.3)
 # Single numbers: of one sign, a matrix of order one, and in boxes.
 COUNT = Block(name="count", shape=(), geometry="nonnegative", scale=0.7)
@@ -57,7 +79,9 @@ def contribution(block: Block, raw: np.ndarray) -> np.ndarray:
         raw = raw @ np.swapaxes(raw, -1, -2)
     elif block.geometry == "box":
         raw = np.clip(raw, block.lower, block.upper)
-    elif block.symmetric:
+    if block.hollow:
+        raw = raw * (1.0 - np.eye(block.shape[-1]))
+    if block.symmetric:
         raw = (raw + np.swapaxes(raw, -1, -2)) / 2
     norm = np.linalg.norm(raw)
     if norm > block.norm_bound:
@@ -126,6 +150,10 @@ SETS = [
     (SMALL, COUNT),
     (SMALL, COUNT, OTHER),
     (UNEVEN, COUNT),
+    (HOLLOW,),
+    (HOLLOW_BOX,),
+    (HOLLOW_NUMBER,),
+    (HOLLOW_BOX, SMALL),
 ]
 
 
@@ -221,6 +249,16 @@ def test_symmetric_noise_is_isotropic_in_isometric_coordinates():
     assert accepts_stddev(off_diagonal, own.noise_stddev / math.sqrt(2))
 
 
+def test_a_hollow_matrix_has_no_noise_on_its_diagonal():
+    own, noise = draws(HOLLOW, 3000, norm=2.0, noise=1.5)
+    np.testing.assert_array_equal(noise, np.swapaxes(noise, -1, -2))
+    np.testing.assert_array_equal(noise[:, range(3), range(3)], np.zeros((3000, 3)))
+    coordinates = isometric_coordinates(HOLLOW, noise)
+    assert coordinates.shape == (3000, HOLLOW.num_coordinates) == (3000, 3)
+    assert accepts_stddev(coordinates, own.noise_stddev)
+    assert accepts_stddev(noise[:, 0, 1], own.noise_stddev / math.sqrt(2))
+
+
 def test_noise_is_added_to_the_sum_and_independent_between_blocks():
     own = mechanism(SIGNED, COUNTS, noise=0.1)
     sums = {"signed": np.array([1.0, -2.0, 3.0]), "counts": np.full((2, 2), 50.0)}
@@ -302,6 +340,11 @@ def test_optimal_scales_beat_separate_releases():
         ({"geometry": "round"}, "geometry"),
         ({"symmetric": True}, "two equal axes"),
         ({"geometry": "psd", "shape": (2, 2)}, "symmetric=True"),
+        ({"hollow": True}, "symmetric=True"),
+        (
+            {"hollow": True, "symmetric": True, "geometry": "psd", "shape": (2, 2)},
+            "hollow=True",
+        ),
         ({"geometry": "box"}, "lower <= upper"),
         ({"geometry": "box", "lower": 1.0, "upper": 0.0}, "lower <= upper"),
     ],

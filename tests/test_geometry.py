@@ -58,6 +58,45 @@ def test_statistics_of_one_sign_never_point_apart(name: str) -> None:
             assert np.all(inner >= -1e-4 * np.outer(size, size) - 1e-12), block
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_entries_lie_in_the_range_that_is_stated(name: str) -> None:
+    this = setup(name)
+    for seed in range(2):
+        made, norms = this.row_by_row(hostile(this.rows, seed))
+        for block, value in made.items():
+            statistic = statistic_of(this, block)
+            counts = value[np.isfinite(norms)]
+            assert np.all(counts >= statistic.lower), block
+            assert np.all(counts <= statistic.upper), block
+
+
+@pytest.mark.parametrize(
+    ("name", "block", "lower", "upper"),
+    [
+        ("beta_bernoulli", "⟨log p⟩", 0.0, 1.0),
+        ("beta_bernoulli", "⟨log(1-p)⟩", 0.0, 1.0),
+        ("dirichlet_categorical", "⟨log theta⟩", 0.0, 1.0),
+        ("logistic_groups", "⟨a⟩", -0.5, 0.5),
+        ("logistic_groups", "⟨a a⟩", -0.125, 0.0),
+        ("mixture", "⟨mu mu⟩⟨tau⟩", -0.5, 0.0),
+        ("gamma_poisson", "⟨log rate⟩", -math.inf, math.inf),
+        ("linear_regression", "⟨w⟩", -math.inf, math.inf),
+    ],
+)
+def test_ranges_follow_from_labels_and_indicators(
+    name: str, block: str, lower: float, upper: float
+) -> None:
+    statistic = statistic_of(setup(name), block)
+    found = (statistic.lower, statistic.upper)
+    assert found == pytest.approx((lower, upper), rel=1e-4)
+
+
+def test_a_sum_over_entries_that_are_picked_does_not_count_their_number() -> None:
+    """Five words of one topic each: at most five in any entry, and not five times K."""
+    topics = statistic_of(setup("topics"), "⟨log beta⟩")
+    assert (topics.lower, topics.upper) == pytest.approx((0.0, 5.0), rel=1e-4)
+
+
 def geometries(fn: Any, *rows: np.ndarray) -> dict[str, str]:
     this = Setup(fn, rows)
     return {s.name: s.geometry for s in this.program.structure.statistics}

@@ -12,13 +12,17 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _full_batch import FullBatch
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.program import ConjugateProgram
+from numpyro_vips.gaussian_mechanism import isometric_coordinates
 from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.model_graph import build_graph
+from numpyro_vips.planning import ONCE_SHARE
+from numpyro_vips.private_step import run_step
+from numpyro_vips.secure_random import SecureRandom
 from numpyro_vips.vips import VipsEngine
 
 PRIOR_SCALE = 1.5
@@ -175,8 +179,6 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
     factors = jax.vmap(lambda row: program.solve_locals(state.joint, row, 5))(rows)
     z = np.asarray(factors["z"]["is"])[:, 0, :, 1]
     pairs = z[:, :, None] * z[:, None, :]
-    k = np.arange(3)
-    pairs[:, k, k] = z
     mean = np.asarray(state.moments["c+W"]["x"])
     psi = mean[:, 0] + z @ mean[:, 1:].T
     sums = engine.bounded_sum(
@@ -186,6 +188,8 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
         scales=dict.fromkeys(labels, 1.0),
         clipping_norm=math.inf,
     )
+    k = np.arange(3)
+    pairs[:, k, k] = 0.0  # The diagonal repeats ⟨W c⟩, and is read off it.
     np.testing.assert_allclose(sums["⟨W W⟩"], -pairs.sum(0) / 8, rtol=1e-6)
     np.testing.assert_allclose(sums["⟨W c⟩"], -z.sum(0) / 4, rtol=1e-6)
     slope = np.asarray(factors["y:tangent"]["x"])[:, 0]
@@ -282,3 +286,108 @@ def test_option_is_checked_explained_and_kept(tmp_path: Path):
     np.testing.assert_allclose(loaded.elbo(X, y), result.elbo(X, y))
     tangent: Any = loaded.local_posterior(X, y)["y:tangent"]
     np.testing.assert_allclose(tangent.v, X @ result.params["w/loc"], rtol=1e-4)
+
+
+# --- what is released once ------------------------------------------------------------
+
+
+def gaussian_delta(epsilon: float, mu: float) -> float:
+    """Balle and Wang (2018), theorem 8: full batches are one release at μ."""
+    below = special.ndtr(-epsilon / mu + mu / 2)
+    return below - math.exp(epsilon) * special.ndtr(-epsilon / mu - mu / 2)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+def test_curvature_has_its_share_of_the_budget_once(relation: Any):
+    X, y = (array.astype(np.float32) for array in data())
+
+    def squared_prices(**options: Any) -> dict[str, float]:
+        budget = nv.PrivacyBudget(1.5, 1e-5)
+        vi = nv.PrivateVI(
+            regression,
+            budget=budget,
+            engine="vips",
+            augmentation=FIXED,
+            sampling="full",
+            relation=relation,
+            num_steps=4,
+            clipping_norm=0.7,
+            progress_bar=False,
+            **options,
+        )
+        events = vi.run(jax.random.key(0), X, y).privacy.events
+        return {
+            event.label: event.num_steps * (event.sensitivity / event.noise_stddev) ** 2
+            for event in events
+        }
+
+    apart = squared_prices()
+    assert set(apart) == {"⟨w w⟩", "⟨w⟩"}
+    total = sum(apart.values())
+    assert apart["⟨w w⟩"] == pytest.approx(ONCE_SHARE * total, rel=1e-6)
+    assert gaussian_delta(1.5, math.sqrt(total)) == pytest.approx(1e-5, rel=1e-3)
+    # In every step instead, it shares each step's noise, at the same price.
+    (together,) = squared_prices(release_once=False).values()
+    assert together == pytest.approx(total, rel=1e-4)
+
+
+def test_curvature_has_the_noise_of_one_release():
+    """Rows of zeros leave the noise alone; later steps must not add any to it."""
+    X, y = np.zeros((50, 40), np.float32), np.zeros(50, np.float32)
+    vi = nv.PrivateVI(
+        regression,
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        engine="vips",
+        augmentation=FIXED,
+        sampling="full",
+        num_steps=3,
+        clipping_norm=0.7,
+        progress_bar=False,
+    )
+    analysis = vi._analyse((X, y), {})
+    first, *others = analysis.steps
+    assert [block.name for block in first.blocks] == ["⟨w w⟩"]
+    state: Any = analysis.engine.initial_state(jax.random.key(0))
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        random = SecureRandom(insecure_seed=4)
+
+    def after(step: Any, state: Any) -> Any:
+        return run_step(analysis.arguments, analysis.engine, step, state, random, None)
+
+    state = after(first, state)
+    noise = state.statistics["⟨w w⟩"]
+    coordinates = isometric_coordinates(first.blocks[0], noise)
+    # 0.7 in L2 norm, and a share of 0.3 of the squared budget.
+    stddev = 0.7 / math.sqrt(ONCE_SHARE)
+    assert first.mechanism.noise_stddev == pytest.approx(stddev)
+    assert state.noise_stddev["⟨w w⟩"] == pytest.approx(stddev)
+    statistic = np.sum((coordinates / stddev) ** 2)
+    assert 1e-3 < stats.chi2(40 * 41 // 2).cdf(statistic) < 1 - 1e-3
+    for step in others:
+        assert [block.name for block in step.blocks] == ["⟨w⟩"]
+        state = after(step, state)
+    np.testing.assert_array_equal(state.statistics["⟨w w⟩"], noise)
+
+
+def test_a_belief_network_has_nothing_to_release_once():
+    """Its curvature is that of the units, which depend on the globals."""
+    y = binary_images().astype(np.float32)
+
+    def labels(augmentation: str, **options: Any) -> list[list[str]]:
+        vi = nv.PrivateVI(
+            belief_network,
+            budget=nv.PrivacyBudget(1.0, 1e-5),
+            engine="vips",
+            augmentation=augmentation,
+            num_steps=2,
+            clipping_norm=1.0,
+            progress_bar=False,
+            **options,
+        )
+        steps = vi._analyse((y,), {}).steps
+        assert sum(s.noise_multiplier**-2 for s in steps) == pytest.approx(1.0)
+        return [[block.name for block in step.blocks] for step in steps]
+
+    every = ["⟨W c⟩", "⟨b⟩", "⟨c⟩", "⟨W W⟩", "⟨W⟩"]
+    assert labels(FIXED) == labels(FIXED, release_once=False) == [every] * 2
+    assert labels("polya-gamma")[0] == ["⟨c⟩"]

@@ -4,6 +4,7 @@ Norms and clipped sums are computed from structure, without any row's statistic 
 being made; here they are compared with statistics that are made, one row at a time.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -24,6 +25,7 @@ from numpyro_vips.gaussian_mechanism import (
     GaussianMechanism,
     isometric_coordinates,
 )
+from numpyro_vips.vips import block_of
 
 SWEEPS = 3
 COUNT = 48
@@ -257,13 +259,7 @@ def _contributions(
 
     found = jax.jit(jax.vmap(contribution))(_search_rows(this, 400))
     blocks = tuple(
-        Block(
-            name=s.name,
-            shape=s.block_shape,
-            symmetric=s.matrix is not None,
-            scale=scales[s.name],
-            geometry=s.geometry,
-        )
+        dataclasses.replace(block_of(s), scale=scales[s.name])
         for s in this.program.structure.statistics
         if s.name in scales
     )

@@ -4,8 +4,11 @@ Statistics of one sign have half the squared sensitivity when a row is replaced,
 two rows' contributions then have an inner product that is not negative. That must hold
 whatever the rows are, so it is proved from structure: indicators, counts whose support
 has been checked, what is left of their range as in 1 - y, squares, and second moments.
+In the same way entries are shown to lie between two numbers.
 """
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -24,12 +27,17 @@ from numpyro_vips.conjugacy.terms import (
     labels_of,
     range_of,
     same_labels,
+    selected_labels,
 )
 
 Geometry = Literal["signed", "nonnegative", "psd"]
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
 Matrix = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+Interval = tuple[float, float]
+
+# Room for rounding errors in single precision, in units of the sum of magnitudes.
+_ROUNDING = 2.0**-16
 
 
 def geometry(
@@ -126,6 +134,63 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
         return 0
     rest = [f for f in inside if not set(labels_of(f)) & {*row_labels, *column_labels}]
     return _sign(rest, term.scale, latents)
+
+
+def entry_range(entries: Sequence[Entry], latents: Mapping[str, Latent]) -> Interval:
+    """Between which numbers each entry of a statistic lies, whatever the row holds.
+
+    Expectations of a product lie where the product does: an indicator in [0, 1], a
+    Pólya-Gamma variable's mean in [0, 1/4], a constant in its checked range.
+
+    Args:
+      entries: The terms that make the statistic.
+      latents: All latents of the model.
+
+    Returns:
+      Lower and upper bound, infinite where there is none.
+    """
+    lower = upper = magnitude = 0.0
+    for term, labels in entries:
+        low, high = _range_of_term(term, labels, latents)
+        if len(set(labels)) < len(labels):  # Zero off the diagonal.
+            low, high = min(low, 0.0), max(high, 0.0)
+        lower, upper = lower + low, upper + high
+        magnitude += max(-low, high)
+    if not math.isfinite(magnitude):
+        return -math.inf, math.inf
+    # A product of numbers of known sign has that sign, whatever the rounding.
+    room, is_sum = _ROUNDING * magnitude, len(entries) > 1
+    lower -= room if is_sum or lower < 0 else 0.0
+    upper += room if is_sum or upper > 0 else 0.0
+    return lower, upper
+
+
+def _range_of_term(
+    term: Term, labels: Labels, latents: Mapping[str, Latent]
+) -> Interval:
+    inside = [f for f in term.factors if not is_global(f, latents)]
+    low = high = term.scale
+    for factor in inside:
+        edges = _range_of_factor(factor, latents)
+        if not all(map(math.isfinite, edges)):
+            return -math.inf, math.inf
+        products = [a * b for a, b in itertools.product((low, high), edges)]
+        low, high = min(products), max(products)
+    # Sums, but for those of which a selector picks one.
+    present = {label for factor in inside for label in labels_of(factor)}
+    picked = selected_labels(Term(1.0, tuple(inside)))
+    size = math.prod(label.size for label in present - picked - set(labels))
+    return size * low, size * high
+
+
+def _range_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> Interval:
+    if isinstance(factor, Dense | OneHot):
+        return range_of(factor)
+    if factor.function == "is":
+        return 0.0, 1.0
+    if latents[factor.latent].family == "PolyaGamma" and factor.power == 1.0:
+        return 0.0, 0.25
+    return -math.inf, math.inf
 
 
 def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:

@@ -16,7 +16,7 @@ from numpyro_vips.conjugacy.families import Beta, Dirichlet
 from numpyro_vips.conjugacy.groups import Group, exponential_family
 from numpyro_vips.conjugacy.local_variables import neutral_auxiliaries, zero_moments
 from numpyro_vips.conjugacy.released_statistics import Statistic
-from numpyro_vips.conjugacy.row_statistics import from_block
+from numpyro_vips.conjugacy.row_statistics import from_block, with_repeats
 from numpyro_vips.conjugacy.structure import Structure, is_real
 from numpyro_vips.conjugacy.terms import Term
 
@@ -190,10 +190,11 @@ def _from_data(
         return total
 
     here = dict(moments[group.name])
-    deviations = {
+    of_blocks = {
         statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
         for statistic in structure.statistics
     }
+    deviations = jax.tree.map(jnp.abs, with_repeats(structure.statistics, of_blocks))
     share = exponential_family(group).project(
         jax.tree.map(jnp.zeros_like, here),
         jax.grad(value)(here, statistics),

@@ -16,8 +16,15 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import centring
 from numpyro_vips.conjugacy.energy import Latent
-from numpyro_vips.conjugacy.geometry import Geometry, Matrix, geometry, is_global
+from numpyro_vips.conjugacy.geometry import (
+    Geometry,
+    Matrix,
+    entry_range,
+    geometry,
+    is_global,
+)
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.repeated_diagonals import Diagonal, repeated_diagonal
 from numpyro_vips.conjugacy.terms import Atom, Label, Labels, Term, labels_of
 
 Release = Literal["public", "once", "adaptive"]
@@ -40,6 +47,9 @@ class Statistic:
       matrix: For a symmetric statistic, the numbers of its batch labels, row labels
         and column labels.
       geometry: Where a row's contribution lies; see `conjugacy.geometry`.
+      lower, upper: Bounds on every entry of a row's contribution.
+      diagonal: Which statistic the diagonal repeats. Then it is not released, and a
+        row's contribution is what is left without it.
     """
 
     name: str
@@ -48,6 +58,9 @@ class Statistic:
     release: Release
     matrix: Matrix | None
     geometry: Geometry = "signed"
+    lower: float = -math.inf
+    upper: float = math.inf
+    diagonal: Diagonal | None = None
     summed: tuple[int, ...] = ()
     rank: int = 0
 
@@ -161,11 +174,11 @@ def find_statistics(
                 break
         else:
             kept.append((candidate, list(terms)))
-    named: list[Statistic] = []
+    named: list[tuple[Statistic, list[tuple[Term, Labels]]]] = []
     for rank, (statistic, terms) in enumerate(kept):
         statistic = _summed_over(statistic, terms, latents)
         name = statistic.name
-        while any(name == other.name for other in named):
+        while any(name == other.name for other, _ in named):
             name += "′"  # The same latents, multiplied along other axes.
         release = _release(terms, latents, group_of, told)
         if release == "once" and any(id(term) in is_shadow for term in terms):
@@ -173,13 +186,24 @@ def find_statistics(
         bound = [(term, labels_in(term, statistic, latents)) for term in terms]
         entries = [(term, labels) for term, labels in bound if labels is not None]
         assert len(entries) == len(terms)
-        lies = geometry(entries, statistic.matrix, latents)
-        named.append(
-            dataclasses.replace(
-                statistic, name=name, release=release, geometry=lies, rank=rank
-            )
+        lower, upper = entry_range(entries, latents)
+        statistic = dataclasses.replace(
+            statistic,
+            name=name,
+            release=release,
+            geometry=geometry(entries, statistic.matrix, latents),
+            lower=lower,
+            upper=upper,
+            rank=rank,
         )
-    return tuple(sorted(named, key=lambda s: (len(s.shape), s.name)))
+        named.append((statistic, entries))
+    complete = []
+    for statistic, entries in named:
+        diagonal = None
+        if statistic.release != "public":
+            diagonal = repeated_diagonal(statistic, entries, named, latents)
+        complete.append(dataclasses.replace(statistic, diagonal=diagonal))
+    return tuple(sorted(complete, key=lambda s: (len(s.shape), s.name)))
 
 
 def _summed_over(

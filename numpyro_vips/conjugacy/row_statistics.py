@@ -26,6 +26,7 @@ from numpyro_vips.conjugacy.expectations import (
 )
 from numpyro_vips.conjugacy.geometry import is_global
 from numpyro_vips.conjugacy.released_statistics import Statistic
+from numpyro_vips.conjugacy.repeated_diagonals import with_diagonal, without_diagonal
 from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.conjugacy.terms import Label, Labels, OneHot, Term, labels_of
 
@@ -52,11 +53,21 @@ def squared_row_norm(
     by_statistic: dict[str, list[Entry]] = {}
     for term in terms:
         found = binding(structure, term)
-        if found is not None and found[0].name in scales:
+        if found is not None:
             by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    repeats = {s.name: s.diagonal for s in structure.statistics}
     total = jnp.zeros(())
     for name, entries in by_statistic.items():
-        square = _squared_norm(structure, entries, local_moments)
+        if name not in scales:
+            continue
+        diagonal = repeats[name]
+        if diagonal is None:
+            square = _squared_norm(structure, entries, local_moments)
+        else:
+            others = by_statistic[diagonal.statistic]
+            square = _hollow_square(
+                structure, entries, others, diagonal.factor, local_moments
+            )
         total = total + scales[name] ** 2 * square
     return total
 
@@ -73,6 +84,24 @@ def _squared_norm(
         return square
     bound = _square(structure, entries, local_moments, magnitudes=True)
     return jnp.maximum(square, 0.0) + _ROUNDING * _epsilon() * bound
+
+
+def _hollow_square(
+    structure: Structure,
+    entries: Sequence[Entry],
+    others: Sequence[Entry],
+    factor: float,
+    local_moments: Moments,
+) -> jax.Array:
+    """Squared norm of a statistic without its diagonal, `factor` times the others'."""
+
+    def difference(sign: float, magnitudes: bool) -> jax.Array:
+        whole = _square(structure, entries, local_moments, magnitudes=magnitudes)
+        other = _square(structure, others, local_moments, magnitudes=magnitudes)
+        return whole + sign * factor**2 * other
+
+    square = jnp.maximum(difference(-1.0, magnitudes=False), 0.0)
+    return square + _ROUNDING * _epsilon() * difference(1.0, magnitudes=True)
 
 
 def _square(
@@ -237,17 +266,30 @@ def _may_cancel(entries: Sequence[Entry]) -> bool:
 
 
 def as_block(statistic: Statistic, array: jax.Array) -> jax.Array:
-    """Brings a statistic to its block's shape, symmetric ones symmetrised."""
+    """What is released of a statistic: symmetric ones symmetrised, or hollow."""
     if statistic.matrix is None:
         return array
     batch, rows, columns = statistic.matrix
     array = array.transpose(*batch, *rows, *columns)
     array = array.reshape(statistic.block_shape)
-    return 0.5 * (array + jnp.swapaxes(array, -1, -2))
+    array = 0.5 * (array + jnp.swapaxes(array, -1, -2))
+    return array if statistic.diagonal is None else without_diagonal(array)
+
+
+def with_repeats(
+    statistics: Sequence[Statistic], blocks: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Released blocks, with the diagonals that repeat others put back."""
+    found = dict(blocks)
+    for statistic in statistics:
+        if statistic.diagonal is not None and statistic.name in blocks:
+            diagonal = statistic.diagonal.of(blocks[statistic.diagonal.statistic])
+            found[statistic.name] = with_diagonal(blocks[statistic.name], diagonal)
+    return found
 
 
 def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
-    """Undoes `as_block`."""
+    """The statistic in its own shape, from its block with the diagonal."""
     if statistic.matrix is None:
         return block
     order = [axis for part in statistic.matrix for axis in part]
