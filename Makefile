@@ -14,8 +14,9 @@ demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
 	    --epsilon $(EPSILON) --delta 1e-5 --output demo-output
 
+# A file's tests share fits and compiled programs, so one process runs all of them.
 test: $(VENV)/.test
-	$(PYTEST)
+	$(PYTEST) --dist loadfile
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow

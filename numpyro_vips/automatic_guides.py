@@ -83,13 +83,13 @@ class NormalGuide:
             arrays["factor"] = _JITTER * noise
         return arrays
 
-    def draws(self, rng_key: jax.Array, count: int, dtype: Any) -> jax.Array:
-        """The noise of `count` draws, one per row."""
-        size = self.space.size + (self.rank if self.family == "low_rank" else 0)
-        return jax.random.normal(rng_key, (count, size), dtype)
+    @property
+    def num_draws(self) -> int:
+        """How many standard Normal numbers a draw is made of."""
+        return self.space.size + (self.rank if self.family == "low_rank" else 0)
 
     def value(self, arrays: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
-        """The draw z that a row of `draws` stands for."""
+        """The draw z that `num_draws` numbers stand for."""
         unit = noise[: self.space.size]
         if self.family == "full_rank":
             unit = unit + jnp.tril(arrays["factor"], -1) @ noise

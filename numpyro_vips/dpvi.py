@@ -273,8 +273,8 @@ class DpviEngine:
         if self._perturb == "all" and self._user_guide is not None and num_read:
 
             def density(variational: Variational) -> jax.Array:
-                draw = self._draws(variational, jax.random.key(0))
-                z, params = self._value(variational, draw[0]), variational.params
+                (draw,) = jax.random.split(jax.random.key(0), 1)
+                z, params = self._value(variational, draw), variational.params
                 values = self.space.constrain(z)[0]
                 params = self._constrained(params)
                 return self._row_elbo(values, params, self._row, jax.random.key(0))[0]
@@ -370,10 +370,11 @@ class DpviEngine:
         Returns:
           The sum of every block, not yet private.
         """
+        key, draws = self._draws(state)
         return self._jitted_sum(
             state.variational,
-            state.key,
-            state.step,
+            key,
+            draws,
             dict(rows),
             mask,
             {block.name: float(scales[block.name]) for block in self.blocks},
@@ -398,7 +399,8 @@ class DpviEngine:
         """
         dtype = self._start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
-        return self._jitted_update(state, arrays, float(step_size))
+        _, draws = self._draws(state)
+        return self._jitted_update(state, draws, arrays, float(step_size))
 
     def row_norms(
         self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
@@ -410,10 +412,14 @@ class DpviEngine:
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
         """
-        key = self._key_of_step(state)
-        tree, draws = self._tree_and_draws(state.variational, key)
-        of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
-        found = jax.jit(jax.vmap(of_row))(dict(rows))
+        key, draws = self._draws(state)
+
+        def norms(variational: Variational, key: Any, draws: Any, rows: Any) -> Any:
+            tree = self._tree_at(variational, draws)
+            of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
+            return jax.vmap(of_row)(rows)
+
+        found = jax.jit(norms)(state.variational, key, draws, dict(rows))
         return {name: np.asarray(found[name]) for name in names}
 
     def has_posterior(self, state: DpviState) -> bool:
@@ -453,14 +459,19 @@ class DpviEngine:
 
     # --- one row and one chunk --------------------------------------------------------
 
-    def _key_of_step(self, state: DpviState) -> jax.Array:
-        return jax.random.fold_in(state.key, state.step)
+    def _draws(self, state: DpviState) -> tuple[jax.Array, jax.Array]:
+        """The step's key, and its ε, one entry per particle.
 
-    def _draws(self, variational: Variational, key: jax.Array) -> jax.Array:
-        """The step's ε, one entry per particle: numbers, or keys for a user's guide."""
-        if self.guide is None:
-            return jax.random.split(key, self._num_particles)
-        return self.guide.draws(key, self._num_particles, self._start.dtype)
+        These are numbers, or keys for a user's guide.
+        """
+        size = None if self.guide is None else self.guide.num_draws
+        return _draws_of_step(
+            state.key,
+            state.step,
+            count=self._num_particles,
+            size=size,
+            dtype=self._start.dtype,
+        )
 
     def _value(self, variational: Variational, draw: jax.Array) -> jax.Array:
         """z(φ, ε): the unconstrained globals that a draw stands for."""
@@ -472,27 +483,24 @@ class DpviEngine:
         free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
         return self.space.join(free)
 
-    def _tree_and_draws(
-        self, variational: Variational, key: jax.Array
-    ) -> tuple[Any, jax.Array]:
-        draws = self._draws(variational, key)
+    def _tree_at(self, variational: Variational, draws: jax.Array) -> tuple[Any, Any]:
+        """The tree at a step's draws."""
         z = self._start
         if self._perturb == "location":
             z = self._value(variational, draws[0])
-        return self._tree(variational, z), draws
+        return self._tree(variational, z)
 
     def _sum(
         self,
         variational: Variational,
         key: jax.Array,
-        step: jax.Array,
+        draws: jax.Array,
         rows: Mapping[str, jax.Array],
         mask: jax.Array,
         scales: Mapping[str, Any],
         clipping_norm: Any,
     ) -> dict[str, jax.Array]:
-        key = jax.random.fold_in(key, step)
-        tree, draws = self._tree_and_draws(variational, key)
+        tree = self._tree_at(variational, draws)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
         rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
@@ -503,9 +511,12 @@ class DpviEngine:
     # --- below the wall ---------------------------------------------------------------
 
     def _updated(
-        self, state: DpviState, released: Mapping[str, jax.Array], step_size: Any
+        self,
+        state: DpviState,
+        draws: jax.Array,
+        released: Mapping[str, jax.Array],
+        step_size: Any,
     ) -> DpviState:
-        draws = self._draws(state.variational, self._key_of_step(state))
         gradient = self._elbo_gradient(state.variational, draws, released)
         # Noise may have led where the prior overflows: such coordinates stay put.
         loss_gradient = jax.tree.map(
@@ -554,6 +565,21 @@ class DpviEngine:
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
+
+
+@functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))
+def _draws_of_step(
+    key: jax.Array, step: jax.Array, *, count: int, size: int | None, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """See `DpviEngine._draws`.
+
+    A generator of random numbers takes long to compile. So it is a program of its own,
+    which all that need the draws, and all engines of one size, share.
+    """
+    key = jax.random.fold_in(key, step)
+    if size is None:
+        return key, jax.random.split(key, count)
+    return key, jax.random.normal(key, (count, size), dtype)
 
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:

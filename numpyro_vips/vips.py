@@ -108,10 +108,9 @@ class VipsEngine:
         )
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
-        moments = jax.jit(self.program.initial_moments)(rng_key, self._any_row)
+        moments, start = self._start(rng_key, self._any_row)
         joint = self._joint_moments(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
-        start = jax.jit(self.program.initial_statistics)(rng_key, self._any_row)
         for name, value in start.items():
             statistics[name] = np.asarray(value, dtype=np.float64)
         public = self._public_sums(joint)
@@ -128,6 +127,11 @@ class VipsEngine:
                 for name in self.program.structure.centred
             },
         )
+
+    @functools.cached_property
+    def _start(self) -> Any:
+        # Kept, as a fit starts twice: default clipping norms are read off a start too.
+        return jax.jit(self.program.start)
 
     @functools.cached_property
     def _joint_moments(self) -> Any:

@@ -1,5 +1,7 @@
 """Fixtures shared by all tests."""
 
+import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,25 @@ def shared_data() -> Callable[[str], Path]:
         return folder
 
     return find
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets tests share what they compile, which is most of what they take.
+
+    Many fit the same small models. XLA's executables are kept in a folder that goes
+    with the session; one for each process, as JAX writes the files without a lock.
+    Examples that a test runs in processes of their own use it too.
+    """
+    folder = tempfile.TemporaryDirectory()
+    config.add_cleanup(folder.cleanup)
+    settings = {
+        "jax_compilation_cache_dir": folder.name,
+        "jax_persistent_cache_min_compile_time_secs": 0.03,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    for name, value in settings.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -144,7 +144,7 @@ GRADIENT_CASES = {
 
 
 def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variational:
-    draws = engine._draws(state.variational, engine._key_of_step(state))
+    _, draws = engine._draws(state)
     return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
 
 
@@ -153,9 +153,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
     model, (X, y) = GRADIENT_CASES[case]
     engine = engine_for(model, X, y)
     state = engine.initial_state(KEY)
-    noise = engine.space.split(
-        engine._draws(state.variational, engine._key_of_step(state))[0]
-    )
+    noise = engine.space.split(engine._draws(state)[1][0])
     starts = {
         site.name: jnp.ones(site.shape) / max((1, *site.shape))
         for site in engine.space.sites
@@ -192,7 +190,7 @@ def test_gradient_with_particles_averages_single_draws(x64):
     X, y = binary_data(20)
     engine = engine_for(probit, X, y, perturb="all", num_particles=3)
     state = engine.initial_state(KEY)
-    draws = engine._draws(state.variational, engine._key_of_step(state))
+    _, draws = engine._draws(state)
     sums = full_sum(engine, state, {"X": X, "y": y})
     scale = np.exp(state.variational.guide["log_scale"])
     expected: Any = {"loc": 0.0, "log_scale": 0.0}

@@ -40,7 +40,7 @@ class Setup:
         self.names = tuple(self.program.graph.arguments.row_shapes())
         self.rows = self.as_dict(rows)
         first = {name: jnp.asarray(row[0]) for name, row in self.rows.items()}
-        start = self.program.initial_moments(jax.random.key(1), first)
+        start = self.program.start(jax.random.key(1), first).moments
         # Moved away from the prior, so that no moment is zero.
         start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
         self.joint = self.program.joint_moments(start)

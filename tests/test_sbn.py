@@ -109,11 +109,14 @@ def test_follows_the_papers_updates(prior: str, x64: None):
     full.engine.global_sweeps = 10
     state = full.start()
     q = as_reference(state.moments)
+
+    @jax.jit
+    def row_bounds(joint: Any, y: jax.Array) -> jax.Array:
+        return jax.vmap(lambda y: full.program.row_bound(joint, {"y": y}, sweeps))(y)
+
     for _ in range(rounds):
         rows = reference.e_step(y, q, sweeps)
-        bounds = jax.vmap(
-            lambda row, joint=state.joint: full.program.row_bound(joint, row, sweeps)
-        )({"y": jnp.asarray(y)})
+        bounds = row_bounds(state.joint, y)
         np.testing.assert_allclose(
             bounds, reference.row_bound(y, q, rows), rtol=1e-8, atol=1e-8
         )
@@ -153,13 +156,13 @@ def test_bound_of_a_row_never_decreases(scale: float, x64: None):
     y = images(20, 8, 6, seed=1)
     program = compiled(belief_network(6, "gaussian"), y)
     joint = program.joint_moments(random_globals(program, jax.random.key(1), scale))
-    rows = {"y": jnp.asarray(y)}
-    bounds = [
-        np.asarray(
-            jax.jit(jax.vmap(lambda row, n=n: program.row_bound(joint, row, n)))(rows)
-        )
-        for n in (1, 2, 3, 5, 9)
-    ]
+
+    @jax.jit
+    def row_bounds(sweeps: Any) -> jax.Array:
+        of_row = functools.partial(program.row_bound, joint, sweeps=sweeps)
+        return jax.vmap(of_row)({"y": jnp.asarray(y)})
+
+    bounds = [np.asarray(row_bounds(sweeps)) for sweeps in (1, 2, 3, 5, 9)]
     for before, after in itertools.pairwise(bounds):
         assert np.all(after >= before - 1e-9 * np.abs(before))
     # Large weights make units act on each other: more than one sweep is needed.

@@ -514,6 +514,20 @@ def test_the_average_goes_on_from_the_random_start() -> None:
     )
 
 
+def test_a_second_start_compiles_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """Default clipping norms are read off a start of their own, before the fit's."""
+    program = uncertified(MODELS["gaussian_mean"].fn, MODELS["gaussian_mean"].rows(8))
+    engine = VipsEngine(program, num_rows=8, local_steps=None)
+    counts = []
+    for seed in range(2):
+        caplog.clear()
+        with jax.log_compiles():
+            engine.initial_state(jax.random.key(seed))
+        messages = [record.getMessage() for record in caplog.records]
+        counts.append(sum(m.startswith("Compiling jit(start)") for m in messages))
+    assert counts == [1, 0]
+
+
 def test_the_average_states_its_own_noise() -> None:
     """σ² of a weighted average of independent releases is Σ wₜ² σₜ²."""
     program = uncertified(MODELS["logistic_fixed"].fn, MODELS["logistic_fixed"].rows(8))

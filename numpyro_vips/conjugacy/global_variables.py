@@ -6,7 +6,7 @@ to convergence.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,34 +21,33 @@ from numpyro_vips.conjugacy.structure import Structure, is_real
 from numpyro_vips.conjugacy.terms import Term
 
 
-def initial_moments(
-    structure: Structure, prior: Sequence[Term], key: jax.Array
-) -> dict[str, dict[str, jax.Array]]:
-    """Each global at its prior given its parents.
+class Start(NamedTuple):
+    """Where a fit starts; public, like all that it is made of.
 
-    Where a symmetric start would stay symmetric, as with mixture components or the
-    factors of a product, it is perturbed at random.
+    Attributes:
+      moments: Each global at its prior given its parents. Where a symmetric start would
+        stay symmetric, as with mixture components or the factors of a product, it is
+        perturbed at random.
+      statistics: The sums that make `moments` of the priors, of counts alone.
     """
-    moments, _ = _start(structure, prior, key)
-    return moments
+
+    moments: dict[str, dict[str, jax.Array]]
+    statistics: dict[str, jax.Array]
 
 
-def initial_statistics(
-    structure: Structure, prior: Sequence[Term], key: jax.Array
-) -> dict[str, jax.Array]:
-    """The sums that make `initial_moments` of the priors, of counts alone.
+def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
+    """Moments of the globals, and the sums that a running average goes on from.
 
-    A running average goes on from them, as in stochastic variational inference
+    The average goes on from these sums, as in stochastic variational inference
     (Hoffman et al., 2013), where the random start loses its weight by and by. From
     sums of zero, what the first minibatches lack would count as all but impossible,
     and topics would never get out of the words that they met first.
 
-    Returns:
-      Sums by name of the statistics of which rows release one for each entry of a
-      Dirichlet or a Beta. The others start at zero: only for counts does the
-      perturbation have a size that some rows' statistics could have.
+    There is a sum for every statistic of which rows release one number for each entry
+    of a Dirichlet or a Beta. The others start at zero: only for counts does the
+    perturbation have a size that some rows' statistics could have.
     """
-    _, added = _start(structure, prior, key)
+    moments, added = _perturbed(structure, prior, key)
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -59,10 +58,10 @@ def initial_statistics(
         if group.family in (Beta, Dirichlet) and whole:
             order = [numbers.index(i) for i in range(len(numbers))]
             found[statistic.name] = jnp.transpose(added[group.name][function], order)
-    return found
+    return Start(moments, found)
 
 
-def _start(
+def _perturbed(
     structure: Structure, prior: Sequence[Term], key: jax.Array
 ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, dict[str, jax.Array]]]:
     """Moments at the start, and what the perturbation adds to natural parameters."""
@@ -275,9 +274,8 @@ def update_globals(
             current[group.name] = group.family.moments(natural[group.name])
         return current, natural
 
-    first = sweep(moments)
     if len(groups) == 1:
-        return first
+        return sweep(moments)
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular
     # rounding keeps the changes far above its resolution. Sweeps that no longer
@@ -292,13 +290,18 @@ def update_globals(
     def step(carry: tuple) -> tuple:
         count, _, least, stalled, (before, _) = carry
         after, natural = sweep(before)
-        change = _relative_change(before, after)
+        # The first sweep is one in the loop too, so that it is compiled once, but how
+        # far it leads says nothing about the distance to the end.
+        change = jnp.where(count > 0, _relative_change(before, after), jnp.inf)
         # Far from the end the largest change may well grow for a while.
         stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
         least = jnp.minimum(least, change)
         return count + 1, change, least, stalled, (after, natural)
 
-    start = (1, jnp.asarray(jnp.inf), jnp.asarray(jnp.inf), 0, first)
+    like = jax.eval_shape(sweep, dict(moments))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like[1])
+    infinite = jnp.asarray(jnp.inf)
+    start = (0, infinite, infinite, 0, (dict(moments), nothing))
     return jax.lax.while_loop(going, step, start)[-1]
 
 

@@ -339,18 +339,9 @@ class ConjugateProgram:
                 terms += normal_terms(piece.form.terms, found.latents)
         return terms
 
-    def initial_moments(
-        self, key: jax.Array, row: Mapping[str, Any]
-    ) -> dict[str, dict[str, jax.Array]]:
-        """Each global at its prior given its parents; see `global_variables`."""
-        return globals_.initial_moments(self.structure, self.prior_terms(row), key)
-
-    def initial_statistics(
-        self, key: jax.Array, row: Mapping[str, Any]
-    ) -> dict[str, jax.Array]:
-        """Sums from which running averages go on; see `global_variables`."""
-        prior = self.prior_terms(row)
-        return globals_.initial_statistics(self.structure, prior, key)
+    def start(self, key: jax.Array, row: Mapping[str, Any]) -> globals_.Start:
+        """Where a fit starts; see `global_variables`. Any row will do."""
+        return globals_.start(self.structure, self.prior_terms(row), key)
 
     def update_globals(
         self,
