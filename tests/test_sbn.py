@@ -1,6 +1,7 @@
 """Sigmoid belief networks: the general compiler against the paper's own updates."""
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Mapping

@@ -109,9 +109,9 @@ def _perturbed(
 # 97 % at 0.1, 77 % at 0.03 (20 full steps).
 _COMPONENT_DISPLACEMENT = 0.1
 
-# Their variances at the start, in those of the prior. A binary unit that adds its weights
-# to the logits of many pixels pays for their uncertainty in every pixel when it is
-# switched on. At the prior's variance no unit is ever worth that: all are off in the
+# Their variances at the start, in those of the prior. A binary unit that adds its
+# weights to the logits of many pixels pays for their uncertainty in every pixel when it
+# is switched on. At the prior's variance no unit is ever worth that: all are off in the
 # first minibatch, and stay off. (MNIST, 50 units, 10 steps of 400 images: 0.951 of the
 # pixels right at 0.01, where all units are in use; 0.879 at 1, where none is.)
 _STARTING_VARIANCE = 0.01
