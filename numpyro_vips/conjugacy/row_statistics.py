@@ -3,7 +3,8 @@
 The expected energy of a row is linear in the joint moments n̄, so the row's expected
 sufficient statistics are its gradient in them. No row's statistic is ever made: its
 norm comes from inner products of its terms, each a small contraction, and the clipped
-sum over rows is one weighted backward pass.
+sum over rows is one weighted backward pass. What indices scatter is made as the few
+blocks that it is, for the norm and for the sum.
 """
 
 import dataclasses
@@ -349,13 +350,13 @@ def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
 # --- rows -----------------------------------------------------------------------------
 
 # Rows whose latents are swept are worked on in pieces that stay near the processor.
-_MAX_PIECE = 256
+MAX_PIECE = 256
 _MAX_PIECE_BYTES = 2**26
 
 
 def piece_size(bytes_per_row: int) -> int:
     """How many rows to work on together, given what the latents of one take."""
-    return max(1, min(_MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
+    return max(1, min(MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
 
 
 def clipping_weights(
