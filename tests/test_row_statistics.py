@@ -449,6 +449,7 @@ def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
     log_beta = np.log(rng.dirichlet(np.full(40, 0.3), 7)).clip(-40).astype(np.float32)
     (name,) = (s.name for s in program.structure.statistics if s.release != "public")
     expected, norms, clipping_norm = np.zeros((7, 40)), [], 4.0
+    phi = np.zeros((0, 7))
     for document, weights in zip(ids, counts, strict=True):
         document, weights = document[weights > 0], weights[weights > 0]
         gamma = np.full(7, 0.4)
@@ -485,7 +486,8 @@ def test_scattered_parts_add_up() -> None:
     shape = (6, 5, 5)
     total = row_statistics.zero_sum(part, shape)
     for _ in range(2):
-        total = row_statistics.add(total, row_statistics.weighted(part, weights))
+        shrunk = row_statistics.weighted(part, jnp.asarray(weights))
+        total = row_statistics.add(total, shrunk)
     expected = np.zeros(shape, np.float32)
     for row, entry in np.ndindex(3, 4):
         v = indices[row, entry]
