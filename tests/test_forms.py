@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from _evaluate import evaluate
 
 from numpyro_vips.conjugacy import elementwise, forms
-from numpyro_vips.conjugacy.contractions import contract, gather
+from numpyro_vips.conjugacy.contractions import contract, gather, padded
 from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.terms import Label, NotInAlgebra, OneHot
 
@@ -205,6 +206,34 @@ def test_contract_broadcasts_what_no_operand_has() -> None:
     i, j = Label(3), Label(2)
     found = contract(2.0, [(W, (i,))], (j, i))
     np.testing.assert_array_equal(found, np.stack([2 * W, 2 * W]))
+
+
+@pytest.mark.parametrize(("size", "expected"), [(50, 56), (6, 8), (5, 5), (64, 64)])
+def test_rows_are_padded_to_whole_vectors(size: int, expected: int) -> None:
+    rows = RNG.normal(size=(3, size))
+    found = np.asarray(padded(jnp.asarray(rows)))
+    assert found.shape == (3, expected)
+    np.testing.assert_array_equal(found[:, :size], rows.astype(found.dtype))
+    assert not found[:, size:].any()
+
+
+def test_contract_of_operands_longer_than_their_labels() -> None:
+    """Whether others are as long, public, or summed out at once, changes nothing."""
+    i, k = Label(4), Label(6)
+    base, message, values = (RNG.normal(size=s) for s in ((4, 6), (6,), (6,)))
+    longer = padded(jnp.asarray(base))
+    assert longer.shape == (4, 8)
+    product = (base * message).astype(np.float32)
+    for other in (message, padded(jnp.asarray(message))):
+        operands = [(longer, (i, k)), (other, (k,))]
+        found = contract(1.0, operands, (k, i))
+        np.testing.assert_allclose(found, product.T, rtol=1e-6)
+        found = np.asarray(contract(1.0, operands, (i, k), cut=False))
+        np.testing.assert_allclose(found[:, :6], product, rtol=1e-6)
+        assert found.shape == (4, 8)
+        assert not found[:, 6:].any()
+        found = contract(2.0, [*operands, (values, (k,))], (i,))
+        np.testing.assert_allclose(found, 2 * (product @ values), rtol=1e-4)
 
 
 def test_gather_is_take_along_an_axis() -> None:

@@ -4,6 +4,9 @@ Norms and clipped sums are computed from structure, without any row's statistic 
 being made; here they are compared with statistics that are made, one row at a time.
 """
 
+# NumPyro types what `sample` returns as more than an array.
+# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
+
 import dataclasses
 import functools
 import math
@@ -17,8 +20,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _models import MODELS, UNIT, Rows, uncertified
+from scipy import special
 
 from numpyro_vips.accounting import Relation
+from numpyro_vips.conjugacy import row_statistics
+from numpyro_vips.conjugacy.contractions import padded
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.gaussian_mechanism import (
     Block,
@@ -414,3 +420,76 @@ def test_cancellation_does_not_hide_a_large_contribution(size: float) -> None:
         change = this.bounded_sum(rows, mask, norm)
         found = this.joint_norms({k: v[None] for k, v in change.items()})[0]
         assert found <= norm * (1 + 1e-3)
+
+
+def weighted_topics(ids: Any, counts: Any) -> None:
+    """Seven topics, no whole number of vectors, and words that do not count."""
+    with numpyro.plate("topics", 7):
+        beta = numpyro.sample("beta", dist.Dirichlet(0.3 * jnp.ones(40)))
+    with numpyro.plate(UNIT, ids.shape[0], dim=-2):
+        theta = numpyro.sample("theta", dist.Dirichlet(0.4 * jnp.ones(7)))
+        with (
+            numpyro.plate("words", ids.shape[1], dim=-1),
+            numpyro.handlers.mask(mask=counts > 0),
+            numpyro.handlers.scale(scale=jnp.maximum(counts, 1)),
+        ):
+            z = numpyro.sample("z", dist.Categorical(theta))
+            numpyro.sample("w", dist.Categorical(beta[z]), obs=ids)
+
+
+def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
+    """Padding, scattering and the scan over pieces against plain coordinate ascent."""
+    rng = np.random.default_rng(3)
+    count, width = 2 * row_statistics.MAX_PIECE + 30, 9
+    ids = np.stack([rng.permutation(40)[:width] for _ in range(count)])
+    counts = rng.integers(0, 4, ids.shape)
+    ids[counts == 0] = rng.choice([0, 3], (counts == 0).sum())
+    program = uncertified(weighted_topics, (ids[:4], counts[:4]))
+    log_beta = np.log(rng.dirichlet(np.full(40, 0.3), 7)).clip(-40).astype(np.float32)
+    (name,) = (s.name for s in program.structure.statistics if s.release != "public")
+    expected, norms, clipping_norm = np.zeros((7, 40)), [], 4.0
+    phi = np.zeros((0, 7))
+    for document, weights in zip(ids, counts, strict=True):
+        document, weights = document[weights > 0], weights[weights > 0]
+        gamma = np.full(7, 0.4)
+        for _ in range(SWEEPS):
+            logits = special.digamma(gamma) + log_beta.T[document]
+            phi = weights[:, None] * special.softmax(logits, -1)
+            gamma = 0.4 + phi.sum(0)
+        norms.append(np.linalg.norm(phi))
+        shrink = min(1.0, clipping_norm / max(norms[-1], 1e-9))
+        np.add.at(expected.T, document, shrink * phi)
+    assert 0.1 < np.mean(np.array(norms) > clipping_norm) < 0.9
+    found = jax.jit(
+        lambda rows: program.bounded_sum(
+            {name: jnp.asarray(log_beta)},
+            rows,
+            jnp.ones(count, bool),
+            {name: 1.0},
+            clipping_norm,
+            SWEEPS,
+        )
+    )({"ids": jnp.asarray(ids), "counts": jnp.asarray(counts)})
+    np.testing.assert_allclose(found[name], expected, rtol=1e-4, atol=1e-3)
+
+
+def test_scattered_parts_add_up() -> None:
+    """Also along an axis that the statistic has twice, and with padding behind."""
+    rng = np.random.default_rng(4)
+    indices = rng.integers(0, 5, (3, 4))
+    blocks = rng.normal(size=(3, 4, 6)).astype(np.float32)
+    part = row_statistics.Scattered(
+        (jnp.asarray(indices),), padded(jnp.asarray(blocks)), (1, 0, 0)
+    )
+    weights = np.array([1.0, 0.0, 0.5], np.float32)
+    shape = (6, 5, 5)
+    total = row_statistics.zero_sum(part, shape)
+    for _ in range(2):
+        shrunk = row_statistics.weighted(part, jnp.asarray(weights))
+        total = row_statistics.add(total, shrunk)
+    expected = np.zeros(shape, np.float32)
+    for row, entry in np.ndindex(3, 4):
+        v = indices[row, entry]
+        expected[:, v, v] += 2 * weights[row] * blocks[row, entry]
+    found = row_statistics.in_order(total, part, shape)
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)

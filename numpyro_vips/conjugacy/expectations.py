@@ -244,11 +244,12 @@ def factored_operands(
 ) -> "list[Operand | OneHot]":
     """Probabilities base · message / total; see `local_variables`.
 
-    The message lacks the axes along which it does not vary.
+    The message lacks the axes along which it does not vary. It and the base may be
+    padded with zeros along the states.
     """
     message = moments["message"]
     labels = tuple(x for x, n in zip(atom.labels, message.shape, strict=True) if n > 1)
-    message = message.reshape([label.size for label in labels])
+    message = message.reshape([n for n in message.shape if n > 1])
     return [
         (1.0 / moments["total"], atom.labels[:-1]),
         (moments["base"], atom.labels),

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.contractions import contract
+from numpyro_vips.conjugacy.contractions import contract, padded
 from numpyro_vips.conjugacy.energy import Energy, Latent
 from numpyro_vips.conjugacy.expectations import (
     Moments,
@@ -29,7 +29,14 @@ from numpyro_vips.conjugacy.families import Categorical, Family
 from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import Structure
-from numpyro_vips.conjugacy.terms import Dense, OneHot, Term, labels_of, same_labels
+from numpyro_vips.conjugacy.terms import (
+    Dense,
+    Label,
+    OneHot,
+    Term,
+    labels_of,
+    same_labels,
+)
 
 # Sweeps over a row's latents where it has several that act on each other.
 DEFAULT_LOCAL_STEPS = 20
@@ -58,7 +65,9 @@ def solve_row(
 
     Returns:
       By group, its moments and its natural parameters. Those of a latent of which
-      there are several copies (`Latent.weight`) are of one copy.
+      there are several copies (`Latent.weight`) are of one copy. Probabilities of a
+      discrete latent may be `padded` with states that it does not have; see
+      `without_padding`.
     """
     groups = structure.groups_of("local")
     of_locals = [term for term in terms if locals_of(structure, term)]
@@ -77,7 +86,8 @@ def solve_row(
     for coordinate in coordinates:
         name = coordinate.group.name
         if name not in moments:
-            moments[name], _ = coordinate.update(moments, known={*moments, name})
+            factor = coordinate.update(moments, known={*moments, name})
+            moments[name] = coordinate.moments(factor)
     # The first sweep gives every factor its natural parameters. It is exact at once
     # where latents do not act on each other.
     factors = _sweep(coordinates, moments)
@@ -85,10 +95,23 @@ def solve_row(
         factors = jax.lax.fori_loop(
             0,
             sweeps - 1,
-            lambda _, before: _sweep(coordinates, _moments_of(before)),
+            lambda _, before: _sweep(coordinates, _moments_of(coordinates, before)),
             factors,
         )
     return {c.group.name: c.dense(factors[c.group.name]) for c in coordinates}
+
+
+def without_padding(factors: Mapping[str, Factor]) -> dict[str, Factor]:
+    """Factors without the states that probabilities were padded with."""
+
+    def cut_one(factor: Factor) -> Factor:
+        moments, natural = factor
+        if "is" not in moments or "is" not in natural:
+            return factor
+        states = natural["is"].shape[-1]
+        return {**moments, "is": moments["is"][..., :states]}, natural
+
+    return {name: cut_one(factor) for name, factor in factors.items()}
 
 
 def _sweep(
@@ -99,12 +122,14 @@ def _sweep(
     for coordinate in reversed(coordinates):
         name = coordinate.group.name
         factors[name] = coordinate.update(moments, known=None)
-        moments[name] = factors[name][0]
+        moments[name] = coordinate.moments(factors[name])
     return factors
 
 
-def _moments_of(factors: Mapping[str, Factor]) -> dict[str, dict[str, jax.Array]]:
-    return {name: moments for name, (moments, _) in factors.items()}
+def _moments_of(
+    coordinates: "Sequence[_Coordinate]", factors: Mapping[str, Factor]
+) -> dict[str, dict[str, jax.Array]]:
+    return {c.group.name: c.moments(factors[c.group.name]) for c in coordinates}
 
 
 def locals_of(structure: Structure, term: Term) -> set[str]:
@@ -208,6 +233,10 @@ class _Coordinate(abc.ABC):
     def update(self, moments: Moments, known: set[str] | None) -> Factor:
         """The factor given the others' moments; only `known` ones are looked at."""
 
+    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+        """What the other latents need to know of the factor."""
+        return factor[0]
+
     def dense(self, factor: Factor) -> Factor:
         """The factor with its moments written out."""
         return factor
@@ -286,22 +315,24 @@ class _Factored(_Coordinate):
             message = message + _coefficients(
                 self.structure, self.group, term, moments, self._shape
             )
-        weights = jnp.exp(message - message.max(-1, keepdims=True))
+        weights = padded(jnp.exp(message - message.max(-1, keepdims=True)))
         # einsum and not a sum of products, which would make an array of r.
         kept = [axis for axis, size in enumerate(self._shape) if size > 1]
         axes = list(range(self._base.ndim))
-        squeezed = weights.reshape([self._shape[axis] for axis in kept])
+        squeezed = weights.reshape([weights.shape[axis] for axis in kept])
         total = jnp.einsum(
             self._base, axes, squeezed, kept, axes[:-1], precision="highest"
         )
         total = total + jnp.finfo(total.dtype).tiny
-        moments_of_group = {"base": self._base, "message": weights, "total": total}
-        return moments_of_group, {"is": message}
+        return {"message": weights, "total": total}, {"is": message}
+
+    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+        # The base stays out of the loop over sweeps, which would copy it.
+        return {**factor[0], "base": self._base}
 
     def dense(self, factor: Factor) -> Factor:
         moments, natural = factor
-        probabilities = moments["base"] * moments["message"]
-        probabilities = probabilities / moments["total"][..., None]
+        probabilities = self._base * moments["message"] / moments["total"][..., None]
         return {"is": probabilities}, {"is": self._log_base + natural["is"]}
 
 
@@ -395,7 +426,9 @@ class _Base(NamedTuple):
 
 
 def _scaled_exp(log: jax.Array) -> jax.Array:
-    return jnp.exp(log - log.max(-1, keepdims=True))
+    largest = log.max(-1, keepdims=True)
+    # An element that is possible in no state keeps a base of zero.
+    return padded(jnp.exp(log - jnp.where(jnp.isneginf(largest), 0.0, largest)))
 
 
 def _gathered_base(
@@ -448,16 +481,20 @@ def _gathered_base(
     log = jnp.transpose(joint[statistic.name], [labels.index(x) for x in order])
     log = term.scale * log
     scaled = jax.lax.optimization_barrier(_scaled_exp(log))
+    longer = Label(scaled.shape[-1])
     picked = [
-        jnp.asarray(contract(1.0, [(array, order), *one_hots], atom.labels))
-        for array in (log, scaled)
+        jnp.asarray(
+            contract(1.0, [(array, (*order[:-1], last)), *one_hots], (*elements, last))
+        )
+        for array, last in ((log, states), (scaled, longer))
     ]
     if weight is None:
         return _Base(*picked)
-    # As in `divided_by_weight`: what an element of no copy picks may be anything.
+    # As in `divided_by_weight`: what an element of no copy picks may be anything. The
+    # scaled ones are no larger than 1, and are not worth another copy.
     array = jnp.asarray(cleared.array(forms.constant_array(weight)))[..., None]
     log, scaled = picked
-    return _Base(jnp.where(array > 0, log, 0.0), jnp.where(array > 0, scaled, 1.0))
+    return _Base(jnp.where(array > 0, log, 0.0), scaled)
 
 
 def _of_one_copy(

@@ -27,15 +27,23 @@ from numpyro_vips.conjugacy.local_variables import (
     entropy,
     locals_of,
     solve_row,
+    without_padding,
     zero_moments,
 )
 from numpyro_vips.conjugacy.row_statistics import (
+    Part,
+    Scattered,
+    add,
     as_block,
     clipping_weights,
+    in_order,
     in_pieces,
     piece_size,
+    scattered_statistics,
     squared_row_norm,
+    weighted,
     where_rows,
+    zero_sum,
 )
 from numpyro_vips.conjugacy.structure import Structure, normal_terms
 from numpyro_vips.conjugacy.terms import Term
@@ -87,13 +95,18 @@ class ConjugateProgram:
     ) -> dict[str, Factor]:
         """Moments and natural parameters of a row's factors; see `solve_row`."""
         found, terms, cleared = self.row_terms(row)
-        return solve_row(self.structure, found, terms, cleared, joint, sweeps)
+        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
+        return without_padding(factors)
 
     def solve_locals(
         self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
     ) -> dict[str, dict[str, jax.Array]]:
-        """Moments of a row's latents, by coordinate ascent from a fresh start."""
-        factors = self.local_factors(joint, row, sweeps)
+        """Moments of a row's latents, by coordinate ascent from a fresh start.
+
+        Those of a discrete latent may be padded with states that it does not have.
+        """
+        found, terms, cleared = self.row_terms(row)
+        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
         return {name: moments for name, (moments, _) in factors.items()}
 
     def row_bound(
@@ -190,11 +203,23 @@ class ConjugateProgram:
 
         Not finite if the row is not valid.
         """
+        return self._norm_and_scattered(row, local_moments, scales, means or {})[0]
+
+    def _norm_and_scattered(
+        self,
+        row: Mapping[str, Any],
+        local_moments: Moments,
+        scales: Mapping[str, float],
+        means: centring.Means,
+    ) -> tuple[jax.Array, dict[str, Scattered]]:
         whole_row, terms, _ = self.row_terms(row)
-        terms = self._centred(terms, means or {})
-        square = squared_row_norm(self.structure, terms, local_moments, scales)
+        terms = self._centred(terms, means)
+        scattered = scattered_statistics(self.structure, terms, local_moments, scales)
+        square = squared_row_norm(
+            self.structure, terms, local_moments, scales, scattered
+        )
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        return jnp.where(whole_row.valid, norm, jnp.nan)
+        return jnp.where(whole_row.valid, norm, jnp.nan), scattered
 
     def bounded_sum(
         self,
@@ -226,21 +251,33 @@ class ConjugateProgram:
           The sum of each block in `scales`, not yet private.
         """
 
-        def of_piece(rows: Any, mask: jax.Array) -> dict[str, jax.Array]:
+        def of_piece(rows: Any, mask: jax.Array) -> dict[str, Part]:
             return self._sum_of_piece(
                 joint, rows, mask, scales, clipping_norm, sweeps, means or {}
             )
 
+        def add_parts(sums: Any, parts: Mapping[str, Part]) -> dict[str, jax.Array]:
+            return {name: add(sums[name], parts[name]) for name in scales}
+
+        def zeros(parts: Mapping[str, Part]) -> dict[str, jax.Array]:
+            return {name: zero_sum(parts[name], joint[name].shape) for name in scales}
+
         size = self._piece_size(rows)
         if size is None or mask.shape[0] <= size:
-            sums = of_piece(rows, mask)
+            parts = of_piece(rows, mask)
+            sums = add_parts(zeros(parts), parts)
         else:
-            zeros = {name: jnp.zeros_like(joint[name]) for name in scales}
-
-            def add(total: Any, piece: Any) -> tuple[Any, None]:
-                return jax.tree.map(jnp.add, total, of_piece(*piece)), None
-
-            sums, _ = jax.lax.scan(add, zeros, in_pieces(rows, mask, size))
+            pieces = in_pieces(rows, mask, size)
+            parts = jax.eval_shape(of_piece, *jax.tree.map(lambda x: x[0], pieces))
+            sums, _ = jax.lax.scan(
+                lambda sums, piece: (add_parts(sums, of_piece(*piece)), None),
+                zeros(parts),
+                pieces,
+            )
+        sums = {
+            name: in_order(sums[name], parts[name], joint[name].shape)
+            for name in scales
+        }
         return {
             statistic.name: as_block(statistic, sums[statistic.name])
             for statistic in self.structure.statistics
@@ -256,18 +293,25 @@ class ConjugateProgram:
         clipping_norm: float | jax.Array,
         sweeps: int,
         means: centring.Means,
-    ) -> dict[str, jax.Array]:
-        def solve(row: Mapping[str, Any]) -> tuple[Any, jax.Array]:
+    ) -> dict[str, Part]:
+        def solve(row: Mapping[str, Any]) -> tuple[Any, jax.Array, Any]:
             local_moments = self.solve_locals(joint, row, sweeps)
-            return local_moments, self.row_norms(row, local_moments, scales, means)
+            norm, scattered = self._norm_and_scattered(
+                row, local_moments, scales, means
+            )
+            return local_moments, norm, scattered
 
-        local_moments, norms = jax.vmap(solve)(rows)
+        local_moments, norms, scattered = jax.vmap(solve)(rows)
         weights, usable = clipping_weights(norms, mask, clipping_norm)
         # What is not usable must not reach the sum even as 0 · nan.
-        rows = jax.tree.map(lambda x: where_rows(usable, x), rows)
-        local_moments = jax.tree.map(lambda x: where_rows(usable, x), local_moments)
+        rows, local_moments, scattered = jax.tree.map(
+            lambda x: where_rows(usable, x), (rows, local_moments, scattered)
+        )
+        parts: dict[str, Part] = {
+            name: weighted(part, weights) for name, part in scattered.items()
+        }
 
-        def weighted(released: Mapping[str, jax.Array]) -> jax.Array:
+        def total(released: Mapping[str, jax.Array]) -> jax.Array:
             def expected(row: Any, mine: Any) -> jax.Array:
                 _, terms, _ = self.row_terms(row)
                 terms = self._centred(terms, means)
@@ -275,7 +319,8 @@ class ConjugateProgram:
 
             return jnp.vdot(weights, jax.vmap(expected)(rows, local_moments))
 
-        return jax.grad(weighted)({name: joint[name] for name in scales})
+        rest = {name: joint[name] for name in scales if name not in scattered}
+        return parts | (jax.grad(total)(rest) if rest else {})
 
     def _piece_size(self, rows: Mapping[str, jax.Array]) -> int | None:
         """Rows to work on together; None for all, where no latents are swept."""

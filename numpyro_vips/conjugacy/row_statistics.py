@@ -3,13 +3,15 @@
 The expected energy of a row is linear in the joint moments n̄, so the row's expected
 sufficient statistics are its gradient in them. No row's statistic is ever made: its
 norm comes from inner products of its terms, each a small contraction, and the clipped
-sum over rows is one weighted backward pass.
+sum over rows is one weighted backward pass. What indices scatter is made as the few
+blocks that it is, for the norm and for the sum.
 """
 
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -43,6 +45,7 @@ def squared_row_norm(
     terms: Sequence[Term],
     local_moments: Moments,
     scales: Mapping[str, float],
+    scattered: "Mapping[str, Scattered]",
 ) -> jax.Array:
     """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
@@ -50,18 +53,17 @@ def squared_row_norm(
     swallow the norm of what is left, so a bound on the rounding error is added; where
     a term is scattered along an index, entries that meet are taken to add up.
     """
-    by_statistic: dict[str, list[Entry]] = {}
-    for term in terms:
-        found = binding(structure, term)
-        if found is not None:
-            by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    by_statistic = _by_statistic(structure, terms)
     repeats = {s.name: s.diagonal for s in structure.statistics}
     total = jnp.zeros(())
     for name, entries in by_statistic.items():
         if name not in scales:
             continue
         diagonal = repeats[name]
-        if diagonal is None:
+        if name in scattered:
+            # A diagonal that is not released counts here, too.
+            square = _scattered_square(scattered[name])
+        elif diagonal is None:
             square = _squared_norm(structure, entries, local_moments)
         else:
             others = by_statistic[diagonal.statistic]
@@ -72,13 +74,21 @@ def squared_row_norm(
     return total
 
 
+def _by_statistic(
+    structure: Structure, terms: Sequence[Term]
+) -> dict[str, list[Entry]]:
+    """The terms of each statistic that has any."""
+    by_statistic: dict[str, list[Entry]] = {}
+    for term in terms:
+        found = binding(structure, term)
+        if found is not None:
+            by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    return by_statistic
+
+
 def _squared_norm(
     structure: Structure, entries: Sequence[Entry], local_moments: Moments
 ) -> jax.Array:
-    if len(entries) == 1:
-        scattered = _scattered_square(structure, entries[0], local_moments)
-        if scattered is not None:
-            return scattered
     square = _square(structure, entries, local_moments, magnitudes=False)
     if not _may_cancel(entries):
         return square
@@ -167,29 +177,51 @@ def _inner_product(
     return jnp.asarray(contract(scale, operands, ()))
 
 
-def _scattered_square(
-    structure: Structure, entry: Entry, local_moments: Moments
-) -> jax.Array | None:
-    """A bound on the squared norm of one term that is scattered along indices.
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """A row's statistic Σ_l a[l, k] 1[v = index_l], which has an entry for every v.
 
-    The coefficient Σ_l a[l, k] 1[v = index_l] has an entry for every v. Where m_l of
-    the indices are equal to index_l, Cauchy and Schwarz give
+    Sums of it have the axes v and k, each once.
 
-        Σ_vk (Σ_l a[l, k] 1[v = index_l])² ≤ Σ_lk m_l a[l, k]²,
-
-    with equality if indices are distinct, or entries that meet are equal. Nothing
-    cancels in it.
-
-    Returns:
-      The bound, or None if the term is not of this form.
+    Attributes:
+      indices: index_l along each axis v, (L,).
+      blocks: a, with axes l and k. The last may be `padded`.
+      axes: For each axis of the statistic, which axis of the sum it is. Of two that
+        are the same one, the statistic is the diagonal.
     """
+
+    indices: tuple[jax.Array, ...]
+    blocks: jax.Array
+    axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+
+def scattered_statistics(
+    structure: Structure,
+    terms: Sequence[Term],
+    local_moments: Moments,
+    names: Collection[str],
+) -> dict[str, Scattered]:
+    """The row's statistics that are of this form, of those in `names`."""
+    found = {}
+    for name, entries in _by_statistic(structure, terms).items():
+        if name in names and len(entries) == 1:
+            scattered = _scattered(structure, entries[0], local_moments)
+            if scattered is not None:
+                found[name] = scattered
+    return found
+
+
+def _scattered(
+    structure: Structure, entry: Entry, local_moments: Moments
+) -> Scattered | None:
     term, labels = entry
     scatters = [
         factor
         for factor in term.factors
         if isinstance(factor, OneHot) and factor.row and factor.target in labels
     ]
-    targets = {factor.target for factor in scatters}
+    targets = tuple(factor.target for factor in scatters)
     index_labels = scatters[0].labels if scatters else ()
     rest = Term(
         term.scale,
@@ -201,10 +233,11 @@ def _scattered_square(
         term.bound,
     )
     used = {x for f in rest.factors for x in labels_of(f) if x in targets}
+    kept = tuple(x for x in dict.fromkeys(labels) if x not in targets)
     if (
         not index_labels
         or used
-        or len(targets) < len(scatters)
+        or len(set(targets)) < len(targets)
         or any(set(f.labels) != set(index_labels) for f in scatters)
         or any(label in labels for label in index_labels)
         or math.prod(x.size for x in index_labels) > math.prod(x.size for x in targets)
@@ -212,22 +245,38 @@ def _scattered_square(
         return None
     operands = constants(rest)
     operands += moment_operands(structure, rest, local_moments, role="local")
-    output = (*index_labels, *(x for x in dict.fromkeys(labels) if x not in targets))
+    output = (*index_labels, *kept)
     summed = {x for operand in operands for x in labels_of_operand(operand)}
     summed -= set(output)
     if any(label.size > 1 for label in summed):
         return None  # A sum inside of a[l, k] could cancel.
-    coefficients = jnp.asarray(contract(term.scale, operands, output))
+    blocks = jnp.asarray(contract(term.scale, operands, output, cut=False))
     # Without the barrier XLA makes an array of each factor in place of the product.
-    coefficients = jax.lax.optimization_barrier(coefficients)
-    size = math.prod(x.size for x in index_labels)
-    squares = (coefficients.reshape(size, -1) ** 2).sum(1)
+    blocks = jax.lax.optimization_barrier(blocks)
+    blocks = blocks.reshape(-1, *blocks.shape[len(index_labels) :])
     indices = []
     for factor in scatters:
         order = [factor.labels.index(label) for label in index_labels]
-        indices.append(jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1))
+        index = jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1)
+        indices.append(jnp.maximum(index, 0))
+    axes = tuple((*targets, *kept).index(label) for label in labels)
+    return Scattered(tuple(indices), blocks, axes)
+
+
+def _scattered_square(scattered: Scattered) -> jax.Array:
+    """A bound on its squared norm.
+
+    Where m_l of the indices are equal to index_l, Cauchy and Schwarz give
+
+        Σ_vk (Σ_l a[l, k] 1[v = index_l])² ≤ Σ_lk m_l a[l, k]²,
+
+    with equality if indices are distinct, or entries that meet are equal. Nothing
+    cancels in it.
+    """
+    blocks = scattered.blocks
+    squares = (blocks.reshape(len(blocks), -1) ** 2).sum(1)
     # An entry of zero is no company: padding may repeat any index.
-    return jnp.sum(_how_many_equal(indices, squares > 0) * squares)
+    return jnp.sum(_how_many_equal(scattered.indices, squares > 0) * squares)
 
 
 def _how_many_equal(indices: Sequence[jax.Array], counting: jax.Array) -> jax.Array:
@@ -260,6 +309,50 @@ def _may_cancel(entries: Sequence[Entry]) -> bool:
         return True
     term, labels = entries[0]
     return any(label.size > 1 and label not in labels for label in term.bound)
+
+
+# --- sums over rows -------------------------------------------------------------------
+
+# What some rows add to a statistic: an array, or their shares, still scattered.
+Part = jax.Array | Scattered
+
+
+def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
+    """Rows' shares, each times its weight (rows,)."""
+    blocks = scattered.blocks
+    each = weights.reshape(-1, *(1,) * (blocks.ndim - 1))
+    return dataclasses.replace(scattered, blocks=each * blocks)
+
+
+def zero_sum(part: Part, shape: tuple[int, ...]) -> jax.Array:
+    """Where a sum of such parts starts, given the statistic's own shape.
+
+    Only the shapes of the part are looked at.
+    """
+    if not isinstance(part, Scattered):
+        return jnp.zeros(shape, part.dtype)
+    picked = [shape[part.axes.index(i)] for i in range(len(part.indices))]
+    # The blocks have axes of rows and of each row's entries first.
+    return jnp.zeros((*picked, *part.blocks.shape[2:]), part.blocks.dtype)
+
+
+def add(total: jax.Array, part: Part) -> jax.Array:
+    if not isinstance(part, Scattered):
+        return total + part
+    return total.at[part.indices].add(part.blocks, mode="drop")
+
+
+def in_order(total: jax.Array, part: Part, shape: tuple[int, ...]) -> jax.Array:
+    """A sum of such parts, with the statistic's own axes."""
+    if not isinstance(part, Scattered):
+        return total
+    axes = part.axes
+    total = total[tuple(slice(shape[axes.index(i)]) for i in range(total.ndim))]
+    if len(axes) == total.ndim:
+        return jnp.transpose(total, axes)
+    entries = jnp.ogrid[tuple(slice(size) for size in total.shape)]
+    diagonal = tuple(entries[axis] for axis in axes)
+    return jnp.zeros(shape, total.dtype).at[diagonal].set(total)
 
 
 # --- blocks ---------------------------------------------------------------------------
@@ -300,13 +393,13 @@ def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
 # --- rows -----------------------------------------------------------------------------
 
 # Rows whose latents are swept are worked on in pieces that stay near the processor.
-_MAX_PIECE = 256
+MAX_PIECE = 256
 _MAX_PIECE_BYTES = 2**26
 
 
 def piece_size(bytes_per_row: int) -> int:
     """How many rows to work on together, given what the latents of one take."""
-    return max(1, min(_MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
+    return max(1, min(MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
 
 
 def clipping_weights(
