@@ -413,7 +413,7 @@ class DpviEngine:
         key = self._key_of_step(state)
         tree, draws = self._tree_and_draws(state.variational, key)
         of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
-        found = jax.jit(jax.vmap(of_row))(dict(rows))
+        found = jax.jit(jax.vmap(of_row))(dense_rows(rows))
         return {name: np.asarray(found[name]) for name in names}
 
     def has_posterior(self, state: DpviState) -> bool:
@@ -495,6 +495,7 @@ class DpviEngine:
         tree, draws = self._tree_and_draws(variational, key)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
+        rows = dense_rows(rows)
         rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
         return self._row_gradients.clipped_sum(
             tree, draws, key, rows, mask, scales, clipping_norm

@@ -19,7 +19,8 @@ from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_struc
 from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph, retrace
-from numpyro_vips.model_trace import abstract_rows
+from numpyro_vips.model_trace import abstract_taken_rows
+from numpyro_vips.sparse_rows import dense_rows
 
 
 def compile_model(
@@ -49,14 +50,37 @@ def compile_model(
             f"{sorted(graph.sites)}."
         )
     overrides = dict(structure or {})
-    found = _analyse(graph, overrides, augmentation)
+
+    def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
+        return _compiled(model, graph, overrides, augmentation, whole)
+
+    if not graph.arguments.widths:
+        return compiled({})
+    try:
+        return compiled({})
+    except NotConjugate as error:
+        # What cannot be done by entries may be possible for whole rows.
+        whole = dict.fromkeys(graph.arguments.widths, str(error))
+    return compiled(whole)
+
+
+def _compiled(
+    model: private,
+    graph: ModelGraph,
+    overrides: Mapping[str, str],
+    augmentation: logistic_bounds.Choice,
+    whole: Mapping[str, str],
+) -> ConjugateProgram:
+    """The certified program; `whole` as of `ConjugateProgram`."""
+    found, written_out = _analyse(graph, overrides, augmentation, whole)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, made_up)
         certified = ConjugateProgram(
             graph=double,
-            structure=_analyse(double, overrides, augmentation),
+            structure=_analyse(double, overrides, augmentation, whole)[0],
             augmentation=augmentation,
+            whole=whole,
         )
         reasons = illegal_factors(certified)
         if reasons:
@@ -65,20 +89,32 @@ def compile_model(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(graph=graph, structure=found, augmentation=augmentation)
+    return ConjugateProgram(
+        graph=graph,
+        structure=found,
+        augmentation=augmentation,
+        whole=whole,
+        written_out=written_out,
+    )
 
 
 def _analyse(
     graph: ModelGraph,
     overrides: Mapping[str, str],
-    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
-) -> Structure:
-    """Finds the structure with abstract rows: nothing is computed."""
-    box: list[Structure] = []
+    augmentation: logistic_bounds.Choice,
+    whole: Mapping[str, str],
+) -> tuple[Structure, Mapping[str, tuple[str, ...]]]:
+    """Finds the structure with abstract rows: nothing is computed.
+
+    Returns:
+      It, and what arguments that rows tell by entries are written out for.
+    """
+    box: list[tuple[Structure, Mapping[str, tuple[str, ...]]]] = []
 
     def analyse(rows: Mapping[str, Any]) -> None:
+        rows = dense_rows(rows, whole)
         found = energy(graph, rows, augmentation=augmentation)
-        box.append(find_structure(found, overrides))
+        box.append((find_structure(found, overrides), found.whole))
 
-    jax.eval_shape(analyse, abstract_rows(graph.arguments, 1))
+    jax.eval_shape(analyse, abstract_taken_rows(graph.arguments, 1))
     return box[0]

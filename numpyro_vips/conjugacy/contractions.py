@@ -21,6 +21,7 @@ from numpyro_vips.conjugacy.terms import (
     is_known,
     labels_of,
 )
+from numpyro_vips.sparse_rows import scattered
 
 
 def product_array(scale: float, values: Sequence[Factor]) -> tuple[ArrayLike, Labels]:
@@ -81,6 +82,9 @@ def contract(
     Selections are applied as gathers to the operands they select from, so that a
     one-hot array is made only where there is nothing to gather from.
     """
+    written_out = _written_out(scale, operands, output)
+    if written_out is not None:
+        return written_out
     arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
     for one_hot in (operand for operand in operands if isinstance(operand, OneHot)):
         users = [labels for _, labels in arrays if one_hot.target in labels]
@@ -123,6 +127,37 @@ def contract(
     )
     result = expand_to(result * scale, kept, output)
     return xp.broadcast_to(result, [label.size for label in output])
+
+
+def _written_out(
+    scale: float,
+    operands: Sequence["tuple[ArrayLike, Labels] | OneHot"],
+    output: Labels,
+) -> ArrayLike | None:
+    """A product that an argument's entries put at their places along `output`.
+
+    Returns:
+      None if the operands are not of this form.
+    """
+    one_hots = [o for o in operands if isinstance(o, OneHot) and o.target in output]
+    if len(one_hots) != 1 or one_hots[0].origin is None:
+        return None
+    (one_hot,) = one_hots
+    rest = [operand for operand in operands if operand is not one_hot]
+    *leading, entry = one_hot.labels
+    used = [x for o in rest for x in (labels_of(o) if isinstance(o, OneHot) else o[1])]
+    if one_hot.target in used or entry in output or not set(leading) <= set(output):
+        return None
+    one_hot.origin.written_out("an array of all its entries")
+    others = [x for x in output if x is not one_hot.target and x not in leading]
+    placed = (*leading, *others, entry)
+    values = jnp.asarray(contract(scale, rest, placed))
+    shape = [x.size if x in leading else 1 for x in placed[:-1]]
+    indices = jnp.reshape(one_hot.indices, (*shape, entry.size))
+    indices = jnp.broadcast_to(indices, values.shape)
+    whole = scattered(indices, values, one_hot.target.size, 0)
+    labels = (*leading, *others, one_hot.target)
+    return whole.transpose([labels.index(x) for x in output])
 
 
 def _without_known_vectors(

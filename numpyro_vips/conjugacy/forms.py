@@ -19,10 +19,12 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.normal_form import simplify, without_lost_labels
+from numpyro_vips.conjugacy.scatters import map_scatters
 from numpyro_vips.conjugacy.terms import (
     ArrayLike,
     Atom,
@@ -149,14 +151,17 @@ def within(form: Form, lower: float, upper: float) -> Form:
 
     Only the constant that a form is made of takes them; others stay as they are.
     """
-    if len(form.terms) != 1 or len(form.terms[0].factors) != 1:
+    if len(form.terms) != 1:
         return form
     (term,) = form.terms
-    (factor,) = term.factors
+    # The entries of an array are the array, where they have been put at their places.
+    made_of = [f for f in term.factors if not (isinstance(f, OneHot) and f.origin)]
+    factor = made_of[0] if len(made_of) == 1 else None
     if not isinstance(factor, Dense) or term.scale != 1:
         return form
-    factor = dataclasses.replace(factor, lower=lower, upper=upper)
-    return Form(form.axes, (Term(1.0, (factor,), term.bound),), form.exclusive)
+    bounded = dataclasses.replace(factor, lower=lower, upper=upper)
+    factors = tuple(bounded if f is factor else f for f in term.factors)
+    return Form(form.axes, (Term(1.0, factors, term.bound),), form.exclusive)
 
 
 def _range_of_constants(terms: Sequence[Term]) -> tuple[float, float]:
@@ -255,6 +260,10 @@ def add(first: Form, second: Form) -> Form:
     first, second = broadcast(first, axes), broadcast(second, axes)
     terms = [*first.terms, *(term.refreshed() for term in second.terms)]
     if first.is_constant and second.is_constant and len(terms) > 1:
+        operands = (first.terms, second.terms)
+        entries = map_scatters(np.add, jnp.add, axes, operands)
+        if entries is not None:
+            return Form(axes, entries, False)
         # A sum of constants is one constant, so that it still has a logarithm.
         return _as_single_constant(Form(axes, tuple(terms), False))
     exclusive = len(terms) == 1 and first.exclusive and second.exclusive
