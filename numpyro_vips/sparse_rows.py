@@ -8,6 +8,7 @@ same shape, and what is left out of one depends on no other.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -74,11 +75,11 @@ def keep_largest(array: np.ndarray, width: int) -> SparseRows:
     so that a row which has one is still seen not to be finite.
     """
     *leading, length = array.shape
-    flat = np.reshape(array, (-1, length))
-    row, column = np.nonzero(flat)
-    found = keep_largest_entries(
-        row, column, flat[row, column], (len(flat), length), width
-    )
+    flat = np.reshape(array, -1)
+    place = np.flatnonzero(flat != 0)  # Of truth values, as that is much quicker.
+    row, column = np.divmod(place, length)
+    shape = (math.prod(leading), length)
+    found = keep_largest_entries(row, column, flat[place], shape, width)
     shape = (*leading, width)
     return SparseRows(
         indices=found.indices.reshape(shape),
