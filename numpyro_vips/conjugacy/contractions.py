@@ -86,22 +86,16 @@ def contract(
     if written_out is not None:
         return written_out
     arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
-    for one_hot in (operand for operand in operands if isinstance(operand, OneHot)):
-        users = [labels for _, labels in arrays if one_hot.target in labels]
-        if one_hot.target in output or not users:
-            arrays.append(one_hot_array(one_hot))
-            continue
-        gathered = []
-        for array, labels in arrays:
-            if one_hot.target in labels:
-                array, labels = gather(
-                    array, labels, one_hot.indices, one_hot.labels, one_hot.target
-                )
-            gathered.append((array, labels))
-        arrays = gathered
-        if is_known(one_hot.indices) and np.any(one_hot.indices < 0):
-            present = (one_hot.indices >= 0).astype(np.float32)
-            arrays.append((present, one_hot.labels))
+    by_target: dict[Label, list[OneHot]] = {}
+    for operand in operands:
+        if isinstance(operand, OneHot):
+            by_target.setdefault(operand.target, []).append(operand)
+    for target, one_hots in by_target.items():
+        used = any(target in labels for _, labels in arrays)
+        if target in output or not (used or len(one_hots) > 1):
+            arrays += map(one_hot_array, one_hots)
+        else:
+            arrays = _selected(arrays, target, one_hots)
     arrays = _without_known_vectors(arrays, output)
     # The sum of truth values is a number, and einsum's own is whether there is any.
     arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
@@ -127,6 +121,34 @@ def contract(
     )
     result = expand_to(result * scale, kept, output)
     return xp.broadcast_to(result, [label.size for label in output])
+
+
+def _selected(
+    arrays: "Sequence[tuple[ArrayLike, Labels]]",
+    target: Label,
+    one_hots: Sequence[OneHot],
+) -> "list[tuple[ArrayLike, Labels]]":
+    """Arrays whose sum over the target is that of the given ones and of the one-hots.
+
+    The first index picks from the arrays, and any other has to be equal to it:
+    Σ_v a_v 1[v=i] 1[v=j] is a_i 1[i=j]. A row with an index out of range never counts.
+    """
+    first, *others = one_hots
+    found = []
+    for array, labels in arrays:
+        if target in labels:
+            array, labels = gather(array, labels, first.indices, first.labels, target)
+        found.append((array, labels))
+    if is_known(first.indices) and np.any(first.indices < 0):
+        present = (first.indices >= 0).astype(np.float32)
+        found.append((present, first.labels))
+    for other in others:
+        union = tuple(dict.fromkeys((*first.labels, *other.labels)))
+        equal = expand_to(first.indices, first.labels, union) == expand_to(
+            other.indices, other.labels, union
+        )
+        found.append((equal.astype(np.float32), union))
+    return found
 
 
 def _written_out(
