@@ -52,6 +52,7 @@ from numpyro_vips.noisy_adam import default_optimizer
 from numpyro_vips.prior_centre import global_values, initial_params
 from numpyro_vips.result import Posterior
 from numpyro_vips.row_gradients import Released, RowGradients
+from numpyro_vips.sparse_rows import dense_rows
 from numpyro_vips.user_guides import UserGuide
 
 Perturb = Literal["location", "all"]

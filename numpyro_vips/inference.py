@@ -477,7 +477,9 @@ def _check_widths(max_nonzeros: Any) -> None:
                 f"Expected {name}={width!r} to be an integer, or a dict of one for "
                 "each argument meant."
             )
-        _validate.positive_integer(**{name: width})
+        _validate.positive_integer(
+            **{name: width if isinstance(width, bool) else int(width)}
+        )
 
 
 def _check_augmentation(augmentation: Any) -> None:

@@ -1,10 +1,10 @@
 """Rows of which a public number of entries may differ from zero.
 
-A document uses few words of a vocabulary. Its counts, one for each word of it, are then
-said by the numbers and the counts of the words that it uses. How many of them a row may
-have, the *width*, is public: a row with more keeps the largest, whichever these are, and
-a row with fewer says of some further entries that they are zero. So every row has the
-same shape, and what is left out of one depends on no other.
+A document uses few words of a vocabulary. Its counts, one for each word there is, are
+then told by the words that it uses, and how often. How many of them a row may tell,
+its *width*, is public: a row with more keeps the largest, and a row with fewer tells
+some of its zeros too. So all rows have one shape, and what a row loses depends on no
+other.
 """
 
 import dataclasses

@@ -430,9 +430,9 @@ def test_a_public_weight_of_what_an_index_picks_does_not_hide_a_contribution() -
 
     def weighted(ids: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
-        with numpyro.plate(UNIT, ids.shape[0], dim=-2):
-            with numpyro.plate("entries", ids.shape[1], dim=-1):
-                numpyro.sample("y", dist.Normal((w * weights)[ids], 1.0), obs=y)
+        entries = numpyro.plate("entries", ids.shape[1], dim=-1)
+        with numpyro.plate(UNIT, ids.shape[0], dim=-2), entries:
+            numpyro.sample("y", dist.Normal((w * weights)[ids], 1.0), obs=y)
 
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 4, (COUNT, 3))

@@ -1,6 +1,6 @@
 """From a model graph to a certified conjugate program, or to the reasons why not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import multivariate as _multivariate  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
-from numpyro_vips.conjugacy.energy import energy
+from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.potentials import illegal_factors
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
@@ -72,13 +72,13 @@ def _compiled(
     whole: Mapping[str, str],
 ) -> ConjugateProgram:
     """The certified program; `whole` as of `ConjugateProgram`."""
-    found, written_out = _analyse(graph, overrides, augmentation, whole)
+    found = _analyse(graph, overrides, augmentation, whole)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, made_up)
         certified = ConjugateProgram(
             graph=double,
-            structure=_analyse(double, overrides, augmentation, whole)[0],
+            structure=_analyse(double, overrides, augmentation, whole),
             augmentation=augmentation,
             whole=whole,
         )
@@ -94,27 +94,27 @@ def _compiled(
         structure=found,
         augmentation=augmentation,
         whole=whole,
-        written_out=written_out,
+        written_out=_abstract_energy(graph, augmentation, whole).whole,
     )
 
 
 def _analyse(
     graph: ModelGraph,
     overrides: Mapping[str, str],
-    augmentation: logistic_bounds.Choice,
-    whole: Mapping[str, str],
-) -> tuple[Structure, Mapping[str, tuple[str, ...]]]:
-    """Finds the structure with abstract rows: nothing is computed.
+    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+    whole: Iterable[str] = (),
+) -> Structure:
+    """Finds the structure with abstract rows: nothing is computed."""
+    return find_structure(_abstract_energy(graph, augmentation, whole), overrides)
 
-    Returns:
-      It, and what arguments that rows tell by entries are written out for.
-    """
-    box: list[tuple[Structure, Mapping[str, tuple[str, ...]]]] = []
+
+def _abstract_energy(
+    graph: ModelGraph, augmentation: logistic_bounds.Choice, whole: Iterable[str]
+) -> Energy:
+    box: list[Energy] = []
 
     def analyse(rows: Mapping[str, Any]) -> None:
-        rows = dense_rows(rows, whole)
-        found = energy(graph, rows, augmentation=augmentation)
-        box.append((find_structure(found, overrides), found.whole))
+        box.append(energy(graph, dense_rows(rows, whole), augmentation=augmentation))
 
     jax.eval_shape(analyse, abstract_taken_rows(graph.arguments, 1))
     return box[0]

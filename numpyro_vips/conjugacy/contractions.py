@@ -162,9 +162,9 @@ def _written_out(
       None if the operands are not of this form.
     """
     one_hots = [o for o in operands if isinstance(o, OneHot) and o.target in output]
-    if len(one_hots) != 1 or one_hots[0].origin is None:
+    one_hot = one_hots[0] if len(one_hots) == 1 else None
+    if one_hot is None or one_hot.origin is None:
         return None
-    (one_hot,) = one_hots
     rest = [operand for operand in operands if operand is not one_hot]
     *leading, entry = one_hot.labels
     used = [x for o in rest for x in (labels_of(o) if isinstance(o, OneHot) else o[1])]

@@ -98,14 +98,14 @@ class _Places(NamedTuple):
     """Where along one axis of a site's elements a row has entries.
 
     Attributes:
-      leading: Number of the axis that each leading label of the index stands for.
+      leading: Number of the axis that each leading label of `one_hot` stands for.
       axis: The axis that the entries lie along.
-      index: Their places on it.
+      one_hot: Their places on it.
     """
 
     leading: tuple[int, ...]
     axis: int
-    index: OneHot
+    one_hot: OneHot
 
 
 class _Augmentation:
@@ -600,12 +600,13 @@ def _at_places(factor: Form, shape: tuple[int, ...], places: _Places) -> Form:
       shape: Of the elements that remain.
       places: Where they are.
     """
-    leading, axis, index = places
-    sizes = [*shape[:axis], index.target.size, *shape[axis + 1 :]]
+    leading, axis, one_hot = places
+    sizes = [*shape[:axis], one_hot.target.size, *shape[axis + 1 :]]
     factor = forms.broadcast(factor, tuple(map(Label, sizes)))
     entry = Label(shape[axis])
     labels = (*(factor.axes[i] for i in leading), entry)
-    picked = dataclasses.replace(index, labels=labels, target=Label(index.target.size))
+    target = Label(one_hot.target.size)
+    picked = dataclasses.replace(one_hot, labels=labels, target=target)
     axes = (*factor.axes[:axis], entry, *factor.axes[axis + 1 :])
     return forms.select(factor, axis, picked, axes)
 

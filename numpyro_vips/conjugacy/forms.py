@@ -24,7 +24,7 @@ import numpy as np
 
 from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.normal_form import simplify, without_lost_labels
-from numpyro_vips.conjugacy.scatters import map_scatters
+from numpyro_vips.conjugacy.scatters import as_scatter, map_scatters
 from numpyro_vips.conjugacy.terms import (
     ArrayLike,
     Atom,
@@ -260,6 +260,8 @@ def add(first: Form, second: Form) -> Form:
     first, second = broadcast(first, axes), broadcast(second, axes)
     terms = [*first.terms, *(term.refreshed() for term in second.terms)]
     if first.is_constant and second.is_constant and len(terms) > 1:
+        if as_scatter(axes, terms) is not None:
+            return Form(axes, _numbers_merged(terms), False)
         operands = (first.terms, second.terms)
         entries = map_scatters(np.add, jnp.add, axes, operands)
         if entries is not None:
@@ -268,6 +270,13 @@ def add(first: Form, second: Form) -> Form:
         return _as_single_constant(Form(axes, tuple(terms), False))
     exclusive = len(terms) == 1 and first.exclusive and second.exclusive
     return Form(axes, tuple(terms), exclusive)
+
+
+def _numbers_merged(terms: Sequence[Term]) -> tuple[Term, ...]:
+    """Terms without latents, with a single one for those that are numbers."""
+    rest = [term for term in terms if term.factors]
+    number = sum(term.scale for term in terms if not term.factors)
+    return (*rest, Term(number)) if number != 0.0 else tuple(rest)
 
 
 def _as_single_constant(form: Form) -> Form:

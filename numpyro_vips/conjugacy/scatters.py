@@ -82,8 +82,10 @@ def _of_term(axes: Labels, term: Term) -> Scatter | None:
         if isinstance(factor, Dense):
             rest.append(_at_entries(factor, one_hot))
     values = rest[0] if len(rest) == 1 else None
-    if not isinstance(values, Dense) or term.scale != 1.0 or (
-        values.labels != one_hot.labels
+    if (
+        not isinstance(values, Dense)
+        or term.scale != 1.0
+        or (values.labels != one_hot.labels)
     ):
         array, labels = product_array(term.scale, rest)
         if not set(labels) <= set(one_hot.labels):

@@ -50,8 +50,8 @@ class Entries:
 class Constant:
     """A value without latents; `array` is a NumPy array only if it is public.
 
-    `nonnegative` says that no entry is negative, whatever the rows hold; `entries` is set
-    where few are not alike, and `array` should then be left alone if it can be.
+    `nonnegative` says that no entry is negative, whatever the rows hold. `entries` is
+    set where all but a few are alike; `array` is then better left alone.
     """
 
     array: Any
@@ -169,7 +169,7 @@ def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
     axes = tuple(map(Label, shape))
     labels = (*axes[:-1], Label(entries.values.shape[-1]))
     elsewhere = float(entries.elsewhere)
-    # The very same array where nothing is subtracted, so that factors stay recognisable.
+    # The same array where nothing is subtracted, so that factors stay recognisable.
     values = entries.values if elsewhere == 0.0 else entries.values - elsewhere
     scatter = Scatter(
         Dense(values, labels, row=True),
