@@ -131,7 +131,7 @@ def linear_regression(x: Any, y: Any) -> None:
 def logistic_regression_on_functions(x: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([LENGTH]).to_event(1))
     b = numpyro.sample("b", dist.Normal(0.0, 3.0))
-    bent = jnp.where(x > 0, jnp.sqrt(jnp.abs(x)), 0.5 - x**2 + jnp.cos(x))
+    bent = jnp.where(x > 0, jnp.sqrt(jnp.abs(x)), jnp.sin(x) - 2 * x**2)
     with numpyro.plate(UNIT, x.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=bent @ w + b), obs=y)
 
@@ -201,7 +201,7 @@ class Setup:
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "multinomial"])
 def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
     fn, rows = MODELS[name].fn, MODELS[name].rows()
     by_entries, by_rows = Setup(fn, rows, WIDTH), Setup(fn, rows, None)
@@ -302,8 +302,8 @@ def fitted(fn: Any, rows: Rows, **options: Any) -> np.ndarray:
 def test_every_spelling_of_topics_has_the_same_posterior() -> None:
     """Also with rows that have more words than are kept."""
     rng = np.random.default_rng(2)
-    x = rng.permuted(rng.integers(0, 4, (40, LENGTH)) * (counts(rng, (40,)) > 0), 1)
-    x[:5] = rng.permuted(np.arange(1, LENGTH + 1))[None]
+    x = counts(rng, (40,)).astype(int)
+    x[:5] = rng.permuted(np.tile(np.arange(1, LENGTH + 1), (5, 1)), axis=1)
     kept = np.zeros_like(x)
     ids = np.argsort(-x, axis=1, kind="stable")[:, :WIDTH]
     values = np.take_along_axis(x, ids, 1)
@@ -364,6 +364,26 @@ def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
         **OPTIONS,
     )
     assert "written out again: x: a gather at an index" in str(vi.explain(x))
+
+
+def test_whole_rows_are_worked_on_where_less_noise_is_worth_it() -> None:
+    """cos(x) is not zero where x is: of x xᵀ that is no product of entries any more.
+
+    Taken by entries, its second moments would be matrices of any sign, and replacing a
+    row could change them by 2 C in place of √2 C.
+    """
+
+    def regression(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([LENGTH]).to_event(1))
+        with numpyro.plate(UNIT, x.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.cos(x) @ w, 1.0), obs=y)
+
+    program = compiled(regression, MODELS["linear_regression"].rows(), WIDTH)
+    assert program.whole["x"] == (
+        "by entries ⟨w w⟩ would not be known to have one sign"
+    )
+    geometries = {s.name: s.geometry for s in program.structure.statistics}
+    assert geometries["⟨w w⟩"] == "psd"
 
 
 def test_a_wrong_rule_for_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,14 +54,33 @@ def compile_model(
     def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
         return _compiled(model, graph, overrides, augmentation, whole)
 
-    if not graph.arguments.widths:
+    widths = graph.arguments.widths
+    if not widths:
         return compiled({})
     try:
-        return compiled({})
+        by_entries = compiled({})
     except NotConjugate as error:
         # What cannot be done by entries may be possible for whole rows.
-        whole = dict.fromkeys(graph.arguments.widths, str(error))
-    return compiled(whole)
+        return compiled(dict.fromkeys(widths, str(error)))
+    of_rows = _analyse(graph, overrides, augmentation, widths)
+    lost = _signs_lost(by_entries.structure, of_rows)
+    if not lost:
+        return by_entries
+    reason = f"by entries {', '.join(lost)} would not be known to have one sign"
+    return compiled(dict.fromkeys(widths, reason))
+
+
+def _signs_lost(by_entries: Structure, of_rows: Structure) -> list[str]:
+    """The statistics whose sensitivity would be larger if rows told their entries.
+
+    Noise costs more than time.
+    """
+    signed = {s.name for s in by_entries.statistics if s.geometry == "signed"}
+    return [
+        statistic.name
+        for statistic in of_rows.statistics
+        if statistic.name in signed and statistic.geometry != "signed"
+    ]
 
 
 def _compiled(
