@@ -14,7 +14,7 @@ and dtypes, never values.
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -103,6 +103,20 @@ class ModelArguments:
             else array
             for name, array in rows.items()
         }
+
+    def told_by_entries(self, names: Iterable[str]) -> "ModelArguments":
+        """The same arguments, those of `names` with a width that leaves nothing out.
+
+        It is read off the rows, so only for rows that the caller may see.
+        """
+        widths = {}
+        for name in set(names) & set(self.private):
+            leaf = self.private[name]
+            # A power of two, so that few programs serve many calls.
+            width = 1 << max(0, _most_entries(leaf) - 1).bit_length()
+            if len(_shape(leaf)) > 1 and width < _shape(leaf)[-1]:
+                widths[name] = width
+        return dataclasses.replace(self, widths=widths)
 
     def row_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shape and dtype of one row, without the leading axis."""
@@ -510,6 +524,14 @@ def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseR
         place, value = place[first], np.add.reduceat(value, first, dtype=value.dtype)
     row, column = np.divmod(place, length)
     return keep_largest_entries(row, column, value, (len(indices), length), width)
+
+
+def _most_entries(leaf: PrivateLeaf) -> int:
+    """At most so many entries of a row differ from zero."""
+    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
+        return int(np.bincount(row, minlength=1).max())
+    return int(np.max(np.count_nonzero(np.asarray(leaf), axis=-1), initial=0))
 
 
 def _dense_rows(

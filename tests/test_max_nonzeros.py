@@ -321,6 +321,24 @@ def test_every_spelling_of_topics_has_the_same_posterior() -> None:
     assert not np.allclose(fitted(fn, (x,)), expected, rtol=0.05)
 
 
+def test_the_bound_of_visible_rows_leaves_nothing_out() -> None:
+    """It is that of whole rows, also of some that a fit would cut."""
+    x = MODELS["multinomial"].rows()[0].astype(np.float32)
+    marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
+    vi = nv.PrivateVI(
+        marked, budget=nv.PrivacyBudget(math.inf), max_nonzeros=1, **OPTIONS
+    )
+    result = vi.run(jax.random.key(0), x)
+    shown = np.concatenate([x, np.full((1, LENGTH), 3, np.float32)])
+    whole = dataclasses.replace(
+        result, settings={**result.settings, "max_nonzeros": {}}
+    )
+    for rows in (x, sp.csr_matrix(x), shown):
+        expected = whole.elbo(rows)
+        np.testing.assert_allclose(result.elbo(rows), expected, rtol=1e-5, atol=1e-4)
+    assert result.local_posterior(x)["theta"].batch_shape == (COUNT,)
+
+
 def test_the_plan_and_the_statement_tell_the_width() -> None:
     x = MODELS["multinomial"].rows()[0].astype(np.float32)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
