@@ -18,7 +18,7 @@ import numpy as np
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class SparseRows:
     """Arrays that are zero but for some entries along their last axis.
 
@@ -36,6 +36,10 @@ class SparseRows:
     @property
     def shape(self) -> tuple[int, ...]:
         return (*np.shape(self.values)[:-1], self.length)
+
+    def __repr__(self) -> str:
+        # Shapes alone: messages must not quote private values.
+        return f"SparseRows({self.dtype}{list(self.shape)})"
 
     @property
     def dtype(self) -> Any:

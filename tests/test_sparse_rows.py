@@ -96,6 +96,10 @@ def test_a_damaged_sparse_row_has_every_index_once():
     assert all(len(set(indices)) == 2 for indices in found.indices)
 
 
+def test_the_representation_tells_shapes_and_not_values():
+    assert repr(keep_largest(np.full((2, 9), 7.5), 3)) == "SparseRows(float64[2, 9])"
+
+
 def test_rows_are_a_tree_of_arrays():
     rows = {"X": keep_largest(some_rows("f4", (6, 9)), 3), "y": np.arange(6)}
     found = jax.jit(jax.vmap(lambda row: dense_rows(row)["X"].sum() + row["y"]))(rows)

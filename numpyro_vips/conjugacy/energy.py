@@ -349,10 +349,10 @@ def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
         if entries is not None:
             return jnp.all(entries.values) & bool(entries.elsewhere)
         return in_support.array
-    inside = in_support.array
-    rank, shape = np.ndim(inside), np.shape(mask.array)
+    inside, seen = in_support.whole("a mask"), mask.whole("a mask")
+    rank, shape = np.ndim(inside), np.shape(seen)
     if shape[:rank] == np.shape(inside) and set(shape[rank:]) <= {1}:
-        seen = jnp.reshape(mask.array, np.shape(inside))
+        seen = jnp.reshape(seen, np.shape(inside))
         inside = jnp.logical_or(inside, jnp.logical_not(seen))
     return inside
 
@@ -363,7 +363,7 @@ def _unmasked(output: Mapping[str, Any], legal: Any) -> Any:
     if not isinstance(mask, Constant):
         return legal
     try:
-        return jnp.logical_or(legal, jnp.logical_not(mask.array))
+        return jnp.logical_or(legal, jnp.logical_not(mask.whole("a mask")))
     except TypeError:  # Shapes that do not match; then every entry has to be legal.
         return legal
 
@@ -379,7 +379,7 @@ def _legal_parameters(
         if not isinstance(value, Constant) or not value.row or constraint is None:
             continue
         try:
-            legal = constraint(value.array)
+            legal = constraint(value.whole("a check of parameters"))
         except NotImplementedError:  # It depends on the other parameters.
             continue
         checks.append(_unmasked(parameters, legal))

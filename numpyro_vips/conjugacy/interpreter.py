@@ -392,7 +392,7 @@ def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]
 
 def _with_leading_axis(x: Value) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.array[None], x.row)
+        return Constant(x.whole("a loop")[None], x.row)
     if isinstance(x, Transformed) and x.function != "logsumexp":
         return Transformed(x.function, as_form(_with_leading_axis(x.form)))
     form = as_form(x)
@@ -414,5 +414,5 @@ _CONTROL_FLOW = {"scan": _scan, "cond": _cond}
 
 def _step_of(x: Value, step: int) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.array[step], x.row)
+        return Constant(x.whole("a loop")[step], x.row)
     return along_axis(x, 0, np.arange(step, step + 1), squeeze=True)

@@ -63,6 +63,12 @@ class Constant:
     def known(self) -> bool:
         return is_known(self.array)
 
+    def whole(self, reason: str) -> Any:
+        """The array, for what entries are not enough for."""
+        if self.entries is not None:
+            self.entries.origin.written_out(reason)
+        return self.array
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Transformed:
@@ -153,7 +159,8 @@ def as_form(value: Value) -> Form:
         if entries is not None and np.isfinite(entries.elsewhere):
             form = _form_of_entries(value.array.shape, entries)
         else:
-            form = forms.constant(value.array, row=value.row)
+            array = value.whole("a function without a value at zero")
+            form = forms.constant(array, row=value.row)
         return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
         product = (
@@ -248,7 +255,7 @@ def traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
     if value.known:
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
             return np.asarray(function(value.array))
-    return function(value.array)
+    return function(value.whole("a logarithm"))
 
 
 def is_uniform(value: Value, number: float) -> bool:
