@@ -154,8 +154,10 @@ def within(form: Form, lower: float, upper: float) -> Form:
     if len(form.terms) != 1:
         return form
     (term,) = form.terms
-    # The entries of an array are the array, where they have been put at their places.
-    made_of = [f for f in term.factors if not (isinstance(f, OneHot) and f.origin)]
+    made_of = list(term.factors)
+    if as_scatter(form.axes, form.terms) is not None:
+        # The entries of an array are the array, where they are put at their places.
+        made_of = [f for f in term.factors if not isinstance(f, OneHot)]
     factor = made_of[0] if len(made_of) == 1 else None
     if not isinstance(factor, Dense) or term.scale != 1:
         return form

@@ -85,7 +85,7 @@ def _of_term(axes: Labels, term: Term) -> Scatter | None:
     if (
         not isinstance(values, Dense)
         or term.scale != 1.0
-        or (values.labels != one_hot.labels)
+        or values.labels != one_hot.labels
     ):
         array, labels = product_array(term.scale, rest)
         if not set(labels) <= set(one_hot.labels):
