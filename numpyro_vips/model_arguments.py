@@ -95,7 +95,7 @@ class ModelArguments:
         with np.errstate(all="ignore"):
             return {name: taken(name, leaf) for name, leaf in self.private.items()}
 
-    def as_taken(self, rows: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    def as_taken(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Made-up rows in the form in which `take` returns private ones."""
         return {
             name: keep_largest(np.asarray(array), self.widths[name])

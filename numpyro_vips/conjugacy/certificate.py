@@ -144,7 +144,7 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     """
     graph = program.graph
     count = graph.arguments.num_rows
-    rows = graph.arguments.take(np.arange(count))
+    rows = graph.arguments.as_taken(dict(graph.arguments.private))
     latents = made_up_latents(graph, count, seed)
     singles = [
         (jax.tree.map(lambda leaf, number=number: leaf[number], rows), mine)
