@@ -52,6 +52,7 @@ from numpyro_vips.noisy_adam import default_optimizer
 from numpyro_vips.prior_centre import global_values, initial_params
 from numpyro_vips.result import Posterior
 from numpyro_vips.row_gradients import Released, RowGradients
+from numpyro_vips.sparse_rows import dense_rows
 from numpyro_vips.user_guides import UserGuide
 
 Perturb = Literal["location", "all"]
@@ -419,7 +420,7 @@ class DpviEngine:
             of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
             return jax.vmap(of_row)(rows)
 
-        found = jax.jit(norms)(state.variational, key, draws, dict(rows))
+        found = jax.jit(norms)(state.variational, key, draws, dense_rows(rows))
         return {name: np.asarray(found[name]) for name in names}
 
     def has_posterior(self, state: DpviState) -> bool:
@@ -503,6 +504,7 @@ class DpviEngine:
         tree = self._tree_at(variational, draws)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
+        rows = dense_rows(rows)
         rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
         return self._row_gradients.clipped_sum(
             tree, draws, key, rows, mask, scales, clipping_norm

@@ -198,7 +198,7 @@ def _typical_norms(
         return {}
     state: Any = engine.initial_state(jax.random.key(0))
     for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
-        norms = engine.row_norms(state, rows, names)
+        norms = engine.row_norms(state, arguments.as_taken(rows), names)
         needed = list(norms.values())
         if isinstance(engine, DpviEngine):
             # A layer of a network may well have no gradient at the start.

@@ -158,7 +158,7 @@ def explain_plan(
         statistics=tuple(statistics),
         reasons=dict(reasons),
         schedule=tuple(_schedule(steps)),
-        notes=tuple(_notes(graph, structure, settings)),
+        notes=(*_notes(graph, structure, settings), *_notes_on_widths(graph, engine)),
     )
 
 
@@ -260,3 +260,22 @@ def _notes(
     if graph.captured:
         names = ", ".join(map(repr, sorted(graph.captured)))
         yield f"Treated as public because the model holds them: {names}."
+
+
+def _notes_on_widths(graph: ModelGraph, engine: Any) -> Iterable[str]:
+    """What is done with arguments of which a row has few entries."""
+    for name, width in graph.arguments.widths.items():
+        about = (
+            f"Of a row of {name!r} the {width} largest entries are looked at "
+            "(max_nonzeros, a public number)"
+        )
+        if not isinstance(engine, VipsEngine):
+            yield f"{about}. DPVI writes the row out again."
+        elif name in engine.program.whole:
+            reason = engine.program.whole[name]
+            yield f"{about}. The row is written out again: {reason}."
+        elif engine.program.written_out.get(name):
+            reasons = ", ".join(engine.program.written_out[name])
+            yield f"{about}, and all the work is done on them but for {reasons}."
+        else:
+            yield f"{about}, and all the work is done on them."

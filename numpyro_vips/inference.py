@@ -56,6 +56,10 @@ class PrivateVI:
       epsilon, delta: This fit's share of the budget; by default all that is left.
       num_rows: Public number of rows. By default the actual length is used and the
         statement says that it is treated as public.
+      max_nonzeros: How many entries of a row may differ from zero, a public number that
+        a minibatch then costs in place of the length of its rows: `{"counts": 128}`
+        for one private array argument, or a number if there is only one. Rows with more
+        keep the largest.
       max_batch_size: Rows worked on at a time; larger minibatches take several passes,
         so none is ever cut.
       local_steps: Sweeps of coordinate ascent over the latents of a row.
@@ -107,6 +111,7 @@ class PrivateVI:
         epsilon: float | None = None,
         delta: float | None = None,
         num_rows: int | None = None,
+        max_nonzeros: int | Mapping[str, int] | None = None,
         max_batch_size: int | None = None,
         local_steps: int | None = None,
         step_size: Callable[[int], float] | None = None,
@@ -143,6 +148,7 @@ class PrivateVI:
         }.items():
             if value is not None:
                 _validate.positive_integer(**{name: value})
+        _check_widths(max_nonzeros)
         if sampling_rate is not None:
             _validate.probability(sampling_rate=sampling_rate)
             if sampling == "full" and sampling_rate != 1:
@@ -184,6 +190,7 @@ class PrivateVI:
         self.insecure_seed = insecure_seed
         self.accountant: Accountant = accountant
         self.num_rows = num_rows
+        self.max_nonzeros = max_nonzeros
         self.epsilon = epsilon
         self.delta = delta
         self.label = label
@@ -227,7 +234,11 @@ class PrivateVI:
 
     def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Analysis:
         arguments = bind_arguments(
-            self.model, args, dict(kwargs), num_rows=self.num_rows
+            self.model,
+            args,
+            dict(kwargs),
+            num_rows=self.num_rows,
+            max_nonzeros=self.max_nonzeros,
         )
         return analyse(self.model, arguments, self.settings, self.options)
 
@@ -290,7 +301,7 @@ class PrivateVI:
                 privacy=statement,
                 engine=analysis.engine.name,
                 plan=str(plan),
-                settings=self._settings_used(steps),
+                settings=self._settings_used(steps, analysis.arguments.widths),
                 seconds={
                     "planning": planned - started,
                     "compiling": compiled - planned,
@@ -325,10 +336,11 @@ class PrivateVI:
         kinds = {tuple(b.name for b in step.blocks): step for step in steps}
         for step in kinds.values():
             chunk = self.max_batch_size or chunk_size(step, arguments.public_num_rows)
-            rows = {
+            zeros = {
                 name: np.zeros((chunk, *row.shape), row.dtype)
                 for name, row in arguments.row_shapes().items()
             }
+            rows = arguments.as_taken(zeros)
             sums = analysis.engine.bounded_sum(
                 state,
                 rows,
@@ -410,7 +422,9 @@ class PrivateVI:
             num_rows_declared=analysis.arguments.num_rows_declared,
         )
 
-    def _settings_used(self, steps: Sequence[Step]) -> dict[str, Any]:
+    def _settings_used(
+        self, steps: Sequence[Step], widths: Mapping[str, int]
+    ) -> dict[str, Any]:
         guide = self.options.guide
         return {
             "engine": self.options.engine,
@@ -419,6 +433,7 @@ class PrivateVI:
             "num_steps": len(steps),
             "local_steps": self.options.local_steps,
             "max_batch_size": self.max_batch_size,
+            "max_nonzeros": dict(widths),
             "structure": self.options.structure,
             "augmentation": self.options.augmentation,
             "guide": guide if isinstance(guide, str | None) else "own",
@@ -448,6 +463,23 @@ def _check_model(model: Any) -> None:
         "Expected a model marked with numpyro_vips.private(unit=...), got "
         f"{type(model).__name__}. {advice}"
     )
+
+
+def _check_widths(max_nonzeros: Any) -> None:
+    widths = {"max_nonzeros": max_nonzeros}
+    if isinstance(max_nonzeros, Mapping):
+        widths = {f"max_nonzeros[{k!r}]": v for k, v in max_nonzeros.items()}
+    for name, width in widths.items():
+        if width is None and not isinstance(max_nonzeros, Mapping):
+            continue
+        if not isinstance(width, int | np.integer):
+            raise TypeError(
+                f"Expected {name}={width!r} to be an integer, or a dict of one for "
+                "each argument meant."
+            )
+        _validate.positive_integer(
+            **{name: width if isinstance(width, bool) else int(width)}
+        )
 
 
 def _check_augmentation(augmentation: Any) -> None:
@@ -516,5 +548,9 @@ def _public_facts(analysis: Analysis) -> tuple[str, ...]:
             f"the array {name!r} that the guide holds"
             for name in analysis.engine.captured
         ]
+    facts += [
+        f"that at most {width} entries of a row of {name!r} are looked at, the largest"
+        for name, width in arguments.widths.items()
+    ]
     facts.append("the clipping norms, which must not be chosen by looking at the data")
     return tuple(facts)

@@ -14,7 +14,7 @@ and dtypes, never values.
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from jax.core import Tracer
 from numpyro_vips import _validate
 from numpyro_vips.captured import captured_arrays
 from numpyro_vips.handlers import private
+from numpyro_vips.sparse_rows import SparseRows, keep_largest, keep_largest_entries
 
 __all__ = ["ModelArguments", "bind_arguments", "captured_arrays"]
 
@@ -58,6 +59,8 @@ class ModelArguments:
       constants: Public Python values by name.
       positional: The positional arguments, with slots in place of private arrays.
       keywords: The same for the keyword arguments.
+      widths: Of private arguments of which a row has few entries that differ from
+        zero: how many are looked at, a public number.
     """
 
     num_rows: int
@@ -68,21 +71,52 @@ class ModelArguments:
     constants: Mapping[str, Constant]
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """Returns the rows at `indices` of every private argument, dense.
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray | SparseRows]:
+        """Returns the rows at `indices` of every private argument.
 
-        Only these rows are converted: a sparse matrix is made dense, and values are
-        cast to the dtypes of `row_shapes`, the ones that JAX would give them.
+        Only these rows are converted: a sparse matrix is made dense, but for an
+        argument with a width, and values are cast to the dtypes of `row_shapes`, the
+        ones that JAX would give them.
         """
         shapes = self.row_shapes()
+
+        def taken(name: str, leaf: PrivateLeaf) -> np.ndarray | SparseRows:
+            dtype, width = shapes[name].dtype, self.widths.get(name)
+            if width is None:
+                return _take(leaf, indices).astype(dtype, copy=False)
+            rows = _take_largest(leaf, indices, width)
+            values = rows.values.astype(dtype, copy=False)
+            return dataclasses.replace(rows, values=values)
+
         # A number too large for its new dtype must not warn, nor raise where the caller
         # has asked NumPy to: it would tell of the row.
         with np.errstate(all="ignore"):
-            return {
-                name: _take(leaf, indices).astype(shapes[name].dtype, copy=False)
-                for name, leaf in self.private.items()
-            }
+            return {name: taken(name, leaf) for name, leaf in self.private.items()}
+
+    def as_taken(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Made-up rows in the form in which `take` returns private ones."""
+        return {
+            name: keep_largest(np.asarray(array), self.widths[name])
+            if name in self.widths
+            else array
+            for name, array in rows.items()
+        }
+
+    def told_by_entries(self, names: Iterable[str]) -> "ModelArguments":
+        """The same arguments, those of `names` with a width that leaves nothing out.
+
+        It is read off the rows, so only for rows that the caller may see.
+        """
+        widths = {}
+        for name in set(names) & set(self.private):
+            leaf = self.private[name]
+            # A power of two, so that few programs serve many calls.
+            width = 1 << max(0, _most_entries(leaf) - 1).bit_length()
+            if len(_shape(leaf)) > 1 and width < _shape(leaf)[-1]:
+                widths[name] = width
+        return dataclasses.replace(self, widths=widths)
 
     def row_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
         """Returns the shape and dtype of one row, without the leading axis."""
@@ -126,6 +160,7 @@ def bind_arguments(
     kwargs: Mapping[str, Any],
     *,
     num_rows: int | None = None,
+    max_nonzeros: int | Mapping[str, int] | None = None,
 ) -> ModelArguments:
     """Sorts the arguments of `model(*args, **kwargs)` into private and public.
 
@@ -150,12 +185,17 @@ def bind_arguments(
       kwargs: Keyword arguments of the model.
       num_rows: Public number of rows. It need not be the number of rows present,
         which under add-or-remove is itself private.
+      max_nonzeros: Public number of entries of a row that may differ from zero, by the
+        name of a private argument, or of the only one whose rows are arrays. Rows with
+        more keep the largest. A number that is not below the length of the last axis
+        says nothing, and is left out.
 
     Raises:
       TypeError: An argument is of a kind that is refused, or does not fit the
         model's signature.
       ValueError: The private arguments differ in length, have no rows or are
-        missing altogether, or a name in `model.public` names nothing.
+        missing altogether, or a name in `model.public` or `max_nonzeros` names
+        nothing of the kind.
     """
     if num_rows is not None:
         _validate.positive_integer(num_rows=num_rows)
@@ -173,7 +213,47 @@ def bind_arguments(
         constants=sorter.constants,
         positional=tuple(filled[position] for position in range(len(args))),
         keywords={keyword: filled[keyword] for keyword in kwargs},
+        widths=_widths(max_nonzeros, sorter.private),
     )
+
+
+def _widths(
+    declared: int | Mapping[str, int] | None, leaves: Mapping[str, PrivateLeaf]
+) -> dict[str, int]:
+    """The declared widths by argument, those that leave something out."""
+    if declared is None:
+        return {}
+    arrays = [name for name, leaf in leaves.items() if len(_shape(leaf)) > 1]
+    if not isinstance(declared, Mapping):
+        if len(arrays) != 1:
+            raise ValueError(
+                f"Expected max_nonzeros={declared!r} with one private argument whose "
+                f"rows are arrays, but there are {len(arrays)}: {_listed(arrays)}. Say "
+                f"which is meant, as in max_nonzeros={{'name': {declared!r}}}."
+            )
+        declared = {arrays[0]: declared}
+    for name in declared:
+        if name in arrays:
+            continue
+        if name in leaves:
+            raise ValueError(
+                f"max_nonzeros names {name!r}, of which a row is a single number. Only "
+                "an array has entries that can be left out."
+            )
+        nearest = difflib.get_close_matches(name, arrays, n=1, cutoff=0.5)
+        hint = (
+            f"Did you mean {nearest[0]!r}?"
+            if nearest
+            else f"Private arguments whose rows are arrays: {_listed(arrays)}."
+        )
+        raise ValueError(
+            f"max_nonzeros names {name!r}, which is no private argument. {hint}"
+        )
+    return {
+        name: int(width)
+        for name, width in declared.items()
+        if width < _shape(leaves[name])[-1]
+    }
 
 
 def _named_arguments(
@@ -428,14 +508,52 @@ def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
     return np.asarray(leaf)[indices]
 
 
+def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseRows:
+    """Rows with their `width` largest entries each; see `keep_largest`."""
+    if not isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return keep_largest(_take(leaf, indices), width)
+    row, column, value = _entries_of(leaf, np.asarray(indices))
+    length = _shape(leaf)[1]
+    place = row * length + column
+    order = np.argsort(place, kind="stable")
+    place, value = place[order], value[order]
+    is_first = np.ones(len(place), bool)
+    is_first[1:] = place[1:] != place[:-1]
+    first = np.flatnonzero(is_first)
+    if len(first):
+        place, value = place[first], np.add.reduceat(value, first, dtype=value.dtype)
+    row, column = np.divmod(place, length)
+    return keep_largest_entries(row, column, value, (len(indices), length), width)
+
+
+def _most_entries(leaf: PrivateLeaf) -> int:
+    """At most so many entries of a row differ from zero."""
+    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
+        return int(np.bincount(row, minlength=1).max())
+    return int(np.max(np.count_nonzero(np.asarray(leaf), axis=-1), initial=0))
+
+
 def _dense_rows(
     matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
 ) -> np.ndarray:
-    """Rows of a CSR matrix, whatever its index arrays hold.
+    row, column, value = _entries_of(matrix, rows)
+    dense = np.zeros((len(rows), _shape(matrix)[1]), matrix.dtype)
+    np.add.at(dense, (row, column), value)
+    return dense
+
+
+def _entries_of(
+    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of some rows of a CSR matrix, whatever its index arrays hold.
 
     SciPy checks neither columns nor row pointers, and writes beyond the array where
     they are wrong: the process would crash, or not, depending on what a row holds.
     Entries in columns that do not exist are left out here. Repeated ones add up.
+
+    Returns:
+      Of each entry, the number among `rows`, the column, and the value.
     """
     stored = min(len(matrix.indices), len(matrix.data))
     pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
@@ -445,11 +563,8 @@ def _dense_rows(
     first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     entries = first + np.arange(len(row))
     columns = matrix.indices[entries]
-    dense = np.zeros((len(rows), _shape(matrix)[1]), matrix.dtype)
-    exists = (columns >= 0) & (columns < dense.shape[1])
-    where = row[exists], columns[exists]
-    np.add.at(dense, where, matrix.data[entries][exists])
-    return dense
+    exists = (columns >= 0) & (columns < _shape(matrix)[1])
+    return row[exists], columns[exists], matrix.data[entries][exists]
 
 
 def _fill(value: Any, rows: Mapping[str, Any]) -> Any:

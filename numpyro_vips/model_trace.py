@@ -18,6 +18,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.model_run import run_model
 from numpyro_vips.plate_index import picks_rows_only
+from numpyro_vips.sparse_rows import SparseRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,10 +164,25 @@ def _parameter_names(fn: Distribution) -> list[str]:
 
 
 def abstract_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
+    """Rows without values, as the model gets them."""
     return {
         name: jax.ShapeDtypeStruct((count, *row.shape), row.dtype)
         for name, row in arguments.row_shapes().items()
     }
+
+
+def abstract_taken_rows(arguments: ModelArguments, count: int) -> dict[str, Any]:
+    """Rows without values, as the engines get them."""
+    rows = abstract_rows(arguments, count)
+    for name, width in arguments.widths.items():
+        *leading, length = rows[name].shape
+        shape = (*leading, width)
+        rows[name] = SparseRows(
+            indices=jax.ShapeDtypeStruct(shape, np.int32),
+            values=jax.ShapeDtypeStruct(shape, rows[name].dtype),
+            length=length,
+        )
+    return rows
 
 
 class Trace:

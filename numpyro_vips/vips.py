@@ -92,8 +92,9 @@ class VipsEngine:
         self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_STEPS
-        rows = made_up_rows(program.graph.arguments, 1, seed=0)
-        self._any_row = {name: jnp.asarray(row[0]) for name, row in rows.items()}
+        arguments = program.graph.arguments
+        rows = arguments.as_taken(made_up_rows(arguments, 1, seed=0))
+        self._any_row = jax.tree.map(lambda array: jnp.asarray(array[0]), rows)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:

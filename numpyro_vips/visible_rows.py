@@ -43,6 +43,12 @@ class Query:
     settings: Mapping[str, Any]
     programs: dict[str, Any]
 
+    def told_by_entries(self) -> "Query":
+        """The same question, of rows that tell their entries where the fit's did."""
+        names = self.settings.get("max_nonzeros", {})
+        arguments = self.arguments.told_by_entries(names)
+        return dataclasses.replace(self, arguments=arguments)
+
     def program(self, compiled: Callable[[], Any]) -> Any:
         """What was compiled for a call that differs in its rows alone."""
         shapes = self.arguments.row_shapes()
@@ -50,7 +56,8 @@ class Query:
         public = self.arguments.public.items()
         arrays = sorted((k, v.shape, v.tobytes()) for k, v in public)
         constants = sorted(self.arguments.constants.items())
-        key = repr((rows, arrays, constants, jnp.result_type(float)))
+        widths = sorted(self.arguments.widths.items())
+        key = repr((rows, arrays, constants, widths, jnp.result_type(float)))
         if key not in self.programs:
             self.programs[key] = compiled()
         return self.programs[key]

@@ -172,7 +172,7 @@ def test_only_the_rows_asked_for_are_made_dense():
     tracemalloc.start()
     arguments = bind(wide)
     assert arguments.row_shapes()["X"].shape == (10_000_000,)
-    rows = arguments.take(np.array([7]))["X"]
+    rows: Any = arguments.take(np.array([7]))["X"]
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 3 * 8 * 10_000_000
@@ -183,7 +183,7 @@ def test_a_damaged_sparse_row_neither_crashes_nor_touches_others():
     """SciPy would write beyond the array: a crash that tells what the row holds."""
     clean = scipy.sparse.csr_array(X(np.float64))
     everyone = np.arange(ROWS)
-    expected = bind(clean).take(everyone)["X"]
+    expected: Any = bind(clean).take(everyone)["X"]
     for column in (X().shape[1], 10**8, 2**31 - 1, -1, -(2**31)):
         matrix = clean.copy()
         place = matrix.indptr[1]
@@ -196,7 +196,7 @@ def test_a_damaged_sparse_row_neither_crashes_nor_touches_others():
     for pointer in (10**8, -5, 2**31 - 1):
         matrix = clean.copy()
         matrix.indptr[2] = pointer
-        rows = bind(matrix).take(everyone)["X"]
+        rows: Any = bind(matrix).take(everyone)["X"]
         assert rows.shape == expected.shape
         np.testing.assert_array_equal(rows[3:], expected[3:])
 
@@ -208,7 +208,7 @@ def test_numbers_beyond_their_new_dtype_are_silent(value):
     array[2, 0] = value
     with warnings.catch_warnings(), np.errstate(all="raise"):
         warnings.simplefilter("error")
-        rows = bind(array).take(np.array([2]))["X"]
+        rows: Any = bind(array).take(np.array([2]))["X"]
     with np.errstate(all="ignore"):
         assert rows[0, 0] == np.float32(value)
 

@@ -493,3 +493,32 @@ def test_scattered_parts_add_up() -> None:
         expected[:, v, v] += 2 * weights[row] * blocks[row, entry]
     found = row_statistics.in_order(total, part, shape)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_public_weight_of_what_an_index_picks_does_not_hide_a_contribution() -> None:
+    """Entries that meet add up and others do not, also where a weight is picked too.
+
+    The row's statistic is Σ_l y_l c[i_l] at i_l. Were all entries taken to meet, those
+    of either sign would cancel in its norm, and the row would pass unclipped.
+    """
+    weights = jnp.asarray([1.0, 2.0, 3.0, 0.5])
+
+    def weighted(ids: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(4), 1.0).to_event(1))
+        entries = numpyro.plate("entries", ids.shape[1], dim=-1)
+        with numpyro.plate(UNIT, ids.shape[0], dim=-2), entries:
+            numpyro.sample("y", dist.Normal((w * weights)[ids], 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    ids = rng.integers(0, 4, (COUNT, 3))
+    y = rng.normal(size=(COUNT, 3)).astype(np.float32)
+    ids[0], y[0] = [0, 1, 2], [6.0, -6.0, 2.0]  # y @ weights[ids] is zero.
+    this = Setup(weighted, (ids, y))
+    made, found = this.row_by_row(this.rows)
+    norms = this.joint_norms(made)
+    np.testing.assert_allclose(found, norms, rtol=2e-4)
+    norm = 0.5 * float(norms.min())
+    for number in range(COUNT):
+        change = this.bounded_sum(this.rows, np.arange(COUNT) == number, norm)
+        found = this.joint_norms({k: v[None] for k, v in change.items()})[0]
+        assert found <= norm * (1 + 1e-3)

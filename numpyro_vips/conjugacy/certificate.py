@@ -24,7 +24,9 @@ from numpyro_vips.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.model_trace import abstract_taken_rows
 from numpyro_vips.prior_centre import at_initial_params
+from numpyro_vips.sparse_rows import dense_rows
 
 NUM_ROWS = 3
 NUM_UNUSUAL_ROWS = 24
@@ -141,15 +143,16 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
       CertificateError: They differ.
     """
     graph = program.graph
-    rows, count = graph.arguments.private, graph.arguments.num_rows
+    count = graph.arguments.num_rows
+    rows = graph.arguments.as_taken(dict(graph.arguments.private))
     latents = made_up_latents(graph, count, seed)
     singles = [
-        ({k: v[number] for k, v in rows.items()}, mine)
+        (jax.tree.map(lambda leaf, number=number: leaf[number], rows), mine)
         for number, mine in enumerate(rows_apart(graph, latents, count))
     ]
 
     def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
-        return log_joint(graph, rows, latents)
+        return log_joint(graph, dense_rows(rows), latents)
 
     def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
         return row_and_validity(program, row, latents)
@@ -189,7 +192,8 @@ def _certify_unusual_rows(
     graph = program.graph
 
     def numpyros(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
-        return log_joint(graph, {k: v[None] for k, v in row.items()}, latents)[0]
+        rows = {name: value[None] for name, value in dense_rows(row).items()}
+        return log_joint(graph, rows, latents)[0]
 
     rng = np.random.default_rng(seed)
     most = _most_alternatives(program)
@@ -208,6 +212,7 @@ def _certify_unusual_rows(
             else:
                 drawn = rng.integers(0, most, like.shape)
             row[name] = np.asarray(drawn).astype(like.dtype)
+        row = graph.arguments.as_taken(row)
         found, valid = of_one(row, latents)
         if not valid:
             continue
@@ -224,10 +229,10 @@ def _certify_unusual_rows(
 def _most_alternatives(program: ConjugateProgram) -> int:
     """The length of the longest axis that something is picked from."""
     sizes = [2, *_gathered_sizes(program.graph.program.jaxpr)]
-    shapes = {
-        name: jax.ShapeDtypeStruct(like.shape, like.dtype)
-        for name, like in program.graph.arguments.row_shapes().items()
-    }
+    shapes = jax.tree.map(
+        lambda like: jax.ShapeDtypeStruct(like.shape[1:], like.dtype),
+        abstract_taken_rows(program.graph.arguments, 1),
+    )
 
     def collect(row: Mapping[str, Any]) -> None:
         for term in program.row_terms(row, clear=False)[1]:

@@ -1,6 +1,6 @@
 """From a model graph to a certified conjugate program, or to the reasons why not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -12,14 +12,15 @@ from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import multivariate as _multivariate  # noqa: F401
 from numpyro_vips.conjugacy import scale_mixtures as _scale_mixtures  # noqa: F401
 from numpyro_vips.conjugacy.certificate import CertificateError, certify
-from numpyro_vips.conjugacy.energy import energy
+from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.potentials import illegal_factors
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate, Structure, find_structure
 from numpyro_vips.handlers import private
 from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph, retrace
-from numpyro_vips.model_trace import abstract_rows
+from numpyro_vips.model_trace import abstract_taken_rows
+from numpyro_vips.sparse_rows import dense_rows
 
 
 def compile_model(
@@ -49,14 +50,56 @@ def compile_model(
             f"{sorted(graph.sites)}."
         )
     overrides = dict(structure or {})
-    found = _analyse(graph, overrides, augmentation)
+
+    def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
+        return _compiled(model, graph, overrides, augmentation, whole)
+
+    widths = graph.arguments.widths
+    if not widths:
+        return compiled({})
+    try:
+        by_entries = compiled({})
+    except NotConjugate as error:
+        # What cannot be done by entries may be possible for whole rows.
+        return compiled(dict.fromkeys(widths, str(error)))
+    of_rows = _analyse(graph, overrides, augmentation, widths)
+    lost = _signs_lost(by_entries.structure, of_rows)
+    if not lost:
+        return by_entries
+    reason = f"by entries {', '.join(lost)} would not be known to have one sign"
+    return compiled(dict.fromkeys(widths, reason))
+
+
+def _signs_lost(by_entries: Structure, of_rows: Structure) -> list[str]:
+    """The statistics whose sensitivity would be larger if rows told their entries.
+
+    Noise costs more than time.
+    """
+    signed = {s.name for s in by_entries.statistics if s.geometry == "signed"}
+    return [
+        statistic.name
+        for statistic in of_rows.statistics
+        if statistic.name in signed and statistic.geometry != "signed"
+    ]
+
+
+def _compiled(
+    model: private,
+    graph: ModelGraph,
+    overrides: Mapping[str, str],
+    augmentation: logistic_bounds.Choice,
+    whole: Mapping[str, str],
+) -> ConjugateProgram:
+    """The certified program; `whole` as of `ConjugateProgram`."""
+    found = _analyse(graph, overrides, augmentation, whole)
     with jax.enable_x64(True):
         made_up = with_made_up_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, made_up)
         certified = ConjugateProgram(
             graph=double,
-            structure=_analyse(double, overrides, augmentation),
+            structure=_analyse(double, overrides, augmentation, whole),
             augmentation=augmentation,
+            whole=whole,
         )
         reasons = illegal_factors(certified)
         if reasons:
@@ -65,20 +108,32 @@ def compile_model(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(graph=graph, structure=found, augmentation=augmentation)
+    return ConjugateProgram(
+        graph=graph,
+        structure=found,
+        augmentation=augmentation,
+        whole=whole,
+        written_out=_abstract_energy(graph, augmentation, whole).whole,
+    )
 
 
 def _analyse(
     graph: ModelGraph,
     overrides: Mapping[str, str],
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+    whole: Iterable[str] = (),
 ) -> Structure:
     """Finds the structure with abstract rows: nothing is computed."""
-    box: list[Structure] = []
+    return find_structure(_abstract_energy(graph, augmentation, whole), overrides)
+
+
+def _abstract_energy(
+    graph: ModelGraph, augmentation: logistic_bounds.Choice, whole: Iterable[str]
+) -> Energy:
+    box: list[Energy] = []
 
     def analyse(rows: Mapping[str, Any]) -> None:
-        found = energy(graph, rows, augmentation=augmentation)
-        box.append(find_structure(found, overrides))
+        box.append(energy(graph, dense_rows(rows, whole), augmentation=augmentation))
 
-    jax.eval_shape(analyse, abstract_rows(graph.arguments, 1))
+    jax.eval_shape(analyse, abstract_taken_rows(graph.arguments, 1))
     return box[0]

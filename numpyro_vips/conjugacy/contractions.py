@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.terms import (
     is_known,
     labels_of,
 )
+from numpyro_vips.sparse_rows import scattered
 
 # Single-precision numbers in a vector that XLA makes for the common processors.
 _LANES = 8
@@ -90,23 +91,20 @@ def contract(
     An operand may be longer than its labels say, if it is zero from there on, as are
     those that are `padded` for speed. So may the result be, unless it is to be cut.
     """
+    written_out = _written_out(scale, operands, output)
+    if written_out is not None:
+        return written_out
     arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
-    for one_hot in (operand for operand in operands if isinstance(operand, OneHot)):
-        users = [labels for _, labels in arrays if one_hot.target in labels]
-        if one_hot.target in output or not users:
-            arrays.append(one_hot_array(one_hot))
-            continue
-        gathered = []
-        for array, labels in arrays:
-            if one_hot.target in labels:
-                array, labels = gather(
-                    array, labels, one_hot.indices, one_hot.labels, one_hot.target
-                )
-            gathered.append((array, labels))
-        arrays = gathered
-        if is_known(one_hot.indices) and np.any(one_hot.indices < 0):
-            present = (one_hot.indices >= 0).astype(np.float32)
-            arrays.append((present, one_hot.labels))
+    by_target: dict[Label, list[OneHot]] = {}
+    for operand in operands:
+        if isinstance(operand, OneHot):
+            by_target.setdefault(operand.target, []).append(operand)
+    for target, one_hots in by_target.items():
+        used = any(target in labels for _, labels in arrays)
+        if target in output or not (used or len(one_hots) > 1):
+            arrays += map(one_hot_array, one_hots)
+        else:
+            arrays = _selected(arrays, target, one_hots)
     arrays = _equally_long(arrays)
     arrays = _without_known_vectors(arrays, output)
     # The sum of truth values is a number, and einsum's own is whether there is any.
@@ -171,6 +169,65 @@ def _equally_long(
         xp: Any = np if is_known(array) else jnp
         found.append((xp.pad(array, missing), labels))
     return found
+
+
+def _selected(
+    arrays: "Sequence[tuple[ArrayLike, Labels]]",
+    target: Label,
+    one_hots: Sequence[OneHot],
+) -> "list[tuple[ArrayLike, Labels]]":
+    """Arrays whose sum over the target is that of the given ones and of the one-hots.
+
+    The first index picks from the arrays, and any other has to be equal to it:
+    Σ_v a_v 1[v=i] 1[v=j] is a_i 1[i=j]. A row with an index out of range never counts.
+    """
+    first, *others = one_hots
+    found = []
+    for array, labels in arrays:
+        if target in labels:
+            array, labels = gather(array, labels, first.indices, first.labels, target)
+        found.append((array, labels))
+    if is_known(first.indices) and np.any(first.indices < 0):
+        present = (first.indices >= 0).astype(np.float32)
+        found.append((present, first.labels))
+    for other in others:
+        union = tuple(dict.fromkeys((*first.labels, *other.labels)))
+        equal = expand_to(first.indices, first.labels, union) == expand_to(
+            other.indices, other.labels, union
+        )
+        found.append((equal.astype(np.float32), union))
+    return found
+
+
+def _written_out(
+    scale: float,
+    operands: Sequence["tuple[ArrayLike, Labels] | OneHot"],
+    output: Labels,
+) -> ArrayLike | None:
+    """A product that an argument's entries put at their places along `output`.
+
+    Returns:
+      None if the operands are not of this form.
+    """
+    one_hots = [o for o in operands if isinstance(o, OneHot) and o.target in output]
+    one_hot = one_hots[0] if len(one_hots) == 1 else None
+    if one_hot is None or one_hot.origin is None:
+        return None
+    rest = [operand for operand in operands if operand is not one_hot]
+    *leading, entry = one_hot.labels
+    used = [x for o in rest for x in (labels_of(o) if isinstance(o, OneHot) else o[1])]
+    if one_hot.target in used or entry in output or not set(leading) <= set(output):
+        return None
+    one_hot.origin.written_out("an array of all its entries")
+    others = [x for x in output if x is not one_hot.target and x not in leading]
+    placed = (*leading, *others, entry)
+    values = jnp.asarray(contract(scale, rest, placed))
+    shape = [x.size if x in leading else 1 for x in placed[:-1]]
+    indices = jnp.reshape(one_hot.indices, (*shape, entry.size))
+    indices = jnp.broadcast_to(indices, values.shape)
+    whole = scattered(indices, values, one_hot.target.size, 0)
+    labels = (*leading, *others, one_hot.target)
+    return whole.transpose([labels.index(x) for x in output])
 
 
 def _without_known_vectors(

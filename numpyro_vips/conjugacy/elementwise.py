@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.forms import (
     simplified,
 )
 from numpyro_vips.conjugacy.normal_form import Operand, simplify
+from numpyro_vips.conjugacy.scatters import map_scatters
 from numpyro_vips.conjugacy.terms import (
     ArrayLike,
     Atom,
@@ -88,6 +89,8 @@ def power(form: Form, exponent: float) -> Form:
     """
     if exponent == 1:
         return form
+    if _is_sum_of_constants(form):
+        return map_constant(lambda a: a**exponent, lambda a: a**exponent, form)
     if not form.exclusive or not form.terms:
         if exponent == 2:
             return multiply(form, form)
@@ -106,6 +109,11 @@ def power(form: Form, exponent: float) -> Form:
         factors = (*selectors, *powers)
         terms.append(Term(term.scale**exponent, factors, term.bound))
     return simplified(form.axes, terms, True)
+
+
+def _is_sum_of_constants(form: Form) -> bool:
+    """Whether a form is an array by itself, though not one factor."""
+    return form.is_constant and bool(form.terms) and not form.exclusive
 
 
 def _power_of_atom(atom: Atom, exponent: float) -> Atom:
@@ -190,6 +198,9 @@ def log(form: Form, *, finite: bool = False) -> Form:
     complement = _complement(form)
     if complement is not None:
         return log1m(complement)
+    if _is_sum_of_constants(form):
+        function = _log_or_finite if finite else _log_array
+        return map_constant(function, function, form)
     if not form.exclusive or not form.terms:
         raise NotInAlgebra("the logarithm of a sum")
     terms = []
@@ -313,7 +324,11 @@ def map_constant(
 ) -> Form:
     """Applies an elementwise function to forms without latents."""
     axes = common_axes(*forms)
-    arrays = [constant_array(broadcast(form, axes)) for form in forms]
+    placed = [broadcast(form, axes) for form in forms]
+    entries = map_scatters(known, traced, axes, [form.terms for form in placed])
+    if entries is not None:
+        return Form(axes, entries, False)
+    arrays = [constant_array(form) for form in placed]
     with np.errstate(all="ignore"):
         if all(map(is_known, arrays)):
             result = constant(np.asarray(known(*arrays)))

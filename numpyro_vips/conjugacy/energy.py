@@ -8,7 +8,7 @@ same terms both times, because no rule looks at a private value.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +21,10 @@ from numpyro_vips.conjugacy import (
     log_densities,
     logistic_bounds,
 )
+from numpyro_vips.conjugacy.entries import constant_of
 from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.interpreter import interpret
+from numpyro_vips.conjugacy.scatters import Scatter, as_scatter
 from numpyro_vips.conjugacy.simplices import adds_up_to_one
 from numpyro_vips.conjugacy.summands import alternatives
 from numpyro_vips.conjugacy.terms import (
@@ -33,12 +35,14 @@ from numpyro_vips.conjugacy.terms import (
     Labels,
     NotInAlgebra,
     OneHot,
+    Origin,
     Term,
     is_known,
 )
 from numpyro_vips.conjugacy.values import Constant, Opaque, Value, as_form, latents_of
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.model_trace import Distributed
+from numpyro_vips.sparse_rows import SparseRows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,13 +80,32 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Energy:
-    """All pieces; `valid` is whether the row may count; `failures` says what is not
-    in the algebra, by site."""
+    """All pieces, and what else was found.
+
+    `valid` is whether the row may count; `failures` says what is not in the algebra, by
+    site; `whole`, for each argument that rows tell by entries, for what it had to be
+    written out.
+    """
 
     pieces: list[Piece]
     latents: dict[str, Latent]
     valid: Any
     failures: dict[str, str]
+    whole: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+
+
+class _Places(NamedTuple):
+    """Where along one axis of a site's elements a row has entries.
+
+    Attributes:
+      leading: Number of the axis that each leading label of `one_hot` stands for.
+      axis: The axis that the entries lie along.
+      one_hot: Their places on it.
+    """
+
+    leading: tuple[int, ...]
+    axis: int
+    one_hot: OneHot
 
 
 class _Augmentation:
@@ -100,6 +123,8 @@ class _Augmentation:
         self.role = role
         self.model_latents = model_latents
         self.latents: list[Latent] = []
+        # Of auxiliary variables that only the entries of a row have, where these are.
+        self.places: dict[str, _Places] = {}
 
     def auxiliary(
         self,
@@ -165,9 +190,31 @@ class _Augmentation:
             raise NotInAlgebra(f"the logarithm of a sum, times {names}")
         axes = forms.common_axes(form, weight)
         form, weight = forms.broadcast(form, axes), forms.broadcast(weight, axes)
+        entries = as_scatter(axes, weight.terms)
+        if entries is not None and entries.elsewhere == 0.0:
+            return self._log_sum_at(form, entries)
+        return self._log_sum(form, weight)
+
+    def _log_sum(self, form: Form, weight: Form) -> Form:
         # A term whose coefficient is zero in a row has no share in it.
         each = elementwise.log(alternatives(form), finite=True)
         return self.allocate(each, weight)
+
+    def _log_sum_at(self, form: Form, weight: Scatter) -> Form:
+        """The same where only a row's entries have a weight: the others add nothing."""
+        where = weight.one_hot
+        axis = form.axes.index(where.target)
+        entry = where.labels[-1]
+        axes = (*form.axes[:axis], entry, *form.axes[axis + 1 :])
+        picked = dataclasses.replace(where, target=Label(where.target.size))
+        each = forms.select(form, axis, picked, axes)
+        made = len(self.latents)
+        found = self._log_sum(each, Form(axes, (Term(1.0, (weight.values,)),)))
+        leading = tuple(form.axes.index(label) for label in where.labels[:-1])
+        for latent in self.latents[made:]:
+            self.places[latent.name] = _Places(leading, axis, where)
+        back = Form((*axes, where.target), (Term(1.0, (where,)),))
+        return forms.product(found, back, form.axes, (entry,))
 
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
         """weight · logsumexp of a form over its last axis, as the same bound."""
@@ -214,7 +261,8 @@ def energy(
 
     Args:
       graph: The model.
-      rows: Its private arguments, with a leading axis of length 1; traced.
+      rows: Its private arguments, with a leading axis of length 1; traced. What is told
+        by entries (`SparseRows`) is worked on by entries where that is possible.
       weighted: Whether masks and scales are applied.
       augmentation: The bound for logistic likelihoods, by site or for all.
       check_parameters: Whether a row is valid only if the parameters that it brings lie
@@ -224,8 +272,14 @@ def energy(
     inputs: list[Value] = []
     row_inputs, latent_inputs = graph.program_inputs
     failures: dict[str, str] = {}
+    origins: list[Origin] = []
     for name in sorted(row_inputs):
-        inputs.append(Constant(rows[name], row=True))
+        value = rows[name]
+        if isinstance(value, SparseRows):
+            origins.append(Origin(name))
+            inputs.append(constant_of(value, origins[-1]))
+        else:
+            inputs.append(Constant(value, row=True))
     for name in sorted(latent_inputs):
         latent = latents[name]
         if graph.sites[name].is_discrete and latent.states is None:
@@ -277,6 +331,7 @@ def energy(
         latents=latents,
         valid=_all_valid(pieces, checks),
         failures=failures,
+        whole={origin.name: tuple(origin.whole) for origin in origins},
     )
 
 
@@ -287,13 +342,17 @@ def _checked(output: Mapping[str, Any]) -> bool:
 
 def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
     """Whether the observation lies in its support, where it is not masked out."""
-    inside = output["in_support"].array
+    in_support = output["in_support"]
     mask = output["parameters"].get("mask")
     if not isinstance(mask, Constant):
-        return inside
-    rank, shape = np.ndim(inside), np.shape(mask.array)
+        entries = in_support.entries
+        if entries is not None:
+            return jnp.all(entries.values) & bool(entries.elsewhere)
+        return in_support.array
+    inside, seen = in_support.whole("a mask"), mask.whole("a mask")
+    rank, shape = np.ndim(inside), np.shape(seen)
     if shape[:rank] == np.shape(inside) and set(shape[rank:]) <= {1}:
-        seen = jnp.reshape(mask.array, np.shape(inside))
+        seen = jnp.reshape(seen, np.shape(inside))
         inside = jnp.logical_or(inside, jnp.logical_not(seen))
     return inside
 
@@ -304,7 +363,7 @@ def _unmasked(output: Mapping[str, Any], legal: Any) -> Any:
     if not isinstance(mask, Constant):
         return legal
     try:
-        return jnp.logical_or(legal, jnp.logical_not(mask.array))
+        return jnp.logical_or(legal, jnp.logical_not(mask.whole("a mask")))
     except TypeError:  # Shapes that do not match; then every entry has to be legal.
         return legal
 
@@ -320,7 +379,7 @@ def _legal_parameters(
         if not isinstance(value, Constant) or not value.row or constraint is None:
             continue
         try:
-            legal = constraint(value.array)
+            legal = constraint(value.whole("a check of parameters"))
         except NotImplementedError:  # It depends on the other parameters.
             continue
         checks.append(_unmasked(parameters, legal))
@@ -374,7 +433,12 @@ def _site_energy(
     for factor in factors if weighted else ():
         form = form * forms.broadcast(factor, batch)
     augmentation.latents = [
-        dataclasses.replace(latent, weight=_weighted(latent, factors, rank))
+        dataclasses.replace(
+            latent,
+            weight=_weighted(
+                latent, factors, rank, augmentation.places.get(latent.name)
+            ),
+        )
         for latent in augmentation.latents
     ]
     return Piece(
@@ -504,8 +568,16 @@ class _Component:
         return forms.sum_over(form, range(rank - self._distributed.reinterpreted, rank))
 
 
-def _weighted(latent: Latent, factors: list[Form], batch_rank: int) -> Form:
-    """The weight of an auxiliary variable once its site is masked and scaled."""
+def _weighted(
+    latent: Latent,
+    factors: list[Form],
+    batch_rank: int,
+    places: _Places | None = None,
+) -> Form:
+    """The weight of an auxiliary variable once its site is masked and scaled.
+
+    With `places`, it has elements only there.
+    """
     assert latent.weight is not None
     result = latent.weight
     # Auxiliary axes are those of the site's elements, then any event axes.
@@ -514,8 +586,29 @@ def _weighted(latent: Latent, factors: list[Form], batch_rank: int) -> Form:
         if len(factor.axes) < len(result.axes):
             axes = (*factor.axes, *(Label(1) for _ in range(event_rank)))
             factor = forms.place(factor, axes, range(len(factor.axes)))
+        if places is not None:
+            factor = _at_places(factor, result.shape, places)
         result = result * forms.broadcast(factor, result.axes)
     return result
+
+
+def _at_places(factor: Form, shape: tuple[int, ...], places: _Places) -> Form:
+    """A mask or scale of all elements, at the entries that a row has.
+
+    Args:
+      factor: The mask or scale.
+      shape: Of the elements that remain.
+      places: Where they are.
+    """
+    leading, axis, one_hot = places
+    sizes = [*shape[:axis], one_hot.target.size, *shape[axis + 1 :]]
+    factor = forms.broadcast(factor, tuple(map(Label, sizes)))
+    entry = Label(shape[axis])
+    labels = (*(factor.axes[i] for i in leading), entry)
+    target = Label(one_hot.target.size)
+    picked = dataclasses.replace(one_hot, labels=labels, target=target)
+    axes = (*factor.axes[:axis], entry, *factor.axes[axis + 1 :])
+    return forms.select(factor, axis, picked, axes)
 
 
 def _all_valid(pieces: list[Piece], checks: list[Any]) -> Any:

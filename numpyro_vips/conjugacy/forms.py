@@ -19,10 +19,12 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.normal_form import simplify, without_lost_labels
+from numpyro_vips.conjugacy.scatters import as_scatter, map_scatters
 from numpyro_vips.conjugacy.terms import (
     ArrayLike,
     Atom,
@@ -149,14 +151,19 @@ def within(form: Form, lower: float, upper: float) -> Form:
 
     Only the constant that a form is made of takes them; others stay as they are.
     """
-    if len(form.terms) != 1 or len(form.terms[0].factors) != 1:
+    if len(form.terms) != 1:
         return form
     (term,) = form.terms
-    (factor,) = term.factors
+    made_of = list(term.factors)
+    if as_scatter(form.axes, form.terms) is not None:
+        # The entries of an array are the array, where they are put at their places.
+        made_of = [f for f in term.factors if not isinstance(f, OneHot)]
+    factor = made_of[0] if len(made_of) == 1 else None
     if not isinstance(factor, Dense) or term.scale != 1:
         return form
-    factor = dataclasses.replace(factor, lower=lower, upper=upper)
-    return Form(form.axes, (Term(1.0, (factor,), term.bound),), form.exclusive)
+    bounded = dataclasses.replace(factor, lower=lower, upper=upper)
+    factors = tuple(bounded if f is factor else f for f in term.factors)
+    return Form(form.axes, (Term(1.0, factors, term.bound),), form.exclusive)
 
 
 def _range_of_constants(terms: Sequence[Term]) -> tuple[float, float]:
@@ -255,10 +262,23 @@ def add(first: Form, second: Form) -> Form:
     first, second = broadcast(first, axes), broadcast(second, axes)
     terms = [*first.terms, *(term.refreshed() for term in second.terms)]
     if first.is_constant and second.is_constant and len(terms) > 1:
+        if as_scatter(axes, terms) is not None:
+            return Form(axes, _numbers_merged(terms), False)
+        operands = (first.terms, second.terms)
+        entries = map_scatters(np.add, jnp.add, axes, operands)
+        if entries is not None:
+            return Form(axes, entries, False)
         # A sum of constants is one constant, so that it still has a logarithm.
         return _as_single_constant(Form(axes, tuple(terms), False))
     exclusive = len(terms) == 1 and first.exclusive and second.exclusive
     return Form(axes, tuple(terms), exclusive)
+
+
+def _numbers_merged(terms: Sequence[Term]) -> tuple[Term, ...]:
+    """Terms without latents, with a single one for those that are numbers."""
+    rest = [term for term in terms if term.factors]
+    number = sum(term.scale for term in terms if not term.factors)
+    return (*rest, Term(number)) if number != 0.0 else tuple(rest)
 
 
 def _as_single_constant(form: Form) -> Form:

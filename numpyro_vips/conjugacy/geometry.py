@@ -9,7 +9,7 @@ In the same way entries are shown to lie between two numbers.
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
 from numpyro.distributions import constraints
@@ -54,13 +54,66 @@ def geometry(
         labels.
       latents: All latents of the model.
     """
-    if _one_sign([_sign(term.factors, term.scale, latents) for term, _ in entries]):
+    apart = _with_what_is_taken_off(entries, latents)
+    if _one_sign([_sign(term.factors, term.scale, latents) for term, _ in apart]):
         return "nonnegative"
     if matrix is not None and _one_sign(
         [_sign_of_matrix(entry, matrix, latents) for entry in entries]
     ):
         return "psd"
     return "signed"
+
+
+def _with_what_is_taken_off(
+    entries: Sequence[Entry], latents: Mapping[str, Latent]
+) -> list[Entry]:
+    """Leaves out terms that take less off another one than there is of it.
+
+    That is how 1 - y is written for a label y of which rows tell few entries: as one
+    everywhere, less y where there are entries. No two of these are at the same place.
+    """
+    taken_off: list[Entry] = []
+    left: list[Entry] = []  # Of each of these something has been taken off.
+    for less, whole in itertools.permutations(entries, 2):
+        if less in taken_off or less in left or whole in taken_off or whole in left:
+            continue
+        if _is_part_of(less, whole, latents):
+            taken_off.append(less)
+            left.append(whole)
+    return [entry for entry in entries if entry not in taken_off]
+
+
+def _is_part_of(less: Entry, whole: Entry, latents: Mapping[str, Latent]) -> bool:
+    """Whether a term is another one times numbers in [-1, 0], at entries alone."""
+    term, labels = less
+    one_hots = [f for f in term.factors if isinstance(f, OneHot) and f.origin]
+    if len(one_hots) != 1 or one_hots[0].target not in labels:
+        return False
+    (one_hot,) = one_hots
+    entry = one_hot.labels[-1]
+    at_entries = [f for f in term.factors if f is not one_hot and entry in labels_of(f)]
+    values = at_entries[0] if len(at_entries) == 1 else None
+    if not isinstance(values, Dense) or entry in labels:
+        return False
+    if any(x.size > 1 for x in term.bound - {entry, *labels}):
+        return False  # What is taken off would add up.
+    other, other_labels = whole
+    if len({*labels}) < len(labels) or len({*other_labels}) < len(labels):
+        return False
+    ratio = term.scale / other.scale
+    ends = [ratio * end for end in range_of(values)]
+    if not -1.0 <= min(ends) <= max(ends) <= 0.0:
+        return False
+    swap = dict(zip(labels, other_labels, strict=True))
+    removed = (one_hot, values)
+    mine = [f for f in term.factors if f not in removed and not is_global(f, latents)]
+    theirs = [f for f in other.factors if not is_global(f, latents)]
+    for factor in mine:
+        images = [f for f in theirs if _is_image(factor, f, swap)]
+        if not images:
+            return False
+        theirs.remove(images[0])
+    return not theirs
 
 
 def _one_sign(signs: Sequence[int]) -> bool:
@@ -119,8 +172,12 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
         return _sign(term.factors, term.scale, latents)
     if any(same):
         return 0
-    swap = dict(zip(row_labels, column_labels, strict=True))
     inside = [f for f in term.factors if not is_global(f, latents)]
+    swap = dict(zip(row_labels, column_labels, strict=True))
+    swap |= _entry_labels(inside, swap, term.bound - set(labels))
+    row_labels, column_labels = tuple(swap), tuple(swap.values())
+    if len({*row_labels, *column_labels}) < 2 * len(swap):
+        return 0
     in_rows = [f for f in inside if set(labels_of(f)) & set(row_labels)]
     in_columns = [f for f in inside if set(labels_of(f)) & set(column_labels)]
     if any(factor in in_columns for factor in in_rows):
@@ -191,6 +248,23 @@ def _range_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> Interval:
     if latents[factor.latent].family == "PolyaGamma" and factor.power == 1.0:
         return 0.0, 0.25
     return -math.inf, math.inf
+
+
+def _entry_labels(
+    factors: Sequence[Factor], swap: Mapping[Label, Label], bound: Set[Label]
+) -> dict[Label, Label]:
+    """The entries that are put at places along the rows, by those along the columns.
+
+    Where a = Σ_l values[l] 1[v = index_l] has a label l of its own in either, the
+    matrix is that of a aᵀ, and these labels are mirror images as rows and columns are.
+    """
+    found = {}
+    one_hots = [f for f in factors if isinstance(f, OneHot) and f.labels]
+    for a, b in itertools.product(one_hots, repeat=2):
+        same = a.indices is b.indices and swap.get(a.target) is b.target
+        if same and {a.labels[-1], b.labels[-1]} <= bound:
+            found[a.labels[-1]] = b.labels[-1]
+    return found
 
 
 def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:

@@ -29,6 +29,7 @@ from numpyro_vips.conjugacy.axis_rules import (
     reshape_to,
     with_last_axis,
 )
+from numpyro_vips.conjugacy.entries import apply_to_entries
 from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.reduction_rules import apply_to_shift
 from numpyro_vips.conjugacy.signs import is_nonnegative, known_is_nonnegative
@@ -202,13 +203,22 @@ def _apply_to_constants(
     eqn: jex_core.JaxprEqn, operands: Sequence[Constant]
 ) -> list[Value]:
     row = any(operand.row for operand in operands)
+    nonnegative = is_nonnegative(eqn, [_has_no_negative(op) for op in operands])
+    if any(operand.entries is not None for operand in operands):
+        told = apply_to_entries(
+            eqn,
+            operands,
+            elementwise=eqn.primitive.name in _ELEMENTWISE,
+            nonnegative=nonnegative,
+        )
+        if told is not None:
+            return [told]
     arrays = [operand.array for operand in operands]
     if all(operand.known for operand in operands):
         results = _evaluate_known(eqn, arrays)
     else:
         results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    nonnegative = is_nonnegative(eqn, [_has_no_negative(op) for op in operands])
     return [Constant(result, row, nonnegative) for result in results]
 
 
@@ -382,7 +392,7 @@ def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]
 
 def _with_leading_axis(x: Value) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.array[None], x.row)
+        return Constant(x.whole("a loop")[None], x.row)
     if isinstance(x, Transformed) and x.function != "logsumexp":
         return Transformed(x.function, as_form(_with_leading_axis(x.form)))
     form = as_form(x)
@@ -404,5 +414,5 @@ _CONTROL_FLOW = {"scan": _scan, "cond": _cond}
 
 def _step_of(x: Value, step: int) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.array[step], x.row)
+        return Constant(x.whole("a loop")[step], x.row)
     return along_axis(x, 0, np.arange(step, step + 1), squeeze=True)

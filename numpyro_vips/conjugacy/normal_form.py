@@ -106,6 +106,20 @@ def _merge_one_hots(term: Term) -> Term:
     return term
 
 
+def _merge_entries(term: Term) -> Term:
+    """Entries of one row differ: 1[v=i_l]·1[v=i_m] is 1[v=i_l] with l=m."""
+    one_hots = [f for f in term.factors if isinstance(f, OneHot) and f.origin]
+    for a, b in itertools.combinations(one_hots, 2):
+        if a.target is not b.target or a.indices is not b.indices:
+            continue
+        if not same_labels(a.labels[:-1], b.labels[:-1]):
+            continue
+        unified = _unify(term, a.labels[-1], b.labels[-1])
+        if unified is not None and a.labels[-1] is not b.labels[-1]:
+            return unified
+    return term
+
+
 def _same_array(a: ArrayLike, b: ArrayLike) -> bool:
     return a is b or (is_known(a) and is_known(b) and np.array_equal(a, b))
 
@@ -163,7 +177,7 @@ def _follow_one_hot(term: Term) -> Term:
         if is_known(factor.indices) and np.any(factor.indices < 0):
             mask = (factor.indices >= 0).astype(np.float32)
             kept.append(Dense(mask, factor.labels, factor.row, factor.branch))
-        elif not users and not is_known(factor.indices):
+        elif not users and not is_known(factor.indices) and factor.origin is None:
             continue
         return Term(term.scale, tuple(kept), term.bound - {factor.target})
     return term
@@ -194,6 +208,8 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
     row = factor.row or selection.row
     if isinstance(factor, Dense):
         return [dataclasses.replace(factor, array=array, labels=labels, row=row)]
+    if selection.target is factor.labels[-1] or labels[-1] is not factor.labels[-1]:
+        factor = dataclasses.replace(factor, origin=None)  # They need not differ now.
     if is_known(array) and is_known(selection.indices):
         missing = expand_to(selection.indices < 0, selection.labels, labels)
         array = np.where(missing, -1, array)
@@ -253,6 +269,7 @@ _RULES: tuple[Callable[[Term], Term | None], ...] = (
     _merge_atoms,
     _merge_indicators,
     _merge_one_hots,
+    _merge_entries,
     _merge_branches,
     _drop_uniform,
     _known_one_hot,

@@ -46,6 +46,7 @@ class ConjugatePosterior:
 
     def elbo(self, query: Query) -> np.ndarray:
         """The bound on the log density of each row that the caller may see."""
+        query = query.told_by_entries()
         program = query.program(lambda: VisibleRows(query))
         return program.elbo(query.arguments, self._moments())
 

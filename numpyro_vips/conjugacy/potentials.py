@@ -23,7 +23,7 @@ from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import normal_terms
 from numpyro_vips.conjugacy.terms import Dense, OneHot, Term
 from numpyro_vips.double_precision import trace_in_double
-from numpyro_vips.model_trace import abstract_rows
+from numpyro_vips.model_trace import abstract_taken_rows
 
 _DRAWS = 40
 _TOLERANCE = 1e-6
@@ -110,7 +110,7 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[Term]:
             if piece.site == site:
                 box.append(normal_terms(piece.form.terms, found.latents))
 
-    jax.eval_shape(collect, abstract_rows(program.graph.arguments, 1))
+    jax.eval_shape(collect, abstract_taken_rows(program.graph.arguments, 1))
     return box[0]
 
 

@@ -48,6 +48,11 @@ from numpyro_vips.conjugacy.row_statistics import (
 from numpyro_vips.conjugacy.structure import Structure, normal_terms
 from numpyro_vips.conjugacy.terms import Term
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.sparse_rows import dense_rows
+
+
+def _with_leading_axis(row: Mapping[str, Any]) -> dict[str, Any]:
+    return jax.tree.map(lambda array: array[None], dict(row))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,18 +64,24 @@ class ConjugateProgram:
       structure: Its families, blocks and statistics.
       augmentation: The bound for its logistic likelihoods, by site or for all.
       check_parameters: As of `energy`.
+      whole: Of private arguments that rows tell by entries (`SparseRows`), those that
+        the program works on as a whole, and why.
+      written_out: Of those that it works on by entries, for what it also needs them as
+        a whole.
     """
 
     graph: ModelGraph
     structure: Structure
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
     check_parameters: bool = True
+    whole: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    written_out: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
     def energy_of(self, rows: Mapping[str, Any], *, weighted: bool = True) -> Energy:
         """The log joint density of one row, whose arguments have a leading axis."""
         return energy(
             self.graph,
-            rows,
+            dense_rows(rows, self.whole),
             weighted=weighted,
             augmentation=self.augmentation,
             check_parameters=self.check_parameters,
@@ -82,7 +93,7 @@ class ConjugateProgram:
         self, row: Mapping[str, Any], *, clear: bool = True
     ) -> tuple[Energy, list[Term], Clear]:
         """A single row's terms, all its constants zero if the row is not valid."""
-        found = self.energy_of({k: v[None] for k, v in row.items()})
+        found = self.energy_of(_with_leading_axis(row))
         terms: list[Term] = []
         for piece in found.pieces:
             if piece.is_row:
@@ -330,7 +341,7 @@ class ConjugateProgram:
             _, terms, _ = self.row_terms(row)
             found.append(couples_latents(self.structure, terms))
 
-        jax.eval_shape(look, {name: array[0] for name, array in rows.items()})
+        jax.eval_shape(look, jax.tree.map(lambda array: array[0], dict(rows)))
         if not found[0]:
             return None
         shapes = jax.eval_shape(
@@ -377,7 +388,7 @@ class ConjugateProgram:
 
     def prior_terms(self, row: Mapping[str, Any]) -> list[Term]:
         """Terms of the sites outside the unit plate (they do not depend on the row)."""
-        found = self.energy_of({k: v[None] for k, v in row.items()})
+        found = self.energy_of(_with_leading_axis(row))
         terms: list[Term] = []
         for piece in found.pieces:
             if not piece.is_row:

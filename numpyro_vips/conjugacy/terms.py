@@ -55,15 +55,35 @@ class Dense:
     upper: float = math.inf
 
 
+class Origin:
+    """A private argument that is told by its entries; see `entries`.
+
+    `whole` collects what it had to be written out for, along its whole last axis.
+    """
+
+    def __init__(self, name: str):
+        self.name = name
+        self.whole: list[str] = []
+
+    def written_out(self, reason: str) -> None:
+        if reason not in self.whole:
+            self.whole.append(reason)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class OneHot:
-    """1 where the label `target` equals `indices`, else 0; all 0 at an index of -1."""
+    """1 where the label `target` equals `indices`, else 0; all 0 at an index of -1.
+
+    With an `origin`, the indices are those of the entries of a private argument: they
+    all lie in range, and those along the last label differ.
+    """
 
     indices: ArrayLike
     labels: Labels
     target: Label
     row: bool = False
     branch: Branch | None = None
+    origin: Origin | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

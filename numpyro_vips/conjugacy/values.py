@@ -19,23 +19,55 @@ import numpy as np
 
 from numpyro_vips.conjugacy import elementwise, forms
 from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.terms import NotInAlgebra, is_known
+from numpyro_vips.conjugacy.scatters import Scatter
+from numpyro_vips.conjugacy.terms import (
+    Dense,
+    Label,
+    NotInAlgebra,
+    OneHot,
+    Origin,
+    is_known,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entries:
+    """Which entries of a row's constant differ along its last axis, and what they are.
+
+    Attributes:
+      indices, values: Of the entries, (..., width); see `SparseRows`.
+      elsewhere: What all others are, a public number of the constant's type.
+      origin: The argument whose entries they are.
+    """
+
+    indices: Any
+    values: Any
+    elsewhere: np.ndarray
+    origin: Origin
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
     """A value without latents; `array` is a NumPy array only if it is public.
 
-    `nonnegative` says that no entry is negative, whatever the rows hold.
+    `nonnegative` says that no entry is negative, whatever the rows hold. `entries` is
+    set where all but a few are alike; `array` is then better left alone.
     """
 
     array: Any
     row: bool
     nonnegative: bool = False
+    entries: Entries | None = None
 
     @property
     def known(self) -> bool:
         return is_known(self.array)
+
+    def whole(self, reason: str) -> Any:
+        """The array, for what entries are not enough for."""
+        if self.entries is not None:
+            self.entries.origin.written_out(reason)
+        return self.array
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -123,7 +155,12 @@ def as_form(value: Value) -> Form:
     if isinstance(value, Form):
         return value
     if isinstance(value, Constant):
-        form = forms.constant(value.array, row=value.row)
+        entries = value.entries
+        if entries is not None and np.isfinite(entries.elsewhere):
+            form = _form_of_entries(value.array.shape, entries)
+        else:
+            array = value.whole("a function without a value at zero")
+            form = forms.constant(array, row=value.row)
         return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
         product = (
@@ -133,6 +170,20 @@ def as_form(value: Value) -> Form:
             return product
         raise NotInAlgebra(f"{value.function} of {names_of(value.latents)}")
     raise NotInAlgebra(value.reason)
+
+
+def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
+    axes = tuple(map(Label, shape))
+    labels = (*axes[:-1], Label(entries.values.shape[-1]))
+    elsewhere = float(entries.elsewhere)
+    # The same array where nothing is subtracted, so that factors stay recognisable.
+    values = entries.values if elsewhere == 0.0 else entries.values - elsewhere
+    scatter = Scatter(
+        Dense(values, labels, row=True),
+        OneHot(entries.indices, labels, axes[-1], row=True, origin=entries.origin),
+        elsewhere,
+    )
+    return Form(axes, scatter.terms, False)
 
 
 def names_of(latents: set[str]) -> str:
@@ -204,7 +255,7 @@ def traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
     if value.known:
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
             return np.asarray(function(value.array))
-    return function(value.array)
+    return function(value.whole("a logarithm"))
 
 
 def is_uniform(value: Value, number: float) -> bool:
