@@ -12,6 +12,8 @@ FOLDER holds `docword.*` and `vocab.*`. Each part leaves `PART.json` in the outp
 folder; `nonprivate` also leaves the topics that the others compare theirs with, and
 `judge` reads what is there and says what it amounts to. `--documents` takes a part of
 the training documents, for a quick look. The held-out documents are always the same.
+With `--fits FILE` every fit of `paper` and `table` is written down when it is done and
+not done again by a further call, so the table can be made in parts.
 """
 
 import argparse
@@ -281,6 +283,9 @@ def _paper_runs(
     longest = float(length or args.longest_document)
     norm = args.clipping_share * length if length else CLIPPING_NORM
     model, reference = data.model(), _reference(args)
+    done: dict[str, Any] = {}
+    if args.fits is not None and args.fits.exists():
+        done = json.loads(args.fits.read_text())
     runs: list[dict[str, Any]] = []
     for minibatch in minibatches:
         settings = _lda_paper.settings(len(documents.ids), minibatch)
@@ -300,6 +305,11 @@ def _paper_runs(
                 ("strong composition", sigma, strong, norm),
             ]
         for method, sigma, noise, bound in fits:
+            key = f"{len(documents.ids)} documents of {length} words, S = {minibatch}, "
+            key += f"{method}, sigma = {sigma:g}, norm = {bound:g}"
+            if key in done:
+                runs.append(done[key])
+                continue
             price = {}
             if noise is not None:
                 price = _lda_paper.noise_settings(noise, bound, DELTA, replace_one=True)
@@ -326,6 +336,9 @@ def _paper_runs(
                 record["sigma_used"] = noise
                 record["epsilons"] = _lda_paper.epsilons(noise, **schedule)
             runs.append(record)
+            done[key] = record
+            if args.fits is not None:
+                args.fits.write_text(json.dumps(done, indent=2) + "\n")
             print(
                 f"S = {minibatch}, sigma = {sigma:g}, {method}: "
                 f"{found.perplexity:.1f} in {found.result.seconds['running']:.0f} s",
@@ -589,6 +602,12 @@ def _parse() -> argparse.Namespace:
             one.add_argument("--clipping-norm", type=float, default=CLIPPING_NORM)
             one.add_argument("--by-step", action="store_true")
         if name in ("paper", "table"):
+            one.add_argument(
+                "--fits",
+                type=Path,
+                metavar="FILE",
+                help="write down every fit when it is done, and do none again",
+            )
             one.add_argument(
                 "--document-length",
                 type=int,

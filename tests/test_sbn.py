@@ -416,3 +416,21 @@ def test_tree_of_discrete_latents_is_exact():
         np.testing.assert_allclose(
             found[name].probs, posterior.sum(others), atol=1e-4, err_msg=name
         )
+
+
+def test_no_unit_is_dead_at_the_start():
+    """At the first images every unit is on for some and off for others.
+
+    A unit that is off for all of them tells the globals nothing and stays off. With the
+    prior's uncertainty in the weights that is every unit.
+    """
+    num_units = 12
+    y = images(60, 400, 4, seed=3)
+    program = compiled(sigmoid_belief_network.belief_network(num_units), y)
+    full = FullBatch(program, {"y": y}, 5)
+    state = full.start()
+    solve = functools.partial(program.solve_locals, state.joint, sweeps=5)
+    moments = jax.vmap(lambda y: solve({"y": y}))(jnp.asarray(y))
+    on = np.asarray(moments["z"]["is"])[..., 1].reshape(60, num_units)
+    in_use = (on.max(axis=0) > 0.5) & (on.min(axis=0) < 0.5)
+    assert in_use.sum() >= num_units - 2
