@@ -19,15 +19,10 @@ import dataclasses
 import gzip
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-# Many small matrices are inverted in every step. OpenBLAS would start threads for each,
-# beside those of XLA, which is far slower where cores are few.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import jax
 import jax.numpy as jnp

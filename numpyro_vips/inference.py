@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import Accountant, Relation, Sampling
+from numpyro_vips.blas_threads import one_blas_thread
 from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.dpvi import DpviEngine
 from numpyro_vips.dpvi_checks import check_options
@@ -219,6 +220,7 @@ class PrivateVI:
 
     # --- before any data are read -----------------------------------------------------
 
+    @one_blas_thread
     def explain(self, *args: Any, **kwargs: Any) -> Plan:
         """Says which engine would run, site by site, and why.
 
@@ -253,6 +255,7 @@ class PrivateVI:
 
     # --- the fit ----------------------------------------------------------------------
 
+    @one_blas_thread
     def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:
         """Charges the budget, then fits the model.
 
@@ -296,8 +299,10 @@ class PrivateVI:
         programs: dict[str, Any] = {}
 
         def result_of(state: Any) -> PrivateVIResult:
+            posterior = analysis.engine.posterior(state)
+            jax.block_until_ready(posterior.params)
             return PrivateVIResult(
-                posterior=analysis.engine.posterior(state),
+                posterior=posterior,
                 privacy=statement,
                 engine=analysis.engine.name,
                 plan=str(plan),

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips import _validate
+from numpyro_vips.blas_threads import one_blas_thread
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.privacy_statement import PrivacyStatement
@@ -122,6 +123,7 @@ class PrivateVIResult:
         """The released parameters that `sample_posterior` needs, arrays only."""
         return dict(self.posterior.params)
 
+    @one_blas_thread
     def sample_posterior(
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
@@ -136,6 +138,7 @@ class PrivateVIResult:
         """
         return self.posterior.sample(rng_key, tuple(sample_shape))
 
+    @one_blas_thread
     def local_posterior(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The posterior of the latents of rows that the caller may see.
 
@@ -157,6 +160,7 @@ class PrivateVIResult:
         """
         return dict(self.posterior.local_posterior(self._query(args, kwargs)))
 
+    @one_blas_thread
     def elbo(self, *args: Any, **kwargs: Any) -> np.ndarray:
         """The bound on the log density of each row that the caller may see.
 

@@ -8,9 +8,17 @@ from typing import Any
 
 import jax
 import pytest
+import threadpoolctl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_blas_thread() -> Iterator[None]:
+    """Tests run parts of a fit by themselves; see `numpyro_vips.blas_threads`."""
+    with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+        yield
 
 
 @pytest.fixture

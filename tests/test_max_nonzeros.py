@@ -168,7 +168,7 @@ class Setup:
         arguments = self.program.graph.arguments
         self.rows = jax.tree.map(jnp.asarray, arguments.take(np.arange(len(rows[0]))))
         first = jax.tree.map(lambda array: array[0], self.rows)
-        start = self.program.initial_moments(jax.random.key(1), first)
+        start = self.program.start(jax.random.key(1), first).moments
         start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
         self.joint = self.program.joint_moments(start)
         self.scales = {
@@ -211,8 +211,11 @@ def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
         by_rows.program.structure.statistics,
         strict=True,
     ):
-        # Also what it says of the sensitivity.
-        assert found == expected
+        # Also what it says of the sensitivity. A box may be larger: 1 - y, written as
+        # one less y where there are entries, is no product of numbers of one sign.
+        assert found.lower <= expected.lower <= expected.upper <= found.upper
+        box = {"lower": expected.lower, "upper": expected.upper}
+        assert dataclasses.replace(found, **box) == expected
     norms, bounds = by_entries.norms_and_bounds()
     expected_norms, expected_bounds = by_rows.norms_and_bounds()
     np.testing.assert_allclose(norms, expected_norms, rtol=1e-9)

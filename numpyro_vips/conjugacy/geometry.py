@@ -233,10 +233,18 @@ def _range_of_term(
             return -math.inf, math.inf
         products = [a * b for a, b in itertools.product((low, high), edges)]
         low, high = min(products), max(products)
-    # Sums, but for those of which a selector picks one.
+    # Sums, but for those of which a selector picks one, and those of a row's entries, of
+    # which every place has one at most.
     present = {label for factor in inside for label in labels_of(factor)}
     picked = selected_labels(Term(1.0, tuple(inside)))
-    size = math.prod(label.size for label in present - picked - set(labels))
+    placed = {
+        factor.labels[-1]
+        for factor in inside
+        if isinstance(factor, OneHot) and factor.origin and factor.target in labels
+    }
+    if placed:
+        low, high = min(low, 0.0), max(high, 0.0)
+    size = math.prod(label.size for label in present - picked - placed - set(labels))
     return size * low, size * high
 
 
