@@ -201,7 +201,17 @@ class Setup:
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "multinomial"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "several_bags_of_a_row",
+        "naive_bayes",
+        "logistic_regression_on_functions",
+        pytest.param("masked_and_scaled_poissons", marks=pytest.mark.slow),
+        pytest.param("linear_regression", marks=pytest.mark.slow),
+        pytest.param("used_in_other_ways", marks=pytest.mark.slow),
+    ],
+)
 def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
     fn, rows = MODELS[name].fn, MODELS[name].rows()
     by_entries, by_rows = Setup(fn, rows, WIDTH), Setup(fn, rows, None)

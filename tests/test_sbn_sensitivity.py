@@ -206,9 +206,20 @@ CASES: list[Search] = [
 ]
 
 
+def _marked(case: Search) -> Any:
+    """A block alone takes as long as all of them; most of these are slow tests."""
+    _, names, units, relation = case
+    alone = len(names) == 1 and (units == "small" or relation == "add_or_remove")
+    return pytest.param(case, marks=[pytest.mark.slow] if alone else [])
+
+
 @pytest.mark.parametrize(
     "case",
-    [case for case in CASES if case not in (JOINT_OF_PAPER, RESIDUAL_OF_UNITS)],
+    [
+        _marked(case)
+        for case in CASES
+        if case not in (JOINT_OF_PAPER, RESIDUAL_OF_UNITS)
+    ],
     ids=lambda case: f"{case[0]}-{'+'.join(case[1])}-{case[2]}-{case[3]}",
 )
 def test_sensitivity_is_attained_and_never_exceeded(case: Search, x64: None):

@@ -233,8 +233,8 @@ def _range_of_term(
             return -math.inf, math.inf
         products = [a * b for a, b in itertools.product((low, high), edges)]
         low, high = min(products), max(products)
-    # Sums, but for those of which a selector picks one, and those of a row's entries, of
-    # which every place has one at most.
+    # Sums, but for those of which a selector picks one, and those over a row's entries,
+    # of which every place has one at most.
     present = {label for factor in inside for label in labels_of(factor)}
     picked = selected_labels(Term(1.0, tuple(inside)))
     placed = {
