@@ -264,7 +264,7 @@ def paper(args: argparse.Namespace) -> dict[str, Any]:
 def table(args: argparse.Namespace) -> dict[str, Any]:
     """The paper's grid of σ and S, as a table in Markdown."""
     data = _load(args)
-    runs = _paper_runs(args, data, SIGMAS, MINIBATCHES)
+    runs = _paper_runs(args, data, args.sigmas, args.minibatches)
     unigram = _unigram(data)
     text = _markdown(runs, unigram)
     print(text)
@@ -626,6 +626,8 @@ def _parse() -> argparse.Namespace:
             one.add_argument("--minibatch", type=int, default=20_000)
         if name == "table":
             one.add_argument("--into", type=Path, metavar="FILE")
+            one.add_argument("--sigmas", type=float, nargs="+", default=SIGMAS)
+            one.add_argument("--minibatches", type=int, nargs="+", default=MINIBATCHES)
     return parser.parse_args()
 
 
