@@ -4,6 +4,9 @@ Ordinary bad arguments raise `ValueError` or `TypeError`. No message quotes a
 private value: shapes and names only.
 """
 
+import difflib
+from collections.abc import Iterable
+
 
 class NotConjugateError(Exception):
     """VIPS was asked for, and the model is not conjugate-exponential.
@@ -22,3 +25,9 @@ class UnsafeModelError(ValueError):
 
 class BudgetExceededError(Exception):
     """A fit would overrun the privacy budget; nothing was spent or read."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question after the known name that is nearest, empty if none is near."""
+    nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"Did you mean {nearest[0]!r}?" if nearest else ""

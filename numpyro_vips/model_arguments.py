@@ -12,7 +12,6 @@ and dtypes, never values.
 """
 
 import dataclasses
-import difflib
 import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -25,6 +24,7 @@ from jax.core import Tracer
 
 from numpyro_vips import _validate
 from numpyro_vips.captured import captured_arrays
+from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
 from numpyro_vips.sparse_rows import SparseRows, keep_largest, keep_largest_entries
 
@@ -240,11 +240,8 @@ def _widths(
                 f"max_nonzeros names {name!r}, of which a row is a single number. Only "
                 "an array has entries that can be left out."
             )
-        nearest = difflib.get_close_matches(name, arrays, n=1, cutoff=0.5)
-        hint = (
-            f"Did you mean {nearest[0]!r}?"
-            if nearest
-            else f"Private arguments whose rows are arrays: {_listed(arrays)}."
+        hint = did_you_mean(name, arrays) or (
+            f"Private arguments whose rows are arrays: {_listed(arrays)}."
         )
         raise ValueError(
             f"max_nonzeros names {name!r}, which is no private argument. {hint}"
@@ -363,12 +360,7 @@ class _Sorter:
             if left_out in parameters and left_out not in self.seen:
                 continue
             known = [*self.seen, *(p for p in parameters if p not in self.seen)]
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = (
-                f"Did you mean {nearest[0]!r}?"
-                if nearest
-                else f"The arguments are {_listed(known)}."
-            )
+            hint = did_you_mean(name, known) or f"The arguments are {_listed(known)}."
             raise ValueError(
                 f"public names {name!r}, but the model has no such argument. {hint}"
             )

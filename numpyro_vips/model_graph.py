@@ -9,7 +9,6 @@ model itself.
 """
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -21,7 +20,7 @@ import numpyro
 from jax.interpreters import partial_eval
 from numpyro.distributions import constraints
 
-from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.errors import UnsafeModelError, did_you_mean
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments, captured_arrays
 from numpyro_vips.model_run import run_model
@@ -187,9 +186,9 @@ def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> Mod
 
 def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
     message = f"The model has no plate named {unit!r}, the unit given to private()."
-    nearest = difflib.get_close_matches(unit, names, n=1, cutoff=0.5)
+    nearest = did_you_mean(unit, names)
     if nearest:
-        message += f" Did you mean {nearest[0]!r}?"
+        message += f" {nearest}"
     elif names:
         message += f" Its plates are {', '.join(map(repr, dict.fromkeys(names)))}."
     else:

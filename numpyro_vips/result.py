@@ -5,7 +5,6 @@ observed or constant data, no log likelihoods, no latent variables of single row
 """
 
 import dataclasses
-import difflib
 import json
 import os
 import secrets
@@ -20,6 +19,7 @@ import numpy as np
 
 from numpyro_vips import _validate
 from numpyro_vips.blas_threads import one_blas_thread
+from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import bind_arguments
 from numpyro_vips.privacy_statement import PrivacyStatement
@@ -473,11 +473,10 @@ def _check_known(
 ) -> None:
     for name in given:
         if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"Did you mean {nearest[0]!r}? " if nearest else ""
+            hint = f"{did_you_mean(name, known)} Its {what} are {_listed(known)}."
             raise ValueError(
-                f"{argument} names {name!r}, which the posterior does not have. {hint}"
-                f"Its {what} are {_listed(known)}."
+                f"{argument} names {name!r}, which the posterior does not have. "
+                f"{hint.lstrip()}"
             )
 
 
