@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -259,3 +260,17 @@ def topics(words: Any) -> None:
         with numpyro.plate("words", words.shape[1], dim=-1):
             z = numpyro.sample("z", dist.Categorical(theta))
             numpyro.sample("w", dist.Categorical(beta[z]), obs=words)
+
+
+def away_from_prior(
+    program: ConjugateProgram, row: Any
+) -> tuple[dict[str, jax.Array], dict[str, float]]:
+    """n̄ where no moment of the globals is zero, and a scale for each released block."""
+    start = program.start(jax.random.key(1), row).moments
+    start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
+    scales = {
+        statistic.name: 0.5 + 0.4 * number
+        for number, statistic in enumerate(program.structure.statistics)
+        if statistic.release != "public"
+    }
+    return program.joint_moments(start), scales

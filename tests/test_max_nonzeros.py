@@ -20,6 +20,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse as sp
+from _models import away_from_prior
 from numpyro.handlers import mask, scale
 
 import numpyro_vips as nv
@@ -168,14 +169,7 @@ class Setup:
         arguments = self.program.graph.arguments
         self.rows = jax.tree.map(jnp.asarray, arguments.take(np.arange(len(rows[0]))))
         first = jax.tree.map(lambda array: array[0], self.rows)
-        start = self.program.start(jax.random.key(1), first).moments
-        start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
-        self.joint = self.program.joint_moments(start)
-        self.scales = {
-            statistic.name: 0.5 + 0.4 * number
-            for number, statistic in enumerate(self.program.structure.statistics)
-            if statistic.release != "public"
-        }
+        self.joint, self.scales = away_from_prior(self.program, first)
 
     def norms_and_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         def of_row(row: Any) -> Any:

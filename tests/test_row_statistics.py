@@ -19,7 +19,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _models import MODELS, UNIT, Rows, uncertified
+from _models import MODELS, UNIT, Rows, away_from_prior, uncertified
 from scipy import special
 
 from numpyro_vips.accounting import Relation
@@ -46,15 +46,7 @@ class Setup:
         self.names = tuple(self.program.graph.arguments.row_shapes())
         self.rows = self.as_dict(rows)
         first = {name: jnp.asarray(row[0]) for name, row in self.rows.items()}
-        start = self.program.start(jax.random.key(1), first).moments
-        # Moved away from the prior, so that no moment is zero.
-        start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
-        self.joint = self.program.joint_moments(start)
-        self.scales = {
-            statistic.name: 0.5 + 0.4 * number
-            for number, statistic in enumerate(self.program.structure.statistics)
-            if statistic.release != "public"
-        }
+        self.joint, self.scales = away_from_prior(self.program, first)
 
     def as_dict(self, rows: Rows) -> dict[str, np.ndarray]:
         return dict(zip(self.names, rows, strict=True))
