@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
-from scipy import special
 
 from numpyro_vips._host import call_on_host
 from numpyro_vips.conjugacy.families import (
@@ -27,37 +26,86 @@ from numpyro_vips.conjugacy.families import (
     register_family,
 )
 
-# Step in the order for the derivative of log K; it balances truncation and rounding.
-_ORDER_STEP = 1e-4
+# Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
+_TINY = 1e-30
+# Points of the trapezoidal rule in single and in double precision.
+_SINGLE_POINTS, _DOUBLE_POINTS = 128, 256
 
 
-def _log_bessel_k(order: np.ndarray, z: np.ndarray) -> np.ndarray:
-    """log K_order(z), also where K itself overflows (z near 0, or a large order)."""
-    order = np.abs(order)
-    with np.errstate(all="ignore"):
-        scaled = special.kve(order, z)
-        direct = np.log(scaled) - z
-        near_zero = special.gammaln(order) + order * np.log(2.0 / z) - math.log(2.0)
-    usable = np.isfinite(scaled) & (scaled > 0)
-    return np.where(usable, direct, near_zero)
+def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
+    """E[x], E[1/x], E[log x] and the log normaliser, log 2 (b/a)^(p/2) K_p(√(ab)).
+
+    By the trapezoidal rule for the density of log x, which falls off twice
+    exponentially on both sides; for such functions the rule is exact to rounding with
+    few points (Trefethen and Weideman, 2014). SciPy's Bessel functions would have to be
+    called back from XLA, which waits for Python then, and are slower.
+    """
+    p, a, b = jnp.broadcast_arrays(p, a, b)
+    a, b = jnp.maximum(a, _TINY), jnp.maximum(b, _TINY)
+    omega, order = jnp.sqrt(a) * jnp.sqrt(b), jnp.abs(p)
+    log_scale = 0.5 * (jnp.log(b) - jnp.log(a))
+    # For u = log(x √(a/b)), its sign turned round where p is negative, the log density
+    # is order·u - omega·cosh u. At a distance x from its mode it is lower by
+    # alpha (cosh x - 1) + order (exp x - 1 - x), in which no digits cancel.
+    curvature = jnp.hypot(order, omega)
+    alpha = omega * (omega / (curvature + order))
+    mode = jnp.log((curvature + order) / omega)
+    first, spacing, points = _trapezoid(order, alpha)
+
+    # One point after the other: no array has an axis of points.
+    def add_point(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x = first + i * spacing
+        # 1 + growth would have no digits left of a small ratio.
+        growth, ratio = jnp.expm1(x), jnp.exp(x)
+        drop = 0.5 * alpha * growth**2 / ratio + order * (growth - x)
+        weight = jnp.exp(-drop)
+        values = (weight, weight * ratio, weight / ratio, weight * x)
+        return tuple(map(jnp.add, sums, values))
+
+    zeros = (jnp.zeros_like(alpha),) * 4
+    total, up, down, shift = jax.lax.fori_loop(0, points, add_point, zeros)
+    up, down = jnp.exp(mode) * up / total, jnp.exp(-mode) * down / total
+    log = mode + shift / total
+    scale, turned = jnp.exp(log_scale), p < 0
+    return {
+        "x": scale * jnp.where(turned, down, up),
+        "1/x": jnp.where(turned, up, down) / scale,
+        "log": log_scale + jnp.where(turned, -log, log),
+        "log_normalizer": p * log_scale
+        + order * mode
+        - curvature
+        + jnp.log(total * spacing),
+    }
 
 
-def _gig_moments(p: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """E[x], E[1/x], E[log x] and the log normaliser, stacked."""
-    p, a, b = (np.asarray(value, np.float64) for value in (p, a, b))
-    # Below this the density is a Gamma's or an inverse Gamma's to double precision.
-    a, b = np.maximum(a, 1e-30), np.maximum(b, 1e-30)
-    root = np.sqrt(a * b)
-    log_k = _log_bessel_k(p, root)
-    up = np.exp(_log_bessel_k(p + 1.0, root) - log_k)
-    down = np.exp(_log_bessel_k(p - 1.0, root) - log_k)
-    ratio = np.sqrt(b / a)
-    slope = (
-        _log_bessel_k(p + _ORDER_STEP, root) - _log_bessel_k(p - _ORDER_STEP, root)
-    ) / (2.0 * _ORDER_STEP)
-    log_ratio = 0.5 * np.log(b / a)
-    normalizer = math.log(2.0) + p * log_ratio + log_k
-    return np.stack([ratio * up, down / ratio, log_ratio + slope, normalizer])
+def _trapezoid(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array, int]:
+    """First of the equidistant points, their spacing, and how many there are.
+
+    Beyond the first and the last the density does not matter, not even for E[exp(±x)]:
+    at both ends alpha (cosh x - 1) + order (exp x - 1 - x) is larger by `depth` than
+    |x|. Each end is the nearest of several that suffice.
+    """
+    single = jnp.finfo(alpha.dtype).bits <= 32
+    depth = 4.0 - math.log(jnp.finfo(alpha.dtype).eps)
+    # More than any |x| at an end.
+    farthest = 200.0
+
+    def quadratic(slope: jax.Array) -> jax.Array:
+        """Where slope·x²/2 = depth + x."""
+        return (1.0 + jnp.sqrt(1.0 + 2.0 * slope * depth)) / slope
+
+    def exponential(factor: jax.Array) -> jax.Array:
+        """Where factor (exp(x)/2 - 1) = depth + farthest."""
+        return jnp.log(2.0 + 2.0 * (depth + farthest) / factor)
+
+    right = jnp.minimum(quadratic(order + alpha), exponential(order + 0.5 * alpha))
+    left = jnp.minimum(quadratic(alpha), exponential(alpha))
+    # Where order·x²/(x + 2) = depth + x, as exp(-x) - 1 + x is at least x²/(x + 2).
+    excess = jnp.maximum(order - 1.0, 1e-6)
+    root = jnp.sqrt((depth + 2.0) ** 2 + 8.0 * depth * excess)
+    left = jnp.minimum(left, (depth + 2.0 + root) / (2.0 * excess))
+    points = _SINGLE_POINTS if single else _DOUBLE_POINTS
+    return -left, (left + right) / (points - 1), points
 
 
 def _gig_draws(
@@ -134,26 +182,6 @@ def _gig_draws(
     return np.where(p < 0, 1.0 / drawn, drawn)
 
 
-def _evaluate(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    p, a, b = jnp.broadcast_arrays(p, a, b)
-    shape = (4, *p.shape)
-
-    # One call for a whole minibatch: batch axes are moved behind the stacked one.
-    @jax.custom_batching.custom_vmap
-    def call(p: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-        return call_on_host(_gig_moments, shape, p, a, b)
-
-    @call.def_vmap
-    def _batched(size: int, batched: list, p: jax.Array, a: jax.Array, b: jax.Array):  # type: ignore[no-untyped-def]
-        p, a, b = (
-            value if is_batched else jnp.broadcast_to(value, (size, *value.shape))
-            for value, is_batched in zip((p, a, b), batched, strict=True)
-        )
-        return jnp.moveaxis(_evaluate(p, a, b), 1, 0), True
-
-    return call(p, a, b)
-
-
 class GeneralizedInverseGaussian(Family):
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
@@ -165,14 +193,15 @@ class GeneralizedInverseGaussian(Family):
 
     @staticmethod
     def moments(natural: Moments) -> dict[str, jax.Array]:
-        found = _evaluate(*GeneralizedInverseGaussian._standard(natural))
-        return {"x": found[0], "1/x": found[1], "log": found[2]}
+        found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
+        return {s: found[s] for s in GeneralizedInverseGaussian.statistics}
 
     @staticmethod
     def log_normalizer(natural: Moments) -> jax.Array:
         @jax.custom_jvp
         def normalizer(natural: Moments) -> jax.Array:
-            return _evaluate(*GeneralizedInverseGaussian._standard(natural))[3]
+            found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
+            return found["log_normalizer"]
 
         @normalizer.defjvp
         def _slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
