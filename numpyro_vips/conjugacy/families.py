@@ -453,14 +453,18 @@ def _denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
     Without it, directions that the noise has emptied get almost the prior's width, and
     a mean along them that is noise alone.
     """
-    values, vectors = jnp.linalg.eigh(precision)
-    clipped = (vectors * jnp.maximum(values, 0.0)[..., None, :]) @ jnp.swapaxes(
-        vectors, -1, -2
-    )
     spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
-    ridge = 0.5 * spectral_norm[..., None, None] * jnp.eye(precision.shape[-1])
+
+    def denoised() -> jax.Array:
+        values, vectors = jnp.linalg.eigh(precision)
+        clipped = (vectors * jnp.maximum(values, 0.0)[..., None, :]) @ jnp.swapaxes(
+            vectors, -1, -2
+        )
+        ridge = 0.5 * spectral_norm[..., None, None] * jnp.eye(precision.shape[-1])
+        return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
+
     # Without noise the matrix is left alone to the last digit.
-    return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
+    return jax.lax.cond(jnp.any(spectral_norm > 0), denoised, lambda: precision)
 
 
 def _symmetric(matrix: jax.Array) -> jax.Array:
