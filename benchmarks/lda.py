@@ -515,10 +515,7 @@ def _key() -> Any:
 
 def _markdown(runs: list[dict[str, Any]], unigram: float) -> str:
     """The grid as a table: a row for each S and σ, a column for each method."""
-    cells = {
-        (run["minibatch"], run["sigma"], run["method"]): run["perplexity"]
-        for run in runs
-    }
+    cells = {(run["minibatch"], run["sigma"], run["method"]): run for run in runs}
     lines = [
         "| S | σ | ε as the paper counted | ε, corrected | moments accountant |"
         " no clipping | strong composition | non-private |",
@@ -528,8 +525,8 @@ def _markdown(runs: list[dict[str, Any]], unigram: float) -> str:
         if run["method"] != "clipping":
             continue
         size, sigma, epsilons = run["minibatch"], run["sigma"], run["epsilons"]
-        values = (
-            run["perplexity"],
+        row = (
+            run,
             cells[size, sigma, "no clipping"],
             cells[size, sigma, "strong composition"],
             cells[size, None, "non-private"],
@@ -539,11 +536,18 @@ def _markdown(runs: list[dict[str, Any]], unigram: float) -> str:
             f"{sigma:g}",
             f"{epsilons['as_the_paper_counted']:.3g}",
             f"{epsilons['corrected']:.3g}",
-            *(f"{value:,.0f}" for value in values),
+            *map(_cell, row),
         ]
         lines.append(f"| {' | '.join(columns)} |")
     lines.append(f"\nUnigram baseline: {unigram:,.0f}.")
     return "\n".join(lines)
+
+
+def _cell(run: dict[str, Any]) -> str:
+    """Perplexity, and the overlap of topics in brackets if it is known."""
+    overlap = run["overlap"]
+    known = "" if overlap is None else f" ({overlap:.2f})"
+    return f"{run['perplexity']:,.0f}{known}"
 
 
 def _put_between_marks(path: Path, text: str) -> None:
