@@ -18,6 +18,7 @@ not done again by a further call, so the table can be made in parts.
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
 import math
@@ -34,6 +35,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
+from _finished import Finished
 from _memory import peak_bytes
 
 import _corpus
@@ -283,9 +285,24 @@ def _paper_runs(
     longest = float(length or args.longest_document)
     norm = args.clipping_share * length if length else CLIPPING_NORM
     model, reference = data.model(), _reference(args)
-    done: dict[str, Any] = {}
-    if args.fits is not None and args.fits.exists():
-        done = json.loads(args.fits.read_text())
+    finished = Finished(args.fits)
+
+    def measure(settings: dict[str, Any]) -> dict[str, Any]:
+        found = lda.fit(
+            model,
+            documents,
+            data.held_out,
+            budget=nv.PrivacyBudget(math.inf),
+            by_step=False,
+            progress_bar=False,
+            **settings,
+        )
+        return {
+            "perplexity": found.perplexity,
+            "overlap": _overlap(found.result, reference),
+            "seconds": dict(found.result.seconds),
+        }
+
     runs: list[dict[str, Any]] = []
     for minibatch in minibatches:
         settings = _lda_paper.settings(len(documents.ids), minibatch)
@@ -305,43 +322,27 @@ def _paper_runs(
                 ("strong composition", sigma, strong, norm),
             ]
         for method, sigma, noise, bound in fits:
+            chosen = dict(settings)
+            if noise is not None:
+                chosen |= _lda_paper.noise_settings(
+                    noise, bound, DELTA, replace_one=True
+                )
             key = f"{len(documents.ids)} documents of {length} words, S = {minibatch}, "
             key += f"{method}, sigma = {sigma:g}, norm = {bound:g}"
-            if key in done:
-                runs.append(done[key])
-                continue
-            price = {}
-            if noise is not None:
-                price = _lda_paper.noise_settings(noise, bound, DELTA, replace_one=True)
-            found = lda.fit(
-                model,
-                documents,
-                data.held_out,
-                budget=nv.PrivacyBudget(math.inf),
-                by_step=False,
-                progress_bar=False,
-                **settings,
-                **price,
-            )
             record = {
                 "method": method,
                 "sigma": None if noise is None else sigma,
                 "minibatch": minibatch,
                 "clipping_norm": None if noise is None else bound,
-                "perplexity": found.perplexity,
-                "overlap": _overlap(found.result, reference),
-                "seconds": dict(found.result.seconds),
+                **finished.get(key, functools.partial(measure, chosen)),
             }
             if noise is not None:
                 record["sigma_used"] = noise
                 record["epsilons"] = _lda_paper.epsilons(noise, **schedule)
             runs.append(record)
-            done[key] = record
-            if args.fits is not None:
-                args.fits.write_text(json.dumps(done, indent=2) + "\n")
             print(
                 f"S = {minibatch}, sigma = {sigma:g}, {method}: "
-                f"{found.perplexity:.1f} in {found.result.seconds['running']:.0f} s",
+                f"{record['perplexity']:.1f} in {record['seconds']['running']:.0f} s",
                 flush=True,
             )
             # The compiled programs of a fit are large.

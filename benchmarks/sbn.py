@@ -16,6 +16,7 @@ parts, `--rows`, `--num-units`, `--batch-sizes` and `--seeds` choosing which.
 """
 
 import argparse
+import functools
 import json
 import math
 import subprocess
@@ -27,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import numpy as np
+from _finished import Finished
 from _memory import peak_bytes
 
 import numpyro_vips as nv
@@ -70,9 +72,7 @@ def main() -> None:
 
 
 def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
-    fits: dict[str, Any] = {}
-    if args.json is not None and args.json.exists():
-        fits = json.loads(args.json.read_text())
+    finished = Finished(args.json)
     records = []
     for units in args.num_units:
         for size in args.batch_sizes:
@@ -95,11 +95,10 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for seed in range(args.seeds):
                     options = [*runs[name], "--seed", str(seed)]
                     key = f"K={units} N={args.num_rows} {' '.join(options)}"
-                    if key not in fits:
-                        fits[key] = _in_process(args, options=options, units=units)
-                        if args.json is not None:
-                            args.json.write_text(json.dumps(fits, indent=2) + "\n")
-                    found.append(fits[key])
+                    measure = functools.partial(
+                        _in_process, args, options=options, units=units
+                    )
+                    found.append(finished.get(key, measure))
                 record = {
                     "K": units,
                     "S": size,
