@@ -18,6 +18,9 @@ class Finished:
         if path is not None and path.exists():
             self._records = json.loads(path.read_text())
 
+    def __contains__(self, key: str) -> bool:
+        return key in self._records
+
     def get(self, key: str, measure: Callable[[], Any]) -> Any:
         """The record of `key`, measured now if there is none."""
         if key not in self._records:

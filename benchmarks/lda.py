@@ -36,6 +36,7 @@ from sklearn.decomposition import LatentDirichletAllocation
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 from _finished import Finished
+from _marks import put_between_marks
 from _memory import peak_bytes
 
 import _corpus
@@ -60,7 +61,6 @@ OWN_RUNS = (
     ("add_or_remove", 1.0, 10),
     ("add_or_remove", 8.0, 20),
 )
-TABLE_MARKS = ("<!-- table: begin -->", "<!-- table: end -->")
 
 
 class Data(NamedTuple):
@@ -271,7 +271,7 @@ def table(args: argparse.Namespace) -> dict[str, Any]:
     text = _markdown(runs, unigram)
     print(text)
     if args.into is not None:
-        _put_between_marks(args.into, text)
+        put_between_marks(args.into, text)
     return {"runs": runs, "unigram": unigram}
 
 
@@ -549,15 +549,6 @@ def _cell(run: dict[str, Any]) -> str:
     overlap = run["overlap"]
     known = "" if overlap is None else f" ({overlap:.2f})"
     return f"{run['perplexity']:,.0f}{known}"
-
-
-def _put_between_marks(path: Path, text: str) -> None:
-    before, _, rest = path.read_text().partition(TABLE_MARKS[0])
-    _, found, after = rest.partition(TABLE_MARKS[1])
-    if not found:
-        raise SystemExit(f"{path} lacks the marks {' and '.join(TABLE_MARKS)}")
-    marked = f"{TABLE_MARKS[0]}\n\n{text}\n\n{TABLE_MARKS[1]}"
-    path.write_text(before + marked + after)
 
 
 def _parse() -> argparse.Namespace:

@@ -9,10 +9,11 @@ process of its own, and prints seconds and peak memory. `--table` prints, for ea
 pixel accuracy and bound per pixel on test images of: the paper's run without noise, the
 paper's run at σ = 1 priced by the moments accountant, the noise that strong composition
 would need for that ε, and our mode at the ε that the paper's noise really costs (PLD,
-the same relation and δ), and the same schedule without noise. `--markdown FILE` and
-`--figure FILE` write what `docs/sbn.md` shows. With `--json FILE` every fit is written
-down when it is done, and is not done again by the next call; so a table can be made in
-parts, `--rows`, `--num-units`, `--batch-sizes` and `--seeds` choosing which.
+the same relation and δ), and the same schedule without noise. `--into docs/sbn.md` and
+`--figure docs/sbn.png` write what the documentation shows. With `--json FILE` every fit
+is written down when it is done, and is not done again by the next call; so a table can
+be made in parts, `--rows`, `--num-units`, `--batch-sizes` and `--seeds` choosing which.
+`--finished` shows what there is and fits nothing.
 """
 
 import argparse
@@ -29,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 
 import numpy as np
 from _finished import Finished
+from _marks import put_between_marks
 from _memory import peak_bytes
 
 import numpyro_vips as nv
@@ -65,8 +67,8 @@ def main() -> None:
         records = _table(args)
         text = _markdown(records)
         print(text)
-        if args.markdown is not None:
-            args.markdown.write_text(text)
+        if args.into is not None:
+            put_between_marks(args.into, text)
         if args.figure is not None:
             _figure(records, args.figure)
 
@@ -95,21 +97,20 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for seed in range(args.seeds):
                     options = [*runs[name], "--seed", str(seed)]
                     key = f"K={units} N={args.num_rows} {' '.join(options)}"
+                    if args.finished and key not in finished:
+                        continue
                     measure = functools.partial(
                         _in_process, args, options=options, units=units
                     )
                     found.append(finished.get(key, measure))
+                if not found:
+                    continue
                 record = {
                     "K": units,
                     "S": size,
                     "run": name,
-                    "epsilon": {
-                        "non-private": "inf",
-                        "paper, moments": moments,
-                        "paper, strong": moments,
-                        "ours": true,
-                        "ours, without noise": "inf",
-                    }[name],
+                    "moments": moments,
+                    "pld": true,
                     "accuracy": [x["accuracy"] for x in found],
                     "bound_per_pixel": [x["bound_per_pixel"] for x in found],
                     "seconds": [x["seconds"] for x in found],
@@ -182,25 +183,32 @@ def _one(args: argparse.Namespace, *, options: list[str], units: int) -> dict[st
 
 
 def _markdown(records: list[dict[str, Any]]) -> str:
+    """A row for each K and S, a column for each run; blank where nothing was run."""
+    shown = [name for name in ROWS if any(r["run"] == name for r in records)]
+    cells = {(r["K"], r["S"], r["run"]): r for r in records}
     lines = [
-        "| K | S | run | ε | accuracy | bound per pixel | fits |",
-        "|---:|---:|---|---:|---:|---:|---:|",
+        f"| K | S | ε, moments accountant | ε, PLD | {' | '.join(shown)} | fits |",
+        "|---:|---:|---:|---:|" + "---:|" * len(shown) + "---:|",
     ]
-    for record in records:
-        epsilon = record["epsilon"]
-        shown = "∞" if epsilon == "inf" else f"{epsilon:.3f}"
-        accuracy, bound = record["accuracy"], record["bound_per_pixel"]
-        lines.append(
-            f"| {record['K']} | {record['S']} | {record['run']} | {shown} | "
-            f"{_mean_and_sd(accuracy)} | {_mean_and_sd(bound)} | {len(accuracy)} |"
-        )
+    for units, size in dict.fromkeys((r["K"], r["S"]) for r in records):
+        row = [cells.get((units, size, name)) for name in shown]
+        first = next(r for r in row if r is not None)
+        columns = [
+            f"{units} | {size} | {first['moments']:.3f} | {first['pld']:.3f}",
+            *map(_cell, row),
+            "/".join(str(n) for n in sorted({len(r["accuracy"]) for r in row if r})),
+        ]
+        lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
 
 
-def _mean_and_sd(values: list[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.4f}"
-    return f"{np.mean(values):.4f} ± {np.std(values, ddof=1):.4f}"
+def _cell(record: dict[str, Any] | None) -> str:
+    """Accuracy, and in brackets the bound per pixel; means over the fits."""
+    if record is None:
+        return ""
+    accuracy, bound = record["accuracy"], record["bound_per_pixel"]
+    spread = f" ± {np.std(accuracy, ddof=1):.3f}" if len(accuracy) > 1 else ""
+    return f"{np.mean(accuracy):.3f}{spread} ({np.mean(bound):.3f})"
 
 
 def _figure(records: list[dict[str, Any]], path: Path) -> None:
@@ -242,7 +250,10 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--subset", type=int, help="train on the first images only")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--markdown", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--into", type=Path, metavar="FILE", help="put the table between its marks"
+    )
+    parser.add_argument("--finished", action="store_true", help="no further fits")
     parser.add_argument("--figure", type=Path, metavar="FILE")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
