@@ -247,14 +247,26 @@ def _without_known_vectors(
         if len(users) != 1 or users[0][1].count(labels[0]) != 1:
             continue
         other, its_labels = users[0]
-        xp: Any = np if is_known(other) else jnp
-        precision = {} if is_known(other) else {"precision": "highest"}
         axis = its_labels.index(labels[0])
-        product = xp.tensordot(other, array, ((axis,), (0,)), **precision)
+        product = _times_vector(other, array, axis)
         kept = tuple(label for label in its_labels if label is not labels[0])
         rest = [x for x in rest if x is not vector and x is not users[0]]
         rest.append((product, kept))
     return rest
+
+
+def _times_vector(array: ArrayLike, vector: np.ndarray, axis: int) -> ArrayLike:
+    """The sum over an axis, with a known vector's weights."""
+    xp: Any = np if is_known(array) else jnp
+    if len(vector) > _LANES:
+        precision = {} if is_known(array) else {"precision": "highest"}
+        return xp.tensordot(array, vector, ((axis,), (0,)), **precision)
+    # Unlike a dot product, a few slices become one loop with what is around them.
+    before = (slice(None),) * axis
+    total = xp.zeros_like(array[(*before, 0)])
+    for i in np.flatnonzero(vector):
+        total = total + vector[i] * array[(*before, i)]
+    return total
 
 
 def one_hot_array(one_hot: OneHot) -> tuple[ArrayLike, Labels]:

@@ -566,19 +566,24 @@ def _one_by_one(
 
     zeros = jnp.zeros_like(start), jnp.zeros(start.shape * 2)
     single, pairs = jax.grad(of_moments, argnums=(0, 1))(*zeros)
+    single = single.reshape(count, states)
     pairs = pairs.reshape(count, states, count, states)
-    # An element with itself is in one state only.
-    alone = single.reshape(-1, states) + jnp.einsum("isis->is", pairs)
     apart = ~jnp.eye(count, dtype=bool)[:, None, :, None]
-    slope = jnp.where(apart, pairs + pairs.transpose(2, 3, 0, 1), 0.0)
+    both_ways = jnp.where(apart, pairs + pairs.transpose(2, 3, 0, 1), 0.0)
+    # What each state is worth more than the first: of two states one number, not two.
+    gain = both_ways[:, 1:] - both_ways[:, :1]
+    slope = gain[..., 1:] - gain[..., :1]
+    # An element with itself is in one state only.
+    alone = single + jnp.einsum("isis->is", pairs)
+    constant = alone[:, 1:] - alone[:, :1] + gain[..., 0].sum(2)
 
     def update(i: int, carry: tuple) -> tuple:
         probabilities, natural = carry
-        new = jax.nn.softmax(natural[i])
-        change = jnp.einsum("sjt,s->jt", slope[i], new - probabilities[i])
+        new = jax.nn.softmax(jnp.concatenate([jnp.zeros(1), natural[i]]))
+        change = jnp.einsum("sjt,s->jt", slope[i], (new - probabilities[i])[1:])
         return probabilities.at[i].set(new), natural + change
 
-    natural = alone + jnp.einsum("isjt,is->jt", slope, flat)
+    natural = constant + jnp.einsum("isjt,jt->is", slope, flat[:, 1:])
     flat, _ = jax.lax.fori_loop(0, count, update, (flat, natural))
     return {"is": flat.reshape(start.shape)}
 
