@@ -14,6 +14,10 @@ the same relation and δ), and the same schedule without noise. `--into docs/sbn
 is written down when it is done, and is not done again by the next call; so a table can
 be made in parts, `--rows`, `--num-units`, `--batch-sizes` and `--seeds` choosing which.
 `--finished` shows what there is and fits nothing.
+
+`--wrong W [W ...]` compares values of the example's `WRONG`, which sets the units of
+our mode: at S = 400's ε with a tenth of the noise, on a tenth of the training images,
+by accuracy on other training images.
 """
 
 import argparse
@@ -40,6 +44,11 @@ DELTA = 1e-4
 # Our mode's schedule: large minibatches, twice through the data.
 OUR_STEPS = 20
 OUR_RATE = 0.1
+SCHEDULE = (
+    *("--sampling", "without_replacement"),
+    *("--sampling-rate", repr(OUR_RATE)),
+    *("--num-steps", str(OUR_STEPS)),
+)
 ROWS = (
     "non-private",
     "paper, moments",
@@ -63,6 +72,9 @@ def main() -> None:
                 f"(compiling and all), peak memory {found['peak_gb']:.2f} GB",
                 flush=True,
             )
+    for wrong in args.wrong:
+        found = _in_process(args, options=_scaled_down(args), wrong=wrong)
+        print(f"WRONG = {wrong}: accuracy {found['accuracy']:.4f}", flush=True)
     if args.table:
         records = _table(args)
         text = _markdown(records)
@@ -79,9 +91,6 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
     for units in args.num_units:
         for size in args.batch_sizes:
             moments, true = _prices(args.num_rows, size)
-            schedule = ["--sampling", "without_replacement"]
-            schedule += ["--sampling-rate", repr(OUR_RATE)]
-            schedule += ["--num-steps", str(OUR_STEPS)]
             runs = {
                 "non-private": ["--paper", str(size), "--sigma", "inf"],
                 "paper, moments": ["--paper", str(size), "--sigma", "1"],
@@ -89,8 +98,8 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
                     *("--paper", str(size)),
                     *("--sigma", f"{_strong_sigma(args.num_rows, size, moments):.4g}"),
                 ],
-                "ours": ["--epsilon", repr(true), *schedule],
-                "ours, without noise": ["--epsilon", "inf", *schedule],
+                "ours": ["--epsilon", repr(true), *SCHEDULE],
+                "ours, without noise": ["--epsilon", "inf", *SCHEDULE],
             }
             for name in args.rows:
                 found = []
@@ -118,6 +127,19 @@ def _table(args: argparse.Namespace) -> list[dict[str, Any]]:
                 records.append(record)
                 print(json.dumps(record), flush=True)
     return records
+
+
+def _scaled_down(args: argparse.Namespace) -> list[str]:
+    """Our mode with a tenth of the noise, for a tenth of the images."""
+    sigma = nv.accounting.calibrate(
+        epsilon=_prices(args.num_rows, 400)[1],
+        delta=DELTA,
+        sampling_rate=OUR_RATE,
+        num_steps=OUR_STEPS,
+        sampling="without_replacement",
+    )
+    # The budget is out of the way: these fits are compared, not published.
+    return ["--epsilon", "1e4", "--sigma", repr(sigma / 10), *SCHEDULE]
 
 
 def _prices(num_rows: int, size: int) -> tuple[float, float]:
@@ -149,10 +171,14 @@ def _strong_sigma(num_rows: int, size: int, epsilon: float) -> float:
 
 
 def _in_process(
-    args: argparse.Namespace, *, options: list[str], units: int = 50
+    args: argparse.Namespace,
+    *,
+    options: list[str],
+    units: int = 50,
+    wrong: int | None = None,
 ) -> dict[str, Any]:
     """One run in a process of its own, so that its peak memory is its own."""
-    task = json.dumps({"options": options, "units": units})
+    task = json.dumps({"options": options, "units": units, "wrong": wrong})
     command = [sys.executable, __file__, "--data", args.data, "--one", task]
     if args.subset is not None:
         command += ["--subset", str(args.subset)]
@@ -160,9 +186,15 @@ def _in_process(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _one(args: argparse.Namespace, *, options: list[str], units: int) -> dict[str, Any]:
+def _one(
+    args: argparse.Namespace, *, options: list[str], units: int, wrong: int | None
+) -> dict[str, Any]:
     images = example.load(args.data)
-    train = images.train[: args.subset]
+    train, test = images.train[: args.subset], images.test
+    if wrong is not None:
+        example.WRONG = wrong
+        tenth = len(train) // 10
+        train, test = train[:tenth], train[tenth : 2 * tenth]
     parsed = example._parser().parse_args(
         [
             *("--num-units", str(units), "--prior", "tpbn"),
@@ -173,7 +205,7 @@ def _one(args: argparse.Namespace, *, options: list[str], units: int) -> dict[st
     result = example.fit(train, parsed)
     seconds = time.perf_counter() - start
     peak = peak_bytes() / 1e9
-    accuracies, bounds = example.evaluate(result, images.test, 10)
+    accuracies, bounds = example.evaluate(result, test, 10)
     return {
         "seconds": seconds,
         "peak_gb": peak,
@@ -242,6 +274,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--data", required=True, help="folder of MNIST's idx files")
     parser.add_argument("--speed", action="store_true")
     parser.add_argument("--table", action="store_true")
+    parser.add_argument("--wrong", type=int, nargs="+", default=[], metavar="W")
     parser.add_argument("--num-units", type=int, nargs="+", default=[50, 100])
     parser.add_argument(
         "--batch-sizes", type=int, nargs="+", default=[400, 800, 1600, 3200]
@@ -258,8 +291,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--one", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.num_rows = args.subset or 60_000
-    if not (args.speed or args.table or args.one):
-        parser.error("Ask for --speed or --table.")
+    if not (args.speed or args.table or args.wrong or args.one):
+        parser.error("Ask for --speed, --table or --wrong.")
     if math.prod(args.batch_sizes) <= 0:
         parser.error("Expected --batch-sizes to be positive.")
     return args
