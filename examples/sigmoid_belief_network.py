@@ -42,8 +42,7 @@ LOCAL_STEPS = 5
 NUM_TEST_IMAGES = 100
 # Of how many pixels an image has one wrong, for the units of our mode: fewer than any
 # has. Residuals are shortened, which costs less than the noise of a larger norm. (Best
-# of 32, 128, 256 and 512 at ε = 0.442, on a tenth of MNIST's training images with a
-# tenth of the noise.)
+# of 32, 128, 256 and 512 by `benchmarks/sbn.py --wrong`.)
 WRONG = 256
 
 

@@ -1,8 +1,8 @@
 """Keeps the linear algebra library to one thread while JAX computes.
 
 On a CPU, XLA calls LAPACK's routines from threads of its own. Where the library behind
-them, such as OpenBLAS, then starts threads too, the two get in each other's way: a fit
-with many small matrices becomes slower, and with few cores may hang for good.
+them, such as OpenBLAS, then starts threads too, the two get in each other's way, and a
+fit with many small matrices becomes several times slower.
 """
 
 import functools

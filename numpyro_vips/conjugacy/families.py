@@ -19,6 +19,7 @@ from jax.scipy.special import gammaln, multigammaln
 from numpyro.distributions import constraints
 
 from numpyro_vips import polya_gamma
+from numpyro_vips.conjugacy import positive_matrices
 from numpyro_vips.conjugacy.digamma import digamma
 
 Moments = Mapping[str, jax.Array]
@@ -320,9 +321,7 @@ class Normal(Family):
         # design differ by orders of magnitude.
         scale = jnp.sqrt(jnp.diagonal(precision, axis1=-2, axis2=-1))
         scaled = precision / scale[..., None] / scale[..., None, :]
-        factor = jnp.linalg.cholesky(scaled)
-        identity = jnp.broadcast_to(jnp.eye(scaled.shape[-1]), scaled.shape)
-        inverse = jax.scipy.linalg.cho_solve((factor, True), identity)
+        inverse = positive_matrices.inverse(scaled)
         covariance = _symmetric(inverse / scale[..., None] / scale[..., None, :])
         mean = jnp.einsum("...ij,...j->...i", covariance, natural["x"])
         return mean, covariance
@@ -339,7 +338,7 @@ class Normal(Family):
         size = mean.shape[-1]
         return (
             0.5 * (natural["x"] * mean).sum(-1)
-            - 0.5 * jnp.linalg.slogdet(precision)[1]
+            - 0.5 * positive_matrices.log_det(precision)
             + 0.5 * size * math.log(2 * math.pi)
         )
 
@@ -361,8 +360,7 @@ class Normal(Family):
     @staticmethod
     def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         covariance = _symmetric(parameters["covariance_matrix"])
-        identity = jnp.broadcast_to(jnp.eye(covariance.shape[-1]), covariance.shape)
-        precision = jnp.linalg.solve(covariance, identity)
+        precision = positive_matrices.inverse(covariance)
         mean = parameters["loc"]
         return {
             "x": jnp.einsum("...ij,...j->...i", precision, mean),
@@ -456,7 +454,7 @@ def _denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
     spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
 
     def denoised() -> jax.Array:
-        values, vectors = jnp.linalg.eigh(precision)
+        values, vectors = positive_matrices.eigh(precision)
         clipped = (vectors * jnp.maximum(values, 0.0)[..., None, :]) @ jnp.swapaxes(
             vectors, -1, -2
         )
@@ -490,10 +488,11 @@ class Wishart(Family):
         size = rate.shape[-1]
         halves = 0.5 * (concentration[..., None] - jnp.arange(size))
         return {
-            "x": concentration[..., None, None] * _symmetric(jnp.linalg.inv(rate)),
+            "x": concentration[..., None, None]
+            * _symmetric(positive_matrices.inverse(rate)),
             "logdet": digamma(halves).sum(-1)
             + size * math.log(2.0)
-            - jnp.linalg.slogdet(rate)[1],
+            - positive_matrices.log_det(rate),
         }
 
     @staticmethod
@@ -503,7 +502,7 @@ class Wishart(Family):
         return (
             multigammaln(0.5 * concentration, size)
             + 0.5 * concentration * size * math.log(2.0)
-            - 0.5 * concentration * jnp.linalg.slogdet(rate)[1]
+            - 0.5 * concentration * positive_matrices.log_det(rate)
         )
 
     @staticmethod

@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 from jax.scipy import special as jsp
 from scipy import special as ssp
 
-from numpyro_vips.conjugacy import elementwise, forms, matrices
+from numpyro_vips.conjugacy import elementwise, forms, matrices, positive_matrices
 from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.log_densities import (
     LOG_2PI,
@@ -103,7 +103,8 @@ def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
     if name == "scale_tril":
         array = array @ xp.swapaxes(array, -1, -2)
     if name != "precision_matrix":
-        array = xp.linalg.inv(array)
+        inverse = np.linalg.inv if is_known(array) else positive_matrices.inverse
+        array = inverse(array)
     log_determinant = _log_determinant(array)
     return (
         forms.constant(xp.asarray(array), row=matrix.row),
@@ -114,8 +115,7 @@ def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
 def _log_determinant(array: Any) -> Any:
     """Of a positive definite matrix; not finite where a row brings another one."""
     if not is_known(array):
-        diagonal = jnp.diagonal(jnp.linalg.cholesky(array), axis1=-2, axis2=-1)
-        return 2.0 * jnp.log(diagonal).sum(-1)
+        return positive_matrices.log_det(array)
     if np.any(np.linalg.eigvalsh(array) <= 0):
         raise NotInAlgebra("a matrix that is not positive definite")
     return np.asarray(np.linalg.slogdet(array)[1])

@@ -1,0 +1,115 @@
+"""Inverses, determinants and eigenvalues of many positive definite matrices.
+
+Matrices go to LAPACK one at a time. jaxlib 0.10 gives a batch of them to the threads
+that XLA computes in, and blocks one of these threads until the batch is done: with as
+many batches at once as there are threads, all wait for each other for good. One at a
+time takes no longer, and tiny ones are faster without LAPACK.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+# Up to this size operations on all matrices together are faster than LAPACK on each.
+_TINY = 8
+
+
+def _one_at_a_time(function: Callable[[jax.Array], Any]) -> Callable[..., Any]:
+    """Lets a function of one matrix take a batch, of which it never sees two at once.
+
+    Not even under `jax.vmap`, so it has no derivatives of its own.
+    """
+    single = jax.custom_batching.sequential_vmap(function)
+
+    @functools.wraps(function)
+    def mapped(matrices: jax.Array) -> Any:
+        batch = matrices.shape[:-2]
+        if not batch:
+            return single(matrices)
+        found = jax.lax.map(single, matrices.reshape(-1, *matrices.shape[-2:]))
+        return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
+
+    return mapped
+
+
+@jax.custom_jvp
+def inverse(matrices: jax.Array) -> jax.Array:
+    """Inverses, by Cholesky factors; not a number where one is not positive definite.
+
+    Args:
+      matrices: Symmetric, (..., D, D).
+    """
+    if matrices.shape[-1] > _TINY:
+        return _inverse(matrices)
+    root = _inverse_root(_factor(matrices))
+    return jnp.swapaxes(root, -1, -2) @ root
+
+
+@inverse.defjvp
+def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (matrices,), (change,) = primals, tangents
+    found = inverse(matrices)
+    return found, -found @ change @ found
+
+
+@jax.custom_jvp
+def log_det(matrices: jax.Array) -> jax.Array:
+    """Log determinants, (...); not a number where one is not positive definite.
+
+    Args:
+      matrices: Symmetric, (..., D, D).
+    """
+    tiny = matrices.shape[-1] <= _TINY
+    factor = _factor(matrices) if tiny else _cholesky(matrices)
+    diagonal = jnp.diagonal(factor, axis1=-2, axis2=-1)
+    return 2.0 * jnp.log(diagonal).sum(-1)
+
+
+@log_det.defjvp
+def _log_det_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+    (matrices,), (change,) = primals, tangents
+    return log_det(matrices), (inverse(matrices) * change).sum((-2, -1))
+
+
+@_one_at_a_time
+def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Eigenvalues and eigenvectors of symmetric matrices, as by `jnp.linalg.eigh`."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors
+
+
+@_one_at_a_time
+def _cholesky(matrix: jax.Array) -> jax.Array:
+    return jnp.linalg.cholesky(matrix)
+
+
+@_one_at_a_time
+def _inverse(matrix: jax.Array) -> jax.Array:
+    factor = jnp.linalg.cholesky(matrix)
+    return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(matrix.shape[-1]))
+
+
+def _factor(matrices: jax.Array) -> jax.Array:
+    """Cholesky factors, a column at a time."""
+    rest, columns = matrices, []
+    for i in range(matrices.shape[-1]):
+        column = rest[..., :, i] / jnp.sqrt(rest[..., i, i])[..., None]
+        # What is above the diagonal has been eliminated up to rounding.
+        column = jnp.where(jnp.arange(matrices.shape[-1]) >= i, column, 0.0)
+        rest = rest - column[..., :, None] * column[..., None, :]
+        columns.append(column)
+    return jnp.stack(columns, axis=-1)
+
+
+def _inverse_root(factor: jax.Array) -> jax.Array:
+    """The inverse of a triangular factor, a row at a time."""
+    rows: list[jax.Array] = []
+    for i in range(factor.shape[-1]):
+        row = jnp.zeros_like(factor[..., 0, :]).at[..., i].set(1.0)
+        for j, above in enumerate(rows):
+            row = row - factor[..., i, j, None] * above
+        rows.append(row / factor[..., i, i, None])
+    return jnp.stack(rows, axis=-2)
