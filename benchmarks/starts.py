@@ -58,14 +58,16 @@ def main() -> None:
 
 @nv.private(unit="rows")
 def _mixture(x):
-    weight = numpyro.sample("weight", dist.Dirichlet(jnp.ones(3)))
+    weight: Any = numpyro.sample("weight", dist.Dirichlet(jnp.ones(3)))
     with numpyro.plate("components", 3):
-        mean = numpyro.sample("mean", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+        prior: Any = dist.Normal(0.0, 5.0).expand([2]).to_event(1)
+        mean: Any = numpyro.sample("mean", prior)
     with numpyro.plate("rows", x.shape[0]):
-        z = numpyro.sample(
+        z: Any = numpyro.sample(
             "z", dist.Categorical(weight), infer={"enumerate": "parallel"}
         )
-        numpyro.sample("x", dist.Normal(mean[z], 1.0).to_event(1), obs=x)
+        of_row: Any = dist.Normal(mean[z], 1.0).to_event(1)
+        numpyro.sample("x", of_row, obs=x)
 
 
 def _finds_all(seed: int) -> bool:
