@@ -64,7 +64,7 @@ def _mixture(x):
         mean: Any = numpyro.sample("mean", prior)
     with numpyro.plate("rows", x.shape[0]):
         z: Any = numpyro.sample(
-            "z", dist.Categorical(weight), infer={"enumerate": "parallel"}
+            "z", dist.CategoricalProbs(weight), infer={"enumerate": "parallel"}
         )
         of_row: Any = dist.Normal(mean[z], 1.0).to_event(1)
         numpyro.sample("x", of_row, obs=x)
