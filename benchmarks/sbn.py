@@ -251,18 +251,30 @@ def _figure(records: list[dict[str, Any]], path: Path) -> None:
     from matplotlib import pyplot
 
     sizes = sorted({record["K"] for record in records})
-    figure, axes = pyplot.subplots(1, len(sizes), squeeze=False, sharey=True)
+    figure, axes = pyplot.subplots(
+        1,
+        len(sizes),
+        squeeze=False,
+        sharey=True,
+        figsize=(4.5 * len(sizes), 3.6),
+        layout="constrained",
+    )
     for axis, units in zip(axes[0], sizes, strict=True):
         for name in dict.fromkeys(record["run"] for record in records):
             mine = [r for r in records if r["run"] == name and r["K"] == units]
             mean = [np.mean(r["accuracy"]) for r in mine]
             spread = [np.std(r["accuracy"]) for r in mine]
-            axis.errorbar([r["S"] for r in mine], mean, spread, label=name, capsize=3)
+            axis.errorbar([r["S"] for r in mine], mean, spread, label=name, marker="o")
         axis.set_xscale("log")
+        axis.set_xticks(sorted({r["S"] for r in records}))
+        axis.xaxis.set_major_formatter("{x:g}")
+        axis.minorticks_off()
         axis.set_title(f"K = {units}")
         axis.set_xlabel("images per minibatch of the paper")
     axes[0][0].set_ylabel("pixel accuracy on test images")
-    axes[0][0].legend()
+    figure.legend(
+        *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=5
+    )
     figure.savefig(str(path), bbox_inches="tight", dpi=120)
     pyplot.close(figure)
 
