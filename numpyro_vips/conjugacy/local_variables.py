@@ -573,18 +573,17 @@ def _one_by_one(
     # What each state is worth more than the first: of two states one number, not two.
     gain = both_ways[:, 1:] - both_ways[:, :1]
     slope = gain[..., 1:] - gain[..., :1]
-    # An element with itself is in one state only.
+    # An element with itself is in one state only. A state may be impossible.
     alone = single + jnp.einsum("isis->is", pairs)
-    constant = alone[:, 1:] - alone[:, :1] + gain[..., 0].sum(2)
 
     def update(i: int, carry: tuple) -> tuple:
-        probabilities, natural = carry
-        new = jax.nn.softmax(jnp.concatenate([jnp.zeros(1), natural[i]]))
+        probabilities, coupled = carry
+        new = jax.nn.softmax(alone[i].at[1:].add(coupled[i]))
         change = jnp.einsum("sjt,s->jt", slope[i], (new - probabilities[i])[1:])
-        return probabilities.at[i].set(new), natural + change
+        return probabilities.at[i].set(new), coupled + change
 
-    natural = constant + jnp.einsum("isjt,jt->is", slope, flat[:, 1:])
-    flat, _ = jax.lax.fori_loop(0, count, update, (flat, natural))
+    coupled = gain[..., 0].sum(2) + jnp.einsum("isjt,jt->is", slope, flat[:, 1:])
+    flat, _ = jax.lax.fori_loop(0, count, update, (flat, coupled))
     return {"is": flat.reshape(start.shape)}
 
 
