@@ -210,15 +210,7 @@ def nonprivate(args: argparse.Namespace) -> dict[str, Any]:
     count = len(documents.ids)
     settings = lda.reference_settings(count)
     epochs = round(settings["num_steps"] * settings.get("sampling_rate", 1.0))
-    found = lda.fit(
-        model,
-        documents,
-        data.held_out,
-        budget=nv.PrivacyBudget(math.inf),
-        by_step=False,
-        progress_bar=False,
-        **settings,
-    )
+    found = _without_budget(model, documents, data.held_out, **settings)
     found.result.save(args.output / "reference.nc")
     print(f"ours: {found.perplexity:.1f}, {found.result.seconds}", flush=True)
     start = time.perf_counter()
@@ -243,6 +235,24 @@ def nonprivate(args: argparse.Namespace) -> dict[str, Any]:
         "epochs": epochs,
         "unigram": _unigram(data),
     }
+
+
+def _without_budget(
+    model: nv.private,
+    documents: lda.Documents,
+    held_out: lda.Documents,
+    **settings: Any,
+) -> lda.Fit:
+    """A fit with the noise that the settings say, none if they say nothing."""
+    return lda.fit(
+        model,
+        documents,
+        held_out,
+        budget=nv.PrivacyBudget(math.inf),
+        by_step=False,
+        progress_bar=False,
+        **settings,
+    )
 
 
 def _with_topics(
@@ -288,15 +298,7 @@ def _paper_runs(
     finished = Finished(args.fits)
 
     def measure(settings: dict[str, Any]) -> dict[str, Any]:
-        found = lda.fit(
-            model,
-            documents,
-            data.held_out,
-            budget=nv.PrivacyBudget(math.inf),
-            by_step=False,
-            progress_bar=False,
-            **settings,
-        )
+        found = _without_budget(model, documents, data.held_out, **settings)
         return {
             "perplexity": found.perplexity,
             "overlap": _overlap(found.result, reference),

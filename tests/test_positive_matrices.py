@@ -5,6 +5,7 @@ from typing import Any
 
 import _models
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -25,13 +26,8 @@ def equations(jaxpr: Any) -> Iterator[Any]:
     """All equations, those of inner programs too."""
     for equation in jaxpr.eqns:
         yield equation
-        for parameter in jax.tree.leaves(
-            list(equation.params.values()),
-            is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"),
-        ):
-            inner = getattr(parameter, "jaxpr", parameter)
-            if hasattr(inner, "eqns"):
-                yield from equations(inner)
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
 
 
 def batches(function: Any, *arguments: Any) -> list[tuple[int, ...]]:

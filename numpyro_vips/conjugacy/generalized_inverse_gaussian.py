@@ -205,9 +205,9 @@ class GeneralizedInverseGaussian(Family):
 
         @normalizer.defjvp
         def _slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-            mean = GeneralizedInverseGaussian.moments(primals[0])
-            parts = [mean[s] * tangents[0][s] for s in mean]
-            return normalizer(primals[0]), sum(parts, jnp.zeros_like(parts[0]))
+            found = _gig_moments(*GeneralizedInverseGaussian._standard(primals[0]))
+            parts = [found[s] * change for s, change in tangents[0].items()]
+            return found["log_normalizer"], sum(parts, jnp.zeros_like(parts[0]))
 
         return normalizer(natural)
 
