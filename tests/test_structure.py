@@ -6,12 +6,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 from _models import MODELS, UNIT, Rows, compiled, uncertified
 
-from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.structure import NotConjugate, normal_terms
+from numpyro_vips.conjugacy.terms import Atom, Dense, Label, Term
 
 # Model: (blocks with their families, statistics with shapes and release labels).
 Expected = tuple[dict[str, str], dict[str, tuple[tuple[int, ...], str]]]
@@ -222,3 +224,28 @@ def test_a_prior_outside_the_families_is_never_accepted() -> None:
     with pytest.raises(NotConjugate) as caught:
         compiled(_log_normal_prior, MODELS["linear_regression"].rows())
     assert "tau" in caught.value.reasons
+
+
+def test_terms_that_mirror_each_other_are_one() -> None:
+    """Σ m_jk w_jl z_k z_l is the same with the places of the two z exchanged."""
+    unit, row, column = Label(3), Label(2), Label(2)
+    mean = np.arange(6.0).reshape(3, 2)
+
+    def term(first: Label, second: Label) -> Term:
+        factors = (
+            Dense(mean, (unit, first)),
+            Atom("w", "x", (unit, second)),
+            Atom("z", "is", (row,)),
+            Atom("z", "is", (column,)),
+        )
+        return Term(1.0, factors, frozenset({unit, row, column}))
+
+    (merged,) = normal_terms([term(row, column), term(column, row)], {})
+    assert merged.scale == 2.0
+    # Not if something tells the two places apart.
+    weight = Dense(mean[0], (row,))
+    one, other = (
+        Term(1.0, (*t.factors, weight), t.bound)
+        for t in (term(row, column), term(column, row))
+    )
+    assert len(normal_terms([one, other], {})) == 2

@@ -28,7 +28,7 @@ from numpyro_vips.conjugacy.families import (
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
 _TINY = 1e-30
-# Points of the trapezoidal rule in single and in double precision.
+# At most so many points of the trapezoidal rule, in single and in double precision.
 _SINGLE_POINTS, _DOUBLE_POINTS = 128, 256
 
 
@@ -50,11 +50,48 @@ def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
     curvature = jnp.hypot(order, omega)
     alpha = omega * (omega / (curvature + order))
     mode = jnp.log((curvature + order) / omega)
-    first, spacing, points = _trapezoid(order, alpha)
+    total, up, down, shift = _integrals(order, alpha)
+    up, down = jnp.exp(mode) * up / total, jnp.exp(-mode) * down / total
+    log = mode + shift / total
+    scale, turned = jnp.exp(log_scale), p < 0
+    return {
+        "x": scale * jnp.where(turned, down, up),
+        "1/x": jnp.where(turned, up, down) / scale,
+        "log": log_scale + jnp.where(turned, -log, log),
+        "log_normalizer": p * log_scale + order * mode - curvature + jnp.log(total),
+    }
+
+
+@jax.custom_batching.custom_vmap
+def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
+    """Integrals of 1, exp x, exp(-x) and x times the density, which is 1 at x = 0.
+
+    With as many points as the hardest of them needs.
+    """
+    needed, most = _points_needed(order, alpha), _most_points(alpha)
+    # So that not a number counts as the most.
+    points = jnp.max(jnp.where(needed < most, needed, most))
+    return _trapezoidal_rule(order, alpha, points.astype(int))
+
+
+@_integrals.def_vmap
+def _integrals_of_rows(
+    axis_size: int, in_batched: Any, order: jax.Array, alpha: jax.Array
+) -> tuple[tuple[jax.Array, ...], Any]:
+    # How long a step takes may not tell what rows there are.
+    found = _trapezoidal_rule(order, alpha, _most_points(alpha))
+    return found, (any(in_batched),) * len(found)
+
+
+def _trapezoidal_rule(
+    order: jax.Array, alpha: jax.Array, points: int | jax.Array
+) -> tuple[jax.Array, ...]:
+    left, right = _ends(order, alpha)
+    spacing = (left + right) / (points - 1)
 
     # One point after the other: no array has an axis of points.
     def add_point(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        x = first + i * spacing
+        x = i * spacing - left
         # 1 + growth would have no digits left of a small ratio.
         growth, ratio = jnp.expm1(x), jnp.exp(x)
         drop = 0.5 * alpha * growth**2 / ratio + order * (growth - x)
@@ -63,30 +100,41 @@ def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
         return tuple(map(jnp.add, sums, values))
 
     zeros = (jnp.zeros_like(alpha),) * 4
-    total, up, down, shift = jax.lax.fori_loop(0, points, add_point, zeros)
-    up, down = jnp.exp(mode) * up / total, jnp.exp(-mode) * down / total
-    log = mode + shift / total
-    scale, turned = jnp.exp(log_scale), p < 0
-    return {
-        "x": scale * jnp.where(turned, down, up),
-        "1/x": jnp.where(turned, up, down) / scale,
-        "log": log_scale + jnp.where(turned, -log, log),
-        "log_normalizer": p * log_scale
-        + order * mode
-        - curvature
-        + jnp.log(total * spacing),
-    }
+    sums = jax.lax.fori_loop(0, points, add_point, zeros)
+    return tuple(spacing * value for value in sums)
 
 
-def _trapezoid(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array, int]:
-    """First of the equidistant points, their spacing, and how many there are.
+def _depth(alpha: jax.Array) -> float:
+    """Logarithm of what may be neglected, with its sign turned round."""
+    return 4.0 - math.log(jnp.finfo(alpha.dtype).eps)
 
-    Beyond the first and the last the density does not matter, not even for E[exp(±x)]:
-    at both ends alpha (cosh x - 1) + order (exp x - 1 - x) is larger by `depth` than
-    |x|. Each end is the nearest of several that suffice.
-    """
+
+def _most_points(alpha: jax.Array) -> int:
     single = jnp.finfo(alpha.dtype).bits <= 32
-    depth = 4.0 - math.log(jnp.finfo(alpha.dtype).eps)
+    return _SINGLE_POINTS if single else _DOUBLE_POINTS
+
+
+def _points_needed(order: jax.Array, alpha: jax.Array) -> jax.Array:
+    """How many points make the rule exact to rounding.
+
+    Its error is the density's Fourier transform at 2π / spacing: exp(-π² / spacing)
+    for tails that fall off twice exponentially, exp(-2π² / (curvature · spacing²)) for
+    a Gaussian.
+    """
+    depth, (left, right) = _depth(alpha), _ends(order, alpha)
+    of_tails = depth / math.pi**2
+    of_gaussian = jnp.sqrt(depth * (order + alpha) / 2.0) / math.pi
+    return 1.0 + jnp.ceil((left + right) * jnp.hypot(of_tails, of_gaussian))
+
+
+def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Distances of the first and the last point from the mode.
+
+    Beyond them the density does not matter, not even for E[exp(±x)]: at both ends
+    alpha (cosh x - 1) + order (exp x - 1 - x) is larger by `depth` than |x|. Each end
+    is the nearest of several that suffice.
+    """
+    depth = _depth(alpha)
     # More than any |x| at an end.
     farthest = 200.0
 
@@ -94,18 +142,19 @@ def _trapezoid(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array
         """Where slope·x²/2 = depth + x."""
         return (1.0 + jnp.sqrt(1.0 + 2.0 * slope * depth)) / slope
 
-    def exponential(factor: jax.Array) -> jax.Array:
-        """Where factor (exp(x)/2 - 1) = depth + farthest."""
-        return jnp.log(2.0 + 2.0 * (depth + farthest) / factor)
+    def exponential(factor: jax.Array, nearer: jax.Array) -> jax.Array:
+        """Where factor (exp(x)/2 - 1) is depth + x or more, for an x below `nearer`."""
+        enough = depth + jnp.minimum(nearer, farthest)
+        return jnp.log(2.0 + 2.0 * enough / factor)
 
-    right = jnp.minimum(quadratic(order + alpha), exponential(order + 0.5 * alpha))
-    left = jnp.minimum(quadratic(alpha), exponential(alpha))
+    right = quadratic(order + alpha)
+    right = jnp.minimum(right, exponential(order + 0.5 * alpha, right))
     # Where order·x²/(x + 2) = depth + x, as exp(-x) - 1 + x is at least x²/(x + 2).
     excess = jnp.maximum(order - 1.0, 1e-6)
     root = jnp.sqrt((depth + 2.0) ** 2 + 8.0 * depth * excess)
-    left = jnp.minimum(left, (depth + 2.0 + root) / (2.0 * excess))
-    points = _SINGLE_POINTS if single else _DOUBLE_POINTS
-    return -left, (left + right) / (points - 1), points
+    left = jnp.minimum(quadratic(alpha), (depth + 2.0 + root) / (2.0 * excess))
+    left = jnp.minimum(left, exponential(alpha, left))
+    return left, right
 
 
 def _gig_draws(

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.expectations import (
@@ -30,7 +31,15 @@ from numpyro_vips.conjugacy.geometry import is_global
 from numpyro_vips.conjugacy.released_statistics import Statistic
 from numpyro_vips.conjugacy.repeated_diagonals import with_diagonal, without_diagonal
 from numpyro_vips.conjugacy.structure import Structure
-from numpyro_vips.conjugacy.terms import Label, Labels, OneHot, Term, labels_of
+from numpyro_vips.conjugacy.terms import (
+    ArrayLike,
+    Label,
+    Labels,
+    OneHot,
+    Term,
+    is_known,
+    labels_of,
+)
 
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
@@ -172,9 +181,14 @@ def _inner_product(
     if magnitudes:
         scale = abs(scale)
         operands = [
-            x if isinstance(x, OneHot) else (jnp.abs(x[0]), x[1]) for x in operands
+            x if isinstance(x, OneHot) else (_magnitude(x[0]), x[1]) for x in operands
         ]
     return jnp.asarray(contract(scale, operands, ()))
+
+
+def _magnitude(array: ArrayLike) -> ArrayLike:
+    # What is public stays known, and is contracted before what rows have a share in.
+    return np.abs(array) if is_known(array) else jnp.abs(array)
 
 
 @jax.tree_util.register_dataclass

@@ -7,6 +7,8 @@ rows release.
 """
 
 import dataclasses
+import itertools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -143,15 +145,26 @@ def _canonical_key(term: Term) -> tuple:
         array = factor.array if isinstance(factor, Dense) else factor.indices
         return (0, type(factor).__name__, str(id(array)), 0.0)
 
-    ordered = sorted(term.factors, key=head)
-    numbers: dict[Label, int] = {}
-    key = []
-    for factor in ordered:
-        labels = labels_of(factor)
-        key.append(
-            (*head(factor), *(numbers.setdefault(x, len(numbers)) for x in labels))
+    def key(ordered: Iterable[Factor]) -> tuple:
+        numbers: dict[Label, int] = {}
+        return tuple(
+            (*head(f), *(numbers.setdefault(x, len(numbers)) for x in labels_of(f)))
+            for f in ordered
         )
-    return tuple(key)
+
+    # Two atoms of one latent may stand in either order, so the least key counts.
+    alike = [
+        list(factors)
+        for _, factors in itertools.groupby(sorted(term.factors, key=head), key=head)
+    ]
+    if math.prod(math.factorial(len(factors)) for factors in alike) > _MOST_ORDERS:
+        return key(itertools.chain.from_iterable(alike))
+    orders = itertools.product(*map(itertools.permutations, alike))
+    return min(key(itertools.chain.from_iterable(order)) for order in orders)
+
+
+# Of how many orders of a term's factors the least is looked for.
+_MOST_ORDERS = 64
 
 
 def is_real(latent: Latent) -> bool:
