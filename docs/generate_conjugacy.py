@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy import (
     forms,
     log_densities,
     logistic_bounds,
+    supports,
 )
 from numpyro_vips.conjugacy.energy import Latent, _Augmentation
 from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
@@ -159,7 +160,7 @@ def _candidates(kind: type, place: str) -> Iterator[tuple[str, Value, Any]]:
     if kind in _NUM_STATES:
         yield "itself", forms.latent("latent", shape, _states(kind)), own
     for link, value, support in _latents(shape):
-        is_own = families._same_support(families._elementwise(own), support)
+        is_own = supports.same_support(supports.base_support(own), support)
         is_interval = kind is dist.Uniform and support is constraints.unit_interval
         is_vector = own is constraints.real_vector and support is constraints.real
         if link == "itself" and (is_own or is_interval or is_vector):

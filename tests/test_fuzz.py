@@ -32,7 +32,7 @@ from numpyro_vips.conjugacy.certificate import (
     _row_at_point,
     rows_apart,
 )
-from numpyro_vips.conjugacy.families import Normal
+from numpyro_vips.conjugacy.gaussian import Normal
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.conjugacy.structure import NotConjugate
 from numpyro_vips.double_precision import trace_in_double

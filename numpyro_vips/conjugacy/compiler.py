@@ -6,7 +6,6 @@ from typing import Any
 import jax
 
 # Registered by being imported.
-from numpyro_vips.conjugacy import generalized_inverse_gaussian as _gig  # noqa: F401
 from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
 from numpyro_vips.conjugacy import multivariate as _multivariate  # noqa: F401

@@ -16,10 +16,10 @@ import numpy as np
 
 from numpyro_vips.conjugacy import (
     elementwise,
-    families,
     forms,
     log_densities,
     logistic_bounds,
+    supports,
 )
 from numpyro_vips.conjugacy.entries import constant_of
 from numpyro_vips.conjugacy.forms import Form
@@ -286,7 +286,7 @@ def energy(
             failures[name] = "a discrete latent without finitely many known states"
             inputs.append(Opaque(failures[name], {name}, latent.shape))
         else:
-            signed = not families.is_positive(latent.support)
+            signed = not supports.is_positive(latent.support)
             inputs.append(
                 forms.latent(name, latent.shape, latent.states, signed=signed)
             )
@@ -402,8 +402,8 @@ def _site_energy(
     `checks` gets what must hold of the row's numbers.
     """
     x = as_form(value)
-    if _checked(output) and families.is_nonnegative(site.support):
-        x = forms.within(x, 0.0, families.upper_bound(site.support))
+    if _checked(output) and supports.is_nonnegative(site.support):
+        x = forms.within(x, 0.0, supports.upper_bound(site.support))
     form = _density(site.distributed, output["parameters"], x, augmentation)
     mask = scale = None
     if site.distributed.masked:

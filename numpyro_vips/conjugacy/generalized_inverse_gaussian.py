@@ -17,14 +17,8 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_vips._host import call_on_host
-from numpyro_vips.conjugacy.families import (
-    POSITIVE,
-    Family,
-    InverseGamma,
-    Match,
-    Moments,
-    register_family,
-)
+from numpyro_vips.conjugacy.family import Family, Moments
+from numpyro_vips.conjugacy.gamma import InverseGamma
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
 _TINY = 1e-30
@@ -70,7 +64,7 @@ def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
     """
     needed, most = _points_needed(order, alpha), _most_points(alpha)
     # So that not a number counts as the most.
-    points = jnp.max(jnp.where(needed < most, needed, most))
+    points = jnp.max(jnp.where(needed < most, needed, most), initial=2.0)
     return _trapezoidal_rule(order, alpha, points.astype(int))
 
 
@@ -405,11 +399,3 @@ RootGeneralizedInverseGaussian = _root_family(
     ("x^2", "x^-2", "log"),
     GeneralizedInverseGaussian,
 )
-
-
-for _family in (
-    RootInverseGamma,
-    RootGeneralizedInverseGaussian,
-    GeneralizedInverseGaussian,
-):
-    register_family(Match(_family, frozenset(_family.statistics), POSITIVE))

@@ -14,7 +14,7 @@ from typing import Literal
 
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families
+from numpyro_vips.conjugacy import supports
 from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.terms import (
     Atom,
@@ -150,7 +150,7 @@ def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
     latent = latents[factor.latent]
     if latent.role == "global" or factor.function == "is":
         return 1
-    positive = factor.function == "x" and families.is_positive(latent.support)
+    positive = factor.function == "x" and supports.is_positive(latent.support)
     is_matrix = latent.support is constraints.positive_definite
     auxiliary = latent.family == "PolyaGamma"
     return int((positive and not is_matrix) or auxiliary)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_vips.conjugacy.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.expectations import Moments, expected, joint_moments
-from numpyro_vips.conjugacy.families import Beta, Dirichlet
 from numpyro_vips.conjugacy.groups import Group, exponential_family
 from numpyro_vips.conjugacy.local_variables import neutral_auxiliaries, zero_moments
 from numpyro_vips.conjugacy.released_statistics import Statistic

@@ -11,9 +11,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.energy import Latent, Piece
-from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.family import Family
+from numpyro_vips.conjugacy.gaussian import FactorizedNormal, Normal
 from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.joint_categorical import (
     MAX_TABLE,
@@ -52,7 +52,7 @@ def find_groups(
     overrides: Mapping[str, str],
 ) -> dict[str, Group]:
     """The groups of all latents, by name, from the terms in which they meet."""
-    gaussian = [n for n in latents if chosen[n] is families.Normal]
+    gaussian = [n for n in latents if chosen[n] is Normal]
     pairs = _gaussian_pairs(pieces, set(gaussian), latents)
     apart = _kept_apart(pieces, set(gaussian), latents)
     groups: dict[str, Group] = {}
@@ -82,7 +82,7 @@ def find_groups(
         groups[group_name] = Group(
             name=group_name,
             role=latents[name].role,
-            family=families.FactorizedNormal if diagonal else families.Normal,
+            family=FactorizedNormal if diagonal else Normal,
             latents=tuple(members),
             shape=(*layout.batch_shape, layout.size),
             layout=layout,

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import jax
 
-from numpyro_vips.conjugacy.families import Moments
+from numpyro_vips.conjugacy.family import Moments
 
 # The most entries that a table may have while latents are summed out.
 MAX_TABLE = 100_000

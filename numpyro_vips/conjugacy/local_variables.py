@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
 from numpyro_vips.conjugacy.contractions import contract, padded
+from numpyro_vips.conjugacy.dirichlet import Categorical
 from numpyro_vips.conjugacy.energy import Energy, Latent
 from numpyro_vips.conjugacy.expectations import (
     Moments,
@@ -25,7 +26,7 @@ from numpyro_vips.conjugacy.expectations import (
     moment_operands,
     without_globals,
 )
-from numpyro_vips.conjugacy.families import Categorical, Family
+from numpyro_vips.conjugacy.family import Family
 from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure import Structure

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy import families
-from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.families import FAMILIES
+from numpyro_vips.conjugacy.family import Family
+from numpyro_vips.conjugacy.gaussian import FactorizedNormal
 from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.visible_rows import VisibleRows
 from numpyro_vips.result import register_posterior
@@ -92,10 +93,7 @@ class ConjugatePosterior:
 
 _FAMILIES: dict[str, type[Family]] = {
     family.name: family
-    for family in (
-        *(match.family for match in families.FAMILIES),
-        families.FactorizedNormal,
-    )
+    for family in (*(match.family for match in FAMILIES), FactorizedNormal)
 }
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import families
+from numpyro_vips.conjugacy import supports
 from numpyro_vips.conjugacy.contractions import contract
 from numpyro_vips.conjugacy.forms import Form
 from numpyro_vips.conjugacy.terms import (
@@ -102,7 +102,7 @@ def _is_choice_of_simplices(
 
 
 def is_simplex(support: Any) -> bool:
-    return families._elementwise(support) is constraints.simplex
+    return supports.base_support(support) is constraints.simplex
 
 
 def _at_random_point(
@@ -191,12 +191,12 @@ def _draw(latent: Latent, rng: np.random.Generator) -> np.ndarray | None:
     """Some value in the support of a latent."""
     if latent.states is not None:
         return rng.choice(latent.states, latent.shape)
-    support = families._elementwise(latent.support)
+    support = supports.base_support(latent.support)
     if support is constraints.simplex:
         return rng.dirichlet(np.ones(latent.shape[-1]), latent.shape[:-1])
-    if families._same_support(support, constraints.unit_interval):
+    if supports.same_support(support, constraints.unit_interval):
         return rng.uniform(0.1, 0.9, latent.shape)
-    if families.is_positive(support):
+    if supports.is_positive(support):
         return rng.gamma(2.0, 1.0, latent.shape)
     if support is constraints.real or support is constraints.real_vector:
         return rng.normal(size=latent.shape)

@@ -15,15 +15,18 @@ from typing import Any
 
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import centring, families
+from numpyro_vips.conjugacy import centring
+from numpyro_vips.conjugacy.dirichlet import Categorical
 from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
-from numpyro_vips.conjugacy.families import Family
+from numpyro_vips.conjugacy.families import family_named, find_family
+from numpyro_vips.conjugacy.family import Family
 from numpyro_vips.conjugacy.groups import Group, find_groups
 from numpyro_vips.conjugacy.released_statistics import (
     Statistic,
     find_statistics,
     told_by_rows,
 )
+from numpyro_vips.conjugacy.supports import base_support
 from numpyro_vips.conjugacy.terms import (
     Atom,
     Dense,
@@ -168,7 +171,7 @@ _MOST_ORDERS = 64
 
 
 def is_real(latent: Latent) -> bool:
-    support = families._elementwise(latent.support)
+    support = base_support(latent.support)
     return support is constraints.real or support is constraints.real_vector
 
 
@@ -216,15 +219,15 @@ def _usage(
 
 def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
     if latent.family is not None:
-        family = families.family_named(latent.family)
+        family = family_named(latent.family)
         return family if used <= set(family.statistics) else None
     if latent.states is not None:
-        return families.Categorical if used <= {"is"} else None
-    return families.find_family(latent.support, used)
+        return Categorical if used <= {"is"} else None
+    return find_family(latent.support, used)
 
 
 def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) -> str:
-    support = str(families._elementwise(latent.support)).strip("<>").split(" ")[0]
+    support = str(base_support(latent.support)).strip("<>").split(" ")[0]
     where = "; ".join(
         f"{statistic} in {', '.join(map(repr, sorted(sites[statistic])))}"
         for statistic in sorted(used)
