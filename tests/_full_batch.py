@@ -15,8 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy import forms
+from numpyro_vips.conjugacy.coordinates import divided_by_weight
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.local_variables import divided_by_weight, entropy
+from numpyro_vips.conjugacy.local_variables import entropy
 from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.vips import VipsEngine, VipsState
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from numpyro_vips.conjugacy.local_variables import _one_by_one
+from numpyro_vips.conjugacy.element_updates import one_by_one
 
 
 @pytest.mark.usefixtures("x64")
@@ -34,5 +34,5 @@ def test_elements_that_act_on_each_other_are_updated_in_turn(
     def value(mine: Mapping[str, jax.Array]) -> jax.Array:
         return jnp.vdot(alone, mine["is"]) + jnp.vdot(pairs, mine["pairs"])
 
-    found = jax.jit(lambda start: _one_by_one(value, {"is": start}))(start)
+    found = jax.jit(lambda start: one_by_one(value, {"is": start}))(start)
     np.testing.assert_allclose(found["is"], expected, rtol=1e-10)

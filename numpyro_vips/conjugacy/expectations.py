@@ -242,7 +242,7 @@ def pair_moment(probabilities: jax.Array) -> jax.Array:
 def factored_operands(
     atom: Atom, moments: Mapping[str, jax.Array]
 ) -> "list[Operand | OneHot]":
-    """Probabilities base · message / total; see `local_variables`.
+    """Probabilities base · message / total; see `shared_messages`.
 
     The message lacks the axes along which it does not vary. It and the base may be
     padded with zeros along the states.

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.expectations import Moments, expected, joint_moments
 from numpyro_vips.conjugacy.groups import Group, exponential_family
-from numpyro_vips.conjugacy.local_variables import neutral_auxiliaries, zero_moments
 from numpyro_vips.conjugacy.released_statistics import Statistic
 from numpyro_vips.conjugacy.row_statistics import from_block, with_repeats
+from numpyro_vips.conjugacy.starting_moments import neutral_auxiliaries, zero_moments
 from numpyro_vips.conjugacy.structure import Structure, is_real
 from numpyro_vips.conjugacy.terms import Term
 

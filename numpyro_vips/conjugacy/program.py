@@ -15,20 +15,21 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import centring, expectations, forms, logistic_bounds
 from numpyro_vips.conjugacy import global_variables as globals_
+from numpyro_vips.conjugacy.cleared_rows import Clear
+from numpyro_vips.conjugacy.coordinates import (
+    Factor,
+    copies,
+    divided_by_weight,
+    locals_of,
+)
 from numpyro_vips.conjugacy.energy import Energy, energy
 from numpyro_vips.conjugacy.expectations import Moments
 from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.local_variables import (
-    Clear,
-    Factor,
-    copies,
     couples_latents,
-    divided_by_weight,
     entropy,
-    locals_of,
     solve_row,
     without_padding,
-    zero_moments,
 )
 from numpyro_vips.conjugacy.row_statistics import (
     Part,
@@ -45,6 +46,7 @@ from numpyro_vips.conjugacy.row_statistics import (
     where_rows,
     zero_sum,
 )
+from numpyro_vips.conjugacy.starting_moments import zero_moments
 from numpyro_vips.conjugacy.structure import Structure, normal_terms
 from numpyro_vips.conjugacy.terms import Term
 from numpyro_vips.model_graph import ModelGraph
