@@ -1,18 +1,14 @@
 """The ledger: what may be spent on one data set, and what has been spent on what."""
 
 import contextlib
-import dataclasses
 import datetime
-import hashlib
-import json
 import math
 import os
-import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import (
@@ -21,14 +17,15 @@ from numpyro_vips.accounting import (
     Accountant,
     GaussianEvent,
     Relation,
-    json_number,
 )
+from numpyro_vips.accounting.renyi_filter import filter_epsilon
+from numpyro_vips.charges import Charge, exact, total
 from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.ledger_file import LedgerFile
 
 Composition = Literal["split", "rdp"]
 COMPOSITIONS = ("split", "rdp")
 
-_FORMAT = "numpyro_vips privacy ledger 1"
 # Shares such as 1/3 are rounded; their sum may pass the budget by that much.
 _ROUNDING = Fraction(1, 10**12)
 
@@ -38,54 +35,6 @@ class Spending(NamedTuple):
 
     epsilon: float
     delta: float
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Charge:
-    """One entry of the ledger.
-
-    Attributes:
-      label: What was fitted.
-      epsilon: The entry's epsilon by itself.
-      delta: The entry's delta by itself.
-      relation: The neighbouring relation that both are about.
-      accountant: Who priced it.
-      events: Every noisy release, in physical quantities.
-      time: When it was charged, ISO 8601 in UTC.
-    """
-
-    label: str
-    epsilon: float
-    delta: float
-    relation: Relation
-    accountant: Accountant
-    events: tuple[GaussianEvent, ...]
-    time: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able fields; an infinite number becomes the string `"inf"`."""
-        return {
-            "label": self.label,
-            "epsilon": json_number(self.epsilon),
-            "delta": self.delta,
-            "relation": self.relation,
-            "accountant": self.accountant,
-            "events": [event.to_dict() for event in self.events],
-            "time": self.time,
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> "Charge":
-        """The inverse of `to_dict`."""
-        return cls(
-            label=fields["label"],
-            epsilon=float(fields["epsilon"]),
-            delta=float(fields["delta"]),
-            relation=fields["relation"],
-            accountant=fields["accountant"],
-            events=tuple(GaussianEvent.from_dict(event) for event in fields["events"]),
-            time=fields["time"],
-        )
 
 
 class PrivacyBudget:
@@ -148,16 +97,19 @@ class PrivacyBudget:
         self._composition: Composition = composition
         # A link would be replaced by the first charge, and other programs go on with
         # the file that it pointed to; a relative path would move with the process.
-        self._path = None if path is None else Path(path).resolve()
+        self._file = None
+        if path is not None:
+            resolved = Path(path).resolve()
+            self._file = LedgerFile(resolved, self._epsilon, self._delta, composition)
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._charges: tuple[Charge, ...] = ()
-        if self._path is not None:
-            with self._file_lock():
-                if self._path.exists():
-                    self._charges = self._read()
+        if self._file is not None:
+            with self._file.locked():
+                if self._file.path.exists():
+                    self._charges = self._file.read()
                 # Also proves, before anything is spent, that charging will work.
-                self._write(self._charges)
+                self._file.write(self._charges)
 
     @property
     def epsilon(self) -> float:
@@ -210,8 +162,8 @@ class PrivacyBudget:
             if self._composition == "rdp":
                 spent = self._spending(charges)
                 return Spending(max(0.0, self._epsilon - spent.epsilon), self._delta)
-            left_epsilon = _exact(self._epsilon) - _total("epsilon", charges)
-            left_delta = _exact(self._delta) - _total("delta", charges)
+            left_epsilon = exact(self._epsilon) - total("epsilon", charges)
+            left_delta = exact(self._delta) - total("delta", charges)
             return Spending(float(max(0, left_epsilon)), float(max(0, left_delta)))
 
     def check(
@@ -261,7 +213,7 @@ class PrivacyBudget:
           RuntimeError: The ledger has no file and was opened by another process.
         """
         _validate.one_of(ACCOUNTANTS, accountant=accountant)
-        if self.is_private and self._path is None and os.getpid() != self._process:
+        if self.is_private and self._file is None and os.getpid() != self._process:
             raise RuntimeError(
                 "This ledger is kept in the memory of the process that opened it, and "
                 "a process that was forked from it has a copy: what one spends the "
@@ -282,8 +234,8 @@ class PrivacyBudget:
                 events=tuple(events),
                 time=now,
             )
-            if self._path is not None:
-                self._write((*charges, entry))
+            if self._file is not None:
+                self._file.write((*charges, entry))
             self._charges = (*charges, entry)
             return entry
 
@@ -328,14 +280,14 @@ class PrivacyBudget:
             )
         before = [event for charge in self.charges for event in charge.events]
 
-        def filter_epsilon(factor: float) -> float:
+        def reading(factor: float) -> float:
             scaled = [accounting.scale_noise(event, factor) for event in events]
-            return _filter_epsilon([*before, *scaled], self._epsilon, self._delta)
+            return filter_epsilon([*before, *scaled], self._epsilon, self._delta)
 
         start = accounting.calibrate_events(
             events, epsilon=left.epsilon, delta=self._delta, accountant="moments"
         )
-        factor = accounting.smallest_factor(filter_epsilon, self._epsilon, start=start)
+        factor = accounting.smallest_factor(reading, self._epsilon, start=start)
         if epsilon is None:
             return factor
         share_factor = accounting.calibrate_events(
@@ -376,9 +328,9 @@ class PrivacyBudget:
                 "PrivacyBudget(math.inf) for a fit that need not be private."
             )
         if self._composition == "rdp":
-            total = [event for charge in charges for event in charge.events]
-            total += events
-            reading = _filter_epsilon(total, self._epsilon, self._delta)
+            together = [event for charge in charges for event in charge.events]
+            together += events
+            reading = filter_epsilon(together, self._epsilon, self._delta)
             if reading > self._epsilon * (1 + float(_ROUNDING)):
                 raise BudgetExceededError(
                     "The fit would raise the ledger's Rényi filter to epsilon="
@@ -387,10 +339,10 @@ class PrivacyBudget:
                     "a lower sampling rate."
                 )
             return
-        over_epsilon = _total("epsilon", charges) + _exact(epsilon) > _exact(
+        over_epsilon = total("epsilon", charges) + exact(epsilon) > exact(
             self._epsilon
         ) * (1 + _ROUNDING)
-        over_delta = _total("delta", charges) + _exact(delta) > _exact(self._delta) * (
+        over_delta = total("delta", charges) + exact(delta) > exact(self._delta) * (
             1 + _ROUNDING
         )
         if over_epsilon or over_delta:
@@ -420,13 +372,16 @@ class PrivacyBudget:
                 "the share."
             )
 
+    def _file_lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._file is None else self._file.locked()
+
     def _current_charges(self) -> tuple[Charge, ...]:
         """Takes note of what other processes have charged to the same file."""
-        if self._path is not None:
-            charges = self._read()
+        if self._file is not None:
+            charges = self._file.read()
             if charges[: len(self._charges)] != self._charges:
                 raise ValueError(
-                    f"Expected the ledger {str(self._path)!r} to begin with the "
+                    f"Expected the ledger {str(self._file.path)!r} to begin with the "
                     "charges that this program has seen. It was replaced by another or "
                     "an older one, and nothing was charged: restore the newest copy."
                 )
@@ -437,13 +392,13 @@ class PrivacyBudget:
         if not charges:
             return Spending(0.0, 0.0)
         if any(math.isinf(charge.epsilon) for charge in charges):
-            return Spending(math.inf, float(_total("delta", charges)))
+            return Spending(math.inf, float(total("delta", charges)))
         if self._composition == "rdp" and self.is_private:
             events = [event for charge in charges for event in charge.events]
-            reading = _filter_epsilon(events, self._epsilon, self._delta)
+            reading = filter_epsilon(events, self._epsilon, self._delta)
             return Spending(reading, self._delta)
         return Spending(
-            float(_total("epsilon", charges)), float(_total("delta", charges))
+            float(total("epsilon", charges)), float(total("delta", charges))
         )
 
     def _summary(self, charges: tuple[Charge, ...]) -> str:
@@ -498,163 +453,3 @@ class PrivacyBudget:
             f"Left: epsilon = {left.epsilon:.6g}, delta = {left.delta:.3g}."
         )
         return "\n".join(lines)
-
-    # ------------------------------------------------------------------------------
-    # The file
-
-    def _read(self) -> tuple[Charge, ...]:
-        assert self._path is not None
-        damaged = (
-            f"Expected {str(self._path)!r} to be a privacy ledger, and it is damaged "
-            "or was edited. Nothing was charged. Restore it from a copy; a ledger that "
-            "is lost must count as spent in full."
-        )
-        try:
-            content = self._path.read_bytes()
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                "The privacy ledger cannot be read, and nothing was charged: "
-                f"{error.strerror}. Choose another path, or restore the file from a "
-                "copy",
-                str(self._path),
-            ) from error
-        try:
-            record = json.loads(content)
-            body = record["ledger"]
-            if record["sha256"] != _checksum(body) or body["format"] != _FORMAT:
-                raise ValueError(damaged)
-            charges = tuple(Charge.from_dict(fields) for fields in body["charges"])
-            found = (float(body["epsilon"]), body["delta"], body["composition"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(damaged) from error
-        if found != (self._epsilon, self._delta, self._composition):
-            raise ValueError(
-                f"Expected the ledger {str(self._path)!r} to have epsilon="
-                f"{self._epsilon!r}, delta={self._delta!r}, composition="
-                f"{self._composition!r}; it has {found[0]!r}, {found[1]!r}, "
-                f"{found[2]!r}. Open it with its own numbers, or use another file."
-            )
-        return charges
-
-    def _write(self, charges: tuple[Charge, ...]) -> None:
-        """Replaces the file in one step that survives a crash."""
-        assert self._path is not None
-        body = {
-            "format": _FORMAT,
-            "epsilon": json_number(self._epsilon),
-            "delta": self._delta,
-            "composition": self._composition,
-            "charges": [charge.to_dict() for charge in charges],
-        }
-        text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)
-        folder = self._path.parent
-        descriptor, temporary = tempfile.mkstemp(
-            dir=folder, prefix=f".{self._path.name}.", suffix=".tmp"
-        )
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(folder)
-
-    @contextlib.contextmanager
-    def _file_lock(self) -> Iterator[None]:
-        """Keeps other processes out while the file is read and replaced."""
-        if self._path is None:
-            yield
-            return
-        try:
-            descriptor = os.open(
-                self._path.with_name(f".{self._path.name}.lock"),
-                os.O_RDWR | os.O_CREAT,
-                0o600,
-            )
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                "The privacy ledger cannot be written, and nothing was spent: "
-                f"{error.strerror}. Choose a path in a folder that exists and can be "
-                "written to",
-                str(self._path),
-            ) from error
-        try:
-            _lock_descriptor(descriptor)
-            yield
-        finally:
-            os.close(descriptor)
-
-
-def _lock_descriptor(descriptor: int) -> None:
-    # Only on POSIX; the lock goes with the descriptor, also when the process dies.
-    with contextlib.suppress(ImportError):
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes the renaming itself durable, where folders can be opened."""
-    with contextlib.suppress(PermissionError, IsADirectoryError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def _checksum(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _exact(value: float) -> Fraction:
-    """The decimal number that was written, so that ten times 0.1 is 1."""
-    return Fraction(repr(float(value)))
-
-
-def _total(name: Literal["epsilon", "delta"], charges: tuple[Charge, ...]) -> Fraction:
-    return sum((_exact(getattr(charge, name)) for charge in charges), Fraction(0))
-
-
-# ----------------------------------------------------------------------------------
-# The Rényi filter
-
-
-def _filter_epsilon(
-    events: Sequence[GaussianEvent], epsilon: float, delta: float
-) -> float:
-    """What the filter reads after the events.
-
-    For one order, a filter on the sum of Rényi divergences holds for fits that are
-    chosen adaptively (Feldman and Zrnic 2021). Which order ends up the best may then
-    depend on the results, so the orders share delta by a union bound: half of it goes
-    to the order that suits full batches, fixed by the budget, the rest to a few others.
-    """
-    orders, shares = _filter_orders(epsilon, delta)
-    divergences = accounting.renyi_of_events(events, orders)
-    return min(
-        accounting.renyi_to_epsilon(order, float(divergence), share)
-        for order, divergence, share in zip(orders, divergences, shares, strict=True)
-    )
-
-
-def _filter_orders(
-    epsilon: float, delta: float
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    def capacity(order: float) -> float:
-        # How much squared mu of full-batch releases the order admits.
-        return (epsilon - accounting.renyi_to_epsilon(order, 0.0, delta / 2)) / order
-
-    best = max(accounting.RENYI_ORDERS, key=capacity)
-    # Subsampled steps suit lower orders; a ledger that is hardly used, higher ones.
-    others = [1 + (best - 1) * 2 ** (k / 2) for k in (-4, -3, -2, -1, 1, 2, 4, 6, 8)]
-    orders = (best, *others)
-    shares = (delta / 2, *[delta / 2 / len(others)] * len(others))
-    return orders, shares
