@@ -27,7 +27,8 @@ from numpyro_vips.conjugacy import (
     logistic_bounds,
     supports,
 )
-from numpyro_vips.conjugacy.energy import Latent, _Augmentation
+from numpyro_vips.conjugacy.augmentation import Augmentation
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
 from numpyro_vips.conjugacy.terms import NotInAlgebra
 from numpyro_vips.conjugacy.values import Constant, Transformed, Value, as_form
@@ -187,7 +188,7 @@ def _probe(
         support=support,
         states=None if place != "value" else _states(kind),
     )
-    augmentation = _Augmentation("site", "local", {"latent": latent})
+    augmentation = Augmentation("site", "local", {"latent": latent})
     try:
         form = log_densities.REGISTRY[kind](x_form, augment=augmentation, **values)
     except NotInAlgebra:
@@ -265,7 +266,7 @@ def bounds() -> str:
     lines = ["| `augmentation=` | auxiliary | source |", "|---|---|---|"]
     logits, one = forms.latent("latent", (), signed=True), forms.as_form(1.0)
     for name, bound in logistic_bounds.REGISTRY.items():
-        augmentation = _Augmentation("site", "local", {})
+        augmentation = Augmentation("site", "local", {})
         bound(augmentation, logits, one)
         families_used = ", ".join(str(x.family) for x in augmentation.latents)
         source = (bound.__doc__ or "").splitlines()[0]

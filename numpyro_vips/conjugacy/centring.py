@@ -22,9 +22,9 @@ from typing import Any
 
 import jax
 
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.gaussian import Normal
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.logistic_auxiliaries import Tangent
 from numpyro_vips.conjugacy.terms import Atom, Dense, Term
 

@@ -13,11 +13,11 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.expectations import Moments, expected
 from numpyro_vips.conjugacy.family import Family
 from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.starting_moments import zero_moments
 from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.conjugacy.terms import Term

@@ -15,7 +15,7 @@ from typing import Literal
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import supports
-from numpyro_vips.conjugacy.energy import Latent
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.terms import (
     Atom,
     Dense,

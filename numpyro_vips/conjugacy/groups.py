@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from numpyro_vips.conjugacy.energy import Latent, Piece
+from numpyro_vips.conjugacy.energy import Piece
 from numpyro_vips.conjugacy.family import Family
 from numpyro_vips.conjugacy.gaussian import FactorizedNormal, Normal
 from numpyro_vips.conjugacy.gaussian_layout import GaussianLayout
@@ -20,6 +20,7 @@ from numpyro_vips.conjugacy.joint_categorical import (
     JointCategorical,
     elimination_order,
 )
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.terms import Atom, Term, same_labels
 
 # A joint covariance of more coordinates than this is not worth its d² noisy numbers

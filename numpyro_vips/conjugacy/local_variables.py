@@ -22,9 +22,10 @@ from numpyro_vips.conjugacy.coordinates import (
     locals_of,
 )
 from numpyro_vips.conjugacy.element_updates import Elements, couples_elements
-from numpyro_vips.conjugacy.energy import Energy, Latent
+from numpyro_vips.conjugacy.energy import Energy
 from numpyro_vips.conjugacy.expectations import without_globals
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.shared_messages import (
     Base,
     gathered_base,

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import centring
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.geometry import (
     Geometry,
     Matrix,
@@ -24,6 +23,7 @@ from numpyro_vips.conjugacy.geometry import (
     is_global,
 )
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.repeated_diagonals import Diagonal, repeated_diagonal
 from numpyro_vips.conjugacy.terms import Atom, Label, Labels, Term, labels_of
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.geometry import Entry, Matrix, is_global
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.normal_form import simplify
 from numpyro_vips.conjugacy.terms import (
     Atom,

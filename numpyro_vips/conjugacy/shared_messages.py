@@ -23,7 +23,6 @@ from numpyro_vips.conjugacy.coordinates import (
     locals_of,
 )
 from numpyro_vips.conjugacy.dirichlet import Categorical
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.expectations import (
     Moments,
     binding,
@@ -31,6 +30,7 @@ from numpyro_vips.conjugacy.expectations import (
     moment_operands,
 )
 from numpyro_vips.conjugacy.groups import Group
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.structure import Structure
 from numpyro_vips.conjugacy.terms import (
     Dense,

@@ -17,10 +17,11 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy import centring
 from numpyro_vips.conjugacy.dirichlet import Categorical
-from numpyro_vips.conjugacy.energy import Energy, Latent, Piece
+from numpyro_vips.conjugacy.energy import Energy, Piece
 from numpyro_vips.conjugacy.families import family_named, find_family
 from numpyro_vips.conjugacy.family import Family
 from numpyro_vips.conjugacy.groups import Group, find_groups
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.released_statistics import (
     Statistic,
     find_statistics,

@@ -17,11 +17,11 @@ from numpyro_vips.conjugacy import forms, logistic_bounds
 from numpyro_vips.conjugacy.compiler import compile_model
 from numpyro_vips.conjugacy.coordinates import copies
 from numpyro_vips.conjugacy.dirichlet import Categorical
-from numpyro_vips.conjugacy.energy import Latent
 from numpyro_vips.conjugacy.expectations import Moments
 from numpyro_vips.conjugacy.gaussian import Normal
 from numpyro_vips.conjugacy.groups import Group
 from numpyro_vips.conjugacy.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.latents import Latent
 from numpyro_vips.conjugacy.local_variables import DEFAULT_LOCAL_STEPS
 from numpyro_vips.conjugacy.logistic_auxiliaries import PolyaGamma
 from numpyro_vips.conjugacy.program import ConjugateProgram, Factor
