@@ -219,19 +219,34 @@ def _markdown(records: list[dict[str, Any]]) -> str:
     shown = [name for name in ROWS if any(r["run"] == name for r in records)]
     cells = {(r["K"], r["S"], r["run"]): r for r in records}
     lines = [
-        f"| K | S | ε, moments accountant | ε, PLD | {' | '.join(shown)} | fits |",
-        "|---:|---:|---:|---:|" + "---:|" * len(shown) + "---:|",
+        f"| K | S | ε, moments accountant | ε, PLD | {' | '.join(shown)} "
+        "| gap, ours / paper | fits |",
+        "|---:|---:|---:|---:|" + "---:|" * len(shown) + "---:|---:|",
     ]
     for units, size in dict.fromkeys((r["K"], r["S"]) for r in records):
         row = [cells.get((units, size, name)) for name in shown]
         first = next(r for r in row if r is not None)
+        counts = [len(r["accuracy"]) for r in row if r is not None]
         columns = [
             f"{units} | {size} | {first['moments']:.3f} | {first['pld']:.3f}",
             *map(_cell, row),
-            "/".join(str(n) for n in sorted({len(r["accuracy"]) for r in row if r})),
+            _gap_ratio(cells, units, size),
+            " to ".join(str(n) for n in sorted({min(counts), max(counts)})),
         ]
         lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
+
+
+def _gap_ratio(
+    cells: dict[tuple[int, int, str], dict[str, Any]], units: int, size: int
+) -> str:
+    """How far our mode is from the run without noise, in units of the paper's gap."""
+    names = ("non-private", "paper, moments", "ours")
+    found = [cells.get((units, size, name)) for name in names]
+    if None in found:
+        return ""
+    whole, paper, ours = (np.mean(r["accuracy"]) for r in found if r is not None)
+    return f"{(whole - ours) / (whole - paper):.2f}"
 
 
 def _cell(record: dict[str, Any] | None) -> str:
