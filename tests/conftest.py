@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import threadpoolctl
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+_MODULES = itertools.count(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,6 +21,14 @@ def one_blas_thread() -> Iterator[None]:
     """Tests run parts of a fit by themselves; see `numpyro_vips.blas_threads`."""
     with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_caches() -> Iterator[None]:
+    """Programs that JAX keeps are gigabytes by the end, and few outlive a module."""
+    yield
+    if next(_MODULES) % 8 == 0:
+        jax.clear_caches()
 
 
 @pytest.fixture

@@ -292,6 +292,7 @@ def test_closed_forms_give_the_expected_gradient(x64):
     )
 
 
+@pytest.mark.slow
 def test_a_guide_without_arguments_and_its_file(tmp_path):
     def guide():
         loc: Any = numpyro.param("loc", jnp.zeros(3))
@@ -386,6 +387,7 @@ def test_a_factor_model_finds_the_principal_axis():
     assert abs(np.corrcoef(found["z"][0], scores)[0, 1]) > 0.95
 
 
+@pytest.mark.slow
 def test_a_private_autoencoder_names_what_it_releases():
     budget = nv.PrivacyBudget(4.0, 1e-5)
     marked = private(latent_line, unit="people")

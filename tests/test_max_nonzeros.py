@@ -198,9 +198,9 @@ class Setup:
 @pytest.mark.parametrize(
     "name",
     [
-        "several_bags_of_a_row",
+        pytest.param("several_bags_of_a_row", marks=pytest.mark.slow),
         "naive_bayes",
-        "logistic_regression_on_functions",
+        pytest.param("logistic_regression_on_functions", marks=pytest.mark.slow),
         pytest.param("masked_and_scaled_poissons", marks=pytest.mark.slow),
         pytest.param("linear_regression", marks=pytest.mark.slow),
         pytest.param("used_in_other_ways", marks=pytest.mark.slow),
@@ -306,6 +306,7 @@ def fitted(fn: Any, rows: Rows, **options: Any) -> np.ndarray:
     return np.asarray(result.params["beta/concentration"])
 
 
+@pytest.mark.slow
 def test_every_spelling_of_topics_has_the_same_posterior() -> None:
     """Also with rows that have more words than are kept."""
     rng = np.random.default_rng(2)

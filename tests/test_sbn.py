@@ -418,6 +418,7 @@ def test_tree_of_discrete_latents_is_exact():
         )
 
 
+@pytest.mark.slow
 def test_no_unit_is_dead_at_the_start():
     """At the first images every unit is on for some and off for others.
 

@@ -311,6 +311,7 @@ def test_a_hidden_chain_is_summed_out_exactly() -> None:
         np.testing.assert_allclose(posterior[f"z{t}"].probs[:, 1], ones, rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_binary_latents_come_as_bernoulli_in_the_models_shape() -> None:
     @nv.private(unit="rows")
     def network(y: Any) -> None:

@@ -160,7 +160,6 @@ FAST = (
     "gauss_mean_prec",
     "gauss_halfcauchy",
     "normal_gamma",
-    "gmm_mixture",
     "lda_enum",
     "logreg_alpha",
     "ppca",
