@@ -26,7 +26,7 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Augment(Protocol):
-    """Introduces the auxiliary variables of a site; see `energy`."""
+    """Introduces the auxiliary variables of a site; see `augmentation`."""
 
     def auxiliary(
         self,
