@@ -69,20 +69,21 @@ def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
 
 
 def padded_chunks(
-    indices: np.ndarray, chunk_size: int
+    indices: np.ndarray, chunk_size: int, at_least: int = 1
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Splits a batch into pieces of one fixed shape.
 
     Args:
       indices: Row indices of the batch, possibly none.
       chunk_size: Public length of every piece.
+      at_least: Public number of pieces; there are more if the batch does not fit.
 
     Yields:
       Indices, filled up with 0, and a mask that is true where a row is meant. An empty
-      batch gives one piece without any, so that every step does some work.
+      batch gives pieces without any, so that every step does the same work.
     """
     _validate.positive_integer(chunk_size=chunk_size)
-    for start in range(0, max(1, len(indices)), chunk_size):
+    for start in range(0, max(at_least * chunk_size, len(indices)), chunk_size):
         piece = indices[start : start + chunk_size]
         padded = np.zeros(chunk_size, dtype=np.asarray(indices).dtype)
         padded[: len(piece)] = piece

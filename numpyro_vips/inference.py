@@ -29,7 +29,7 @@ from numpyro_vips.planning import (
 )
 from numpyro_vips.privacy_budget import PrivacyBudget
 from numpyro_vips.privacy_statement import PrivacyStatement
-from numpyro_vips.private_step import chunk_size, noise_of_sums, run_step
+from numpyro_vips.private_step import chunks_of, noise_of_sums, run_step
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.secure_random import SecureRandom
 
@@ -61,8 +61,8 @@ class PrivateVI:
         a minibatch then costs in place of the length of its rows: `{"counts": 128}`
         for one private array argument, or a number if there is only one. Rows with more
         keep the largest.
-      max_batch_size: Rows worked on at a time; larger minibatches take several passes,
-        so none is ever cut.
+      max_batch_size: Most rows worked on at a time; larger minibatches take several
+        passes, so none is ever cut.
       local_steps: Sweeps of coordinate ascent over the latents of a row.
       guide: For DPVI: `"mean_field"` (the default), `"full_rank"` or `"low_rank"`, a
         Normal on the unconstrained globals, or a NumPyro function of the model's
@@ -340,16 +340,16 @@ class PrivateVI:
         arguments = analysis.arguments
         kinds = {tuple(b.name for b in step.blocks): step for step in steps}
         for step in kinds.values():
-            chunk = self.max_batch_size or chunk_size(step, arguments.public_num_rows)
+            _, size = chunks_of(step, arguments.public_num_rows, self.max_batch_size)
             zeros = {
-                name: np.zeros((chunk, *row.shape), row.dtype)
+                name: np.zeros((size, *row.shape), row.dtype)
                 for name, row in arguments.row_shapes().items()
             }
             rows = arguments.as_taken(zeros)
             sums = analysis.engine.bounded_sum(
                 state,
                 rows,
-                np.zeros(chunk, bool),
+                np.zeros(size, bool),
                 scales={block.name: block.scale for block in step.blocks},
                 clipping_norm=step.clipping_norm,
             )

@@ -19,7 +19,7 @@ from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.planning import Step
 from numpyro_vips.secure_random import SecureRandom
 
-# Rows that are worked on at a time, unless max_batch_size says otherwise.
+# Rows that are worked on at a time at most, unless max_batch_size says otherwise.
 DEFAULT_CHUNK = 4096
 # Chunks that are worked on at once.
 MAX_WORKERS = min(4, os.cpu_count() or 1)
@@ -38,7 +38,7 @@ def run_step(
 ) -> Any:
     """One step: draw rows, sum what they contribute within bounds, add noise."""
     scales = {block.name: block.scale for block in step.blocks}
-    chunk = max_batch_size or chunk_size(step, arguments.public_num_rows)
+    number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
     sums = {block.name: np.zeros(block.shape) for block in step.blocks}
     indices = select_rows(step.event, arguments.num_rows, random.sampling)
 
@@ -53,7 +53,7 @@ def run_step(
         )
         return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
 
-    for part in _map_in_threads(bounded_sum, padded_chunks(indices, chunk)):
+    for part in _map_in_threads(bounded_sum, padded_chunks(indices, size, number)):
         for name in sums:
             sums[name] += part[name]
     noisy = step.mechanism.add_noise(sums, random.noise)
@@ -92,8 +92,18 @@ def noise_of_sums(step: Step) -> dict[str, float]:
     }
 
 
-def chunk_size(step: Step, num_rows: int) -> int:
-    """A public number of rows to work on at a time."""
-    expected = step.sampling_rate * num_rows
-    likely = math.ceil(expected + 6.0 * math.sqrt(expected) + 1.0)
-    return max(1, min(likely, num_rows, DEFAULT_CHUNK))
+def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[int, int]:
+    """Number and length of the chunks that a batch is worked on in; both are public.
+
+    There are few and equal ones, and none is left out when a Poisson batch is short:
+    its size would show in how long the step takes. A batch longer than six standard
+    deviations above its mean takes a further chunk: of large batches one in a billion,
+    of batches of few rows one in some hundred thousand.
+    """
+    longest = step.sampling_rate * num_rows
+    if step.sampling == "poisson":
+        longest += 6.0 * math.sqrt(longest) + 1.0
+    # A fixed size is a whole number up to rounding, which is not to add a row.
+    longest = max(1, min(math.ceil(longest - 1e-6), num_rows))
+    number = math.ceil(longest / (max_batch_size or DEFAULT_CHUNK))
+    return number, math.ceil(longest / number)

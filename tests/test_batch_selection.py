@@ -119,6 +119,15 @@ def test_chunks_hold_each_row_once_in_one_shape(num_rows):
     assert all(mask.dtype == bool for _, mask in pieces)
 
 
+@pytest.mark.parametrize(("num_rows", "number"), [(0, 3), (4, 3), (12, 3), (13, 4)])
+def test_short_batches_take_as_many_chunks_as_the_longest_likely_one(num_rows, number):
+    indices = 100 + np.arange(num_rows)
+    pieces = list(padded_chunks(indices, 4, at_least=3))
+    assert len(pieces) == number
+    seen = np.concatenate([piece[mask] for piece, mask in pieces])
+    np.testing.assert_array_equal(seen, indices)
+
+
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_chunk_sizes_are_positive_integers(size):
     with pytest.raises(ValueError, match="chunk_size"):

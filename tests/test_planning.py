@@ -46,6 +46,63 @@ def test_the_squared_budget_is_shared_as_stated():
     assert alone.noise_multiplier == 1.0
 
 
+@pytest.mark.parametrize(
+    ("sampling", "sampling_rate", "num_rows", "chunks"),
+    [
+        ("without_replacement", 400 / 60_000, 60_000, (1, 400)),
+        ("without_replacement", 0.1, 60_000, (2, 3_000)),  # No padding.
+        ("full", 1.0, 60_000, (15, 4_000)),
+        ("full", 1.0, 3, (1, 3)),
+        ("poisson", 0.01, 10_000, (1, 161)),  # Six standard deviations above 100.
+        ("poisson", 0.1, 60_000, (2, 3_233)),
+        ("poisson", 0.5, 10, (1, 10)),
+        ("poisson", 1e-9, 10, (1, 2)),
+    ],
+)
+def test_a_batch_is_worked_on_in_few_equal_chunks(
+    sampling, sampling_rate, num_rows, chunks
+):
+    settings = dataclasses.replace(
+        SETTINGS, sampling=sampling, sampling_rate=sampling_rate, num_steps=1
+    )
+    (step,) = vips_schedule((), (MATRIX,), NORMS, settings)
+    assert private_step.chunks_of(step, num_rows, None) == chunks
+    number, size = private_step.chunks_of(step, num_rows, 7)
+    assert size <= 7
+    assert abs(number * size - math.prod(chunks)) < max(number, chunks[0])
+
+
+def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
+    passes, split = [], private_step.padded_chunks
+
+    def watched_split(*args):
+        chunks = list(split(*args))
+        passes.append(len(chunks))
+        return chunks
+
+    monkeypatch.setattr(private_step, "padded_chunks", watched_split)
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=3,
+        sampling_rate=0.1,
+        num_steps=8,
+        max_batch_size=7,
+    )
+    X = np.eye(3, dtype=np.float32)[np.arange(200) % 3]
+    with pytest.warns(UserWarning):
+        vi.run(jax.random.key(0), X, (X[:, 0] > 0).astype(np.float32))
+    poisson = [
+        (count, size)
+        for count, (event, size) in zip(passes, watched.batches, strict=True)
+        if event.sampling == "poisson"
+    ]
+    counts, sizes = zip(*poisson, strict=True)
+    assert len({math.ceil(size / 7) for size in sizes}) > 1
+    assert len(set(counts)) == 1
+
+
 def test_weights_forget_the_start_and_average_the_rest():
     steps = vips_schedule((), (MATRIX,), NORMS, SETTINGS)
     weights = np.zeros(len(steps))
