@@ -236,7 +236,9 @@ class VipsEngine:
         whole = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.joint), **whole}
         for name, value in new.items():
-            statistics[name] = (1.0 - rho) * statistics[name] + rho * value
+            average = (1.0 - rho) * statistics[name]
+            average += rho * value  # In place: blocks can have millions of entries.
+            statistics[name] = average
             deviations[name] = math.hypot(
                 (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )

@@ -14,7 +14,7 @@ from numpyro_vips.conjugacy import positive_matrices
 
 # The primitives that jaxlib gives to LAPACK.
 LAPACK = {"cholesky", "triangular_solve", "lu", "eigh", "svd", "geqrf", "eig", "schur"}
-SIZES = [1, 2, 5, 8, 9, 20]
+SIZES = [1, 2, 5, 8, 9, 20, 75]
 
 
 def matrices(size: int, batch: tuple[int, ...] = (3, 2), seed: int = 0) -> jax.Array:
@@ -68,7 +68,7 @@ def test_derivatives_agree_with_jax(size: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize("size", [3, 12])
+@pytest.mark.parametrize("size", [3, 12, 40])
 def test_what_is_not_positive_definite_gives_no_number(size: int) -> None:
     a = matrices(size).at[1, 0].multiply(-1.0).at[2, 1].set(0.0)
     valid = np.ones((3, 2), bool)
@@ -78,7 +78,7 @@ def test_what_is_not_positive_definite_gives_no_number(size: int) -> None:
     assert (np.isfinite(log_det) == valid).all()
 
 
-@pytest.mark.parametrize("size", [3, 12])
+@pytest.mark.parametrize("size", [3, 12, 40])
 def test_lapack_never_gets_a_batch(size: int) -> None:
     a = matrices(size, batch=(4, 3))
 

@@ -15,6 +15,11 @@ import jax.numpy as jnp
 
 # Up to this size operations on all matrices together are faster than LAPACK on each.
 _TINY = 8
+# Up to this size a triangle is not worth halving.
+_SMALL = 32
+
+# No accelerator may round these products to half floats.
+_product = functools.partial(jnp.matmul, precision="highest")
 
 
 def _one_at_a_time(function: Callable[[jax.Array], Any]) -> Callable[..., Any]:
@@ -45,14 +50,14 @@ def inverse(matrices: jax.Array) -> jax.Array:
     if matrices.shape[-1] > _TINY:
         return _inverse(matrices)
     root = _inverse_root(_factor(matrices))
-    return jnp.swapaxes(root, -1, -2) @ root
+    return _product(jnp.swapaxes(root, -1, -2), root)
 
 
 @inverse.defjvp
 def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
     (matrices,), (change,) = primals, tangents
     found = inverse(matrices)
-    return found, -found @ change @ found
+    return found, -_product(_product(found, change), found)
 
 
 @jax.custom_jvp
@@ -97,9 +102,8 @@ def denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
 
     def with_room() -> jax.Array:
         values, vectors = eigh(precision)
-        clipped = (vectors * jnp.maximum(values, 0.0)[..., None, :]) @ jnp.swapaxes(
-            vectors, -1, -2
-        )
+        weighted = vectors * jnp.maximum(values, 0.0)[..., None, :]
+        clipped = _product(weighted, jnp.swapaxes(vectors, -1, -2))
         ridge = 0.5 * spectral_norm[..., None, None] * jnp.eye(precision.shape[-1])
         return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
 
@@ -114,8 +118,24 @@ def _cholesky(matrix: jax.Array) -> jax.Array:
 
 @_one_at_a_time
 def _inverse(matrix: jax.Array) -> jax.Array:
-    factor = jnp.linalg.cholesky(matrix)
-    return jax.scipy.linalg.cho_solve((factor, True), jnp.eye(matrix.shape[-1]))
+    root = _inverse_of_triangle(jnp.linalg.cholesky(matrix))
+    return _product(root.T, root)
+
+
+def _inverse_of_triangle(factor: jax.Array) -> jax.Array:
+    """The inverse of a lower triangle, in halves: that leaves out what is zero.
+
+    Of a hundred columns, the matrix and its inverse take two thirds of the time.
+    """
+    size = factor.shape[-1]
+    if size <= _SMALL:
+        identity = jnp.eye(size, dtype=factor.dtype)
+        return jax.scipy.linalg.solve_triangular(factor, identity, lower=True)
+    half = size // 2
+    above = _inverse_of_triangle(factor[:half, :half])
+    below = _inverse_of_triangle(factor[half:, half:])
+    corner = -_product(below, _product(factor[half:, :half], above))
+    return jnp.block([[above, jnp.zeros_like(corner.T)], [corner, below]])
 
 
 def _factor(matrices: jax.Array) -> jax.Array:

@@ -60,8 +60,8 @@ def without_diagonal(block: jax.Array) -> jax.Array:
 
 def with_diagonal(block: Any, diagonal: Any) -> Any:
     """A block of matrices with other diagonals; noisy sums stay in double precision."""
-    on = np.eye(block.shape[-1], dtype=bool)
-    return block * ~on + diagonal[..., None] * on
+    xp = np if is_known(block) else jnp
+    return xp.where(np.eye(block.shape[-1], dtype=bool), diagonal[..., None], block)
 
 
 def repeated_diagonal(
