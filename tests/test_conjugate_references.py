@@ -117,6 +117,7 @@ def test_latent_dirichlet_allocation() -> None:
     close(ascended(batch, start)["beta/concentration"], beta)
 
 
+@pytest.mark.slow
 def test_principal_components() -> None:
     rows = MODELS["factor_analysis"].rows(30)
     batch = batch_of(MODELS["factor_analysis"].fn, rows)
@@ -248,6 +249,7 @@ def normal_gamma_mixture(x: Any) -> None:
         numpyro.sample("x", dist.Normal(mu[z], tau[z] ** -0.5), obs=x)
 
 
+@pytest.mark.slow
 def test_gaussian_mixture_of_scikit_learn() -> None:
     """In one dimension, where its "diag" prior is Normal-Gamma; all priors matched.
 
@@ -302,6 +304,7 @@ def hidden_chain(y: Any) -> None:
             numpyro.sample(f"y{t}", dist.Normal(mu[z], 0.8), obs=y[:, t])
 
 
+@pytest.mark.slow
 def test_hidden_markov_chain() -> None:
     """The bound of a sequence is the sum over all hidden sequences, by brute force."""
     rows = (np.random.default_rng(0).normal(size=(5, 4)),)

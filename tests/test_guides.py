@@ -126,7 +126,7 @@ def covariance(family: str, arrays: Any) -> jax.Array:
     ("family", "perturb"),
     [
         pytest.param("full_rank", "location", marks=pytest.mark.slow),
-        ("low_rank", "all"),
+        pytest.param("low_rank", "all", marks=pytest.mark.slow),
         pytest.param("full_rank", "all", marks=pytest.mark.slow),
         pytest.param("low_rank", "location", marks=pytest.mark.slow),
     ],

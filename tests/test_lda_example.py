@@ -58,6 +58,7 @@ def documents() -> Any:
     return _corpus.generated(num_documents=120).counts
 
 
+@pytest.mark.slow
 def test_held_out_perplexity_is_the_bound_of_hoffman_et_al(documents: Any):
     held_out = documents[:5]
     model = lda.topic_model(3, documents.shape[1], alpha=ALPHA, eta=ETA)
@@ -141,6 +142,7 @@ def write_corpus(folder: Path, num_documents: int) -> list[str]:
     return ["--data", str(data), "--vocabulary", str(vocabulary), "--no-progress"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
 def test_example_reports_and_leaves_its_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

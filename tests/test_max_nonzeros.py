@@ -199,7 +199,7 @@ class Setup:
     "name",
     [
         pytest.param("several_bags_of_a_row", marks=pytest.mark.slow),
-        "naive_bayes",
+        pytest.param("naive_bayes", marks=pytest.mark.slow),
         pytest.param("logistic_regression_on_functions", marks=pytest.mark.slow),
         pytest.param("masked_and_scaled_poissons", marks=pytest.mark.slow),
         pytest.param("linear_regression", marks=pytest.mark.slow),

@@ -211,6 +211,7 @@ def model_without_conjugacy(y):
         numpyro.sample("y", dist.Normal(location, 1.0).to_event(1), obs=y)
 
 
+@pytest.mark.slow
 def test_example_reports_and_leaves_its_files(tmp_path: Path):
     options = ["--num-steps", "2", "--epsilon", "4", "--insecure-seed", "0"]
     with pytest.warns(UserWarning, match="insecure_seed"):

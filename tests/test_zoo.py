@@ -155,14 +155,12 @@ def _forget_fits() -> Iterator[None]:
     fitted.cache_clear()
 
 
-# One of each kind in the fast run; all of them in the slow one.
+# A few in the fast run; all of them in the slow one.
 FAST = (
     "gauss_mean_prec",
     "gauss_halfcauchy",
     "normal_gamma",
-    "lda_enum",
     "logreg_alpha",
-    "ppca",
 )
 ACCEPTED = [
     name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
