@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import gc
 import itertools
 import os
 import tempfile
@@ -74,6 +75,16 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the libraries, which stay, and most of its rounds.
+
+    It walked through everything that JAX keeps, in one of twenty seconds of the tests.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -99,6 +99,7 @@ def test_gaussian_mixture() -> None:
     close(found["tau/rate"], rate)
 
 
+@pytest.mark.slow
 def test_latent_dirichlet_allocation() -> None:
     rows = MODELS["topics"].rows(20)
     batch = batch_of(MODELS["topics"].fn, rows)
@@ -161,6 +162,7 @@ def dawid_skene(y: Any) -> None:
             numpyro.sample("y", dist.Categorical(beta[np.arange(4), c, :]), obs=y)
 
 
+@pytest.mark.slow
 def test_dawid_skene() -> None:
     rows = annotations(np.random.default_rng(3), 40)
     batch = batch_of(dawid_skene, rows)

@@ -148,7 +148,9 @@ def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variationa
     return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
 
 
-@pytest.mark.parametrize("case", GRADIENT_CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param("logistic", marks=pytest.mark.slow), "constrained"]
+)
 def test_gradient_is_that_of_numpyros_elbo(case, x64):
     model, (X, y) = GRADIENT_CASES[case]
     engine = engine_for(model, X, y)

@@ -227,9 +227,8 @@ def test_gradient_with_a_users_guide_is_that_of_numpyros_elbo(perturb, x64):
     assert names == (["loc"] if perturb == "location" else everything)
 
 
-@pytest.mark.parametrize(
-    "loss", [Trace_ELBO, pytest.param(TraceMeanField_ELBO, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [Trace_ELBO, TraceMeanField_ELBO])
 def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     y = X.astype(float)
     engine = engine_for(latent_line, y, guide=encoder, loss=loss())
@@ -276,7 +275,7 @@ def test_closed_forms_give_the_expected_gradient(x64):
     def public(engine: DpviEngine, count: int) -> Any:
         size = engine.guide.num_draws  # type: ignore[union-attr]
         draws = jax.random.normal(KEY, (count, size))
-        return jax.grad(engine._public_elbo)(arrays, {}, draws)
+        return jax.jit(jax.grad(engine._public_elbo))(arrays, {}, draws)
 
     exact, sampled = public(one, 1), public(other, 200_000)
     # KL of Normals, by hand. NumPyro has no closed form for the log-normal noise.
@@ -424,6 +423,7 @@ def observed(net: Any, x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(net(x)[..., 0], noise), obs=y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flax", "random flax", "equinox", "plain"])
 def test_networks_learn(kind, tmp_path):
     def plain(x: Any) -> Any:

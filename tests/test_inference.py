@@ -729,7 +729,13 @@ def network(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X @ first) @ last), obs=y)
 
 
-@pytest.mark.parametrize("fn", [probit, network], ids=["probit", "network"])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        pytest.param(probit, id="probit"),
+        pytest.param(network, id="network", marks=pytest.mark.slow),
+    ],
+)
 def test_other_models_run_by_dpvi(fn, budget, tmp_path):
     many_X, many_y = rows(2000)
     result = fitted(fn, many_X, many_y, budget=budget, num_steps=60)

@@ -221,6 +221,7 @@ def test_paper_mode_runs_the_methods_of_figure_2(tmp_path: Path):
     assert event.num_steps == 4
 
 
+@pytest.mark.slow
 def test_the_paper_s_average_goes_on_from_random_counts(documents: Any):
     """After one step the topics hold a share of rho_0 of the corpus.
 

@@ -245,7 +245,9 @@ def test_it_is_said_for_what_a_row_is_written_out() -> None:
 EXTREMES = (0.0, 1.0, -1.0, 0.5, 3e2, -1e6, 1e12, 3e38, np.nan, np.inf, -np.inf)
 
 
-@pytest.mark.parametrize("name", ["multinomial", "linear_regression"])
+@pytest.mark.parametrize(
+    "name", [pytest.param("multinomial", marks=pytest.mark.slow), "linear_regression"]
+)
 def test_no_row_changes_the_sum_by_more_than_the_clipping_norm(name: str) -> None:
     """Whatever the row holds, and also where it has more entries than are kept."""
     rng = np.random.default_rng(5)

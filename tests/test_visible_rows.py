@@ -246,6 +246,7 @@ def test_polya_gamma_has_the_tilt_of_the_expected_squared_logit() -> None:
     np.testing.assert_allclose(result.elbo(X, y), expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_factors_of_a_factor_analysis_have_their_closed_form() -> None:
     @nv.private(unit="rows")
     def factors(x: Any) -> None:

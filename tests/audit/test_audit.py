@@ -111,7 +111,14 @@ FITS: dict[str, tuple[Any, dict]] = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["full", "poisson", "without replacement"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("full", marks=pytest.mark.slow),
+        "poisson",
+        pytest.param("without replacement", marks=pytest.mark.slow),
+    ],
+)
 def test_few_runs_refute_no_claim(engine, name):
     """A quick look, with too few runs to come close."""
     sampling, options = FITS[name]
@@ -220,7 +227,10 @@ def audit_with_bug(engine: str, name: str, count: int, patch: Any) -> Audit:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("name", ["clipping skipped", "a row counted twice"])
+@pytest.mark.parametrize(
+    "name",
+    ["clipping skipped", pytest.param("a row counted twice", marks=pytest.mark.slow)],
+)
 def test_few_runs_catch_gross_bugs(engine, name, monkeypatch):
     audit = audit_with_bug(engine, name, 200, monkeypatch)
     assert audit.mu > audit.claimed_mu
