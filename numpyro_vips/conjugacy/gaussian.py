@@ -9,7 +9,7 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy import positive_matrices
 from numpyro_vips.conjugacy.family import Family, Moments
-from numpyro_vips.conjugacy.positive_matrices import denoised, symmetric_part
+from numpyro_vips.conjugacy.positive_matrices import denoised, symmetric_part, times
 
 
 class Normal(Family):
@@ -33,7 +33,7 @@ class Normal(Family):
         scaled = precision / scale[..., None] / scale[..., None, :]
         inverse = positive_matrices.inverse(scaled)
         covariance = symmetric_part(inverse / scale[..., None] / scale[..., None, :])
-        mean = jnp.einsum("...ij,...j->...i", covariance, natural["x"])
+        mean = times(covariance, natural["x"])
         return mean, covariance
 
     @staticmethod
@@ -73,7 +73,7 @@ class Normal(Family):
         precision = positive_matrices.inverse(covariance)
         mean = parameters["loc"]
         return {
-            "x": jnp.einsum("...ij,...j->...i", precision, mean),
+            "x": times(precision, mean),
             "xx": -0.5 * symmetric_part(precision),
         }
 
@@ -97,7 +97,7 @@ class Normal(Family):
         deviation = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
         shift = deviation * jax.random.normal(key, deviation.shape)
         precision = -2.0 * symmetric_part(natural["xx"])
-        moved = natural["x"] + jnp.einsum("...ij,...j->...i", precision, shift)
+        moved = natural["x"] + times(precision, shift)
         return {"x": moved, "xx": natural["xx"]}
 
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.expectations import Moments, expected, joint_moments
 from numpyro_vips.conjugacy.groups import Group, exponential_family
+from numpyro_vips.conjugacy.positive_matrices import times
 from numpyro_vips.conjugacy.released_statistics import Statistic
 from numpyro_vips.conjugacy.row_statistics import from_block, with_repeats
 from numpyro_vips.conjugacy.starting_moments import neutral_auxiliaries, zero_moments
@@ -201,7 +202,7 @@ def _from_data(
     )
     if group.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.
-        shift = jnp.einsum("...ij,...j->...i", share["xx"], centre[group.name])
+        shift = times(share["xx"], centre[group.name])
         share["x"] = share["x"] - 2.0 * shift
     return share
 

@@ -86,6 +86,11 @@ def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
     return values, vectors
 
 
+def times(matrices: jax.Array, vectors: jax.Array) -> jax.Array:
+    """Products of (..., D, D) and (..., D), at full precision like the others here."""
+    return jnp.einsum("...ij,...j->...i", matrices, vectors, precision="highest")
+
+
 def symmetric_part(matrix: jax.Array) -> jax.Array:
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
