@@ -1,16 +1,28 @@
 """Checks shared by public entry points: name, value, expectation."""
 
 import math
+import numbers
+from typing import Any
+
+
+def _number(name: str, value: Any) -> None:
+    # An array of no dimension is as good as a number.
+    if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) != 0:
+        raise TypeError(
+            f"Expected {name}={value!r} to be a number, got {type(value).__name__}."
+        )
 
 
 def positive(**values: float) -> None:
     for name, value in values.items():
+        _number(name, value)
         if not value > 0 or math.isnan(value):
             raise ValueError(f"Expected {name}={value!r} to be positive.")
 
 
 def positive_integer(**values: int) -> None:
     for name, value in values.items():
+        _number(name, value)
         if isinstance(value, bool) or int(value) != value or value < 1:
             raise ValueError(f"Expected {name}={value!r} to be a positive integer.")
 
@@ -18,6 +30,7 @@ def positive_integer(**values: int) -> None:
 def probability(**values: float) -> None:
     """Checks for a number in (0, 1]."""
     for name, value in values.items():
+        _number(name, value)
         if not 0 < value <= 1:
             raise ValueError(f"Expected {name}={value!r} in (0, 1].")
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
@@ -15,6 +16,7 @@ from numpyro_vips.prior_centre import global_values
 def check_options(
     *,
     guide: Any = None,
+    optimizer: Any = None,
     loss: Any = None,
     num_particles: int = 1,
     perturb: Any = None,
@@ -32,6 +34,13 @@ def check_options(
                 f"got {type(guide).__name__}."
             )
         _validate.one_of(FAMILIES, guide=guide)
+    if optimizer is not None and not isinstance(
+        optimizer, optax.GradientTransformation
+    ):
+        raise TypeError(
+            "Expected optimizer to be one of optax, such as optax.adam(0.01), got "
+            f"{type(optimizer).__name__}."
+        )
     if loss is not None and not isinstance(loss, Trace_ELBO | TraceMeanField_ELBO):
         raise TypeError(
             "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "

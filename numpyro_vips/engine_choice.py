@@ -75,7 +75,30 @@ class Options:
     local_steps: int | None = None
     guide: Any = None
     optimizer: Any = None
-    dpvi: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    dpvi: Mapping[str, Any] = dataclasses.field(
+        default_factory=lambda: {"loss": None, "perturb": None, "averaging": 3.0}
+    )
+
+
+def unused_options(engine: str, settings: Settings, options: Options) -> list[str]:
+    """The options that were given and that the engine, once it is known, ignores."""
+    if engine == "auto":
+        return []
+    default = Options()
+    if engine == "dpvi":
+        given = {
+            "structure": bool(options.structure),
+            "augmentation": options.augmentation != default.augmentation,
+            "step_size": settings.step_size is not None,
+            "release_once": not settings.release_once,
+        }
+    else:
+        given = {k: options.dpvi.get(k, x) != x for k, x in default.dpvi.items()}
+        given |= {
+            "guide": options.guide is not None,
+            "optimizer": options.optimizer is not None,
+        }
+    return [name for name, is_given in given.items() if is_given]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -181,6 +204,14 @@ def analyse(
 def _vips_steps(
     engine: VipsEngine, arguments: ModelArguments, settings: Settings
 ) -> tuple[Step, ...]:
+    if isinstance(settings.clipping_norm, Mapping):
+        names = sorted(s.name for s in engine.program.structure.statistics)
+        unknown = sorted(set(settings.clipping_norm) - set(names))
+        if unknown:
+            raise ValueError(
+                "Expected clipping_norm= to name statistics of the model, got "
+                f"{unknown}; it has {names}."
+            )
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
     names = [block.name for block in (*once, *adaptive)]
     norms = _typical_norms(engine, names, arguments, settings)

@@ -32,10 +32,10 @@ class Plan:
 
     Attributes:
       engine: `"vips"` or `"dpvi"`.
-      sites: One entry per site: name, role, shape, q family with its statistics, and
-        the augmentation of an observed one.
-      statistics: One entry per released block of a row's statistic: name, shape, label
-        ("public", "once" or "adaptive"), clipping norm and sensitivity.
+      sites: One entry per site: `site`, `role`, `shape`, `posterior` (family and
+        statistics), and `augmentation` of an observed one.
+      statistics: One entry per block of a row's statistics: `statistic`, `shape`,
+        `released` ("public", "once" or "adaptive"), `clipping_norm` and `sensitivity`.
       reasons: By site, why VIPS cannot run the model (empty if it can).
       schedule: One entry per kind of step.
       notes: What else to know, such as where the clipping norms come from.
@@ -133,8 +133,9 @@ def explain_plan(
     steps: Sequence[Step],
     reasons: Mapping[str, str],
     settings: Settings,
+    unused: Sequence[str] = (),
 ) -> Plan:
-    """Describes an analysed model and its schedule."""
+    """Describes an analysed model and its schedule; `unused` names ignored options."""
     structure = engine.program.structure if isinstance(engine, VipsEngine) else None
     released = {b.name: step for step in reversed(steps) for b in step.blocks}
     statistics: list[dict[str, Any]] = []
@@ -158,7 +159,11 @@ def explain_plan(
         statistics=tuple(statistics),
         reasons=dict(reasons),
         schedule=tuple(_schedule(steps)),
-        notes=(*_notes(graph, structure, settings), *_notes_on_widths(graph, engine)),
+        notes=(
+            *_notes(graph, structure, settings),
+            *_notes_on_widths(graph, engine),
+            *(f"{engine.name.upper()} does not look at {name}=." for name in unused),
+        ),
     )
 
 
@@ -243,9 +248,10 @@ def _notes(
 ) -> Iterable[str]:
     if settings.private and settings.clipping_norm is None:
         yield (
-            "Clipping norms are defaults for rows whose features have L2 norm 1 (they "
-            "are read off made-up rows, never off the data). Scale features by public "
-            "ranges, or pass clipping_norm= from public knowledge."
+            "Clipping norms are defaults for rows whose features have L2 norm 1 and "
+            "whose real observations lie in [0, 1] (they are read off made-up rows, "
+            "never off the data). Scale both by public ranges, or pass clipping_norm= "
+            "from public knowledge."
         )
     if not settings.private:
         yield "NOT PRIVATE: no noise, no clipping."

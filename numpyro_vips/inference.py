@@ -15,7 +15,7 @@ from numpyro_vips.blas_threads import one_blas_thread
 from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.dpvi import DpviEngine
 from numpyro_vips.dpvi_checks import check_options
-from numpyro_vips.engine_choice import Analysis, Options, analyse
+from numpyro_vips.engine_choice import Analysis, Options, analyse, unused_options
 from numpyro_vips.errors import (
     BudgetExceededError,
 )
@@ -43,18 +43,22 @@ class PrivateVI:
     Args:
       model: A model marked with `private(unit=...)`.
       budget: The ledger that pays; `PrivacyBudget(math.inf)` runs without noise and
-        clipping.
+        clipping, unless `epsilon` or `noise_multiplier` asks for them.
       engine: `"vips"` for conjugate-exponential models, `"dpvi"` for any other, or
         `"auto"`. There is no silent fallback: `explain` and the result say which ran.
       sampling: `"poisson"` (add or remove one row), `"without_replacement"` (replace
         one row) or `"full"`. A rate of 1 is the full batch in every case.
-      num_steps: Number of steps, by default chosen from public facts.
+      num_steps: Number of steps; by default 10 for VIPS (100 without noise) and 200
+        for DPVI (500), whatever the sampling rate. A single release of what does not
+        depend on the globals comes on top, see `release_once`.
       sampling_rate: Share of the rows in a minibatch; by default all rows.
       clipping_norm: L2 bound on what one row contributes to a step, taken over all
-        statistics of the step together. The default suits rows of L2 norm 1, see
-        `explain`. For VIPS also a mapping from each statistic that `explain` names to
-        its typical norm, by which it is scaled before rows are clipped jointly.
-      epsilon, delta: This fit's share of the budget; by default all that is left.
+        statistics of the step together. The default suits rows whose features have
+        L2 norm 1 and whose real observations lie in [0, 1], see `explain`. For VIPS
+        also a mapping from each statistic that `explain` names to its typical norm, by
+        which it is scaled before rows are clipped jointly.
+      epsilon, delta: This fit's share of the budget; each by default all that is left,
+        so several fits of one ledger need both.
       num_rows: Public number of rows. By default the actual length is used and the
         statement says that it is treated as public.
       max_nonzeros: How many entries of a row may differ from zero, a public number that
@@ -68,13 +72,13 @@ class PrivateVI:
         Normal on the unconstrained globals, or a NumPyro function of the model's
         arguments or of none. Giving one chooses DPVI under `engine="auto"`.
       step_size: Weight of step t = 0, 1, ... in VIPS' running average of statistics, as
-        a function of t; by default 2/(t + 2).
+        a function of t; by default 2/(t + 2), and 1 for full batches without noise.
       release_once: For VIPS: whether statistics that do not depend on the globals are
         released a single time, from all rows, or with the others in every step.
       callback: Called with (t, result) after step t = 0, 1, ..., once there is a
         posterior. The result holds what has been released until then, under the privacy
         statement of the whole fit.
-      optimizer: For DPVI: any optax optimiser.
+      optimizer: For DPVI: any optimiser of optax (not of `numpyro.optim`).
       loss: For DPVI: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`,
         with their number of particles.
       perturb: For DPVI: `"location"` releases the gradient in the globals and rebuilds
@@ -177,12 +181,13 @@ class PrivateVI:
         for name, value in (structure or {}).items():
             _validate.one_of(("diag",), **{f"structure[{name!r}]": value})
         _check_augmentation(augmentation)
-        check_options(guide=guide, loss=loss, perturb=perturb, averaging=averaging)
-        if guide is not None and engine == "vips":
-            raise ValueError(
-                "Expected guide= with engine='dpvi' or 'auto': VIPS finds the form of "
-                "the posterior itself. Leave it out."
-            )
+        check_options(
+            guide=guide,
+            optimizer=optimizer,
+            loss=loss,
+            perturb=perturb,
+            averaging=averaging,
+        )
         self.model = model
         self.budget = budget
         self.max_batch_size = max_batch_size
@@ -217,6 +222,13 @@ class PrivateVI:
             optimizer=optimizer,
             dpvi={"loss": loss, "perturb": perturb, "averaging": averaging},
         )
+        unused = unused_options(engine, self.settings, self.options)
+        if unused:
+            other = "DPVI" if engine == "vips" else "VIPS"
+            raise ValueError(
+                f"Expected no {'=, '.join(unused)}= with engine={engine!r}: only "
+                f"{other} looks at that. Leave it out, or choose the other engine."
+            )
 
     # --- before any data are read -----------------------------------------------------
 
@@ -251,6 +263,7 @@ class PrivateVI:
             analysis.steps,
             analysis.reasons,
             self.settings,
+            unused_options(analysis.engine.name, self.settings, self.options),
         )
 
     # --- the fit ----------------------------------------------------------------------

@@ -229,10 +229,16 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
     ):
+        is_column = differs and row_axis not in differs and shapes[0][row_axis] == 1
+        hint = (
+            " Of a column, of shape (n, 1), pass y.ravel(), or give the plate dim=-2."
+            if is_column
+            else ""
+        )
         raise UnsafeModelError(
             f"{name!r} under the plate {unit!r} must have one entry per row along the "
             f"plate's axis and no other axis that grows with the rows; its shapes for "
-            f"2 and 3 rows are {shapes[0]} and {shapes[1]}."
+            f"2 and 3 rows are {shapes[0]} and {shapes[1]}.{hint}"
         )
     role: Role
     if msg["is_observed"]:

@@ -43,7 +43,8 @@ NOT_COVERED = (
     "what else is known or released about the same rows: other fits add up in the "
     "ledger, other publications do not",
     "facts about the population: what could be learned without the row is no secret",
-    "timing and other side channels: the running time can depend on the batch sizes",
+    "timing and other side channels, but that the number of passes does not tell the "
+    "size of a usual batch",
     "floating-point attacks on the noise: it is drawn from a cryptographic source, but "
     "as rounded double precision numbers, not exact reals",
     "what is treated as public",

@@ -156,7 +156,7 @@ class PrivateVIResult:
           their marginals.
 
         Raises:
-          ValueError: The result was loaded without its model.
+          ValueError: The result was loaded without its model, or DPVI made it.
         """
         return dict(self.posterior.local_posterior(self._query(args, kwargs)))
 
@@ -179,7 +179,8 @@ class PrivateVIResult:
           lies outside the support.
 
         Raises:
-          ValueError: The result was loaded without its model.
+          ValueError: The result was loaded without its model, or latents of a row have
+            a guide of the user's own.
         """
         return self.posterior.elbo(self._query(args, kwargs))
 

@@ -108,6 +108,15 @@ def test_dpvi_says_which_site_and_why():
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
 
 
+def test_options_that_change_nothing_are_named():
+    options = {"perturb": "all", "averaging": None}
+    notes = plan_of(logistic, **options).notes
+    assert "VIPS does not look at perturb=." in notes
+    assert "VIPS does not look at averaging=." in notes
+    notes = plan_of(network, release_once=False, **options).notes
+    assert [n for n in notes if "look" in n] == ["DPVI does not look at release_once=."]
+
+
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])
 def test_the_table_fits_a_screen_and_the_plan_fits_json(fn):
     plan = plan_of(fn)

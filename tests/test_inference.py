@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
@@ -327,7 +328,34 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         ValueError,
         "'add_or_remove' with sampling='poisson'",
     ),
+    "epsilon as text": ({"epsilon": "1"}, TypeError, "epsilon='1' to be a number"),
+    "rate as text": ({"sampling_rate": "all"}, TypeError, "sampling_rate='all'"),
     "structure": ({"structure": {"w": "full"}}, ValueError, "structure"),
+    "structure of no site": (
+        {"structure": {"W": "diag"}},
+        ValueError,
+        r"structure= to name sites of the model, got \['W'\]; it has \['w', 'y'\]",
+    ),
+    "norm of no statistic": (
+        {"clipping_norm": {"⟨w⟩": 1.0, "⟨w w⟩": 1.0, "w": 1.0}},
+        ValueError,
+        r"clipping_norm= to name statistics of the model, got \['w'\]; it has \['⟨w",
+    ),
+    "an optimiser of NumPyro": (
+        {"optimizer": numpyro.optim.Adam(0.01)},
+        TypeError,
+        "optimizer to be one of optax",
+    ),
+    "options of DPVI": (
+        {"engine": "vips", "optimizer": optax.sgd(0.1), "averaging": None},
+        ValueError,
+        "no averaging=, optimizer= with engine='vips': only DPVI",
+    ),
+    "options of VIPS": (
+        {"engine": "dpvi", "structure": {"w": "diag"}, "release_once": False},
+        ValueError,
+        "no structure=, release_once= with engine='dpvi': only VIPS",
+    ),
     "guide": ({"guide": object()}, TypeError, "or a NumPyro function"),
     "accountant": ({"accountant": "rdp"}, ValueError, "accountant='rdp'"),
     "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
@@ -361,6 +389,22 @@ def test_bad_settings_are_refused_before_anything_is_spent(case, budget):
     with pytest.raises(error, match=message):
         fitted(logistic, X, Y, budget=budget, **settings)
     assert budget.spent() == (0.0, 0.0)
+
+
+def test_a_column_of_labels_is_named_as_the_cause(budget):
+    with pytest.raises(nv.UnsafeModelError, match=r"Of a column.*pass y\.ravel\(\)"):
+        fitted(logistic, X, Y[:, None], budget=budget)
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_noise_may_be_asked_for_without_a_budget():
+    """A ledger without an end holds no delta: the fit brings its own."""
+    budget = nv.PrivacyBudget(math.inf)
+    with pytest.raises(ValueError, match="Pass a delta"):
+        fitted(logistic, X, Y, budget=budget, epsilon=1.0)
+    result = fitted(logistic, X, Y, budget=budget, epsilon=1.0, delta=1e-6)
+    assert 0.99 < result.privacy.epsilon <= 1.0
+    assert result.privacy.delta == 1e-6
 
 
 def test_model_and_budget_are_checked():

@@ -442,6 +442,13 @@ def test_split_shares_are_calibrated_by_the_accountant():
         budget.calibrate_events(events)
 
 
+def test_a_fit_that_takes_all_of_delta_is_named_as_the_cause():
+    budget = PrivacyBudget(1.0, 1e-6)
+    charge(budget, 0.5, 1e-6, events=[full(30.0, 10)])
+    with pytest.raises(BudgetExceededError, match=r"No delta is left.*epsilon= and"):
+        budget.calibrate_events([full(1.0, 10)])
+
+
 def filter_reading(events, delta):
     """The best order alone, with all of delta: a lower bound on any filter."""
     orders = accounting.RENYI_ORDERS

@@ -39,16 +39,17 @@ def compile_model(
 
     Raises:
       NotConjugate: It is not, with the reasons by site.
-      ValueError: `augmentation` names what is no site of the model.
+      ValueError: `structure` or `augmentation` names what is no site of the model.
     """
-    named = () if isinstance(augmentation, str) else augmentation
-    unknown = sorted(set(named) - set(graph.sites))
-    if unknown:
-        raise ValueError(
-            f"Expected augmentation= to name sites of the model, got {unknown}; it has "
-            f"{sorted(graph.sites)}."
-        )
     overrides = dict(structure or {})
+    by_site = {} if isinstance(augmentation, str) else augmentation
+    for option, named in {"structure": overrides, "augmentation": by_site}.items():
+        unknown = sorted(set(named) - set(graph.sites))
+        if unknown:
+            raise ValueError(
+                f"Expected {option}= to name sites of the model, got {unknown}; it has "
+                f"{sorted(graph.sites)}."
+            )
 
     def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
         return _compiled(model, graph, overrides, augmentation, whole)
