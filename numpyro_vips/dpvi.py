@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -343,14 +344,14 @@ class DpviEngine:
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, np.ndarray]:
         """Sums the rows' clipped gradients over one chunk of the step's batch.
 
         Guarantees:
           Adding or removing one row changes the sum, its blocks times `scales` joined
-          into one vector, by at most `clipping_norm` in L2 norm up to the rounding of
-          the sum, whatever the rows hold. Each row's gradient comes from a program of
-          that row alone.
+          into one vector, by at most `clipping_norm` in L2 norm up to the rounding of a
+          sum in double precision, whatever the rows hold. Each row's gradient comes
+          from a program of that row alone.
 
         | row                                             | contributes              |
         |-------------------------------------------------|--------------------------|
@@ -372,7 +373,7 @@ class DpviEngine:
           The sum of every block, not yet private.
         """
         key, draws = self._draws(state)
-        return self._jitted_sum(
+        found = self._jitted_sum(
             state.variational,
             key,
             draws,
@@ -381,6 +382,7 @@ class DpviEngine:
             {block.name: float(scales[block.name]) for block in self.blocks},
             float(clipping_norm),
         )
+        return {name: np.asarray(value) for name, value in found.items()}
 
     def update(
         self,
@@ -434,11 +436,23 @@ class DpviEngine:
         if self.guide is not None:
             return self.guide.posterior(average.guide, points)
 
-        def draw(rng_key: jax.Array) -> dict[str, jax.Array]:
-            assert self._user_guide is not None
-            return self._user_guide.draw_globals(points, rng_key).values
+        return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
 
-        return DrawsPosterior.of(self.space.sites, points, draw)
+    def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+        """Draws the globals by the user's guide from a key.
+
+        It is a program by itself: a result that held the guide would hold the graph
+        that it was checked with, and with that the rows.
+        """
+        assert self._user_guide is not None
+        guide = self._user_guide
+
+        def draw(rng_key: jax.Array) -> dict[str, jax.Array]:
+            return guide.draw_globals(points, rng_key).values
+
+        program, shapes = jax.make_jaxpr(draw, return_shape=True)(jax.random.key(0))
+        structure = jax.tree.structure(shapes)
+        return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
 
     @property
     def captured(self) -> Mapping[str, np.ndarray]:
@@ -567,6 +581,12 @@ class DpviEngine:
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
+
+
+def _drawn(program: Any, structure: Any, rng_key: jax.Array) -> dict[str, jax.Array]:
+    if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+        rng_key = jax.random.wrap_key_data(rng_key)
+    return jax.tree.unflatten(structure, program(rng_key))
 
 
 @functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))

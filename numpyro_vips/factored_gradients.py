@@ -93,7 +93,7 @@ class AffineUse:
         return (frame,), cotangent * length
 
     def total(self, like: Any, frames: Any, coordinates: jax.Array) -> jax.Array:
-        """The sum of rows' gradients.
+        """The sum of rows' gradients, in double precision where that is switched on.
 
         Args:
           like: The input, for its shape and dtype.
@@ -109,15 +109,25 @@ class AffineUse:
                 # Products of lower precision would be longer than was allowed for.
                 precision = (jax.lax.Precision.HIGHEST,) * 2
                 params = {**equation.params, "precision": precision}
+                params["preferred_element_type"] = dtype
                 equation = equation.replace(params=params)
             return _run(equation, operands)[0]
 
         def of_rows(value: Any) -> jax.Array:
             return jax.vmap(of_row, in_axes=(None, 0))(value, frames)
 
-        shape = jax.ShapeDtypeStruct(like.shape, like.dtype)
+        dtype = jnp.result_type(float)
+        frames, coordinates = in_precision(dtype, (frames, coordinates))
+        shape = jax.ShapeDtypeStruct(like.shape, dtype)
         (found,) = jax.linear_transpose(of_rows, shape)(coordinates)
         return found
+
+
+def in_precision(dtype: Any, tree: Any) -> Any:
+    """Real numbers in this precision; indices and keys stay as they are."""
+    return jax.tree.map(
+        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
+    )
 
 
 def _unit(vector: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:

@@ -158,7 +158,13 @@ class RowGradients:
         scales: Mapping[str, Any],
         clipping_norm: Any,
     ) -> dict[str, jax.Array]:
-        """The sum that `DpviEngine.bounded_sum` describes."""
+        """The sum that `DpviEngine.bounded_sum` describes, in double precision.
+
+        Rows are added in double precision alone: in single, errors of rounding grow
+        with the number of rows, and all of them change when one row is left out.
+        """
+        # Which precision a row is worked on in is for the caller to say.
+        is_double = jnp.result_type(float) == jnp.float64
         uses = self._program.uses
         like = jax.tree.leaves(tree)
         leaf_scales = {
@@ -174,17 +180,25 @@ class RowGradients:
             return clipped, found.frames
 
         def piece_sum(rows: Any, mask: Any) -> dict[int, jax.Array]:
-            leaves, frames = jax.vmap(of_row)(rows, mask)
+            with jax.enable_x64(is_double):
+                leaves, frames = jax.vmap(of_row)(rows, mask)
             return {
                 leaf: uses[leaf].total(like[leaf], frames[leaf], each)
                 if leaf in uses
-                else jnp.sum(each, 0)
+                else jnp.sum(each, 0, dtype=jnp.float64)
                 for leaf, each in leaves.items()
             }
 
+        with jax.enable_x64(True):
+            return self._blocks(self._in_pieces(piece_sum, rows, mask, like))
+
+    def _in_pieces(
+        self, piece_sum: Any, rows: Any, mask: jax.Array, like: Sequence[jax.Array]
+    ) -> dict[int, jax.Array]:
+        """The sum over rows, of which few enough are worked on at a time."""
         count, size = mask.shape[0], self._rows_at_a_time(like)
         if count <= size:
-            return self._blocks(piece_sum(rows, mask))
+            return piece_sum(rows, mask)
         pieces = -(-count // size)
 
         def pieced(array: jax.Array) -> jax.Array:
@@ -200,7 +214,7 @@ class RowGradients:
         def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
             return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
 
-        return self._blocks(jax.lax.scan(add_piece, zeros, split)[0])
+        return jax.lax.scan(add_piece, zeros, split)[0]
 
     def _rows_at_a_time(self, like: Sequence[jax.Array]) -> int:
         numbers = 0

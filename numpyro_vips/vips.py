@@ -171,14 +171,15 @@ class VipsEngine:
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, np.ndarray]:
         """The chunk's clipped sum of every block in `scales`, not yet private."""
         names = tuple(sorted(scales))
         values = tuple(float(scales[name]) for name in names)
         means = self.program.means(state.moments)
-        return self._bounded_sum(
+        found = self._bounded_sum(
             state.joint, means, dict(rows), mask, values, clipping_norm, names
         )
+        return {name: np.asarray(value) for name, value in found.items()}
 
     def row_norms(
         self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]

@@ -73,6 +73,28 @@ def clusters(X):
         numpyro.sample("X", dist.Normal(mean, 1.0).to_event(1), obs=X)
 
 
+def guide():
+    loc = numpyro.param("loc", jnp.zeros(3))
+    numpyro.sample("w", dist.Normal(loc, 0.1).to_event(1))
+
+
+def encoder(X):
+    """A guide that is a function of the rows, also for the latent of each."""
+    loc = numpyro.param("loc", jnp.zeros(3))
+    slope = numpyro.param("slope", 0.1 * jnp.ones(3))
+    numpyro.sample("centre", dist.Normal(loc, 0.1).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("t", dist.Normal(jnp.tanh(X @ slope), 0.1))
+
+
+def factors(X):
+    centre = numpyro.sample("centre", dist.Normal(np.zeros(3), 1.0).to_event(1))
+    with numpyro.plate("patients", X.shape[0]):
+        t = jnp.asarray(numpyro.sample("t", dist.Normal(0.0, 1.0)))
+        mean = jnp.asarray(centre) * jnp.sin(t)[..., None]
+        numpyro.sample("X", dist.Normal(mean, 1.0).to_event(1), obs=X)
+
+
 # A distinctive float; its square and half would betray a statistic of its row.
 FLOAT = 1234.5678
 COUNT = 31_337
@@ -104,7 +126,8 @@ def planted_counts() -> tuple[Any, ...]:
     return rng.integers(0, 3, NUM_ROWS), visits
 
 
-Case = tuple[Callable[..., None], str, Callable[[], tuple[Any, ...]]]
+# A model, its engine or its guide, and rows.
+Case = tuple[Callable[..., None], Any, Callable[[], tuple[Any, ...]]]
 PLANTED: dict[str, Case] = {
     "vips": (logistic, "vips", planted_floats),
     "vips, sparse": (logistic, "vips", planted_sparse),
@@ -113,10 +136,14 @@ PLANTED: dict[str, Case] = {
     "dpvi": (probit, "dpvi", planted_floats),
     "dpvi, sparse": (probit, "dpvi", planted_sparse),
     "dpvi, integers": (wards, "dpvi", planted_counts),
+    "dpvi, guide": (probit, guide, planted_floats),
+    "dpvi, encoder": (factors, encoder, lambda: planted_floats()[:1]),
 }
 
 
-def private_vi(fn: Callable[..., None], engine: str, **options: Any) -> nv.PrivateVI:
+def private_vi(fn: Callable[..., None], engine: Any, **options: Any) -> nv.PrivateVI:
+    if callable(engine):
+        engine, options = "dpvi", {"guide": engine, **options}
     settings: dict[str, Any] = {
         "budget": nv.PrivacyBudget(1.0, 1e-5),
         "num_rows": DECLARED,
@@ -285,7 +312,7 @@ def test_private_values_are_found_nowhere(
     args = plant()
     with jax.log_compiles():
         result = vi.run(KEY, *args)
-    assert result.engine == engine
+    assert result.engine == ("dpvi" if callable(engine) else engine)
     assert len(unnoised) > 3
     del args
     gc.collect()

@@ -7,7 +7,7 @@ gradient of a row's expected energy in them.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -33,17 +33,21 @@ from numpyro_vips.conjugacy.local_variables import (
 )
 from numpyro_vips.conjugacy.row_statistics import (
     Part,
-    Scattered,
+    Share,
     add,
     as_block,
     clipping_weights,
+    epsilon,
+    in_double,
     in_order,
     in_pieces,
+    numbers_of,
     piece_size,
     scattered_statistics,
     squared_row_norm,
     weighted,
     where_rows,
+    with_numbers,
     zero_sum,
 )
 from numpyro_vips.conjugacy.starting_moments import zero_moments
@@ -216,23 +220,50 @@ class ConjugateProgram:
 
         Not finite if the row is not valid.
         """
-        return self._norm_and_scattered(row, local_moments, scales, means or {})[0]
+        means = means or {}
+        terms, share = self._share(row, local_moments, scales, means)
+        with jax.enable_x64(True):
+            return self._norm(
+                terms, in_double(share), in_double(scales), in_double(means)
+            )
 
-    def _norm_and_scattered(
+    def _share(
         self,
         row: Mapping[str, Any],
         local_moments: Moments,
         scales: Mapping[str, float],
         means: centring.Means,
-    ) -> tuple[jax.Array, dict[str, Scattered]]:
+    ) -> tuple[list[Term], Share]:
+        """A row's terms and the numbers in them, from which norm and sum are made.
+
+        Both are made of the same numbers and in double precision, where no product of a
+        few of them is too large or too small. In single precision squares of small
+        numbers are zero: a row could count with a norm of zero and not be clipped.
+        """
         whole_row, terms, _ = self.row_terms(row)
-        terms = self._centred(terms, means)
-        scattered = scattered_statistics(self.structure, terms, local_moments, scales)
+        scattered = scattered_statistics(
+            self.structure, self._centred(terms, means), local_moments, scales
+        )
+        numbers = numbers_of(terms)
+        return terms, Share(
+            numbers, local_moments, scattered, whole_row.valid, epsilon()
+        )
+
+    def _norm(
+        self,
+        terms: Sequence[Term],
+        share: Share,
+        scales: Mapping[str, float],
+        means: centring.Means,
+    ) -> jax.Array:
         square = squared_row_norm(
-            self.structure, terms, local_moments, scales, scattered
+            self.structure,
+            self._centred(with_numbers(terms, share.numbers), means),
+            share,
+            scales,
         )
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        return jnp.where(whole_row.valid, norm, jnp.nan), scattered
+        return jnp.where(share.valid, norm, jnp.nan)
 
     def bounded_sum(
         self,
@@ -261,12 +292,42 @@ class ConjugateProgram:
           means: About which points statistics are taken; about zero if left out.
 
         Returns:
-          The sum of each block in `scales`, not yet private.
+          The sum of each block in `scales`, not yet private, in double precision.
         """
+        # Which precision latents are solved for in is for the caller to say.
+        is_double = jnp.result_type(float) == jnp.float64
+
+        def solve(rows: Mapping[str, jax.Array]) -> tuple[list[Term], Share]:
+            with jax.enable_x64(is_double):
+                return self._shares(joint, rows, scales, sweeps, means or {})
+
+        with jax.enable_x64(True):
+            return self._sum(
+                solve,
+                in_double(joint),
+                rows,
+                mask,
+                in_double(scales),
+                in_double(clipping_norm),
+                in_double(means or {}),
+            )
+
+    def _sum(
+        self,
+        solve: Callable[[Mapping[str, jax.Array]], tuple[list[Term], Share]],
+        joint: Mapping[str, jax.Array],
+        rows: Mapping[str, jax.Array],
+        mask: jax.Array,
+        scales: Mapping[str, float],
+        clipping_norm: float | jax.Array,
+        means: centring.Means,
+    ) -> dict[str, jax.Array]:
+        """As of `bounded_sum`, in double precision all but `solve`."""
 
         def of_piece(rows: Any, mask: jax.Array) -> dict[str, Part]:
-            return self._sum_of_piece(
-                joint, rows, mask, scales, clipping_norm, sweeps, means or {}
+            terms, shares = solve(rows)
+            return self._sum_of_shares(
+                joint, terms, in_double(shares), mask, scales, clipping_norm, means
             )
 
         def add_parts(sums: Any, parts: Mapping[str, Part]) -> dict[str, jax.Array]:
@@ -297,42 +358,52 @@ class ConjugateProgram:
             if statistic.name in scales
         }
 
-    def _sum_of_piece(
+    def _shares(
         self,
         joint: Mapping[str, jax.Array],
         rows: Mapping[str, jax.Array],
+        scales: Mapping[str, float],
+        sweeps: int,
+        means: centring.Means,
+    ) -> tuple[list[Term], Share]:
+        """The E-step: rows' terms, and their numbers with a leading axis of rows."""
+        found: list[list[Term]] = []
+
+        def solve(row: Mapping[str, Any]) -> Share:
+            local_moments = self.solve_locals(joint, row, sweeps)
+            terms, share = self._share(row, local_moments, scales, means)
+            found.append(terms)
+            return share
+
+        shares = jax.vmap(solve)(rows)
+        return found[0], shares
+
+    def _sum_of_shares(
+        self,
+        joint: Mapping[str, jax.Array],
+        terms: Sequence[Term],
+        shares: Share,
         mask: jax.Array,
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
-        sweeps: int,
         means: centring.Means,
     ) -> dict[str, Part]:
-        def solve(row: Mapping[str, Any]) -> tuple[Any, jax.Array, Any]:
-            local_moments = self.solve_locals(joint, row, sweeps)
-            norm, scattered = self._norm_and_scattered(
-                row, local_moments, scales, means
-            )
-            return local_moments, norm, scattered
-
-        local_moments, norms, scattered = jax.vmap(solve)(rows)
+        norms = jax.vmap(lambda share: self._norm(terms, share, scales, means))(shares)
         weights, usable = clipping_weights(norms, mask, clipping_norm)
         # What is not usable must not reach the sum even as 0 · nan.
-        rows, local_moments, scattered = jax.tree.map(
-            lambda x: where_rows(usable, x), (rows, local_moments, scattered)
-        )
+        shares = jax.tree.map(lambda x: where_rows(usable, x), shares)
         parts: dict[str, Part] = {
-            name: weighted(part, weights) for name, part in scattered.items()
+            name: weighted(part, weights) for name, part in shares.scattered.items()
         }
 
         def total(released: Mapping[str, jax.Array]) -> jax.Array:
-            def expected(row: Any, mine: Any) -> jax.Array:
-                _, terms, _ = self.row_terms(row)
-                terms = self._centred(terms, means)
-                return self.expected(terms, {**joint, **released}, mine)
+            def expected(share: Share) -> jax.Array:
+                mine = self._centred(with_numbers(terms, share.numbers), means)
+                return self.expected(mine, {**joint, **released}, share.local_moments)
 
-            return jnp.vdot(weights, jax.vmap(expected)(rows, local_moments))
+            return jnp.vdot(weights, jax.vmap(expected)(shares))
 
-        rest = {name: joint[name] for name in scales if name not in scattered}
+        rest = {name: joint[name] for name in scales if name not in parts}
         return parts | (jax.grad(total)(rest) if rest else {})
 
     def _piece_size(self, rows: Mapping[str, jax.Array]) -> int | None:

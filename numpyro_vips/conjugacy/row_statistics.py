@@ -47,14 +47,72 @@ Entry = tuple[Term, Labels]
 # Rounding errors of a contraction, in units of the machine epsilon times the sum of
 # magnitudes: far more than blocked summation makes.
 _ROUNDING = 64.0
+# By how much rows are clipped below the clipping norm.
+_ROOM = 2.0**-20
+
+
+# --- what a row has a share in --------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The numbers that norm and sum are made of, of one row or of several.
+
+    Attributes:
+      numbers: The row's arrays in its terms, in order.
+      local_moments: Of its latents.
+      scattered: The statistics that are made already.
+      valid: Whether the row may count.
+      epsilon: Of the precision in which latents were solved for.
+    """
+
+    numbers: tuple[jax.Array, ...]
+    local_moments: Moments
+    scattered: "Mapping[str, Scattered]"
+    valid: jax.Array
+    epsilon: float = dataclasses.field(metadata={"static": True})
+
+
+def numbers_of(terms: Sequence[Term]) -> tuple[jax.Array, ...]:
+    """The arrays that depend on the row."""
+    found: list[ArrayLike] = []
+
+    def look(array: ArrayLike) -> ArrayLike:
+        found.append(array)
+        return array
+
+    for term in terms:
+        term.with_row_arrays(look)
+    return tuple(map(jnp.asarray, found))
+
+
+def with_numbers(terms: Sequence[Term], numbers: Sequence[jax.Array]) -> list[Term]:
+    """The same terms with other numbers, in the order of `numbers_of`."""
+    left = iter(numbers)
+    return [term.with_row_arrays(lambda _: next(left)) for term in terms]
+
+
+def in_double(tree: Any) -> Any:
+    """Real numbers in double precision, where that is switched on."""
+    return jax.tree.map(
+        lambda x: (
+            jnp.asarray(x, jnp.float64)
+            if jnp.issubdtype(jnp.result_type(x), jnp.floating)
+            else x
+        ),
+        tree,
+    )
+
+
+# --- norms ----------------------------------------------------------------------------
 
 
 def squared_row_norm(
     structure: Structure,
     terms: Sequence[Term],
-    local_moments: Moments,
+    share: Share,
     scales: Mapping[str, float],
-    scattered: "Mapping[str, Scattered]",
 ) -> jax.Array:
     """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
@@ -69,16 +127,14 @@ def squared_row_norm(
         if name not in scales:
             continue
         diagonal = repeats[name]
-        if name in scattered:
+        if name in share.scattered:
             # A diagonal that is not released counts here, too.
-            square = _scattered_square(scattered[name])
+            square = _scattered_square(share.scattered[name])
         elif diagonal is None:
-            square = _squared_norm(structure, entries, local_moments)
+            square = _squared_norm(structure, entries, share.local_moments)
         else:
             others = by_statistic[diagonal.statistic]
-            square = _hollow_square(
-                structure, entries, others, diagonal.factor, local_moments
-            )
+            square = _hollow_square(structure, entries, others, diagonal.factor, share)
         total = total + scales[name] ** 2 * square
     return total
 
@@ -102,7 +158,7 @@ def _squared_norm(
     if not _may_cancel(entries):
         return square
     bound = _square(structure, entries, local_moments, magnitudes=True)
-    return jnp.maximum(square, 0.0) + _ROUNDING * _epsilon() * bound
+    return jnp.maximum(square, 0.0) + _ROUNDING * epsilon() * bound
 
 
 def _hollow_square(
@@ -110,17 +166,19 @@ def _hollow_square(
     entries: Sequence[Entry],
     others: Sequence[Entry],
     factor: float,
-    local_moments: Moments,
+    share: Share,
 ) -> jax.Array:
     """Squared norm of a statistic without its diagonal, `factor` times the others'."""
 
     def difference(sign: float, magnitudes: bool) -> jax.Array:
-        whole = _square(structure, entries, local_moments, magnitudes=magnitudes)
-        other = _square(structure, others, local_moments, magnitudes=magnitudes)
+        mine = share.local_moments
+        whole = _square(structure, entries, mine, magnitudes=magnitudes)
+        other = _square(structure, others, mine, magnitudes=magnitudes)
         return whole + sign * factor**2 * other
 
     square = jnp.maximum(difference(-1.0, magnitudes=False), 0.0)
-    return square + _ROUNDING * _epsilon() * difference(1.0, magnitudes=True)
+    # The latents' moments, of which that is true, were rounded when they were made.
+    return square + _ROUNDING * share.epsilon * difference(1.0, magnitudes=True)
 
 
 def _square(
@@ -313,7 +371,7 @@ def _how_many_equal(indices: Sequence[jax.Array], counting: jax.Array) -> jax.Ar
     return jax.lax.fori_loop(0, len(ones), add, jnp.zeros_like(ones), unroll=unroll)
 
 
-def _epsilon() -> float:
+def epsilon() -> float:
     return float(jnp.finfo(jnp.result_type(float)).eps)
 
 
@@ -421,7 +479,9 @@ def clipping_weights(
 ) -> tuple[jax.Array, jax.Array]:
     """What each row is multiplied by, and which rows may be looked at at all."""
     usable = mask & jnp.isfinite(norms)
-    shrink = jnp.minimum(1.0, clipping_norm / jnp.maximum(norms, 1e-30))
+    # Room for rounding, also of the norm and the scales as the caller gives them.
+    bound = clipping_norm * (1.0 - _ROOM)
+    shrink = jnp.minimum(1.0, bound / jnp.maximum(norms, 1e-300))
     return jnp.where(usable, shrink, 0.0), usable
 
 
