@@ -20,6 +20,17 @@ def positive(**values: float) -> None:
             raise ValueError(f"Expected {name}={value!r} to be positive.")
 
 
+def moderate(**values: float) -> None:
+    """Checks for a number whose square is neither too large nor too small."""
+    positive(**values)
+    for name, value in values.items():
+        if not 1e-30 < value < 1e30:
+            raise ValueError(
+                f"Expected {name}={value!r} to lie between 1e-30 and 1e30. Scale the "
+                "rows by public factors."
+            )
+
+
 def positive_integer(**values: int) -> None:
     for name, value in values.items():
         _number(name, value)

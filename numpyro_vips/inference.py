@@ -164,8 +164,10 @@ class PrivateVI:
         norms: dict[str, Any] = {"clipping_norm": clipping_norm}
         if isinstance(clipping_norm, Mapping):
             norms = {f"clipping_norm[{k!r}]": v for k, v in clipping_norm.items()}
+        for name, value in norms.items():
+            if value is not None:
+                _validate.moderate(**{name: value})
         for name, value in {
-            **norms,
             "epsilon": epsilon,
             "noise_multiplier": noise_multiplier,
         }.items():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from numpyro_vips import _validate
 from numpyro_vips.accounting import GaussianEvent, Relation, Sampling
 from numpyro_vips.gaussian_mechanism import Block, GaussianMechanism, optimal_scales
 
@@ -232,6 +233,8 @@ def bounded_blocks(
     if len(blocks) == 1:
         scales = {blocks[0].name: 1.0}
     joint = np.sqrt(sum((scales[b.name] * typical_norms[b.name]) ** 2 for b in blocks))
+    for name, bound in bounds.items():
+        _validate.moderate(**{f"the default clipping norm of {name}": bound})
     scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
     return tuple(scaled), float(np.max(joint))
 

@@ -104,7 +104,8 @@ class PrivateVIResult:
       engine: `"vips"` or `"dpvi"`.
       plan: The table that `explain` printed.
       settings: The settings that were used, JSON-able.
-      seconds: How long the fit took, by stage, such as compiling and running.
+      seconds: How long the fit took, by stage: planning, compiling and running. The
+        last may depend on the rows and is not saved.
       model: The model as it was given, for `local_posterior` and `elbo`; None after
         `load` without it.
     """
@@ -259,7 +260,8 @@ class PrivateVIResult:
             "privacy_statement": self.privacy.to_dict(),
             "posterior_specification": dict(self.posterior.specification),
             "settings": dict(self.settings),
-            "seconds": dict(self.seconds),
+            # How long rows took is theirs.
+            "seconds": {k: v for k, v in self.seconds.items() if k != "running"},
         }
         variables = {}
         # Names are attributes, since netCDF does not take every name of a site.

@@ -322,6 +322,8 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
     "steps": ({"num_steps": 0}, ValueError, "num_steps=0 to be a positive integer"),
     "steps by half": ({"num_steps": 2.5}, ValueError, "num_steps=2.5"),
     "norm": ({"clipping_norm": -1.0}, ValueError, "clipping_norm=-1.0"),
+    "norm without an end": ({"clipping_norm": math.inf}, ValueError, "1e-30 and 1e30"),
+    "tiny norms": ({"clipping_norm": {"⟨w⟩": 1e-31}}, ValueError, "1e-30 and 1e30"),
     "noise": ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier=0.0"),
     "relation": (
         {"relation": "replace_one"},
