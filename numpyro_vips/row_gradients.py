@@ -174,7 +174,9 @@ class RowGradients:
         }
 
         def of_row(row: Any, present: Any) -> tuple[Any, Any]:
-            found = self._of_row(tree, draws, key, row)
+            # Else XLA may work out a number twice, for the norm and for the sum, and
+            # round it in two ways.
+            found = jax.lax.optimization_barrier(self._of_row(tree, draws, key, row))
             valid = present & found.is_valid
             clipped = _clipped(found.leaves, leaf_scales, clipping_norm, valid)
             return clipped, found.frames

@@ -376,7 +376,9 @@ class ConjugateProgram:
             return share
 
         shares = jax.vmap(solve)(rows)
-        return found[0], shares
+        # Else XLA may work out a number twice, for the norm and for the sum, and round
+        # it in two ways.
+        return found[0], jax.lax.optimization_barrier(shares)
 
     def _sum_of_shares(
         self,
