@@ -2,6 +2,7 @@
 
 import math
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -44,6 +45,16 @@ def probability(**values: float) -> None:
         _number(name, value)
         if not 0 < value <= 1:
             raise ValueError(f"Expected {name}={value!r} in (0, 1].")
+
+
+def names(option: str, given: Iterable[str], known: Iterable[str], of: str) -> None:
+    """Checks that an option names only what the model has."""
+    unknown = sorted(set(given) - set(known))
+    if unknown:
+        raise ValueError(
+            f"Expected {option}= to name {of} of the model, got {unknown}; it has "
+            f"{sorted(known)}."
+        )
 
 
 def one_of(allowed: tuple[str, ...], **values: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from numpyro_vips import _validate
 from numpyro_vips.batch_selection import fixed_batch_size
 from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy.certificate import check_rows_are_separate
@@ -205,13 +206,9 @@ def _vips_steps(
     engine: VipsEngine, arguments: ModelArguments, settings: Settings
 ) -> tuple[Step, ...]:
     if isinstance(settings.clipping_norm, Mapping):
-        names = sorted(s.name for s in engine.program.structure.statistics)
-        unknown = sorted(set(settings.clipping_norm) - set(names))
-        if unknown:
-            raise ValueError(
-                "Expected clipping_norm= to name statistics of the model, got "
-                f"{unknown}; it has {names}."
-            )
+        known = [s.name for s in engine.program.structure.statistics]
+        given = settings.clipping_norm
+        _validate.names("clipping_norm", given, known, of="statistics")
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
     names = [block.name for block in (*once, *adaptive)]
     norms = _typical_norms(engine, names, arguments, settings)

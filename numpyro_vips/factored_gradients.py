@@ -23,6 +23,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.interpreters import partial_eval
 
+from numpyro_vips.row_sums import in_double
+
 # Programs inside programs that are nothing but calls.
 _CALLS = ("jit", "pjit", "closed_call", "core_call")
 # These move the entries of an array, one to one.
@@ -117,17 +119,10 @@ class AffineUse:
             return jax.vmap(of_row, in_axes=(None, 0))(value, frames)
 
         dtype = jnp.result_type(float)
-        frames, coordinates = in_precision(dtype, (frames, coordinates))
+        frames, coordinates = in_double((frames, coordinates))
         shape = jax.ShapeDtypeStruct(like.shape, dtype)
         (found,) = jax.linear_transpose(of_rows, shape)(coordinates)
         return found
-
-
-def in_precision(dtype: Any, tree: Any) -> Any:
-    """Real numbers in this precision; indices and keys stay as they are."""
-    return jax.tree.map(
-        lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, tree
-    )
 
 
 def _unit(vector: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:

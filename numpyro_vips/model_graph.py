@@ -383,7 +383,7 @@ def _refuse_length(name: str, shape: tuple[int, ...], num_rows: int) -> None:
     if num_rows > 1 and num_rows in shape:
         raise UnsafeModelError(
             f"The model captures {name} of shape {shape}, which has an axis of the "
-            "length of the data. A captured array is not clipped "
-            "and not subsampled. Pass it as an argument of the model instead (and name "
-            "it in public= if it really is public)."
+            "length of the data. A captured array is not clipped and not subsampled. "
+            "Pass it as an argument of the model instead (and name it in public= if it "
+            "really is public)."
         )

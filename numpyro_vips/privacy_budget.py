@@ -266,18 +266,18 @@ class PrivacyBudget:
         left = self.remaining()
         # A fit that takes all leaves what its calibration could not resolve.
         least = self._epsilon * 2e-3 if self._composition == "rdp" else 0.0
-        if self.is_private and left.epsilon > least and left.delta == 0:
-            raise BudgetExceededError(
-                "No delta is left of the privacy budget. "
-                f"{self._summary(self.charges)} "
-                "A fit takes all that is left unless it is told its share: give every "
-                "fit of a ledger epsilon= and delta=. This one needs a larger budget."
-            )
         if left.epsilon <= least:
             raise BudgetExceededError(
                 "Nothing is left of the privacy budget. "
                 f"{self._summary(self.charges)} Use other data, or decide on a larger "
                 "budget and open a new ledger."
+            )
+        if self.is_private and left.delta == 0:
+            raise BudgetExceededError(
+                "No delta is left of the privacy budget. "
+                f"{self._summary(self.charges)} A fit takes all that is left unless it "
+                "is told its share: give every fit of a ledger epsilon= and delta=. "
+                "This one needs a larger budget."
             )
         share_delta = left.delta if delta is None else delta
         if self._composition == "split" or not self.is_private:

@@ -16,6 +16,7 @@ import numpy as np
 from numpyro_vips.factored_gradients import FactoredProgram
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.index_ranges import indices_in_range
+from numpyro_vips.row_sums import in_pieces
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
@@ -201,13 +202,7 @@ class RowGradients:
         count, size = mask.shape[0], self._rows_at_a_time(like)
         if count <= size:
             return piece_sum(rows, mask)
-        pieces = -(-count // size)
-
-        def pieced(array: jax.Array) -> jax.Array:
-            padding = [(0, pieces * size - count)] + [(0, 0)] * (array.ndim - 1)
-            return jnp.pad(array, padding).reshape(pieces, size, *array.shape[1:])
-
-        split = jax.tree.map(pieced, dict(rows)), pieced(mask)
+        split = in_pieces(dict(rows), mask, size)
         first = jax.tree.map(lambda x: x[0], split)
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(piece_sum, *first)

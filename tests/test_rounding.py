@@ -105,8 +105,8 @@ def wide(numbers: np.ndarray) -> np.ndarray:
     return np.repeat(numbers[:, None], 4, axis=1)
 
 
-# A gradient of DPVI at the start, which only the key has a say in, is y less this.
 def start_of_dpvi(released: list[Mapping[str, np.ndarray]]) -> float:
+    """A row's gradient is y less this, in which only the key has a say."""
     release(groups, "dpvi", (np.zeros(1, int), np.zeros(1, np.float32)))
     return float(released.pop()["loc"][0])
 

@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from numpyro_vips import _validate
+
 # Registered by being imported.
 from numpyro_vips.conjugacy import logistic_bounds
 from numpyro_vips.conjugacy import mixtures as _mixtures  # noqa: F401
@@ -43,13 +45,8 @@ def compile_model(
     """
     overrides = dict(structure or {})
     by_site = {} if isinstance(augmentation, str) else augmentation
-    for option, named in {"structure": overrides, "augmentation": by_site}.items():
-        unknown = sorted(set(named) - set(graph.sites))
-        if unknown:
-            raise ValueError(
-                f"Expected {option}= to name sites of the model, got {unknown}; it has "
-                f"{sorted(graph.sites)}."
-            )
+    for option, given in {"structure": overrides, "augmentation": by_site}.items():
+        _validate.names(option, given, graph.sites, of="sites")
 
     def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
         return _compiled(model, graph, overrides, augmentation, whole)

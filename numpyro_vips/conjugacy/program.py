@@ -38,9 +38,7 @@ from numpyro_vips.conjugacy.row_statistics import (
     as_block,
     clipping_weights,
     epsilon,
-    in_double,
     in_order,
-    in_pieces,
     numbers_of,
     piece_size,
     scattered_statistics,
@@ -54,6 +52,7 @@ from numpyro_vips.conjugacy.starting_moments import zero_moments
 from numpyro_vips.conjugacy.structure import Structure, normal_terms
 from numpyro_vips.conjugacy.terms import Term
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.row_sums import in_double, in_pieces
 from numpyro_vips.sparse_rows import dense_rows
 
 

@@ -93,18 +93,6 @@ def with_numbers(terms: Sequence[Term], numbers: Sequence[jax.Array]) -> list[Te
     return [term.with_row_arrays(lambda _: next(left)) for term in terms]
 
 
-def in_double(tree: Any) -> Any:
-    """Real numbers in double precision, where that is switched on."""
-    return jax.tree.map(
-        lambda x: (
-            jnp.asarray(x, jnp.float64)
-            if jnp.issubdtype(jnp.result_type(x), jnp.floating)
-            else x
-        ),
-        tree,
-    )
-
-
 # --- norms ----------------------------------------------------------------------------
 
 
@@ -488,21 +476,3 @@ def clipping_weights(
 def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
     shape = (-1, *(1,) * (array.ndim - 1))
     return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))
-
-
-def in_pieces(rows: Any, mask: jax.Array, size: int) -> tuple[Any, jax.Array]:
-    """Splits rows into equal pieces of at most `size`, with padding.
-
-    Returns:
-      The rows and the mask, with the pieces along a new leading axis.
-    """
-    count = mask.shape[0]
-    number = -(-count // size)
-    size = -(-count // number)
-    missing = number * size - count
-
-    def split(array: jax.Array) -> jax.Array:
-        padding = [(0, missing), *((0, 0) for _ in array.shape[1:])]
-        return jnp.pad(array, padding).reshape(number, size, *array.shape[1:])
-
-    return jax.tree.map(split, rows), split(mask)
