@@ -46,6 +46,7 @@ from numpyro_vips.made_up_rows import made_up_rows
 from numpyro_vips.model_graph import ModelGraph
 from numpyro_vips.model_trace import site_outputs
 from numpyro_vips.prior_centre import initial_params
+from numpyro_vips.random_keys import threefry_key
 
 _CERTIFIED_ROWS = 8
 _TOLERANCE = 1e-7
@@ -134,7 +135,7 @@ class ConjugateLocals:
     def _certify(self, program: ConjugateProgram) -> None:
         """Compares with NumPyro's log density where the row's latents are a point."""
         graph = self._graph
-        params = initial_params(graph, jax.random.key(0))
+        params = initial_params(graph, threefry_key(0))
 
         def numpyros(row: Any, latents: Any) -> jax.Array:
             rows = {name: value[None] for name, value in row.items()}
@@ -245,7 +246,7 @@ def _given_globals(
     graph: ModelGraph, solved: Collection[str], sites: Collection[str]
 ) -> ModelGraph:
     """The model's graph with all but some latents of a row as data of the row."""
-    params = initial_params(graph, jax.random.key(0))
+    params = initial_params(graph, threefry_key(0))
     structure = jax.tree.structure(params)
     shapes = graph.arguments.row_shapes()
     row = {name: _abstract(x.shape, x.dtype) for name, x in shapes.items()}

@@ -51,8 +51,9 @@ from numpyro_vips.log_joint import made_up_row
 from numpyro_vips.model_graph import ModelGraph, Site
 from numpyro_vips.noisy_adam import default_optimizer
 from numpyro_vips.prior_centre import global_values, initial_params
+from numpyro_vips.random_keys import as_threefry, threefry_key
 from numpyro_vips.result import Posterior
-from numpyro_vips.row_gradients import Released, RowGradients
+from numpyro_vips.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.sparse_rows import dense_rows
 from numpyro_vips.user_guides import UserGuide
 
@@ -193,7 +194,7 @@ class DpviEngine:
             _guide_site(site, found.supports[site.name])
             for site in graph.latents("global")
         ]
-        self._params = params = self._initial_params(jax.random.key(0))
+        self._params = params = self._initial_params(threefry_key(0))
         centres = {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
 
         def row_elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
@@ -201,7 +202,7 @@ class DpviEngine:
             return self._row_elbo(values, self._constrained(params), row, key)
 
         def density(free: Mapping[str, Any], params: Any) -> jax.Array:
-            return row_elbo(free, params, self._row, jax.random.key(0))[0]
+            return row_elbo(free, params, self._row, threefry_key(0))[0]
 
         used = _reads(density, centres, params)
         if not any(jax.tree.leaves(used)):
@@ -226,7 +227,7 @@ class DpviEngine:
         self._released = self._blocks([site.name for site in read.sites], used[1])
         self.blocks = tuple(released.block for released in self._released)
         program = jax.make_jaxpr(row_elbo)(
-            space.split(start), params, self._row, jax.random.key(0)
+            space.split(start), params, self._row, threefry_key(0)
         )
         self._row_gradients = RowGradients(
             program,
@@ -234,6 +235,11 @@ class DpviEngine:
             num_particles=self._num_particles,
             arguments=None if self._perturb == "location" else self._arguments,
         )
+        key = threefry_key(0)
+        shared = jax.eval_shape(
+            self._shared, self._initial(key), *self._draws_at(key, 0)
+        )
+        self._row_gradients.check(shared, self._row)
 
     def _initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
         """Every parameter's initial value, unconstrained."""
@@ -269,17 +275,17 @@ class DpviEngine:
           read: Names of the globals that observations depend on, in order.
           reads_param: The same of every parameter, by leaf.
         """
-        variational = self._initial(jax.random.key(0))
+        variational = self._initial(threefry_key(0))
         free = self.space.split(self._start)
         num_read = sum(math.prod(free[name].shape) for name in read)
         if self._perturb == "all" and self._user_guide is not None and num_read:
 
             def density(variational: Variational) -> jax.Array:
-                (draw,) = jax.random.split(jax.random.key(0), 1)
+                (draw,) = jax.random.split(threefry_key(0), 1)
                 z, params = self._value(variational, draw), variational.params
                 values = self.space.constrain(z)[0]
                 params = self._constrained(params)
-                return self._row_elbo(values, params, self._row, jax.random.key(0))[0]
+                return self._row_elbo(values, params, self._row, threefry_key(0))[0]
 
             reads_param = _reads(density, variational)[0].params
         reads = iter(jax.tree.leaves(reads_param))
@@ -319,7 +325,7 @@ class DpviEngine:
 
     def initial_state(self, rng_key: jax.Array) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""
-        start_key, key = jax.random.split(rng_key)
+        start_key, key = jax.random.split(as_threefry(rng_key))
         variational: Any = self._initial(start_key)
         return DpviState(
             variational=variational,
@@ -418,9 +424,8 @@ class DpviEngine:
         key, draws = self._draws(state)
 
         def norms(variational: Variational, key: Any, draws: Any, rows: Any) -> Any:
-            tree = self._tree_at(variational, draws)
-            of_row = functools.partial(self._row_gradients.norms, tree, draws, key)
-            return jax.vmap(of_row)(rows)
+            shared = self._shared(variational, key, draws)
+            return self._row_gradients.norms(shared, rows)
 
         found = jax.jit(norms)(state.variational, key, draws, dense_rows(rows))
         return {name: np.asarray(found[name]) for name in names}
@@ -450,7 +455,7 @@ class DpviEngine:
         def draw(rng_key: jax.Array) -> dict[str, jax.Array]:
             return guide.draw_globals(points, rng_key).values
 
-        program, shapes = jax.make_jaxpr(draw, return_shape=True)(jax.random.key(0))
+        program, shapes = jax.make_jaxpr(draw, return_shape=True)(threefry_key(0))
         structure = jax.tree.structure(shapes)
         return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
 
@@ -479,10 +484,13 @@ class DpviEngine:
 
         These are numbers, or keys for a user's guide.
         """
+        return self._draws_at(state.key, state.step)
+
+    def _draws_at(self, key: jax.Array, step: Any) -> tuple[jax.Array, jax.Array]:
         size = None if self.guide is None else self.guide.num_draws
         return _draws_of_step(
-            state.key,
-            state.step,
+            key,
+            step,
             count=self._num_particles,
             size=size,
             dtype=self._start.dtype,
@@ -498,12 +506,14 @@ class DpviEngine:
         free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
         return self.space.join(free)
 
-    def _tree_at(self, variational: Variational, draws: jax.Array) -> tuple[Any, Any]:
-        """The tree at a step's draws."""
+    def _shared(
+        self, variational: Variational, key: jax.Array, draws: jax.Array
+    ) -> Shared:
+        """What the rows of a step need to know, at the step's key and draws."""
         z = self._start
         if self._perturb == "location":
             z = self._value(variational, draws[0])
-        return self._tree(variational, z)
+        return Shared(self._tree(variational, z), draws, key)
 
     def _sum(
         self,
@@ -515,13 +525,13 @@ class DpviEngine:
         scales: Mapping[str, Any],
         clipping_norm: Any,
     ) -> dict[str, jax.Array]:
-        tree = self._tree_at(variational, draws)
+        shared = self._shared(variational, key, draws)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
         rows = dense_rows(rows)
         rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
         return self._row_gradients.clipped_sum(
-            tree, draws, key, rows, mask, scales, clipping_norm
+            shared, rows, mask, scales, clipping_norm
         )
 
     # --- below the wall ---------------------------------------------------------------
@@ -584,9 +594,7 @@ class DpviEngine:
 
 
 def _drawn(program: Any, structure: Any, rng_key: jax.Array) -> dict[str, jax.Array]:
-    if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
-        rng_key = jax.random.wrap_key_data(rng_key)
-    return jax.tree.unflatten(structure, program(rng_key))
+    return jax.tree.unflatten(structure, program(as_threefry(rng_key)))
 
 
 @functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))

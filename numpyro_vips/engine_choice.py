@@ -20,6 +20,7 @@ from numpyro_vips.made_up_rows import rows_of_unit_size
 from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.model_graph import ModelGraph, build_graph
 from numpyro_vips.planning import Settings, Step, dpvi_schedule, vips_schedule
+from numpyro_vips.random_keys import threefry_key
 from numpyro_vips.result import Posterior
 from numpyro_vips.vips import VipsEngine
 
@@ -224,7 +225,7 @@ def _typical_norms(
     """Norms of each block in made-up rows, where a default is read off them."""
     if not settings.private or settings.clipping_norm is not None:
         return {}
-    state: Any = engine.initial_state(jax.random.key(0))
+    state: Any = engine.initial_state(threefry_key(0))
     for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
         norms = engine.row_norms(state, arguments.as_taken(rows), names)
         needed = list(norms.values())

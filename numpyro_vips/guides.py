@@ -16,6 +16,7 @@ import numpy as np
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
+from numpyro_vips.random_keys import as_threefry, threefry_key
 from numpyro_vips.result import register_posterior
 from numpyro_vips.visible_rows import Query
 
@@ -201,7 +202,7 @@ class _GuidePosterior(abc.ABC):
 
     def elbo(self, query: Query) -> np.ndarray:
         """The average of the rows' log densities over draws of the globals."""
-        draws = self.sample(jax.random.key(0), (NUM_DRAWS,))
+        draws = self.sample(threefry_key(0), (NUM_DRAWS,))
         return monte_carlo_bound(query, draws, self.points)
 
     @abc.abstractmethod
@@ -383,7 +384,7 @@ class DrawsPosterior(_GuidePosterior):
         """The posterior of a guide that draws all globals from a key."""
         numbers = sum(math.prod(site.shape) for site in sites)
         count = max(100, min(_MOST_DRAWS, _MOST_DRAW_NUMBERS // max(numbers, 1)))
-        keys = jax.random.split(jax.random.key(0), count)
+        keys = jax.random.split(threefry_key(0), count)
         draws = jax.jit(jax.vmap(draw))(keys) if sites else {}
         return cls(sites=sites, points=points, draws=draws, draw=draw)
 
@@ -405,7 +406,8 @@ class DrawsPosterior(_GuidePosterior):
             return {}
         count = math.prod(sample_shape)
         if self.draw is not None:
-            found = jax.vmap(self.draw)(jax.random.split(rng_key, count))
+            keys = jax.random.split(as_threefry(rng_key), count)
+            found = jax.vmap(self.draw)(keys)
         else:
             total = len(next(iter(self.draws.values())))
             chosen = jax.random.randint(rng_key, (count,), 0, total)

@@ -537,12 +537,12 @@ def _check_key(rng_key: Any) -> None:
             f"Expected a single key, got an array of keys of shape {rng_key.shape}. "
             "Pass one of them, such as keys[0]."
         )
-    is_legacy = (
+    is_words = (
         isinstance(rng_key, jax.Array | np.ndarray)
         and rng_key.dtype == np.uint32
-        and rng_key.shape == (2,)
+        and rng_key.shape in ((2,), jax.random.key_data(jax.random.key(0)).shape)
     )
-    if not (is_typed or is_legacy):
+    if not (is_typed or is_words):
         raise TypeError(
             "Expected the first argument of run to be a key such as "
             f"jax.random.key(0), got {type(rng_key).__name__}. The model's arguments "

@@ -28,8 +28,8 @@ from numpyro_vips.model_trace import (
     Distributed,
     Trace,
     abstract_rows,
-    without_dead_code,
 )
+from numpyro_vips.row_programs import without_dead_code
 
 Role = Literal["global", "local", "observed"]
 

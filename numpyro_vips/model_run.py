@@ -21,6 +21,7 @@ from numpyro.primitives import Messenger
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments
+from numpyro_vips.random_keys import threefry_key
 
 
 class UnitPlate(Messenger):
@@ -209,7 +210,7 @@ def run_model(
             unit_plate,
             _Substitute(latents, params or {}, model.unit),
             numpyro.handlers.seed(
-                rng_seed=jax.random.key(0) if rng_key is None else rng_key
+                rng_seed=threefry_key(0) if rng_key is None else rng_key
             ),
             numpyro.validation_enabled(False),
         ):

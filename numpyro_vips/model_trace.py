@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
-from jax.interpreters import partial_eval
 from numpyro.distributions import Distribution
 from numpyro.distributions.transforms import AffineTransform, ExpTransform
 
@@ -18,6 +16,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.model_run import run_model
 from numpyro_vips.plate_index import picks_rows_only
+from numpyro_vips.row_programs import check_row_program
 from numpyro_vips.sparse_rows import SparseRows
 
 
@@ -211,7 +210,7 @@ class Trace:
         self.closed, self.output_shapes = _traced(
             lambda: jax.make_jaxpr(self._program, return_shape=True)(rows, latents)
         )
-        _refuse_callbacks(without_dead_code(self.closed).jaxpr)
+        check_row_program(self.closed)
 
     def _program(self, rows: Any, latents: Any, index: Any = None) -> dict[str, Any]:
         trace, self.unit_plate = run_model(
@@ -269,28 +268,6 @@ def site_outputs(msg: Mapping[str, Any]) -> tuple[Distributed, dict[str, Any]]:
     if msg["scale"] is not None:
         outputs["scale"] = jnp.asarray(msg["scale"])
     return structure, outputs
-
-
-def without_dead_code(closed: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program without what no output needs, such as its unused random keys."""
-    outputs = [True] * len(closed.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, outputs, instantiate=True)
-    return jex_core.ClosedJaxpr(jaxpr, closed.consts)
-
-
-def _refuse_callbacks(jaxpr: jex_core.Jaxpr) -> None:
-    """Refuses a program that hands rows to Python, which may print or keep them."""
-    for eqn in jaxpr.eqns:
-        name = eqn.primitive.name
-        if "callback" in name or name == "debug_print":
-            raise UnsafeModelError(
-                f"The model calls back to Python ({name}), as jax.debug.print and "
-                "jax.pure_callback do. Single records would be shown to code that no "
-                "clipping bounds and no budget pays for. Take the call out, or keep it "
-                "for runs of the plain model."
-            )
-        for inner in jex_core.jaxprs_in_params(eqn.params):
-            _refuse_callbacks(inner)
 
 
 def _in_support(fn: Distribution, value: Any) -> jax.Array:

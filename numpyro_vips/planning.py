@@ -236,7 +236,21 @@ def bounded_blocks(
     for name, bound in bounds.items():
         _validate.moderate(**{f"the default clipping norm of {name}": bound})
     scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
-    return tuple(scaled), float(np.max(joint))
+    return tuple(scaled), _default_norm(joint)
+
+
+def _default_norm(joint: np.ndarray) -> float:
+    """The largest of some norms, held to what is asked of a norm that is given."""
+    norm = float(np.max(joint))
+    try:
+        _validate.moderate(clipping_norm=norm)
+    except ValueError as error:
+        raise ValueError(
+            f"No default clipping norm could be found for this model: {error} Pass "
+            "clipping_norm=, a bound on the L2 norm of what one row contributes, "
+            "chosen from public knowledge."
+        ) from None
+    return norm
 
 
 DPVI_STEPS = 200
@@ -275,7 +289,7 @@ def dpvi_schedule(
         given = settings.clipping_norm
         assert not isinstance(given, Mapping)  # Refused by the caller.
         joint = np.sqrt(sum(norms**2 for norms in typical_norms.values()))
-        clipping_norm = float(np.max(joint)) if given is None else given
+        clipping_norm = _default_norm(joint) if given is None else given
     step_size = 1.0
     if settings.private and not has_own_optimizer:
         step_size = min(DPVI_LONGEST_STEP, DPVI_STEPS / num_steps)

@@ -13,6 +13,7 @@ from numpyro.primitives import Messenger
 
 from numpyro_vips.made_up_rows import made_up_rows
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.random_keys import threefry_key
 
 _MEDIAN_DRAWS = 101
 _MOST_MEDIAN_NUMBERS = 10_000_000
@@ -58,7 +59,7 @@ def at_initial_params(graph: ModelGraph) -> ModelGraph:
     """The graph with its parameters held at initial values, as public constants."""
     if not graph.params:
         return graph
-    params = initial_params(graph, jax.random.key(0))
+    params = initial_params(graph, threefry_key(0))
     return dataclasses.replace(graph, run=functools.partial(graph.run, params=params))
 
 
@@ -69,7 +70,7 @@ class _PriorCentres(Messenger):
     """
 
     def __init__(self, *, distance: float = 0.0):
-        self.key = jax.random.key(0)
+        self.key = threefry_key(0)
         self.distance = distance
         super().__init__()
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpyro_vips.factored_gradients import FactoredProgram
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.index_ranges import indices_in_range
-from numpyro_vips.row_sums import in_pieces
+from numpyro_vips.row_programs import check_row_program, over_rows, row_program
+from numpyro_vips.row_sums import in_double, in_pieces
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
@@ -55,6 +56,20 @@ class Released(NamedTuple):
             start = stop
 
 
+class Shared(NamedTuple):
+    """What all rows of a step share; all of it public.
+
+    Attributes:
+      tree: The arrays in which gradients are taken.
+      draws: The guide's draws, one entry per particle.
+      key: The step's key.
+    """
+
+    tree: Any
+    draws: jax.Array
+    key: jax.Array
+
+
 class _RowGradient(NamedTuple):
     """One row's contribution.
 
@@ -89,7 +104,12 @@ class RowGradients:
           num_particles: Draws from the guide.
           arguments: The program's globals and parameters for a tree and a draw; None
             if they are the tree.
+
+        Raises:
+          UnsafeModelError: See `row_programs.check_row_program`.
         """
+        # Before derivatives are taken, which not every refused operation has.
+        check_row_program(program)
         self._released = released
         self._num_particles = num_particles
         self._arguments = arguments or (lambda tree, draw: tree)
@@ -97,10 +117,22 @@ class RowGradients:
         leaves = [leaf for entry in released for leaf in entry.leaves]
         is_direct = arguments is None and num_particles == 1
         self._program = FactoredProgram(program, leaves if is_direct else ())
+        self._of_row = jax.jit(self._gradient_of_row)
+        self._of_rows = over_rows(self._of_row)
 
-    def _of_row(
-        self, tree: Any, draws: jax.Array, key: jax.Array, row: Mapping[str, Any]
-    ) -> _RowGradient:
+    def check(self, shared: Shared, row: Mapping[str, Any]) -> None:
+        """Refuses a model or guide by which rows could meet or leave.
+
+        Args:
+          shared, row: Of which only shapes and types are looked at.
+
+        Raises:
+          UnsafeModelError: See `row_programs.check_row_program`.
+        """
+        row_program(self._of_row, shared, row)
+
+    def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
+        tree, draws, key = shared
         # Of the row's content, not its place in the batch: otherwise taking one row
         # away would change what the others contribute.
         row_key = jax.random.fold_in(key, _fingerprint(row))
@@ -137,23 +169,29 @@ class RowGradients:
         frames = jax.tree.map(lambda x: x[0], found.frames)
         return _RowGradient(leaves, frames, jnp.all(found.is_valid))
 
-    def norms(
-        self, tree: Any, draws: jax.Array, key: jax.Array, row: Mapping[str, Any]
-    ) -> dict[str, jax.Array]:
-        """Norm of each block of one row, unclipped; NaN where the row may not count."""
-        found = self._of_row(tree, draws, key, row)
-        norms = {}
-        for entry in self._released:
-            parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
-            norm = jnp.linalg.norm(jnp.stack(parts))
-            norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
-        return norms
+    def norms(self, shared: Shared, rows: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Norm of each block of each row, unclipped; NaN where the row may not count.
+
+        Args:
+          shared: What all rows share.
+          rows: Rows that the caller may see, with a leading axis of rows.
+        """
+
+        def of_row(found: _RowGradient) -> dict[str, jax.Array]:
+            norms = {}
+            for entry in self._released:
+                parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
+                norm = jnp.linalg.norm(jnp.stack(parts))
+                norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
+            return norms
+
+        found = self._of_rows(shared, rows)
+        with jax.enable_x64(True):
+            return jax.vmap(of_row)(in_double(found))
 
     def clipped_sum(
         self,
-        tree: Any,
-        draws: jax.Array,
-        key: jax.Array,
+        shared: Shared,
         rows: Mapping[str, jax.Array],
         mask: jax.Array,
         scales: Mapping[str, Any],
@@ -161,34 +199,36 @@ class RowGradients:
     ) -> dict[str, jax.Array]:
         """The sum that `DpviEngine.bounded_sum` describes, in double precision.
 
-        Rows are added in double precision alone: in single, errors of rounding grow
-        with the number of rows, and all of them change when one row is left out.
+        Norms are taken and rows are added in double precision. In single, squares of
+        small numbers are zero, so that a row could count with a norm of zero; and
+        errors of rounding grow with the number of rows, and all of them change when one
+        row is left out.
         """
         # Which precision a row is worked on in is for the caller to say.
         is_double = jnp.result_type(float) == jnp.float64
         uses = self._program.uses
-        like = jax.tree.leaves(tree)
+        like = jax.tree.leaves(shared.tree)
         leaf_scales = {
             leaf: scales[entry.block.name]
             for entry in self._released
             for leaf in entry.leaves
         }
 
-        def of_row(row: Any, present: Any) -> tuple[Any, Any]:
-            # Else XLA may work out a number twice, for the norm and for the sum, and
-            # round it in two ways.
-            found = jax.lax.optimization_barrier(self._of_row(tree, draws, key, row))
-            valid = present & found.is_valid
-            clipped = _clipped(found.leaves, leaf_scales, clipping_norm, valid)
-            return clipped, found.frames
-
         def piece_sum(rows: Any, mask: Any) -> dict[int, jax.Array]:
             with jax.enable_x64(is_double):
-                leaves, frames = jax.vmap(of_row)(rows, mask)
+                # Else XLA may work out a number twice, for the norm and for the sum,
+                # and round it in two ways.
+                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
+            leaves = jax.vmap(_clipped, in_axes=(0, None, None, 0))(
+                in_double(found.leaves),
+                in_double(leaf_scales),
+                in_double(clipping_norm),
+                mask & found.is_valid,
+            )
             return {
-                leaf: uses[leaf].total(like[leaf], frames[leaf], each)
+                leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
                 if leaf in uses
-                else jnp.sum(each, 0, dtype=jnp.float64)
+                else jnp.sum(each, 0)
                 for leaf, each in leaves.items()
             }
 
@@ -250,23 +290,23 @@ def _clipped(
     clipping_norm: Any,
     valid: Any,
 ) -> dict[int, jax.Array]:
-    """Shortens a contribution to the clipping norm; zero where it may not count."""
+    """Shortens a row's contribution to the clipping norm; zero where it may not count.
+
+    Everything is in double precision, in which neither the squares of numbers of single
+    precision nor sums of these are too small or too large. Where the numbers were
+    worked out in double precision, a norm that is too large counts as infinite, and the
+    row as zero.
+    """
     joint = jnp.concatenate(
-        [scales[name] * jnp.ravel(value) for name, value in contribution.items()]
+        [scales[leaf] * jnp.ravel(value) for leaf, value in contribution.items()]
     )
     valid = valid & jnp.all(jnp.isfinite(joint))
-    precision = jnp.finfo(joint.dtype)
+    norm = jnp.sqrt(jnp.sum(joint**2))
     # Room for the rounding of the norm itself.
-    bound = clipping_norm * (1 - precision.eps * (8 + joint.size**0.5))
-    # Squares of large entries would overflow, and a division by a very large number
-    # underflows where XLA multiplies by the inverse: then the norm would come out as
-    # zero and nothing be clipped. A fixed power of two keeps clear of both.
-    is_large = jnp.max(jnp.abs(joint), initial=0.0) > 2.0 ** (precision.maxexp // 4)
-    shrink = jnp.where(is_large, 2.0 ** -(5 * precision.maxexp // 8), 1.0)
-    norm = jnp.sqrt(jnp.sum((shrink * joint) ** 2))
-    fits = norm <= shrink * bound
-    factor = bound / jnp.where(fits, 1.0, norm)
+    bound = clipping_norm * (1 - jnp.finfo(joint.dtype).eps * (8 + joint.size**0.5))
+    fits = norm <= bound
+    factor = jnp.where(fits, 1.0, bound / jnp.where(fits, 1.0, norm))
     return {
-        name: jnp.where(valid, jnp.where(fits, value, (shrink * value) * factor), 0.0)
-        for name, value in contribution.items()
+        leaf: jnp.where(valid, factor * value, 0.0)
+        for leaf, value in contribution.items()
     }

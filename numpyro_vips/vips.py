@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.released_statistics import Statistic
 from numpyro_vips.conjugacy.row_statistics import with_repeats
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.made_up_rows import made_up_rows
+from numpyro_vips.random_keys import as_threefry
 
 # Sweeps over the globals in all steps together, and at least in each of them: they go
 # on from where the step before has left them.
@@ -109,7 +110,7 @@ class VipsEngine:
         )
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
-        moments, start = self._start(rng_key, self._any_row)
+        moments, start = self._start(as_threefry(rng_key), self._any_row)
         joint = self._joint_moments(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
         for name, value in start.items():

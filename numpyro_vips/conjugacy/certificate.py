@@ -26,6 +26,7 @@ from numpyro_vips.made_up_rows import with_made_up_rows
 from numpyro_vips.model_graph import ModelGraph
 from numpyro_vips.model_trace import abstract_taken_rows
 from numpyro_vips.prior_centre import at_initial_params
+from numpyro_vips.row_programs import check_row_program
 from numpyro_vips.sparse_rows import dense_rows
 
 NUM_ROWS = 3
@@ -99,7 +100,8 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
 
     Raises:
       UnsafeModelError: It is not, as with `X - X.mean(0)`; one person's record would
-        then act on the contributions of others.
+        then act on the contributions of others. Or the model uses an operation by which
+        rows could meet or leave; see `row_programs`.
     """
 
     graph = at_initial_params(graph)
@@ -110,11 +112,13 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
     def of_rows(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
         return log_joint(graph, rows, latents)[0]
 
-    together = evaluate_in_double(of_rows, rows, latents)
     singles = [
         ({k: v[number : number + 1] for k, v in rows.items()}, mine)
         for number, mine in enumerate(rows_apart(graph, latents, NUM_ROWS))
     ]
+    # What the evaluation below could not run, or would hand to Python.
+    check_row_program(jax.make_jaxpr(of_rows)(*singles[0]))
+    together = evaluate_in_double(of_rows, rows, latents)
     of_one = trace_in_double(of_rows, *singles[0])
     apart = sum(of_one(*single) for single in singles)
     if not _close(together, apart):

@@ -52,6 +52,7 @@ from numpyro_vips.conjugacy.starting_moments import zero_moments
 from numpyro_vips.conjugacy.structure import Structure, normal_terms
 from numpyro_vips.conjugacy.terms import Term
 from numpyro_vips.model_graph import ModelGraph
+from numpyro_vips.row_programs import over_rows
 from numpyro_vips.row_sums import in_double, in_pieces
 from numpyro_vips.sparse_rows import dense_rows
 
@@ -368,13 +369,15 @@ class ConjugateProgram:
         """The E-step: rows' terms, and their numbers with a leading axis of rows."""
         found: list[list[Term]] = []
 
-        def solve(row: Mapping[str, Any]) -> Share:
+        def solve(shared: Any, row: Mapping[str, Any]) -> Share:
+            joint, scales, means = shared
             local_moments = self.solve_locals(joint, row, sweeps)
             terms, share = self._share(row, local_moments, scales, means)
             found.append(terms)
             return share
 
-        shares = jax.vmap(solve)(rows)
+        shared = jax.tree.map(jnp.asarray, (dict(joint), dict(scales), dict(means)))
+        shares = over_rows(solve)(shared, rows)
         # Else XLA may work out a number twice, for the norm and for the sum, and round
         # it in two ways.
         return found[0], jax.lax.optimization_barrier(shares)
