@@ -17,7 +17,7 @@ from numpyro_vips.factored_gradients import FactoredProgram
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.index_ranges import indices_in_range
 from numpyro_vips.row_programs import check_row_program, over_rows, row_program
-from numpyro_vips.row_sums import in_double, in_pieces
+from numpyro_vips.row_sums import clipping_factor, in_double, in_pieces
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
@@ -294,18 +294,16 @@ def _clipped(
 
     Everything is in double precision, in which neither the squares of numbers of single
     precision nor sums of these are too small or too large. Where the numbers were
-    worked out in double precision, a norm that is too large counts as infinite, and the
-    row as zero.
+    worked out in double precision, a row whose norm is too large for it counts as
+    zero.
     """
     joint = jnp.concatenate(
         [scales[leaf] * jnp.ravel(value) for leaf, value in contribution.items()]
     )
-    valid = valid & jnp.all(jnp.isfinite(joint))
     norm = jnp.sqrt(jnp.sum(joint**2))
-    # Room for the rounding of the norm itself.
-    bound = clipping_norm * (1 - jnp.finfo(joint.dtype).eps * (8 + joint.size**0.5))
-    fits = norm <= bound
-    factor = jnp.where(fits, 1.0, bound / jnp.where(fits, 1.0, norm))
+    # So not a number, nor too large, is any entry.
+    valid = valid & jnp.isfinite(norm)
+    factor = clipping_factor(norm, clipping_norm)
     return {
         leaf: jnp.where(valid, factor * value, 0.0)
         for leaf, value in contribution.items()

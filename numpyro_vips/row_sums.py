@@ -1,4 +1,4 @@
-"""How rows are added up: in double precision, and some at a time.
+"""How rows are clipped and added up: in double precision, and some at a time.
 
 Both engines work on rows in the precision that the caller has switched on, and add them
 in double precision, under `jax.enable_x64(True)`.
@@ -8,6 +8,23 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+# By how much rows are clipped below the clipping norm.
+_ROOM = 2.0**-20
+
+
+def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
+    """What a row is multiplied by, so that its norm is at most the clipping norm.
+
+    There is room for rounding, also of the norm, and of the clipping norm and the
+    scales, which the caller gives in single precision.
+
+    Args:
+      norm: Norm of the row's joint vector, finite, in double precision.
+      clipping_norm: The bound on it; infinity clips nothing.
+    """
+    bound = clipping_norm * (1.0 - _ROOM)
+    return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-300))
 
 
 def in_double(tree: Any) -> Any:

@@ -357,14 +357,18 @@ def test_functions_of_jax_are_allowed() -> None:
 
 
 @pytest.mark.parametrize("clipping_norm", [1e-29, 1e-20, 1e20])
-def test_dpvi_clips_numbers_of_every_size(clipping_norm: float) -> None:
+@pytest.mark.parametrize("is_product", [True, False])
+def test_dpvi_clips_numbers_of_every_size(
+    is_product: bool, clipping_norm: float
+) -> None:
     """A row of entries whose squares are zero in single precision has a norm."""
 
     @nv.private(unit="rows")
     def model(X: Any) -> None:
         slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([64]).to_event(1))
         with numpyro.plate("rows", X.shape[0]):
-            numpyro.factor("gradient", X @ slope)
+            each = X @ slope if is_product else jnp.sum(jnp.sin(slope) * X, -1)
+            numpyro.factor("gradient", each)
             numpyro.sample("y", dist.StudentT(4, 0.0, 1), obs=jnp.ones(X.shape[0]))
 
     largest = 0.0
@@ -377,7 +381,7 @@ def test_dpvi_clips_numbers_of_every_size(clipping_norm: float) -> None:
         norm = np.linalg.norm(sums["loc"])
         assert norm <= sensitivity == clipping_norm
         largest = max(largest, norm)
-    assert largest > 0.99 * clipping_norm
+    assert largest > 0.9 * clipping_norm
 
 
 def test_a_default_clipping_norm_is_held_to_what_a_given_one_is() -> None:

@@ -40,6 +40,7 @@ from numpyro_vips.conjugacy.terms import (
     is_known,
     labels_of,
 )
+from numpyro_vips.row_sums import clipping_factor
 
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
@@ -47,8 +48,6 @@ Entry = tuple[Term, Labels]
 # Rounding errors of a contraction, in units of the machine epsilon times the sum of
 # magnitudes: far more than blocked summation makes.
 _ROUNDING = 64.0
-# By how much rows are clipped below the clipping norm.
-_ROOM = 2.0**-20
 
 
 # --- what a row has a share in --------------------------------------------------------
@@ -467,10 +466,8 @@ def clipping_weights(
 ) -> tuple[jax.Array, jax.Array]:
     """What each row is multiplied by, and which rows may be looked at at all."""
     usable = mask & jnp.isfinite(norms)
-    # Room for rounding, also of the norm and the scales as the caller gives them.
-    bound = clipping_norm * (1.0 - _ROOM)
-    shrink = jnp.minimum(1.0, bound / jnp.maximum(norms, 1e-300))
-    return jnp.where(usable, shrink, 0.0), usable
+    factors = clipping_factor(norms, clipping_norm)
+    return jnp.where(usable, factors, 0.0), usable
 
 
 def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
