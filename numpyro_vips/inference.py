@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from tqdm.auto import tqdm
 
@@ -65,8 +66,8 @@ class PrivateVI:
         a minibatch then costs in place of the length of its rows: `{"counts": 128}`
         for one private array argument, or a number if there is only one. Rows with more
         keep the largest.
-      max_batch_size: Most rows worked on at a time; larger minibatches take several
-        passes, so none is ever cut.
+      max_batch_size: Most rows worked on at a time, rounded up to a multiple of 64;
+        larger minibatches take several passes, so none is ever cut.
       local_steps: Sweeps of coordinate ascent over the latents of a row.
       guide: For DPVI: `"mean_field"` (the default), `"full_rank"` or `"low_rank"`, a
         Normal on the unconstrained globals, or a NumPyro function of the model's
@@ -296,7 +297,9 @@ class PrivateVI:
         plan = self._plan(analysis)
         steps, epsilon, delta = self._price(analysis.steps)
         random = SecureRandom(insecure_seed=self.insecure_seed)
-        statement = self._statement(analysis, steps, epsilon, delta, random)
+        statement = self._statement(
+            analysis, steps, epsilon, delta, random, _platform(rng_key)
+        )
         state = analysis.engine.initial_state(rng_key)
         planned = time.perf_counter()
         self._rehearse(analysis, steps, state)
@@ -424,6 +427,7 @@ class PrivateVI:
         epsilon: float,
         delta: float,
         random: SecureRandom,
+        platform: str,
     ) -> PrivacyStatement:
         norms = tuple(dict.fromkeys(step.clipping_norm for step in steps))
         return PrivacyStatement(
@@ -438,6 +442,7 @@ class PrivateVI:
             public=_public_facts(analysis),
             clipping_norm=norms[0] if len(norms) == 1 else norms,
             engine=analysis.engine.name,
+            platform=platform,
             num_rows=analysis.arguments.public_num_rows,
             num_rows_declared=analysis.arguments.num_rows_declared,
         )
@@ -548,6 +553,12 @@ def _check_key(rng_key: Any) -> None:
             f"jax.random.key(0), got {type(rng_key).__name__}. The model's arguments "
             "follow it: run(rng_key, X, y)."
         )
+
+
+def _platform(rng_key: Any) -> str:
+    """Where JAX works on rows: on its default device, or where the key lies."""
+    arrays = jnp.zeros(()), jnp.asarray(rng_key)
+    return ", ".join(sorted({d.platform for x in arrays for d in x.devices()}))
 
 
 def _public_facts(analysis: Analysis) -> tuple[str, ...]:

@@ -49,6 +49,11 @@ NOT_COVERED = (
     "as rounded double precision numbers, not exact reals",
     "what is treated as public",
 )
+_NOT_A_CPU = (
+    "rows that make use of their place: that a row contributes the same to the last "
+    "digit wherever it stands in a batch is tested on CPUs, and this fit ran on: "
+    "{platform}"
+)
 
 
 def library_versions() -> dict[str, str]:
@@ -84,6 +89,8 @@ class PrivacyStatement:
       public: Everything that is treated as public: a sentence or a name each.
       clipping_norm: Bound on each row's contribution, or one for each kind of step.
       engine: `"vips"` or `"dpvi"`.
+      platform: JAX's name for what worked on the rows, such as `"cpu"`; several are
+        separated by commas.
       num_rows: The number of rows that the scale, the sampling rate and delta use.
       num_rows_declared: Whether the caller declared it, rather than it being the actual
         length.
@@ -101,6 +108,7 @@ class PrivacyStatement:
     public: tuple[str, ...]
     clipping_norm: float | tuple[float, ...]
     engine: str
+    platform: str
     num_rows: int
     num_rows_declared: bool
     versions: Mapping[str, str] = dataclasses.field(default_factory=library_versions)
@@ -121,6 +129,13 @@ class PrivacyStatement:
     def is_private(self) -> bool:
         """False for an infinite epsilon."""
         return math.isfinite(self.epsilon)
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the guarantee leaves out: a sentence each."""
+        if self.platform == "cpu":
+            return NOT_COVERED
+        return (*NOT_COVERED, _NOT_A_CPU.format(platform=self.platform))
 
     @functools.cached_property
     def gaussian_dp_mu(self) -> float | None:
@@ -166,11 +181,12 @@ class PrivacyStatement:
             "events": [event.to_dict() for event in self.events],
             "noise_source": self.noise_source,
             "public": list(self.public),
-            "not_covered": list(NOT_COVERED),
+            "not_covered": list(self.not_covered),
             "clipping_norm": [json_number(norm) for norm in norms]
             if isinstance(norms, tuple)
             else json_number(norms),
             "engine": self.engine,
+            "platform": self.platform,
             "num_rows": self.num_rows,
             "num_rows_declared": self.num_rows_declared,
             "versions": dict(self.versions),
@@ -194,6 +210,8 @@ class PrivacyStatement:
             if isinstance(norms, list)
             else float(norms),
             engine=fields["engine"],
+            # Statements of earlier versions do not say.
+            platform=fields.get("platform", "unknown"),
             num_rows=int(fields["num_rows"]),
             num_rows_declared=bool(fields["num_rows_declared"]),
             versions=dict(fields["versions"]),
@@ -230,6 +248,7 @@ class PrivacyStatement:
         )
         lines += [
             f"Engine:      {self.engine}",
+            f"Platform:    {self.platform}",
             f"Sampling:    {_SAMPLING_WORDS[self.sampling]}",
             f"Accountant:  {self.accountant}: {_ACCOUNTANT_WORDS[self.accountant]}",
             "Clipping:    each row's contribution to norm "
@@ -247,7 +266,7 @@ class PrivacyStatement:
         lines.append(f"  number of rows: {self.num_rows} ({origin})")
         lines += [f"  {fact}" for fact in self.public]
         lines.append("Not covered:")
-        lines += [f"  {fact}" for fact in NOT_COVERED]
+        lines += [f"  {fact}" for fact in self.not_covered]
         versions = ", ".join(f"{k} {v}" for k, v in self.versions.items())
         lines.append(f"Versions:    {versions}")
         return "\n".join(lines)

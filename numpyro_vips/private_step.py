@@ -18,9 +18,11 @@ from numpyro_vips.batch_selection import padded_chunks, select_rows
 from numpyro_vips.engine_choice import Engine
 from numpyro_vips.model_arguments import ModelArguments
 from numpyro_vips.planning import Step
+from numpyro_vips.row_sums import aligned
 from numpyro_vips.secure_random import SecureRandom
 
-# Rows that are worked on at a time at most, unless max_batch_size says otherwise.
+# Rows that are worked on at a time at most, unless max_batch_size says otherwise; a
+# multiple of ROW_ALIGNMENT.
 DEFAULT_CHUNK = 4096
 # Chunks that are worked on at once.
 MAX_WORKERS = min(4, os.cpu_count() or 1)
@@ -107,7 +109,8 @@ def noise_of_sums(step: Step) -> dict[str, float]:
 def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[int, int]:
     """Number and length of the chunks that a batch is worked on in; both are public.
 
-    There are few and equal ones, and none is left out when a Poisson batch is short:
+    There are few and equal ones, of a length at which it does not matter where a row
+    stands (`row_sums.aligned`). None is left out when a Poisson batch is short:
     its size would show in how long the step takes. A batch longer than six standard
     deviations above its mean takes a further chunk: of large batches one in a billion,
     of batches of few rows one in some hundred thousand.
@@ -117,5 +120,5 @@ def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[in
         longest += 6.0 * math.sqrt(longest) + 1.0
     # A fixed size is a whole number up to rounding, which is not to add a row.
     longest = max(1, min(math.ceil(longest - 1e-6), num_rows))
-    number = math.ceil(longest / (max_batch_size or DEFAULT_CHUNK))
-    return number, math.ceil(longest / number)
+    number = math.ceil(longest / aligned(max_batch_size or DEFAULT_CHUNK))
+    return number, aligned(math.ceil(longest / number))

@@ -17,7 +17,7 @@ from numpyro_vips.factored_gradients import FactoredProgram
 from numpyro_vips.gaussian_mechanism import Block
 from numpyro_vips.index_ranges import indices_in_range
 from numpyro_vips.row_programs import check_row_program, over_rows, row_program
-from numpyro_vips.row_sums import clipping_factor, in_double, in_pieces
+from numpyro_vips.row_sums import clipping_factor, in_double, in_pieces, piece_length
 
 # Per-row gradients are held for so many numbers at a time.
 _MOST_GRADIENT_NUMBERS = 2**23
@@ -239,11 +239,10 @@ class RowGradients:
         self, piece_sum: Any, rows: Any, mask: jax.Array, like: Sequence[jax.Array]
     ) -> dict[int, jax.Array]:
         """The sum over rows, of which few enough are worked on at a time."""
-        count, size = mask.shape[0], self._rows_at_a_time(like)
-        if count <= size:
-            return piece_sum(rows, mask)
-        split = in_pieces(dict(rows), mask, size)
+        split = in_pieces(dict(rows), mask, self._rows_at_a_time(like))
         first = jax.tree.map(lambda x: x[0], split)
+        if len(split[1]) == 1:
+            return piece_sum(*first)
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(piece_sum, *first)
         )
@@ -262,7 +261,7 @@ class RowGradients:
                     numbers += like[leaf].size
                 else:
                     numbers += math.prod(use.shape) + use.frame_size
-        return max(1, _MOST_GRADIENT_NUMBERS // max(1, numbers * self._num_particles))
+        return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
 
     def _blocks(self, leaves: Mapping[int, jax.Array]) -> dict[str, jax.Array]:
         return {entry.block.name: entry.joined(leaves) for entry in self._released}

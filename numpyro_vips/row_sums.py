@@ -1,7 +1,14 @@
-"""How rows are clipped and added up: in double precision, and some at a time.
+"""How rows are clipped and added up: in double precision, and an even number at a time.
 
 Both engines work on rows in the precision that the caller has switched on, and add them
 in double precision, under `jax.enable_x64(True)`.
+
+A row's place must not decide what it contributes. A processor works on as many rows at
+once as its vectors are wide, and on those that are left over one by one, where it may
+add a row's numbers in another order. If they cancel, as those of x @ w may, the last
+digit decides about the sign of the result, and a row behind one that is left out would
+contribute something else. So nothing may be left over: rows are worked on together by
+`aligned` lengths, or one by one. `tests/test_rounding.py` tests that for both engines.
 """
 
 from typing import Any
@@ -11,6 +18,11 @@ import jax.numpy as jnp
 
 # By how much rows are clipped below the clipping norm.
 _ROOM = 2.0**-20
+# Rows that are worked on together are a multiple of these: more than fit into any
+# vector, also where loops over vectors are unrolled.
+ROW_ALIGNMENT = 64
+# So many rows may take this times as much as the rows of a piece otherwise do.
+_LARGER = 8
 
 
 def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
@@ -27,6 +39,25 @@ def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-300))
 
 
+def aligned(length: int) -> int:
+    """The next multiple of `ROW_ALIGNMENT`."""
+    return -(-length // ROW_ALIGNMENT) * ROW_ALIGNMENT
+
+
+def piece_length(size_of_row: int, limit: int) -> int:
+    """How many rows to work on together: a multiple of `ROW_ALIGNMENT`, or one.
+
+    Args:
+      size_of_row: What a row takes while it is worked on, such as in bytes.
+      limit: What the rows of a piece may take. `ROW_ALIGNMENT` rows may take up to
+        eight times as much; if they take more, rows are worked on one by one.
+    """
+    fitting = limit // max(1, size_of_row)
+    if fitting >= ROW_ALIGNMENT:
+        return fitting - fitting % ROW_ALIGNMENT
+    return ROW_ALIGNMENT if ROW_ALIGNMENT * size_of_row <= _LARGER * limit else 1
+
+
 def in_double(tree: Any) -> Any:
     """Real numbers in double precision, where that is switched on."""
 
@@ -37,19 +68,30 @@ def in_double(tree: Any) -> Any:
     return jax.tree.map(converted, tree)
 
 
-def in_pieces(rows: Any, mask: jax.Array, size: int) -> tuple[Any, jax.Array]:
-    """Splits rows into equal pieces of at most `size`, with padding.
+def in_pieces(
+    rows: Any, mask: jax.Array, size: int | None = None
+) -> tuple[Any, jax.Array]:
+    """Splits rows into equal pieces, filled up with rows that the mask leaves out.
+
+    Args:
+      rows: Arrays with a leading axis of rows.
+      mask: Whether each row counts.
+      size: Most rows of a piece, a multiple of `ROW_ALIGNMENT` or one; None for all
+        rows in one piece.
 
     Returns:
-      The rows and the mask, with the pieces along a new leading axis.
+      The rows and the mask, with the pieces along a new leading axis. A piece has an
+      `aligned` length, or one row if `size` is one.
     """
     count = mask.shape[0]
-    number = -(-count // size)
-    size = -(-count // number)
-    missing = number * size - count
+    number = 1 if size is None else max(1, -(-count // size))
+    length = 1 if size == 1 else aligned(max(1, -(-count // number)))
+    missing = number * length - count
 
     def split(array: jax.Array) -> jax.Array:
         padding = [(0, missing), *((0, 0) for _ in array.shape[1:])]
-        return jnp.pad(array, padding).reshape(number, size, *array.shape[1:])
+        return jnp.pad(array, padding).reshape(number, length, *array.shape[1:])
 
-    return jax.tree.map(split, rows), split(mask)
+    pieces = jax.tree.map(split, rows), split(mask)
+    # Else XLA may work on the rows as they were and fill up what comes out.
+    return jax.lax.optimization_barrier(pieces) if missing else pieces

@@ -47,6 +47,7 @@ def statement(events=None, **changes):
         "public": ("feature names", "model: the program itself"),
         "clipping_norm": 1.5,
         "engine": "vips",
+        "platform": "cpu",
         "num_rows": 1234,
         "num_rows_declared": False,
         **changes,
@@ -77,6 +78,7 @@ NOT_PRIVATE = {
         {"events": [event(sampling="without_replacement", rate=0.05)]},
         {"events": [event(sampling="full", rate=1.0)], "clipping_norm": (1.0, 2.5)},
         {"accountant": "moments"},
+        {"platform": "gpu"},
         NOT_PRIVATE,
     ],
 )
@@ -133,6 +135,22 @@ def test_what_is_not_covered_names_the_known_gaps():
     gaps = " ".join(NOT_COVERED)
     for gap in ("floating-point", "timing", "several rows", "public", "released"):
         assert gap in gaps
+
+
+@pytest.mark.parametrize("platform", ["gpu", "cpu, tpu", "unknown"])
+def test_rows_places_are_claimed_for_cpus_alone(platform):
+    """That they do not matter has been tested nowhere else."""
+    assert "place" not in str(statement())
+    own = statement(platform=platform)
+    assert own.to_dict()["platform"] == platform
+    for gaps in (str(own), " ".join(own.to_dict()["not_covered"])):
+        assert "contributes the same" in gaps and f"ran on: {platform}" in gaps
+
+
+def test_a_statement_that_does_not_say_where_it_ran_claims_nothing():
+    fields = statement().to_dict()
+    del fields["platform"], fields["not_covered"]
+    assert "ran on: unknown" in str(PrivacyStatement.from_dict(fields))
 
 
 def test_replacement_is_said():

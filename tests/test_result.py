@@ -96,6 +96,7 @@ def statement(epsilon=1.0):
         public=("vocabulary",),
         clipping_norm=1.0 if private else math.inf,
         engine="vips",
+        platform="cpu",
         num_rows=100,
         num_rows_declared=False,
     )

@@ -16,7 +16,12 @@ import pytest
 from test_row_statistics import NAMES, setup
 
 import numpyro_vips as nv
+from numpyro_vips import row_gradients
+from numpyro_vips.conjugacy.row_statistics import piece_size
 from numpyro_vips.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.planning import Step
+from numpyro_vips.private_step import DEFAULT_CHUNK, chunks_of
+from numpyro_vips.row_sums import in_pieces
 
 NORM = 0.45
 
@@ -49,6 +54,15 @@ def test_numbers_of_every_size_are_clipped(name: str) -> None:
     assert largest > 0.9 * NORM
 
 
+# --- a row's place --------------------------------------------------------------------
+
+COLUMNS = 16
+# Numbers that a processor may work on at once: vectors of 16, four of them unrolled.
+WIDEST = 64
+# Of these some rows are left over when a vector takes as many as it can.
+ODD_LENGTHS = (37, 130, 1001, 4004)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_contributes_the_same_wherever_it_stands(name: str) -> None:
     """To the last digit: how loops are cut into vectors must not show."""
@@ -60,6 +74,149 @@ def test_a_row_contributes_the_same_wherever_it_stands(name: str) -> None:
     for other in sums[1:]:
         for block, value in sums[0].items():
             np.testing.assert_array_equal(other[block], value)
+
+
+def heavy_tails(X: Any, y: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4.0, X @ w, 1.0), obs=y)
+
+
+def linear(X: Any, y: Any) -> None:
+    """Its gradient at X = 1, y = 0 is -w."""
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+def one_factor(X: Any, y: Any) -> None:
+    """A row's latent hears Σ X w, and tells the weights X times its mean."""
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([COLUMNS]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        z: Any = numpyro.sample("z", dist.Normal(y, 1.0))
+        numpyro.sample("X", dist.Normal(z[:, None] * w, 1.0).to_event(1), obs=X)
+
+
+PLACED = {"dpvi": heavy_tails, "vips": one_factor}
+
+
+def start_of(fn: Any, engine: str, num_rows: int = 1) -> tuple[Any, Any]:
+    """The engine and the state in which `release` takes its first step."""
+    vi = nv.PrivateVI(
+        nv.private(fn, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-6),
+        engine=engine,
+        num_rows=num_rows,
+    )
+    rows = np.zeros((1, COLUMNS), np.float32), np.zeros(1, np.float32)
+    analysis = vi._analyse(rows, {})
+    return analysis.engine, analysis.engine.initial_state(jax.random.key(0))
+
+
+def contribution(start: tuple[Any, Any], X: Any, mask: Any) -> np.ndarray:
+    engine, state = start
+    sums = engine.bounded_sum(
+        state,
+        {"X": X, "y": np.zeros(len(X), np.float32)},
+        mask,
+        scales={block.name: 1.0 for block in blocks_of(engine)},
+        clipping_norm=1.0,
+    )
+    return np.concatenate([np.ravel(sums[name]) for name in sorted(sums)])
+
+
+def blocks_of(engine: Any) -> Any:
+    if engine.name == "dpvi":
+        return engine.blocks
+    return (*engine.blocks("adaptive"), *engine.blocks("once"))
+
+
+def weights_of(engine: str, num_rows: int = 1) -> np.ndarray:
+    """What the models above multiply X by in their first step."""
+    if engine == "vips":
+        _, state = start_of(one_factor, engine, num_rows)
+        return np.ravel(state.moments["w"]["x"]).astype(np.float64)
+    start = start_of(linear, engine, num_rows)
+    rows = np.eye(COLUMNS, dtype=np.float32)
+    return -contribution(start, rows, np.ones(COLUMNS, bool))
+
+
+def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
+    """Of X @ w only what is rounded off is left, which depends on the order."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(0, 1e4, (count, COLUMNS)).astype(np.float32)
+    column = np.argmax(np.abs(weights))
+    rest = np.delete(X, column, 1) @ np.delete(weights, column)
+    X[:, column] = -rest / weights[column]
+    return X
+
+
+@pytest.mark.parametrize("engine", PLACED)
+def test_rows_that_cancel_contribute_the_same_wherever_they_stand(engine: str) -> None:
+    """At odd lengths, and at lengths of passes from one piece to many."""
+    start = start_of(PLACED[engine], engine)
+    rows = cancelling_rows(weights_of(engine), 6)
+    norms = []
+    for length in (*ODD_LENGTHS, 64, 320, 4096):
+        places = sorted({0, length // 2, *(max(0, length - i) for i in (9, 5, 2, 1))})
+        for row in rows:
+            X = np.tile(row, (length, 1))
+            found = [contribution(start, X, np.arange(length) == i) for i in places]
+            norms.append(np.linalg.norm(found[0]))
+            for other in found[1:]:
+                np.testing.assert_array_equal(other, found[0])
+    assert np.median(norms) > 0.01
+
+
+@pytest.mark.parametrize("sampling", ["poisson", "without_replacement", "full"])
+@pytest.mark.parametrize("max_batch_size", [None, 1, 7, 100, 1001, 4004])
+def test_no_pass_leaves_rows_over(sampling: Any, max_batch_size: int | None) -> None:
+    """At no size of a batch, whatever the length of a pass may be."""
+    for size in range(1, 5001):
+        num_rows = size if sampling == "full" else 5000
+        step = Step(
+            blocks=(),
+            clipping_norm=1.0,
+            noise_multiplier=1.0,
+            relation="add_or_remove",
+            sampling=sampling,
+            sampling_rate=size / num_rows,
+        )
+        number, length = chunks_of(step, num_rows, max_batch_size)
+        assert length % WIDEST == 0
+        assert length < (max_batch_size or DEFAULT_CHUNK) + WIDEST
+        assert number * length >= size
+
+
+def test_no_piece_leaves_rows_over() -> None:
+    """Nor where a row takes much memory, and few are worked on at a time."""
+    for bytes_per_row in np.unique(np.geomspace(1, 2**34, 4000).astype(int)).tolist():
+        size = piece_size(bytes_per_row)
+        assert size == 1 or size % WIDEST == 0
+        # One by one only if there is no other way.
+        assert size > 1 or WIDEST * bytes_per_row > 2**28
+        assert size <= WIDEST or size * bytes_per_row <= 2**26
+    rows, mask = {"x": np.arange(1.0, 1001.0)}, np.ones(1000, bool)
+    for size, shape in [(256, (4, 256)), (192, (6, 192)), (1, (1000, 1))]:
+        split, present = in_pieces(rows, mask, size)
+        assert split["x"].shape == present.shape == shape
+        np.testing.assert_array_equal(split["x"][present], rows["x"])
+
+
+def test_gradients_that_take_much_memory_are_taken_by_whole_vectors_or_one_by_one(
+    monkeypatch: Any,
+) -> None:
+    rows = cancelling_rows(weights_of("dpvi"), 4)
+    length = 130
+    places = [0, *range(62, 66), *range(120, length)]
+    for most in (2000, 500, 1):
+        monkeypatch.setattr(row_gradients, "_MOST_GRADIENT_NUMBERS", most)
+        start = start_of(heavy_tails, "dpvi")
+        for row in rows:
+            X = np.tile(row, (length, 1))
+            found = [contribution(start, X, np.arange(length) == i) for i in places]
+            for other in found[1:]:
+                np.testing.assert_array_equal(other, found[0])
 
 
 # --- many rows ------------------------------------------------------------------------
@@ -111,32 +268,68 @@ def start_of_dpvi(released: list[Mapping[str, np.ndarray]]) -> float:
     return float(released.pop()["loc"][0])
 
 
-def release(fn: Callable[..., None], engine: str, arguments: Any) -> None:
+def release(
+    fn: Callable[..., None],
+    engine: str,
+    arguments: Any,
+    num_rows: int = NUM_ROWS,
+    max_batch_size: int | None = None,
+) -> None:
     nv.PrivateVI(
         nv.private(fn, unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-6),
         engine=engine,
-        num_rows=NUM_ROWS,
+        num_rows=num_rows,
+        max_batch_size=max_batch_size,
         num_steps=1,
         clipping_norm=1.0,
         progress_bar=False,
     ).run(jax.random.key(0), *arguments)
 
 
-@pytest.mark.parametrize("case", ["VIPS", "VIPS, cancellation", "DPVI"])
-def test_a_row_moves_no_sum_by_rounding(case: str, monkeypatch: Any) -> None:
-    """Every row behind one that is left out has another place in the sum."""
-    released: list[Mapping[str, np.ndarray]] = []
+@pytest.fixture
+def released(monkeypatch: Any) -> list[Mapping[str, np.ndarray]]:
+    """The sums of every step before they get noise."""
+    found: list[Mapping[str, np.ndarray]] = []
     add_noise = GaussianMechanism.add_noise
 
     def watched(self: Any, sums: Mapping[str, Any], rng: Any) -> Any:
         assert self.sensitivity("add_or_remove") == 1.0
-        released.append(
-            {block.name: np.array(sums[block.name]) for block in self.blocks}
-        )
+        found.append({block.name: np.array(sums[block.name]) for block in self.blocks})
         return add_noise(self, sums, rng)
 
     monkeypatch.setattr(GaussianMechanism, "add_noise", watched)
+    return found
+
+
+def distance(sums: Mapping[str, np.ndarray], others: Mapping[str, np.ndarray]) -> float:
+    changes = [sums[name] - others[name] for name in sums]
+    return float(np.sqrt(sum((change**2).sum() for change in changes)))
+
+
+@pytest.mark.parametrize("engine", PLACED)
+def test_a_row_moves_no_other_across_an_edge(
+    engine: str, released: list[Mapping[str, np.ndarray]]
+) -> None:
+    """Rows that cancel move to the end of the pass before, without the first row.
+
+    That one contributes nothing, or for VIPS very little.
+    """
+    passes, length = 25, 1001
+    X = np.zeros((passes * length, COLUMNS), np.float32)
+    X[length::length] = cancelling_rows(weights_of(engine, len(X)), passes - 1)
+    arguments = X, np.zeros(len(X), np.float32)
+    for some in (arguments, [array[1:] for array in arguments]):
+        release(PLACED[engine], engine, some, len(X), length)
+    with_row, without = released
+    assert distance(with_row, without) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("case", ["VIPS", "VIPS, cancellation", "DPVI"])
+def test_a_row_moves_no_sum_by_rounding(
+    case: str, released: list[Mapping[str, np.ndarray]]
+) -> None:
+    """Every row behind one that is left out has another place in the sum."""
     ulp = 2.0**-13
     if case == "VIPS":
         fn, engine = means, "vips"
@@ -153,6 +346,4 @@ def test_a_row_moves_no_sum_by_rounding(case: str, monkeypatch: Any) -> None:
     for some in (arguments, [array[1:] for array in arguments]):
         release(fn, engine, some)
     with_row, without = released
-    changes = [with_row[name] - without[name] for name in with_row]
-    distance = np.sqrt(sum((change**2).sum() for change in changes))
-    assert distance <= 1 + 1e-9
+    assert distance(with_row, without) <= 1 + 1e-9

@@ -336,13 +336,13 @@ class ConjugateProgram:
         def zeros(parts: Mapping[str, Part]) -> dict[str, jax.Array]:
             return {name: zero_sum(parts[name], joint[name].shape) for name in scales}
 
-        size = self._piece_size(rows)
-        if size is None or mask.shape[0] <= size:
-            parts = of_piece(rows, mask)
+        pieces = in_pieces(dict(rows), mask, self._piece_size(rows))
+        first = jax.tree.map(lambda x: x[0], pieces)
+        if len(pieces[1]) == 1:
+            parts = of_piece(*first)
             sums = add_parts(zeros(parts), parts)
         else:
-            pieces = in_pieces(rows, mask, size)
-            parts = jax.eval_shape(of_piece, *jax.tree.map(lambda x: x[0], pieces))
+            parts = jax.eval_shape(of_piece, *first)
             sums, _ = jax.lax.scan(
                 lambda sums, piece: (add_parts(sums, of_piece(*piece)), None),
                 zeros(parts),

@@ -40,7 +40,7 @@ from numpyro_vips.conjugacy.terms import (
     is_known,
     labels_of,
 )
-from numpyro_vips.row_sums import clipping_factor
+from numpyro_vips.row_sums import clipping_factor, piece_length
 
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
@@ -453,12 +453,12 @@ def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
 
 # Rows whose latents are swept are worked on in pieces that stay near the processor.
 MAX_PIECE = 256
-_MAX_PIECE_BYTES = 2**26
+_PIECE_BYTES = 2**26
 
 
 def piece_size(bytes_per_row: int) -> int:
     """How many rows to work on together, given what the latents of one take."""
-    return max(1, min(MAX_PIECE, _MAX_PIECE_BYTES // max(1, bytes_per_row)))
+    return min(MAX_PIECE, piece_length(bytes_per_row, _PIECE_BYTES))
 
 
 def clipping_weights(
