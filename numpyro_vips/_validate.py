@@ -7,18 +7,31 @@ from typing import Any
 
 
 def _number(name: str, value: Any) -> None:
-    # An array of no dimension is as good as a number.
-    if not isinstance(value, numbers.Real) and getattr(value, "ndim", None) != 0:
+    # An array of no dimension is as good as a number; a truth value or text is not.
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")
+    is_number = isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
+    if not is_number or isinstance(value, bool) or kind in "bSUOMmc":
         raise TypeError(
             f"Expected {name}={value!r} to be a number, got {type(value).__name__}."
         )
 
 
+# Every check is written so that NaN, with which no comparison holds, fails it.
+
+
 def positive(**values: float) -> None:
     for name, value in values.items():
         _number(name, value)
-        if not value > 0 or math.isnan(value):
+        if not value > 0:
             raise ValueError(f"Expected {name}={value!r} to be positive.")
+
+
+def nonnegative(**values: float) -> None:
+    """Checks for a number that is zero or positive; infinity is one."""
+    for name, value in values.items():
+        _number(name, value)
+        if not value >= 0:
+            raise ValueError(f"Expected {name}={value!r} to be zero or positive.")
 
 
 def moderate(**values: float) -> None:
@@ -34,8 +47,10 @@ def moderate(**values: float) -> None:
 
 def positive_integer(**values: int) -> None:
     for name, value in values.items():
-        _number(name, value)
-        if isinstance(value, bool) or int(value) != value or value < 1:
+        is_boolean = isinstance(value, bool)
+        if not is_boolean:
+            _number(name, value)
+        if is_boolean or not 1 <= value < math.inf or int(value) != value:
             raise ValueError(f"Expected {name}={value!r} to be a positive integer.")
 
 
@@ -45,6 +60,25 @@ def probability(**values: float) -> None:
         _number(name, value)
         if not 0 < value <= 1:
             raise ValueError(f"Expected {name}={value!r} in (0, 1].")
+
+
+def delta(**values: float) -> None:
+    """Checks for a number in [0, 1)."""
+    for name, value in values.items():
+        _number(name, value)
+        if not 0 <= value < 1:
+            raise ValueError(f"Expected {name}={value!r} in [0, 1).")
+
+
+def text(**values: str) -> None:
+    """Checks for a text that is not empty."""
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise TypeError(
+                f"Expected {name}={value!r} to be a text, got {type(value).__name__}."
+            )
+        if not value.strip():
+            raise ValueError(f"Expected {name}={value!r} not to be empty.")
 
 
 def names(option: str, given: Iterable[str], known: Iterable[str], of: str) -> None:

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any, Literal
 
-from numpyro_vips.accounting import Accountant, GaussianEvent, Relation, json_number
+from numpyro_vips import _validate
+from numpyro_vips.accounting import (
+    ACCOUNTANTS,
+    RELATIONS,
+    Accountant,
+    GaussianEvent,
+    Relation,
+    json_number,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -14,15 +22,21 @@ class Charge:
 
     Attributes:
       label: What was fitted.
+      unit: Who is protected: the name of the plate whose rows the relation is about.
+        None in an entry of a file that did not record it.
       epsilon: The entry's epsilon by itself.
       delta: The entry's delta by itself.
       relation: The neighbouring relation that both are about.
       accountant: Who priced it.
       events: Every noisy release, in physical quantities.
       time: When it was charged, ISO 8601 in UTC.
+
+    Raises:
+      ValueError: A number is out of range, or an event has another relation.
     """
 
     label: str
+    unit: str | None
     epsilon: float
     delta: float
     relation: Relation
@@ -30,10 +44,24 @@ class Charge:
     events: tuple[GaussianEvent, ...]
     time: str
 
+    def __post_init__(self) -> None:
+        if self.unit is not None:
+            _validate.text(unit=self.unit)
+        _validate.nonnegative(epsilon=self.epsilon)
+        _validate.delta(delta=self.delta)
+        _validate.one_of(RELATIONS, relation=self.relation)
+        _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
+        if any(event.relation != self.relation for event in self.events):
+            raise ValueError(
+                f"Expected every event to have relation={self.relation!r}, the fit's "
+                "own."
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields; an infinite number becomes the string `"inf"`."""
         return {
             "label": self.label,
+            "unit": self.unit,
             "epsilon": json_number(self.epsilon),
             "delta": self.delta,
             "relation": self.relation,
@@ -47,6 +75,7 @@ class Charge:
         """The inverse of `to_dict`."""
         return cls(
             label=fields["label"],
+            unit=fields["unit"],
             epsilon=float(fields["epsilon"]),
             delta=float(fields["delta"]),
             relation=fields["relation"],

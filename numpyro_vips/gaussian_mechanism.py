@@ -67,10 +67,9 @@ class Block:
     norm_bound: float = math.inf
 
     def __post_init__(self) -> None:
-        _validate.positive(scale=self.scale, norm_bound=self.norm_bound)
+        _validate.moderate(scale=self.scale)
+        _validate.positive(norm_bound=self.norm_bound)
         _validate.one_of(GEOMETRIES, geometry=self.geometry)
-        if not math.isfinite(self.scale):
-            raise ValueError(f"Expected scale={self.scale!r} to be finite.")
         square = len(self.shape) >= 2 and self.shape[-1] == self.shape[-2]
         if self.symmetric and not square:
             raise ValueError(
@@ -177,6 +176,10 @@ class GaussianMechanism:
         noise.
       noise_multiplier: Standard deviation over sensitivity; zero adds nothing.
       relation: The neighbouring relation that the noise protects.
+
+    Raises:
+      ValueError: A number is out of range, or there is noise and the sensitivity is so
+        small or large that its square is not a floating-point number.
     """
 
     blocks: tuple[Block, ...]
@@ -187,10 +190,10 @@ class GaussianMechanism:
     def __post_init__(self) -> None:
         _validate.positive(clipping_norm=self.clipping_norm)
         _validate.one_of(RELATIONS, relation=self.relation)
-        if not 0 <= self.noise_multiplier < math.inf:
+        _validate.nonnegative(noise_multiplier=self.noise_multiplier)
+        if math.isinf(self.noise_multiplier):
             raise ValueError(
-                f"Expected noise_multiplier={self.noise_multiplier!r} to be zero or "
-                "positive, and finite."
+                f"Expected noise_multiplier={self.noise_multiplier!r} to be finite."
             )
         if not self.blocks:
             raise ValueError("Expected at least one block to release, got none.")
@@ -202,6 +205,10 @@ class GaussianMechanism:
                 "Expected a finite clipping_norm with noise_multiplier="
                 f"{self.noise_multiplier!r}: noise cannot hide a row of unbounded size."
             )
+        if self.noise_multiplier > 0:
+            # Squares that underflow would turn the noise off.
+            _validate.moderate(clipping_norm=self.clipping_norm)
+            _validate.moderate(sensitivity=self.sensitivity())
 
     def sensitivity(self, relation: Relation | None = None) -> float:
         """How far one row can move the sum of joint vectors, in L2 norm.

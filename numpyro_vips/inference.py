@@ -308,6 +308,7 @@ class PrivateVI:
             self.budget.charge(
                 epsilon=epsilon,
                 delta=delta,
+                unit=self.model.unit,
                 relation=self.settings.relation,
                 events=events_of(steps),
                 accountant=self.accountant,
@@ -417,7 +418,14 @@ class PrivateVI:
                 "steps (num_steps=), a lower sampling_rate or more noise, or leave "
                 "noise_multiplier out. Nothing was charged."
             )
-        self.budget.check(epsilon, delta, self.settings.relation, events)
+        self.budget.check(
+            epsilon=epsilon,
+            delta=delta,
+            unit=self.model.unit,
+            relation=self.settings.relation,
+            events=events,
+            accountant=self.accountant,
+        )
         return tuple(steps), epsilon, delta
 
     def _statement(

@@ -5,6 +5,7 @@ Several processes may share one: whoever reads it in order to write it holds its
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -13,10 +14,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import filelock
+
 from numpyro_vips.accounting import json_number
 from numpyro_vips.charges import Charge
 
-_FORMAT = "numpyro_vips privacy ledger 1"
+_FORMAT = "numpyro_vips privacy ledger 2"
+_FORMAT_WITHOUT_UNITS = "numpyro_vips privacy ledger 1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +34,9 @@ class LedgerFile:
 
     def read(self) -> tuple[Charge, ...]:
         """What has been charged, oldest first.
+
+        Files of the first format are read too, so that no ledger is lost. They do not
+        tell whose rows each charge is about: their charges have no unit.
 
         Raises:
           ValueError: The file is damaged, or is of another budget.
@@ -53,11 +60,16 @@ class LedgerFile:
         try:
             record = json.loads(content)
             body = record["ledger"]
-            if record["sha256"] != _checksum(body) or body["format"] != _FORMAT:
+            if record["sha256"] != _checksum(body):
                 raise ValueError(damaged)
-            charges = tuple(Charge.from_dict(fields) for fields in body["charges"])
+            entries = body["charges"]
+            if body["format"] == _FORMAT_WITHOUT_UNITS:
+                entries = [{**fields, "unit": None} for fields in entries]
+            elif body["format"] != _FORMAT:
+                raise ValueError(damaged)
+            charges = tuple(Charge.from_dict(fields) for fields in entries)
             found = (float(body["epsilon"]), body["delta"], body["composition"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(damaged) from error
         if found != (self.epsilon, self.delta, self.composition):
             raise ValueError(
@@ -96,14 +108,21 @@ class LedgerFile:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keeps other processes out while the file is read and replaced."""
+        """Keeps other processes and threads out while the file is read and replaced.
+
+        The lock is the operating system's, which goes with the process that holds it.
+
+        Raises:
+          OSError: The lock's file cannot be written, or there are no such locks.
+        """
+        lock = self._lock()
         try:
-            descriptor = os.open(
-                self.path.with_name(f".{self.path.name}.lock"),
-                os.O_RDWR | os.O_CREAT,
-                0o600,
-            )
+            # filelock would make the folder, of a path that may be misspelt.
+            os.stat(os.path.join(self.path.parent, ""))
+            lock.acquire()
         except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise self._no_locks() from error
             raise OSError(
                 error.errno,
                 "The privacy ledger cannot be written, and nothing was spent: "
@@ -112,18 +131,35 @@ class LedgerFile:
                 str(self.path),
             ) from error
         try:
-            _lock_descriptor(descriptor)
             yield
         finally:
-            os.close(descriptor)
+            lock.release()
 
+    def _lock(self) -> filelock.BaseFileLock:
+        """A new lock each time: one that is held again lets its own thread through."""
+        # Where the system has no locks, filelock takes the mere existence of a file for
+        # one: a killed process would leave it locked, and whoever removes it, open.
+        if not issubclass(
+            filelock.FileLock, filelock.UnixFileLock | filelock.WindowsFileLock
+        ):
+            raise self._no_locks()
+        return filelock.FileLock(
+            self.path.with_name(f".{self.path.name}.lock"),
+            mode=0o600,
+            poll_interval=0.01,
+            fallback_to_soft=False,
+        )
 
-def _lock_descriptor(descriptor: int) -> None:
-    # Only on POSIX; the lock goes with the descriptor, also when the process dies.
-    with contextlib.suppress(ImportError):
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    def _no_locks(self) -> OSError:
+        return OSError(
+            errno.ENOLCK,
+            "The privacy ledger cannot be locked, and nothing was spent: this system "
+            "or this disk has no file locks, so that two processes could spend the "
+            "same budget. Choose a path on a disk that has them, or leave path= out: "
+            "the ledger then belongs to one process, and counts as spent in full when "
+            "it ends",
+            str(self.path),
+        )
 
 
 def _sync_folder(folder: Path) -> None:

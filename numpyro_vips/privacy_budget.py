@@ -11,13 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
-from numpyro_vips.accounting import (
-    ACCOUNTANTS,
-    RELATIONS,
-    Accountant,
-    GaussianEvent,
-    Relation,
-)
+from numpyro_vips.accounting import Accountant, GaussianEvent, Relation
 from numpyro_vips.accounting.renyi_filter import filter_epsilon
 from numpyro_vips.charges import Charge, exact, total
 from numpyro_vips.errors import BudgetExceededError
@@ -83,9 +77,8 @@ class PrivacyBudget:
           OSError: The file cannot be written. Nothing has been spent.
         """
         _validate.positive(epsilon=epsilon)
+        _validate.delta(delta=delta)
         _validate.one_of(COMPOSITIONS, composition=composition)
-        if not 0 <= delta < 1:
-            raise ValueError(f"Expected delta={delta!r} in [0, 1).")
         if math.isfinite(epsilon) and delta == 0:
             raise ValueError(
                 f"Expected delta={delta!r} to be positive with a finite "
@@ -143,6 +136,15 @@ class PrivacyBudget:
         charges = self.charges
         return charges[0].relation if charges else None
 
+    @property
+    def unit(self) -> str | None:
+        """Whose rows the first charge is about, which every later one must share.
+
+        None before the first charge, and where an old file did not record it.
+        """
+        charges = self.charges
+        return charges[0].unit if charges else None
+
     def spent(self) -> Spending:
         """What has been spent so far, by the ledger's own rule of composition."""
         with self._lock:
@@ -168,26 +170,33 @@ class PrivacyBudget:
 
     def check(
         self,
+        *,
         epsilon: float,
         delta: float,
+        unit: str,
         relation: Relation,
         events: Sequence[GaussianEvent],
+        accountant: Accountant = "pld",
     ) -> None:
         """Raises what `charge` would raise, and spends nothing.
 
+        The arguments are those of `charge`.
+
         Raises:
           BudgetExceededError: The charge would overrun the budget.
-          ValueError: The relation is not the ledger's or not the events', or a number
-            is out of range.
+          ValueError: The unit or the relation is not the ledger's, a number is out of
+            range, or the events cost more than `epsilon`.
         """
+        entry = _entry(epsilon, delta, unit, relation, events, accountant)
         with self._lock:
-            self._check(self._current_charges(), epsilon, delta, relation, events)
+            self._check(self._current_charges(), entry)
 
     def charge(
         self,
         *,
         epsilon: float,
         delta: float,
+        unit: str,
         relation: Relation,
         events: Sequence[GaussianEvent],
         accountant: Accountant = "pld",
@@ -198,8 +207,10 @@ class PrivacyBudget:
         Args:
           epsilon: The fit's own epsilon, as `accountant` prices `events`, or its share.
           delta: The fit's own delta.
+          unit: Who is protected: the name of the plate of private rows.
           relation: The neighbouring relation.
-          events: Every noisy release of the fit.
+          events: Every noisy release of the fit. A release of another kind has none,
+            and counts by its epsilon and delta alone: only with `"split"`.
           accountant: Who priced it.
           label: What is fitted, for people.
 
@@ -208,11 +219,11 @@ class PrivacyBudget:
 
         Raises:
           BudgetExceededError: The charge would overrun the budget.
-          ValueError: The relation is not the ledger's or not the events', a number is
-            out of range, or the events cost more than `epsilon`.
+          ValueError: The unit or the relation is not the ledger's, a number is out of
+            range, or the events cost more than `epsilon`.
           RuntimeError: The ledger has no file and was opened by another process.
         """
-        _validate.one_of(ACCOUNTANTS, accountant=accountant)
+        entry = _entry(epsilon, delta, unit, relation, events, accountant, label)
         if self.is_private and self._file is None and os.getpid() != self._process:
             raise RuntimeError(
                 "This ledger is kept in the memory of the process that opened it, and "
@@ -222,18 +233,7 @@ class PrivacyBudget:
             )
         with self._lock, self._file_lock():
             charges = self._current_charges()
-            self._check(charges, epsilon, delta, relation, events)
-            self._check_price(epsilon, delta, events, accountant)
-            now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-            entry = Charge(
-                label=label,
-                epsilon=float(epsilon),
-                delta=float(delta),
-                relation=relation,
-                accountant=accountant,
-                events=tuple(events),
-                time=now,
-            )
+            self._check(charges, entry)
             if self._file is not None:
                 self._file.write((*charges, entry))
             self._charges = (*charges, entry)
@@ -302,43 +302,32 @@ class PrivacyBudget:
         )
         return max(factor, share_factor)
 
-    def _check(
-        self,
-        charges: tuple[Charge, ...],
-        epsilon: float,
-        delta: float,
-        relation: Relation,
-        events: Sequence[GaussianEvent],
-    ) -> None:
-        if not epsilon >= 0:
-            raise ValueError(f"Expected epsilon={epsilon!r} to be zero or positive.")
-        if not 0 <= delta < 1:
-            raise ValueError(f"Expected delta={delta!r} in [0, 1).")
-        _validate.one_of(RELATIONS, relation=relation)
-        if any(event.relation != relation for event in events):
-            raise ValueError(
-                f"Expected every event to have relation={relation!r}, the fit's own."
-            )
-        if charges and charges[0].relation != relation:
-            raise ValueError(
-                f"Expected relation={charges[0].relation!r}, which this ledger's "
-                f"first fit used, got {relation!r}: epsilons about different "
-                "neighbours do not add up. Choose the sampling that belongs to the "
-                "ledger's relation, or open another ledger for other data."
-            )
-        if not self.is_private:
-            return
-        if math.isinf(epsilon):
+    def _check(self, charges: tuple[Charge, ...], entry: Charge) -> None:
+        if charges:
+            _check_neighbours(charges[0], entry)
+        if self.is_private:
+            self._check_budget(charges, entry)
+        _check_price(entry)
+
+    def _check_budget(self, charges: tuple[Charge, ...], entry: Charge) -> None:
+        if math.isinf(entry.epsilon):
             raise BudgetExceededError(
                 "The fit has no noise, so its epsilon is infinite. "
                 f"{self._summary(charges)} Nothing was charged. Use "
                 "PrivacyBudget(math.inf) for a fit that need not be private."
             )
         if self._composition == "rdp":
-            together = [event for charge in charges for event in charge.events]
-            together += events
-            reading = filter_epsilon(together, self._epsilon, self._delta)
-            if reading > self._epsilon * (1 + float(_ROUNDING)):
+            if entry.epsilon > 0 and not entry.events:
+                raise ValueError(
+                    f"Expected the events of a fit of epsilon={entry.epsilon!r}, got "
+                    "none: the ledger's Rényi filter adds up events and would count "
+                    "it as free. Nothing was charged. Charge what is no Gaussian "
+                    "release to a ledger with composition='split'."
+                )
+            events = [event for charge in (*charges, entry) for event in charge.events]
+            reading = filter_epsilon(events, self._epsilon, self._delta)
+            # Written so that a reading that is not a number is refused.
+            if not reading <= self._epsilon * (1 + float(_ROUNDING)):
                 raise BudgetExceededError(
                     "The fit would raise the ledger's Rényi filter to epsilon="
                     f"{reading:.6g}. {self._summary(charges)} Nothing was charged. "
@@ -346,37 +335,18 @@ class PrivacyBudget:
                     "a lower sampling rate."
                 )
             return
-        over_epsilon = total("epsilon", charges) + exact(epsilon) > exact(
-            self._epsilon
-        ) * (1 + _ROUNDING)
-        over_delta = total("delta", charges) + exact(delta) > exact(self._delta) * (
-            1 + _ROUNDING
-        )
-        if over_epsilon or over_delta:
+        together = (*charges, entry)
+        most_epsilon = exact(self._epsilon) * (1 + _ROUNDING)
+        most_delta = exact(self._delta) * (1 + _ROUNDING)
+        if total("epsilon", together) > most_epsilon or (
+            total("delta", together) > most_delta
+        ):
             raise BudgetExceededError(
-                f"The fit asks for epsilon={epsilon:.6g}, delta={delta:.3g}. "
+                f"The fit asks for epsilon={entry.epsilon:.6g}, "
+                f"delta={entry.delta:.3g}. "
                 f"{self._summary(charges)} Nothing was charged. Ask for a smaller "
                 "share (epsilon=, delta=), or open the ledger with a larger budget "
                 "before the first fit."
-            )
-
-    def _check_price(
-        self,
-        epsilon: float,
-        delta: float,
-        events: Sequence[GaussianEvent],
-        accountant: Accountant,
-    ) -> None:
-        """Refuses a charge that is lower than what its events cost."""
-        if math.isinf(epsilon):
-            return
-        price = accounting.epsilon_of_events(events, delta=delta, accountant=accountant)
-        if price > epsilon * (1 + 1e-9):
-            raise ValueError(
-                f"Expected epsilon={epsilon!r} to be at least what the events cost at "
-                f"delta={delta!r}, which is {price!r} by accountant={accountant!r}. "
-                "Nothing was charged. Charge that price, or calibrate the noise to "
-                "the share."
             )
 
     def _file_lock(self) -> contextlib.AbstractContextManager[None]:
@@ -435,9 +405,12 @@ class PrivacyBudget:
         with self._lock:
             spent, left, charges = self.spent(), self.remaining(), self._charges
         kind = "" if self.is_private else "   NOT PRIVATE"
+        # A ledger without charges may be used for any unit.
+        units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
         lines = [
             f"Privacy budget: epsilon = {self._epsilon:.6g}, "
-            f"delta = {self._delta:.3g}, composition {self._composition!r}{kind}"
+            f"delta = {self._delta:.3g}, composition {self._composition!r}{kind}",
+            *units,
         ]
         rows = [("charged (UTC)", "epsilon", "delta", "releases", "accountant", "for")]
         for charge in charges:
@@ -460,3 +433,74 @@ class PrivacyBudget:
             f"Left: epsilon = {left.epsilon:.6g}, delta = {left.delta:.3g}."
         )
         return "\n".join(lines)
+
+
+def _entry(
+    epsilon: float,
+    delta: float,
+    unit: str,
+    relation: Relation,
+    events: Sequence[GaussianEvent],
+    accountant: Accountant,
+    label: str = "",
+) -> Charge:
+    # The entries of old files have no unit; a new one needs it. Numbers are checked
+    # as they came: what follows turns them into Python's own.
+    _validate.text(unit=unit)
+    _validate.nonnegative(epsilon=epsilon)
+    _validate.delta(delta=delta)
+    return Charge(
+        label=label,
+        unit=unit,
+        epsilon=float(epsilon),
+        delta=float(delta),
+        relation=relation,
+        accountant=accountant,
+        events=tuple(events),
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _check_neighbours(first: Charge, entry: Charge) -> None:
+    """Refuses a charge about other neighbours than the ledger's first."""
+    if first.relation != entry.relation:
+        raise ValueError(
+            f"Expected relation={first.relation!r}, which this ledger's first fit "
+            f"used, got {entry.relation!r}: epsilons about different neighbours do not "
+            "add up. Nothing was charged. Choose the sampling that belongs to the "
+            "ledger's relation, or open another ledger for other data."
+        )
+    if first.unit is None:
+        # Whether they are the same cannot be known, and a sum that may be too small
+        # is not offered to the people in the data.
+        raise ValueError(
+            f"Expected a ledger about unit={entry.unit!r}, and this one was begun by a "
+            "version that did not record the unit: its charges may be about others, "
+            "and epsilons about different neighbours do not add up. Nothing was "
+            "charged. Keep this file, count its budget as spent, and open another "
+            "ledger whose budget you decide on together with it."
+        )
+    if first.unit != entry.unit:
+        raise ValueError(
+            f"Expected unit={first.unit!r}, which this ledger's first fit protects, "
+            f"got {entry.unit!r}: epsilons about different neighbours do not add up. "
+            "Nothing was charged. Give the plate the same name if its rows are the "
+            "same individuals, or open another ledger for the other unit."
+        )
+
+
+def _check_price(entry: Charge) -> None:
+    """Refuses a charge that is lower than what its events cost."""
+    if math.isinf(entry.epsilon):
+        return
+    price = accounting.epsilon_of_events(
+        entry.events, delta=entry.delta, accountant=entry.accountant
+    )
+    # Written so that a price that is not a number is refused.
+    if not price <= entry.epsilon * (1 + 1e-9):
+        raise ValueError(
+            f"Expected epsilon={entry.epsilon!r} to be at least what the events cost "
+            f"at delta={entry.delta!r}, which is {price!r} by accountant="
+            f"{entry.accountant!r}. Nothing was charged. Charge that price, or "
+            "calibrate the noise to the share."
+        )

@@ -741,8 +741,20 @@ def test_noise_multiplier_is_stddev_over_sensitivity():
         {"sampling": "full"},
         {"noise_stddev": -1.0},
         {"noise_stddev": math.nan},
+        {"noise_stddev": np.float32("nan")},
+        {"noise_stddev": 1e300, "sensitivity": 1e-300},
+        {"noise_stddev": 1e-300, "sensitivity": 1e300},
+        {"noise_stddev": 1.0, "sensitivity": 5e-324},
         {"sensitivity": 0.0},
+        {"sensitivity": math.nan},
+        {"sensitivity": math.inf},
+        {"noise_stddev": math.inf, "sensitivity": math.inf},
+        {"sampling_rate": math.nan},
         {"num_steps": 0},
+        {"num_steps": True},
+        {"num_steps": math.inf},
+        {"num_steps": math.nan},
+        {"num_steps": 10**400},
     ],
 )
 def test_events_check_themselves(change):
@@ -756,6 +768,104 @@ def test_events_check_themselves(change):
     GaussianEvent(**fields)
     with pytest.raises(ValueError, match="Expected"):
         GaussianEvent(**{**fields, **change})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"noise_stddev": True},
+        {"noise_stddev": np.True_},
+        {"noise_stddev": "inf"},
+        {"sensitivity": np.array("1.0")},
+        {"sampling_rate": 0.5j},
+    ],
+)
+def test_only_numbers_are_numbers(change):
+    fields = event(rate=0.5).to_dict()
+    with pytest.raises(TypeError, match="to be a number"):
+        GaussianEvent(**{**fields, **change})
+
+
+def test_numbers_of_narrow_types_do_not_overflow():
+    """In single precision the ratio would be infinite, and so the release free."""
+    fields: dict[str, Any] = {
+        "noise_stddev": np.float32(1e20),
+        "sensitivity": np.float32(1e-20),
+        "sampling_rate": np.float32(1.0),
+        "num_steps": np.int8(100),
+    }
+    narrow = GaussianEvent(relation="add_or_remove", sampling="full", **fields)
+    assert narrow.noise_multiplier == pytest.approx(1e40)
+    (group,) = groups_of([narrow, narrow])
+    assert group.num_steps == 200
+    assert [type(value) for value in (narrow.noise_stddev, narrow.num_steps)] == [
+        float,
+        int,
+    ]
+    # An array could be changed after the check.
+    stddev = np.array(1.0)
+    kept = GaussianEvent(**{**event(rate=0.5).to_dict(), "noise_stddev": stddev})
+    stddev[...] = math.nan
+    assert kept.noise_stddev == 1.0
+
+
+def test_dictionaries_cannot_make_events_free():
+    fields = event(rate=0.5).to_dict()
+    for change in (
+        {"noise_stddev": "nan"},
+        {"sensitivity": "inf"},
+        {"noise_stddev": "inf", "sensitivity": "inf"},
+        {"sensitivity": "nan"},
+    ):
+        with pytest.raises(ValueError, match="Expected"):
+            GaussianEvent.from_dict({**fields, **change})
+
+
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_infinite_noise_is_free_and_nothing_else(accountant):
+    hidden = [event(math.inf, 0.5)]
+    assert accounting.epsilon_of_events(hidden, delta=0.0, accountant=accountant) == 0
+    exposed = [event(0.0, 0.5)]
+    for events in (exposed, [*hidden, *exposed]):
+        price = accounting.epsilon_of_events(events, delta=1e-5, accountant=accountant)
+        assert price == math.inf
+
+
+@pytest.mark.parametrize("sampling", accounting.SAMPLINGS)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_what_cannot_be_computed_is_no_privacy(accountant, sampling):
+    rate = 1.0 if sampling == "full" else 0.5
+    for noise, delta in ((1e-99, 1e-5), (1e-99, 5e-324)):
+        events = [event(noise, rate, 10**15, sampling)]
+        price = accounting.epsilon_of_events(events, delta=delta, accountant=accountant)
+        assert price > 1e100
+        assert (
+            accounting.delta_of_events(events, epsilon=1.0, accountant=accountant) == 1
+        )
+
+
+def test_not_a_number_is_no_divergence_of_zero():
+    assert accounting.renyi_to_epsilon(2.0, math.nan, 1e-5) == math.inf
+    assert accounting.renyi_to_epsilon(2.0, 1.0, math.nan) == math.inf
+
+
+def test_a_price_that_is_not_a_number_is_too_much():
+    def price(factor: float) -> float:
+        return math.nan if factor < 3 else 1 / factor
+
+    assert accounting.smallest_factor(price, 1.0, start=1.0) >= 3
+
+
+@pytest.mark.parametrize("steps", [10**6, 10**7])
+def test_many_steps_are_not_priced_below_their_cost(steps):
+    """The errors of Fourier transforms grow with the number of steps.
+
+    At a rate next to 1 the batches are full ones, whose price is known exactly.
+    """
+    events = [event(10 * math.sqrt(steps), 1 - 1e-9, steps)]
+    assert accounting.epsilon_of_events(events, delta=1e-9) >= (
+        gaussian_epsilon(0.1, 1e-9) * (1 - 1e-6)
+    )
 
 
 def test_events_survive_dictionaries():

@@ -337,6 +337,10 @@ def test_optimal_scales_beat_separate_releases():
     [
         ({"scale": 0.0}, "scale"),
         ({"scale": math.inf}, "scale"),
+        ({"scale": math.nan}, "scale"),
+        ({"scale": 1e-170}, "scale"),
+        ({"norm_bound": math.nan}, "norm_bound"),
+        ({"geometry": "box", "lower": math.nan, "upper": 1.0}, "lower <= upper"),
         ({"geometry": "round"}, "geometry"),
         ({"symmetric": True}, "two equal axes"),
         ({"geometry": "psd", "shape": (2, 2)}, "symmetric=True"),
@@ -361,6 +365,11 @@ def test_blocks_check_themselves(fields, message):
         ({"norm": math.inf}, "finite clipping_norm"),
         ({"noise": -1.0}, "noise_multiplier"),
         ({"noise": math.inf}, "noise_multiplier"),
+        ({"noise": math.nan}, "noise_multiplier"),
+        ({"norm": math.nan}, "clipping_norm"),
+        # Their squares are zero or infinite, and so was the noise.
+        ({"norm": 1e-200}, "clipping_norm"),
+        ({"norm": 1e200}, "clipping_norm"),
         ({"relation": "both"}, "relation"),
     ],
 )
@@ -371,6 +380,22 @@ def test_mechanisms_check_themselves(fields, message):
         mechanism()
     with pytest.raises(ValueError, match="distinct names"):
         mechanism(SIGNED, SIGNED)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"norm_bound": 1e-200},
+        {"geometry": "box", "lower": 0.0, "upper": 1e-200},
+        {"geometry": "box", "lower": 0.0, "upper": 0.0},
+    ],
+)
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+def test_noise_does_not_underflow(fields, relation):
+    block = Block(**{"name": "small", "shape": (3,), **fields})
+    with pytest.raises(ValueError, match="sensitivity"):
+        mechanism(block, relation=relation)
+    assert mechanism(block, relation=relation, noise=0.0).noise_stddev == 0
 
 
 @pytest.mark.parametrize(

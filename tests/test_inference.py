@@ -71,6 +71,22 @@ def fitted(fn: Any, *args: Any, budget: Any = None, **options: Any) -> Any:
     return vi.run(KEY, *args)
 
 
+def test_a_ledger_is_about_one_unit() -> None:
+    def visited(y):
+        p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        with numpyro.plate("visits", y.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(p), obs=y)
+
+    y = rows()[1]
+    shares = {"epsilon": 0.5, "delta": 1e-7, "num_steps": 1, "sampling": "full"}
+    budget = nv.PrivacyBudget(1.0, 1e-6)
+    fitted(coin, y, budget=budget, **shares)
+    assert budget.unit == "patients"
+    with pytest.raises(ValueError, match="unit='patients'"):
+        fitted(nv.private(visited, unit="visits"), y, budget=budget, **shares)
+    assert len(budget.charges) == 1
+
+
 @pytest.fixture
 def budget() -> nv.PrivacyBudget:
     return nv.PrivacyBudget(1.0, 1e-5)

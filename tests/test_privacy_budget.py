@@ -1,18 +1,25 @@
 """The ledger: refusals before spending, durability, and both rules of composition."""
 
+import contextlib
 import copy
+import errno
+import fcntl
+import hashlib
 import json
 import math
 import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
-from numpyro_vips import accounting
+from numpyro_vips import accounting, privacy_budget
 from numpyro_vips.accounting import GaussianEvent, Relation
 from numpyro_vips.errors import BudgetExceededError
 from numpyro_vips.privacy_budget import Charge, PrivacyBudget
@@ -43,10 +50,19 @@ def poisson(noise=1.0, rate=0.01, steps=100):
     )
 
 
-def charge(budget, epsilon, delta=1e-8, relation="add_or_remove", events=(), **other):
-    return budget.charge(
-        epsilon=epsilon, delta=delta, relation=relation, events=events, **other
-    )
+def entry(epsilon, delta=1e-8, relation="add_or_remove", events=(), **other):
+    return {
+        "epsilon": epsilon,
+        "delta": delta,
+        "unit": "patients",
+        "relation": relation,
+        "events": events,
+        **other,
+    }
+
+
+def charge(budget, *arguments, **other):
+    return budget.charge(**entry(*arguments, **other))
 
 
 # ----------------------------------------------------------------------------------
@@ -75,13 +91,13 @@ def test_budgets_check_themselves(arguments, message):
 
 def test_charges_add_up_and_cannot_be_taken_back():
     budget = PrivacyBudget(1.0, 1e-6)
-    entry = charge(budget, 0.25, 2e-7, label="first", events=[full(20.0)])
-    assert budget.charges == (entry,)
-    assert entry.events == (full(20.0),)
-    assert (entry.label, entry.epsilon, entry.delta) == ("first", 0.25, 2e-7)
+    first = charge(budget, 0.25, 2e-7, label="first", events=[full(20.0)])
+    assert budget.charges == (first,)
+    assert first.events == (full(20.0),)
+    assert (first.label, first.epsilon, first.delta) == ("first", 0.25, 2e-7)
     assert budget.spent() == (0.25, 2e-7)
     assert budget.remaining() == (0.75, 8e-7)
-    for owner, name, value in ((budget, "charges", ()), (entry, "epsilon", 0.0)):
+    for owner, name, value in ((budget, "charges", ()), (first, "epsilon", 0.0)):
         with pytest.raises(AttributeError):
             setattr(owner, name, value)
     assert not hasattr(budget, "refund")
@@ -112,7 +128,7 @@ def test_an_overrun_is_refused_and_leaves_nothing(epsilon, delta):
     before = budget.charges
     for attempt in (
         lambda: charge(budget, epsilon, delta),
-        lambda: budget.check(epsilon, delta, "add_or_remove", []),
+        lambda: budget.check(**entry(epsilon, delta)),
     ):
         with pytest.raises(BudgetExceededError, match=r"Nothing was charged"):
             attempt()
@@ -121,7 +137,7 @@ def test_an_overrun_is_refused_and_leaves_nothing(epsilon, delta):
 
 def test_checking_spends_nothing():
     budget = PrivacyBudget(1.0, 1e-6)
-    budget.check(1.0, 1e-6, "add_or_remove", [full()])
+    budget.check(**entry(1.0, 1e-6, events=[full()]))
     assert budget.charges == ()
     assert budget.spent() == (0.0, 0.0)
 
@@ -137,13 +153,95 @@ def test_another_relation_is_refused():
     assert len(budget.charges) == 1
 
 
+def test_another_unit_is_refused(tmp_path):
+    """A patient has many visits: one visit's epsilon says little about the patient."""
+    for budget in (
+        PrivacyBudget(1.0, 1e-6),
+        PrivacyBudget(math.inf),
+        PrivacyBudget(1.0, 1e-6, path=tmp_path / "ledger.json"),
+    ):
+        assert budget.unit is None
+        charge(budget, 0.1, unit="patients")
+        assert budget.unit == "patients"
+        assert budget.charges[0].unit == "patients"
+        for attempt in (budget.check, budget.charge):
+            with pytest.raises(ValueError, match=r"unit='patients'.*the same name"):
+                attempt(**entry(0.1, unit="visits"))
+        assert len(budget.charges) == 1
+        assert "patients" in str(budget)
+    again = PrivacyBudget(1.0, 1e-6, path=tmp_path / "ledger.json")
+    assert again.unit == "patients"
+    with pytest.raises(ValueError, match="unit='patients'"):
+        charge(again, 0.1, unit="visits")
+
+
+def test_a_unit_has_a_name():
+    budget = PrivacyBudget(1.0, 1e-6)
+    for unit, error in ((None, TypeError), ("", ValueError), (" ", ValueError)):
+        for attempt in (budget.check, budget.charge):
+            with pytest.raises(error, match="unit"):
+                attempt(**entry(0.1, unit=unit))
+    assert budget.charges == ()
+
+
 def test_a_charge_below_its_price_is_refused():
     budget = PrivacyBudget(1.0, 1e-6)
     price = accounting.epsilon_of_events([full()], delta=1e-7)
-    with pytest.raises(ValueError, match="at least what the events cost"):
-        charge(budget, 0.99 * price, 1e-7, events=[full()])
+    for attempt in (budget.check, budget.charge):
+        with pytest.raises(ValueError, match="at least what the events cost"):
+            attempt(**entry(0.99 * price, 1e-7, events=[full()]))
     charge(budget, price, 1e-7, events=[full()])
     assert len(budget.charges) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"epsilon": math.nan}, ValueError),
+        ({"epsilon": np.float64("nan")}, ValueError),
+        ({"epsilon": -0.1}, ValueError),
+        ({"epsilon": -math.inf}, ValueError),
+        ({"epsilon": True}, TypeError),
+        ({"epsilon": "0.1"}, TypeError),
+        ({"delta": math.nan}, ValueError),
+        ({"delta": -1e-9}, ValueError),
+        ({"delta": True}, TypeError),
+        ({"epsilon": 0.0, "events": [full()]}, ValueError),
+    ],
+)
+@pytest.mark.parametrize("composition", ["split", "rdp"])
+@pytest.mark.parametrize("total", [1.0, math.inf])
+def test_no_number_makes_a_fit_cheap(change, error, composition, total):
+    budget = PrivacyBudget(total, 1e-6, composition=composition)
+    for attempt in (budget.check, budget.charge):
+        with pytest.raises(error, match="Expected"):
+            attempt(**{**entry(0.1), **change})
+    assert budget.charges == ()
+
+
+def test_a_reading_that_is_not_a_number_is_refused(monkeypatch):
+    def not_a_number(*arguments, **options):
+        return math.nan
+
+    budget = PrivacyBudget(1.0, 1e-6, composition="rdp")
+    with monkeypatch.context() as patch:
+        patch.setattr(privacy_budget, "filter_epsilon", not_a_number)
+        with pytest.raises(BudgetExceededError):
+            charge(budget, 0.5, events=[full(100.0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(accounting, "epsilon_of_events", not_a_number)
+        with pytest.raises(ValueError, match="at least what the events cost"):
+            charge(budget, 0.5, events=[full(100.0)])
+    assert budget.charges == ()
+
+
+def test_a_filter_does_not_take_what_it_cannot_read():
+    """It adds up events: without any, a fit of every epsilon would be free."""
+    budget = PrivacyBudget(1.0, 1e-6, composition="rdp")
+    with pytest.raises(ValueError, match="composition='split'"):
+        charge(budget, 100.0)
+    assert budget.charges == ()
+    charge(budget, 0.0)  # Nothing was released.
 
 
 def test_a_fit_without_noise_needs_an_infinite_budget():
@@ -332,6 +430,57 @@ def test_a_forked_process_needs_a_file_to_spend(tmp_path, monkeypatch):
     charge(PrivacyBudget(1.0, 1e-6), 0.7, 1e-7)  # Opened by the child itself.
 
 
+def written_as_the_first_format(path):
+    """The same ledger as version 1 of the format had it, without units."""
+    ledger = json.loads(path.read_text())["ledger"]
+    ledger["format"] = "numpyro_vips privacy ledger 1"
+    for charge in ledger["charges"]:
+        charge.pop("unit", None)
+    text = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": checksum, "ledger": ledger}))
+
+
+def test_a_ledger_without_units_is_read_and_takes_no_more(tmp_path):
+    path = tmp_path / "ledger.json"
+    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.4, 1e-7, events=[full(40.0)])
+    written_as_the_first_format(path)
+    for _ in range(2):  # It is written anew when it is opened.
+        budget = PrivacyBudget(1.0, 1e-6, path=path)
+        assert budget.spent() == (0.4, 1e-7)
+        assert budget.charges[0].events == (full(40.0),)
+        assert budget.unit is None
+        assert "not recorded" in str(budget)
+        for attempt in (budget.check, budget.charge):
+            with pytest.raises(ValueError, match=r"did not record.*another ledger"):
+                attempt(**entry(0.1))
+        assert len(budget.charges) == 1
+
+
+def test_an_empty_ledger_without_units_goes_on(tmp_path):
+    path = tmp_path / "ledger.json"
+    PrivacyBudget(1.0, 1e-6, path=path)
+    written_as_the_first_format(path)
+    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.1)
+    assert PrivacyBudget(1.0, 1e-6, path=path).unit == "patients"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("epsilon", "nan"), ("epsilon", -5.0), ("delta", "nan"), ("unit", "")],
+)
+def test_a_file_cannot_give_back(tmp_path, name, value):
+    path = tmp_path / "ledger.json"
+    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.4)
+    ledger = json.loads(path.read_text())["ledger"]
+    ledger["charges"][0][name] = value
+    text = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": checksum, "ledger": ledger}))
+    with pytest.raises(ValueError, match="damaged"):
+        PrivacyBudget(1.0, 1e-6, path=path)
+
+
 def test_an_older_copy_of_the_file_is_refused(tmp_path):
     path = tmp_path / "ledger.json"
     budget = PrivacyBudget(1.0, 1e-6, path=path)
@@ -349,6 +498,43 @@ def test_an_unwritable_path_is_refused_at_once(tmp_path):
             PrivacyBudget(1.0, 1e-6, path=path)
     with pytest.raises(OSError, match="cannot be read"):
         PrivacyBudget(1.0, 1e-6, path=tmp_path)
+    assert not (tmp_path / "no").exists()
+
+
+def test_a_system_without_locks_is_refused(tmp_path):
+    """Without the lock two processes could spend the same budget."""
+    path = tmp_path / "ledger.json"
+    program = f"""
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.modules["fcntl"] = None  # As where Python has none.
+from numpyro_vips.privacy_budget import PrivacyBudget
+PrivacyBudget(1.0, 1e-6)
+PrivacyBudget(1.0, 1e-6, path={str(path)!r})
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "OSError" in run.stderr
+    assert "no file locks" in run.stderr
+    assert "leave path= out" in run.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_that_the_disk_does_not_have_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "ledger.json"
+    budget = PrivacyBudget(1.0, 1e-6, path=path)
+    charge(budget, 0.4)
+    before = path.read_bytes()
+
+    def missing(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", missing)
+    with pytest.raises(OSError, match="no file locks"):
+        charge(budget, 0.1)
+    assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
@@ -397,6 +583,25 @@ def test_a_kill_at_any_instant_leaves_a_whole_ledger(tmp_path, attempt):
     assert len(PrivacyBudget(1e6, 0.5, path=path).charges) == count + 1
 
 
+def test_objects_and_threads_of_one_process_exclude_each_other(tmp_path):
+    path = tmp_path / "ledger.json"
+    budgets = [PrivacyBudget(1.0, 1e-6, path=path) for _ in range(4)]
+    start = threading.Barrier(8)
+
+    def work(budget):
+        start.wait()
+        for _ in range(5):
+            with contextlib.suppress(BudgetExceededError):
+                charge(budget, 0.05, 1e-9)
+
+    threads = [threading.Thread(target=work, args=(b,)) for b in budgets * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(PrivacyBudget(1.0, 1e-6, path=path).charges) == 20
+
+
 def charge_some(path):
     budget = PrivacyBudget(1.0, 1e-6, path=path)
     for _ in range(20):
@@ -421,8 +626,8 @@ def test_processes_cannot_overrun_the_budget_together(tmp_path):
 
 
 def test_charges_survive_dictionaries():
-    entry = charge(PrivacyBudget(1.0, 1e-6), 0.5, events=[full(), poisson(20.0)])
-    assert Charge.from_dict(json.loads(json.dumps(entry.to_dict()))) == entry
+    before = charge(PrivacyBudget(1.0, 1e-6), 0.5, events=[full(), poisson(20.0)])
+    assert Charge.from_dict(json.loads(json.dumps(before.to_dict()))) == before
 
 
 # ----------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ Three accountants price the same events. None of them needs JAX.
 * `"pld"` (default): privacy loss distributions. Full-batch Gaussian releases are
   priced exactly; Poisson batches through dp-accounting; batches drawn without
   replacement through their dominating pair, on dp-accounting's distributions. Every
-  rounding goes up. Where the grid cannot resolve the answer (`delta` below 1e-10, or
-  next to no noise) a Rényi bound or the bound without amplification takes over.
+  rounding goes up. Where the grid cannot resolve the answer (`delta` below 1e-10, next
+  to no noise, or more than 10⁵ steps on batches) a Rényi bound or the bound without
+  amplification takes over.
 * `"moments"`: the analytical moments accountant of Wang, Balle and Kasiviswanathan
   (AISTATS 2019), with the papers' conversion to (epsilon, delta).
 * `"strong"`: strong composition (Dwork and Roth 2014, theorem 3.20) with

@@ -165,11 +165,12 @@ def _bracket(
     x, y = start, price(start)
     if target * (1 - precision) <= y <= target:
         return (x, y), (x, y)
-    too_much = y > target
+    # NaN is too much.
+    too_much = not y <= target
     while 1e-12 < x < 1e12:
         following = x * stride if too_much else x / stride
         value = price(following)
-        if (value > target) != too_much:
+        if (not value <= target) != too_much:
             pair = ((x, y), (following, value))
             return pair if too_much else (pair[1], pair[0])
         x, y, stride = following, value, stride**2
@@ -185,7 +186,7 @@ def _bracket(
 def _nudged(price: Callable[[float], float], target: float, factor: float) -> float:
     """The factor, raised by the rounding errors between it and the target."""
     nudge = 1e-15
-    while price(factor) > target:
+    while not price(factor) <= target:
         factor *= 1 + nudge
         nudge *= 2
     return factor

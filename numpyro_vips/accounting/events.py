@@ -13,6 +13,9 @@ Sampling = Literal["poisson", "without_replacement", "full"]
 RELATIONS = ("add_or_remove", "replace_one")
 SAMPLINGS = ("poisson", "without_replacement", "full")
 
+_LEAST_RATIO = 1e-100
+_MOST_STEPS = 10**15  # Counts that floating point holds exactly, also added up.
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GaussianEvent:
@@ -22,7 +25,8 @@ class GaussianEvent:
     same event, so that none of them can mean something else than the others.
 
     Attributes:
-      noise_stddev: Standard deviation of the noise in each coordinate.
+      noise_stddev: Standard deviation of the noise in each coordinate. Infinite noise
+        hides everything, and costs nothing.
       sensitivity: L2 sensitivity of what is released, in `relation`. Infinite only
         where there is no noise.
       relation: What neighbouring data sets are: one has a row more
@@ -33,6 +37,13 @@ class GaussianEvent:
       sampling_rate: The coin's probability, or the fraction of the rows drawn.
       num_steps: How many such releases, each on a fresh batch.
       label: What is released, for people.
+
+    Numbers of any kind are kept as Python's own, so that no narrower type overflows
+    where they are priced.
+
+    Raises:
+      ValueError: A number is out of range or not a number, or the noise is so far from
+        the sensitivity that their ratio cannot be priced.
     """
 
     noise_stddev: float
@@ -45,14 +56,19 @@ class GaussianEvent:
 
     def __post_init__(self) -> None:
         _validate.positive(sensitivity=self.sensitivity)
+        _validate.nonnegative(noise_stddev=self.noise_stddev)
         _validate.positive_integer(num_steps=self.num_steps)
         _validate.probability(sampling_rate=self.sampling_rate)
         _validate.one_of(RELATIONS, relation=self.relation)
         _validate.one_of(SAMPLINGS, sampling=self.sampling)
-        if not self.noise_stddev >= 0:
+        for name in ("noise_stddev", "sensitivity", "sampling_rate"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        object.__setattr__(self, "num_steps", int(self.num_steps))
+        if self.num_steps > _MOST_STEPS:
             raise ValueError(
-                f"Expected noise_stddev={self.noise_stddev!r} to be zero or positive."
+                f"Expected num_steps={self.num_steps!r} to be at most {_MOST_STEPS}."
             )
+        self._check_noise()
         if self.sampling == "poisson" and self.relation != "add_or_remove":
             raise ValueError(
                 "Expected relation='add_or_remove' with sampling='poisson': the size "
@@ -72,6 +88,26 @@ class GaussianEvent:
                 f"Expected sampling_rate={self.sampling_rate!r} to be 1 with "
                 "sampling='full'. Use sampling='poisson' or 'without_replacement' "
                 "for smaller batches."
+            )
+
+    def _check_noise(self) -> None:
+        if self.noise_stddev == 0:
+            return
+        if math.isinf(self.sensitivity):
+            raise ValueError(
+                f"Expected a finite sensitivity with noise_stddev={self.noise_stddev!r}"
+                ": no noise hides a row of unbounded size. Clip the rows, or use "
+                "noise_stddev=0 for a release that need not be private."
+            )
+        # Outside, the ratio or its square is zero or infinite in floating point.
+        if math.isfinite(self.noise_stddev) and not (
+            _LEAST_RATIO < self.noise_stddev / self.sensitivity < 1 / _LEAST_RATIO
+        ):
+            raise ValueError(
+                f"Expected noise_stddev={self.noise_stddev!r} to lie between "
+                f"{_LEAST_RATIO:g} and {1 / _LEAST_RATIO:g} times sensitivity="
+                f"{self.sensitivity!r}, or to be 0 or infinite. Give both in the same "
+                "units."
             )
 
     @property
@@ -125,7 +161,8 @@ def unit_event(
 
 
 def check_delta(delta: float) -> None:
-    if not 0 <= delta <= 1:
+    _validate.nonnegative(delta=delta)
+    if delta > 1:
         raise ValueError(f"Expected delta={delta!r} in [0, 1].")
 
 
@@ -163,11 +200,12 @@ def groups_of(events: Sequence[GaussianEvent]) -> Groups:
     steps: dict[tuple[Sampling, float, float], int] = {}
     for event in events:
         noise_multiplier = event.noise_multiplier
-        if noise_multiplier == 0:
+        # NaN, which no event should have, is no privacy.
+        if not noise_multiplier > 0:
             return (
                 StepGroup(event.sampling, 0.0, event.sampling_rate, event.num_steps),
             )
-        if math.isfinite(noise_multiplier):
+        if noise_multiplier < math.inf:
             sampling = "full" if event.sampling_rate == 1 else event.sampling
             key = (sampling, noise_multiplier, event.sampling_rate)
             steps[key] = steps.get(key, 0) + event.num_steps

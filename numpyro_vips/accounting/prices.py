@@ -60,7 +60,10 @@ def epsilon(
 def epsilon_of_events(
     events: Sequence[GaussianEvent], *, delta: float, accountant: Accountant = "pld"
 ) -> float:
-    """The epsilon of all the events together; they must share one relation."""
+    """The epsilon of all the events together; they must share one relation.
+
+    What cannot be computed counts as no privacy: infinity, never NaN.
+    """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     check_delta(delta)
     groups = groups_of(events)
@@ -68,7 +71,11 @@ def epsilon_of_events(
         return 0.0
     if delta == 0 or any(group.noise_multiplier == 0 for group in groups):
         return math.inf
-    return _EPSILON[accountant](groups, delta)
+    try:
+        price = _EPSILON[accountant](groups, delta)
+    except ArithmeticError:  # An overflow, far from any price that is of use.
+        return math.inf
+    return math.inf if math.isnan(price) else price
 
 
 def delta_of_events(
@@ -76,18 +83,26 @@ def delta_of_events(
 ) -> float:
     """The delta of all the events together at `epsilon`."""
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
-    if not epsilon >= 0:
-        raise ValueError(f"Expected epsilon={epsilon!r} to be zero or positive.")
+    _validate.nonnegative(epsilon=epsilon)
     groups = groups_of(events)
     if not groups or epsilon == math.inf:
         return 0.0
     if any(group.noise_multiplier == 0 for group in groups):
         return 1.0
     if accountant == "pld":
-        return pld_delta(groups, epsilon)
+        try:
+            delta = pld_delta(groups, epsilon)
+        except ArithmeticError:
+            return 1.0
+        return 1.0 if math.isnan(delta) else delta
     # The two bounds are cheap in the other direction, and fall with delta.
     log_delta = last_true(
-        lambda u: _EPSILON[accountant](groups, math.exp(-u)) <= epsilon, 0.0, 700.0
+        lambda u: (
+            epsilon_of_events(events, delta=math.exp(-u), accountant=accountant)
+            <= epsilon
+        ),
+        0.0,
+        700.0,
     )
     return math.exp(-log_delta)
 

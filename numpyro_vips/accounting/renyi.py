@@ -26,11 +26,10 @@ def renyi_of_events(
 
 def renyi_to_epsilon(order: float, divergence: float, delta: float) -> float:
     """Converts one order (Canonne, Kamath and Steinke 2020, proposition 12)."""
-    return max(
-        0.0,
+    return _at_least_zero(
         divergence
         + math.log1p(-1 / order)
-        - (math.log(delta) + math.log(order)) / (order - 1),
+        - (math.log(delta) + math.log(order)) / (order - 1)
     )
 
 
@@ -92,7 +91,12 @@ def _sampled_divergence(group: StepGroup, order: float) -> float:
             math.log(atom) if atom > 0 else -math.inf,
         ]
         moment = log_sum_exp(np.array(parts))
-    return max(0.0, moment) / (order - 1)
+    return _at_least_zero(moment) / (order - 1)
+
+
+def _at_least_zero(value: float) -> float:
+    """`max` would take NaN for zero: here it is no privacy."""
+    return math.inf if math.isnan(value) else max(0.0, value)
 
 
 def _log_ratio_moment(mu: float, rate: float, power: float, start: float) -> float:

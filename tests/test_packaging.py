@@ -1,0 +1,141 @@
+"""What is imported is declared, so that a fresh installation runs."""
+
+import ast
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable
+from importlib import metadata
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+DEPENDENCIES = PROJECT["project"]["dependencies"]
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+GROUPS = PROJECT["dependency-groups"]
+# What each folder may use: what whoever runs it has installed.
+ALLOWED = {
+    "numpyro_vips": DEPENDENCIES,
+    "examples": DEPENDENCIES + EXTRAS["examples"],
+    "benchmarks": DEPENDENCIES + EXTRAS["examples"],
+    "tests": DEPENDENCIES + EXTRAS["examples"] + GROUPS["test"],
+    "docs": DEPENDENCIES + GROUPS["docs"],
+}
+# ArviZ 0 brings a netCDF reader along, ArviZ 1 does not: nobody may count on it.
+NOT_COUNTED_ON = {"arviz"}
+
+
+def normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def named(requirements: Iterable[str | dict]) -> set[str]:
+    """The distributions that requirements name; included groups are left out."""
+    texts = [text for text in requirements if isinstance(text, str)]
+    matches = [re.match(r"[A-Za-z0-9._-]+", text) for text in texts]
+    return {normalized(match.group()) for match in matches if match}
+
+
+def imported_names(path: pathlib.Path) -> set[str]:
+    """Top-level packages that a file imports anywhere."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return {name.split(".")[0] for name in names}
+
+
+def brought_along(names: Iterable[str]) -> set[str]:
+    """The distributions, with all that those of them that are counted on require."""
+    found: set[str] = set()
+    rest = list(names)
+    while rest:
+        name = rest.pop()
+        if name in found:
+            continue
+        found.add(name)
+        if name in NOT_COUNTED_ON:
+            continue
+        try:
+            requirements = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # For another platform or version.
+            continue
+        rest += named(text for text in requirements if "extra ==" not in text)
+    return found
+
+
+@pytest.mark.parametrize("folder", ALLOWED)
+def test_every_import_is_declared(folder):
+    files = list((ROOT / folder).rglob("*.py"))
+    assert files
+    own = {"numpyro_vips"}
+    if folder != "numpyro_vips":  # Scripts import their neighbours by bare names.
+        for other in set(ALLOWED) - {"numpyro_vips"}:
+            own |= {path.stem for path in (ROOT / other).rglob("*.py")}
+    distributions = metadata.packages_distributions()
+    declared = named(ALLOWED[folder])
+    for path in files:
+        for name in imported_names(path) - own - set(sys.stdlib_module_names):
+            owners = {normalized(owner) for owner in distributions.get(name, [name])}
+            assert owners & declared, (
+                f"{path.relative_to(ROOT)} imports {name}, and pyproject.toml does not "
+                f"declare it for {folder}."
+            )
+
+
+PROGRAM = """
+import json, sys
+
+hidden = set(json.loads(sys.argv[2]))
+
+class Hider:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in hidden:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Hider())
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import numpyro_vips as nv
+
+@nv.private(unit="people")
+def model(y):
+    mean = numpyro.sample("mean", dist.Normal(0, 1))
+    with numpyro.plate("people", len(y)):
+        numpyro.sample("y", dist.Normal(mean, 1), obs=y)
+
+budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5, path=sys.argv[1] + ".ledger")
+vi = nv.PrivateVI(
+    model, budget=budget, num_steps=1, sampling="full", progress_bar=False
+)
+result = vi.run(jax.random.key(0), np.zeros(50, np.float32))
+result.save(sys.argv[1])
+assert str(nv.load(sys.argv[1]).privacy) == str(result.privacy)
+"""
+
+
+def test_a_fit_is_made_and_saved_with_what_is_declared(tmp_path):
+    """Everything else that happens to be installed is hidden from the program."""
+    counted_on = brought_along(named(DEPENDENCIES)) | {"numpyro-vips"}
+    hidden = [
+        name
+        for name, owners in metadata.packages_distributions().items()
+        if not {normalized(owner) for owner in owners} & counted_on
+    ]
+    assert "pytest" in hidden
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(tmp_path / "fit.nc"), json.dumps(hidden)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0, run.stderr
