@@ -39,11 +39,11 @@ import numpyro.distributions as dist
 from _memory import peak_bytes
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.compiler import compile_model
-from numpyro_vips.conjugacy.structure import NotConjugate
-from numpyro_vips.model_arguments import bind_arguments
-from numpyro_vips.model_graph import build_graph
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.vips.certificate import check_rows_are_separate
+from numpyro_vips.vips.compiler import compile_model
 
 PHASES = ("trace", "rows", "compile")
 _COMPILATION = "/jax/core/compile/backend_compile_duration"

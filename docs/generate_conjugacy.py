@@ -18,20 +18,24 @@ import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy import compiler as _registers_everything  # noqa: F401
-from numpyro_vips.conjugacy import (
-    elementwise,
-    families,
-    forms,
-    log_densities,
-    logistic_bounds,
-    supports,
+from numpyro_vips.conjugacy import families
+from numpyro_vips.conjugacy.algebra import elementwise, forms
+from numpyro_vips.conjugacy.algebra.terms import NotInAlgebra
+from numpyro_vips.conjugacy.densities import log_densities, logistic_bounds
+from numpyro_vips.conjugacy.families import supports
+from numpyro_vips.conjugacy.interpreter.values import (
+    Constant,
+    Transformed,
+    Value,
+    as_form,
 )
-from numpyro_vips.conjugacy.augmentation import Augmentation
-from numpyro_vips.conjugacy.latents import Latent
-from numpyro_vips.conjugacy.structure import _by_latent, _statistic_name, normal_terms
-from numpyro_vips.conjugacy.terms import NotInAlgebra
-from numpyro_vips.conjugacy.values import Constant, Transformed, Value, as_form
+from numpyro_vips.conjugacy.structure.augmentation import Augmentation
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.structure import (
+    _by_latent,
+    _statistic_name,
+    normal_terms,
+)
 
 PAGE = Path(__file__).parent / "conjugacy.md"
 _SIZE = 3

@@ -13,8 +13,8 @@ from numpyro_vips.errors import (
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
 from numpyro_vips.polya_gamma import PolyaGamma
-from numpyro_vips.privacy_budget import PrivacyBudget
-from numpyro_vips.privacy_statement import PrivacyStatement
+from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
 
 __version__ = "0.1.0.dev0"

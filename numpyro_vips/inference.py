@@ -12,27 +12,28 @@ from tqdm.auto import tqdm
 
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import Accountant, Relation, Sampling
-from numpyro_vips.blas_threads import one_blas_thread
-from numpyro_vips.conjugacy import logistic_bounds
-from numpyro_vips.dpvi import DpviEngine
-from numpyro_vips.dpvi_checks import check_options
-from numpyro_vips.engine_choice import Analysis, Options, analyse, unused_options
+from numpyro_vips.conjugacy.densities import logistic_bounds
+from numpyro_vips.dpvi.checks import check_options
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.errors import (
     BudgetExceededError,
 )
-from numpyro_vips.explanation import Plan, explain_plan
-from numpyro_vips.handlers import name_of, private
-from numpyro_vips.model_arguments import bind_arguments
-from numpyro_vips.planning import (
-    Settings,
-    Step,
-    events_of,
+from numpyro_vips.fitting.engine_choice import (
+    Analysis,
+    Options,
+    analyse,
+    unused_options,
 )
-from numpyro_vips.privacy_budget import PrivacyBudget
-from numpyro_vips.privacy_statement import PrivacyStatement
-from numpyro_vips.private_step import chunks_of, noise_of_sums, run_step
+from numpyro_vips.fitting.explanation import Plan, explain_plan
+from numpyro_vips.fitting.private_step import chunks_of, noise_of_sums, run_step
+from numpyro_vips.fitting.schedule import Settings, Step, events_of
+from numpyro_vips.handlers import name_of, private
+from numpyro_vips.jax_tools.blas_threads import one_blas_thread
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.privacy.secure_random import SecureRandom
+from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult
-from numpyro_vips.secure_random import SecureRandom
 
 ENGINES = ("auto", "vips", "dpvi")
 SAMPLINGS = ("poisson", "without_replacement", "full")

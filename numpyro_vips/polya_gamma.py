@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes
 from polyagamma import polyagamma_pdf, random_polyagamma
 
-from numpyro_vips._host import call_on_host
+from numpyro_vips.jax_tools.host_calls import call_on_host
 
 # Their type stubs know scalars only.
 _draw: Any = random_polyagamma

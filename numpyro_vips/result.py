@@ -18,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips.blas_threads import one_blas_thread
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
-from numpyro_vips.model_arguments import bind_arguments
-from numpyro_vips.privacy_statement import PrivacyStatement
-from numpyro_vips.visible_rows import Query
+from numpyro_vips.jax_tools.blas_threads import one_blas_thread
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.row_queries import Query
+from numpyro_vips.privacy.statement import PrivacyStatement
 
 if TYPE_CHECKING:
     import xarray

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_vips.conjugacy.forms import Form
-from numpyro_vips.conjugacy.terms import Atom, Dense, Factor, Label, OneHot
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Factor, Label, OneHot
 
 _FUNCTIONS = {"x": lambda x: x, "log": np.log, "log1m": lambda x: np.log1p(-x)}
 

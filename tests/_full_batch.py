@@ -14,12 +14,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy import forms
-from numpyro_vips.conjugacy.coordinates import divided_by_weight
-from numpyro_vips.conjugacy.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.local_variables import entropy
-from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.vips import VipsEngine, VipsState
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.vips.coordinates import divided_by_weight
+from numpyro_vips.vips.e_step import entropy
+from numpyro_vips.vips.engine import VipsEngine, VipsState
+from numpyro_vips.vips.program import ConjugateProgram
 
 Row = Mapping[str, Any]
 

@@ -18,11 +18,11 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy.compiler import _analyse, compile_model
-from numpyro_vips.conjugacy.program import ConjugateProgram
 from numpyro_vips.handlers import private
-from numpyro_vips.model_arguments import bind_arguments
-from numpyro_vips.model_graph import ModelGraph, build_graph
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.vips.compiler import _analyse, compile_model
+from numpyro_vips.vips.program import ConjugateProgram
 
 UNIT = "rows"
 Rows = tuple[np.ndarray, ...]

@@ -19,7 +19,7 @@ _MODULES = itertools.count(1)
 
 @pytest.fixture(scope="session", autouse=True)
 def one_blas_thread() -> Iterator[None]:
-    """Tests run parts of a fit by themselves; see `numpyro_vips.blas_threads`."""
+    """Tests run parts of a fit by themselves; see `jax_tools/blas_threads.py`."""
     with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
         yield
 

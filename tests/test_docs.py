@@ -12,8 +12,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy import elementwise, log_densities
-from numpyro_vips.conjugacy.values import as_form
+from numpyro_vips.conjugacy.algebra import elementwise
+from numpyro_vips.conjugacy.densities import log_densities
+from numpyro_vips.conjugacy.interpreter.values import as_form
 
 
 def code_blocks(path: Any) -> list[str]:

@@ -27,15 +27,11 @@ import pytest
 from _models import compiled
 from numpyro.infer.util import log_density
 
-from numpyro_vips.conjugacy.certificate import (
-    _prior_at_point,
-    _row_at_point,
-    rows_apart,
-)
-from numpyro_vips.conjugacy.gaussian import Normal
-from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import NotConjugate
-from numpyro_vips.double_precision import trace_in_double
+from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.jax_tools.double_precision import trace_in_double
+from numpyro_vips.vips.certificate import _prior_at_point, _row_at_point, rows_apart
+from numpyro_vips.vips.program import ConjugateProgram
 
 NUM_ROWS = 4
 ARGUMENTS = "X, g, e"  # features, a group of three, a positive number

@@ -46,10 +46,10 @@ from numpyro.handlers import mask, reparam, scale
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.ops.indexing import Vindex
 
-from numpyro_vips.conjugacy.certificate import check_rows_are_separate
-from numpyro_vips.conjugacy.compiler import compile_model
-from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.vips.certificate import check_rows_are_separate
+from numpyro_vips.vips.compiler import compile_model
 
 MakeRows = Callable[[np.random.Generator, int], Rows]
 

@@ -24,9 +24,9 @@ import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
 
 import numpyro_vips as nv
-from numpyro_vips import model_arguments
-from numpyro_vips.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips import VipsEngine
+from numpyro_vips.model import arguments
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips.engine import VipsEngine
 
 KEY = jax.random.key(0)
 NUM_ROWS = 60
@@ -569,13 +569,13 @@ def test_an_engine_that_cannot_start_costs_nothing(broken, monkeypatch, budget):
 
 def test_data_are_read_after_the_charge(monkeypatch, budget):
     spent = []
-    take = model_arguments.ModelArguments.take
+    take = arguments.ModelArguments.take
 
     def watched(self, indices):
         spent.append(budget.spent().epsilon)
         return take(self, indices)
 
-    monkeypatch.setattr(model_arguments.ModelArguments, "take", watched)
+    monkeypatch.setattr(arguments.ModelArguments, "take", watched)
     fitted(coin, Y, budget=budget)
     assert spent and all(epsilon > 0.99 for epsilon in spent)
 
@@ -588,13 +588,13 @@ def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):
             nv.PrivacyBudget(1.0, 1e-5, path=path)
     budget = nv.PrivacyBudget(1.0, 1e-5, path=tmp_path / "ledger.json")
     reads = []
-    monkeypatch.setattr(model_arguments.ModelArguments, "take", reads.append)
+    monkeypatch.setattr(arguments.ModelArguments, "take", reads.append)
 
     def refuse(*args):
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as disk, pytest.raises(OSError, match="No space"):
-        disk.setattr("numpyro_vips.privacy_budget.os.replace", refuse)
+        disk.setattr("numpyro_vips.privacy.budget.os.replace", refuse)
         fitted(coin, Y, budget=budget)
     assert not reads
     assert budget.spent() == (0.0, 0.0)

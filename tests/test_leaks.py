@@ -30,10 +30,10 @@ import pytest
 import scipy.sparse
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi import DpviEngine
-from numpyro_vips.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.model_arguments import ModelArguments
-from numpyro_vips.vips import VipsEngine
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips.engine import VipsEngine
 
 KEY = jax.random.key(0)
 NUM_ROWS = 211  # Declared as 200: the actual number is private too.

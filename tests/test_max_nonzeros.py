@@ -24,12 +24,12 @@ from _models import away_from_prior
 from numpyro.handlers import mask, scale
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy import entries
-from numpyro_vips.conjugacy.compiler import compile_model
-from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.dpvi import DpviEngine
-from numpyro_vips.model_arguments import ModelArguments, bind_arguments
-from numpyro_vips.model_graph import build_graph
+from numpyro_vips.conjugacy.interpreter import entries
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.model.arguments import ModelArguments, bind_arguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.program import ConjugateProgram
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12

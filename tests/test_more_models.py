@@ -36,10 +36,10 @@ from _rows import (
 from numpyro.handlers import mask
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy.certificate import certify
-from numpyro_vips.conjugacy.compiler import _analyse
-from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.vips.certificate import certify
+from numpyro_vips.vips.compiler import _analyse
+from numpyro_vips.vips.program import ConjugateProgram
 
 Case = tuple[Callable[..., None], Callable[[np.random.Generator, int], Rows]]
 

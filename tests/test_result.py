@@ -20,7 +20,7 @@ from numpyro.infer import Predictive
 
 from numpyro_vips import result as result_module
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.privacy_statement import PrivacyStatement
+from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load, register_posterior
 
 mpl.use("Agg")

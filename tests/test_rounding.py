@@ -13,15 +13,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from test_row_statistics import NAMES, setup
+from _setups import NAMES, setup
 
 import numpyro_vips as nv
-from numpyro_vips import row_gradients
-from numpyro_vips.conjugacy.row_statistics import piece_size
-from numpyro_vips.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.planning import Step
-from numpyro_vips.private_step import DEFAULT_CHUNK, chunks_of
-from numpyro_vips.row_sums import in_pieces
+from numpyro_vips.dpvi import row_gradients
+from numpyro_vips.fitting.private_step import DEFAULT_CHUNK, chunks_of
+from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.jax_tools.row_sums import in_pieces
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips.row_statistics import piece_size
 
 NORM = 0.45
 

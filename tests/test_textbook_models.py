@@ -48,10 +48,10 @@ from numpyro.handlers import mask
 from numpyro.ops.indexing import Vindex
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy.certificate import certify, check_rows_are_separate
-from numpyro_vips.conjugacy.compiler import _analyse, compile_model
-from numpyro_vips.conjugacy.program import ConjugateProgram
-from numpyro_vips.conjugacy.structure import NotConjugate
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.vips.certificate import certify, check_rows_are_separate
+from numpyro_vips.vips.compiler import _analyse, compile_model
+from numpyro_vips.vips.program import ConjugateProgram
 
 MakeRows = Callable[[np.random.Generator, int], Rows]
 

@@ -25,7 +25,7 @@ from scipy import special
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import Sampling
-from numpyro_vips.model_arguments import bind_arguments
+from numpyro_vips.model.arguments import bind_arguments
 
 KEY = jax.random.key(0)
 DELTA = 1e-5

@@ -27,10 +27,12 @@ from _worst_cases import (
     worst_case,
 )
 
-from numpyro_vips import accounting, gaussian_mechanism, private_step
-from numpyro_vips.dpvi import DpviEngine
-from numpyro_vips.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips import VipsEngine
+from numpyro_vips import accounting
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.fitting import private_step
+from numpyro_vips.privacy import gaussian_mechanism
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips.engine import VipsEngine
 
 CONFIDENCE = 0.99
 ENGINES = ("vips", "dpvi")

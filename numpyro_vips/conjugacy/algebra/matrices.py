@@ -1,0 +1,100 @@
+"""Functions of forms whose last two axes are a matrix."""
+
+import dataclasses
+import math
+
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra.forms import Form, is_single_choice, simplified
+from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    NotInAlgebra,
+    OneHot,
+    Term,
+    is_known,
+    labels_of,
+    split_selectors,
+)
+
+
+def log_det(form: Form) -> Form:
+    """The log determinant of a form whose last two axes are a latent's matrix."""
+    if not form.exclusive or not form.terms:
+        raise NotInAlgebra("the determinant of a sum")
+    matrix, terms = form.axes[-2:], []
+    for term in form.terms:
+        selectors, values = split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        if not isinstance(value, Atom) or value.labels[-2:] != matrix:
+            raise NotInAlgebra("the determinant of a product")
+        if (value.function, value.power) != ("x", 1.0):
+            raise NotInAlgebra("the determinant of a power")
+        if term.scale <= 0:
+            raise NotInAlgebra("the determinant of a negative multiple")
+        if term.scale != 1:
+            log_scale = matrix[0].size * math.log(term.scale)
+            terms.append(Term(log_scale, tuple(selectors), term.bound))
+        atom = Atom(value.latent, "logdet", value.labels[:-2])
+        terms.append(Term(1.0, (*selectors, atom), term.bound))
+    terms = [term.refreshed() for term in terms]
+    return simplified(form.axes[:-2], terms, len(terms) == len(form.terms))
+
+
+def inverse(form: Form) -> Form:
+    """The inverse of a form whose last two axes are a latent's matrix."""
+    if not form.exclusive or not form.terms:
+        raise NotInAlgebra("the inverse of a sum")
+    terms = []
+    for term in form.terms:
+        selectors, values = split_selectors(term)
+        value = values[0] if len(values) == 1 else None
+        if not isinstance(value, Atom) or value.labels[-2:] != form.axes[-2:]:
+            raise NotInAlgebra("the inverse of a product")
+        if (value.function, value.power) not in (("x", 1.0), ("inv", 1.0)):
+            raise NotInAlgebra("the inverse of a power")
+        function = "inv" if value.function == "x" else "x"
+        atom = dataclasses.replace(value, function=function)
+        terms.append(Term(1.0 / term.scale, (*selectors, atom), term.bound))
+    return simplified(form.axes, terms, True)
+
+
+def diagonal(form: Form) -> Form | None:
+    """The diagonal of a matrix of which no other entry can differ from zero.
+
+    Each of its terms must have a public factor that is zero off the diagonal.
+    """
+    *batch, row, column = form.axes
+    terms = []
+    for term in form.terms:
+        for factor in term.factors:
+            kept = _diagonal_of(factor, row, column)
+            if kept is not None:
+                break
+        else:
+            return None
+        rest = [f for f in term.factors if f is not factor]
+        factors = (*rest, *kept)
+        terms.append(Term(term.scale, factors, term.bound).renamed({column: row}))
+    result = simplified((*batch, row), terms, form.exclusive)
+    exclusive = result.exclusive or is_single_choice(result)
+    return Form(result.axes, result.terms, exclusive)
+
+
+def _diagonal_of(factor: Factor, row: Label, column: Label) -> list[Factor] | None:
+    """What is left of a public diagonal matrix on its diagonal."""
+    if row.size == 1 or isinstance(factor, Atom):
+        return None
+    if isinstance(factor, OneHot):
+        if not is_known(factor.indices) or set(labels_of(factor)) != {row, column}:
+            return None
+        is_identity = np.array_equal(factor.indices, np.arange(row.size))
+        return [] if is_identity else None
+    if not is_known(factor.array) or set(factor.labels) != {row, column}:
+        return None
+    entries = np.diagonal(factor.array)
+    if len(factor.labels) != 2 or np.any(factor.array != np.diag(entries)):
+        return None
+    return [Dense(np.asarray(entries), (row,))]

@@ -1,0 +1,401 @@
+"""Posteriors of scales: the generalised inverse Gaussian and roots of such variables.
+
+A variance with a Gamma prior, the mixing variable of a Laplace density and the scales
+of shrinkage priors are generalised inverse Gaussian (GIG), with density
+∝ x^(p-1) exp(-(a·x + b/x)/2). A standard deviation whose square is GIG or inverse
+Gamma has the statistics x², 1/x² and log x instead; those are the "root" families.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.gamma import InverseGamma
+from numpyro_vips.jax_tools.host_calls import call_on_host
+
+# Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
+_TINY = 1e-30
+# At most so many points of the trapezoidal rule, in single and in double precision.
+_SINGLE_POINTS, _DOUBLE_POINTS = 128, 256
+
+
+def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
+    """E[x], E[1/x], E[log x] and the log normaliser, log 2 (b/a)^(p/2) K_p(√(ab)).
+
+    By the trapezoidal rule for the density of log x, which falls off twice
+    exponentially on both sides; for such functions the rule is exact to rounding with
+    few points (Trefethen and Weideman, 2014). SciPy's Bessel functions would have to be
+    called back from XLA, which waits for Python then, and are slower.
+    """
+    p, a, b = jnp.broadcast_arrays(p, a, b)
+    a, b = jnp.maximum(a, _TINY), jnp.maximum(b, _TINY)
+    omega, order = jnp.sqrt(a) * jnp.sqrt(b), jnp.abs(p)
+    log_scale = 0.5 * (jnp.log(b) - jnp.log(a))
+    # For u = log(x √(a/b)), its sign turned round where p is negative, the log density
+    # is order·u - omega·cosh u. At a distance x from its mode it is lower by
+    # alpha (cosh x - 1) + order (exp x - 1 - x), in which no digits cancel.
+    curvature = jnp.hypot(order, omega)
+    alpha = omega * (omega / (curvature + order))
+    mode = jnp.log((curvature + order) / omega)
+    total, up, down, shift = _integrals(order, alpha)
+    up, down = jnp.exp(mode) * up / total, jnp.exp(-mode) * down / total
+    log = mode + shift / total
+    scale, turned = jnp.exp(log_scale), p < 0
+    return {
+        "x": scale * jnp.where(turned, down, up),
+        "1/x": jnp.where(turned, up, down) / scale,
+        "log": log_scale + jnp.where(turned, -log, log),
+        "log_normalizer": p * log_scale + order * mode - curvature + jnp.log(total),
+    }
+
+
+@jax.custom_batching.custom_vmap
+def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
+    """Integrals of 1, exp x, exp(-x) and x times the density, which is 1 at x = 0.
+
+    With as many points as the hardest of them needs.
+    """
+    needed, most = _points_needed(order, alpha), _most_points(alpha)
+    # So that not a number counts as the most.
+    points = jnp.max(jnp.where(needed < most, needed, most), initial=2.0)
+    return _trapezoidal_rule(order, alpha, points.astype(int))
+
+
+@_integrals.def_vmap
+def _integrals_of_rows(
+    axis_size: int, in_batched: Any, order: jax.Array, alpha: jax.Array
+) -> tuple[tuple[jax.Array, ...], Any]:
+    # How long a step takes may not tell what rows there are.
+    found = _trapezoidal_rule(order, alpha, _most_points(alpha))
+    return found, (any(in_batched),) * len(found)
+
+
+def _trapezoidal_rule(
+    order: jax.Array, alpha: jax.Array, points: int | jax.Array
+) -> tuple[jax.Array, ...]:
+    left, right = _ends(order, alpha)
+    spacing = (left + right) / (points - 1)
+
+    # One point after the other: no array has an axis of points.
+    def add_point(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x = i * spacing - left
+        # 1 + growth would have no digits left of a small ratio.
+        growth, ratio = jnp.expm1(x), jnp.exp(x)
+        drop = 0.5 * alpha * growth**2 / ratio + order * (growth - x)
+        weight = jnp.exp(-drop)
+        values = (weight, weight * ratio, weight / ratio, weight * x)
+        return tuple(map(jnp.add, sums, values))
+
+    zeros = (jnp.zeros_like(alpha),) * 4
+    sums = jax.lax.fori_loop(0, points, add_point, zeros)
+    return tuple(spacing * value for value in sums)
+
+
+def _depth(alpha: jax.Array) -> float:
+    """Logarithm of what may be neglected, with its sign turned round."""
+    return 4.0 - math.log(jnp.finfo(alpha.dtype).eps)
+
+
+def _most_points(alpha: jax.Array) -> int:
+    single = jnp.finfo(alpha.dtype).bits <= 32
+    return _SINGLE_POINTS if single else _DOUBLE_POINTS
+
+
+def _points_needed(order: jax.Array, alpha: jax.Array) -> jax.Array:
+    """How many points make the rule exact to rounding.
+
+    Its error is the density's Fourier transform at 2π / spacing: exp(-π² / spacing)
+    for tails that fall off twice exponentially, exp(-2π² / (curvature · spacing²)) for
+    a Gaussian.
+    """
+    depth, (left, right) = _depth(alpha), _ends(order, alpha)
+    of_tails = depth / math.pi**2
+    of_gaussian = jnp.sqrt(depth * (order + alpha) / 2.0) / math.pi
+    return 1.0 + jnp.ceil((left + right) * jnp.hypot(of_tails, of_gaussian))
+
+
+def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Distances of the first and the last point from the mode.
+
+    Beyond them the density does not matter, not even for E[exp(±x)]: at both ends
+    alpha (cosh x - 1) + order (exp x - 1 - x) is larger by `depth` than |x|. Each end
+    is the nearest of several that suffice.
+    """
+    depth = _depth(alpha)
+    # More than any |x| at an end.
+    farthest = 200.0
+
+    def quadratic(slope: jax.Array) -> jax.Array:
+        """Where slope·x²/2 = depth + x."""
+        return (1.0 + jnp.sqrt(1.0 + 2.0 * slope * depth)) / slope
+
+    def exponential(factor: jax.Array, nearer: jax.Array) -> jax.Array:
+        """Where factor (exp(x)/2 - 1) is depth + x or more, for an x below `nearer`."""
+        enough = depth + jnp.minimum(nearer, farthest)
+        return jnp.log(2.0 + 2.0 * enough / factor)
+
+    right = quadratic(order + alpha)
+    right = jnp.minimum(right, exponential(order + 0.5 * alpha, right))
+    # Where order·x²/(x + 2) = depth + x, as exp(-x) - 1 + x is at least x²/(x + 2).
+    excess = jnp.maximum(order - 1.0, 1e-6)
+    root = jnp.sqrt((depth + 2.0) ** 2 + 8.0 * depth * excess)
+    left = jnp.minimum(quadratic(alpha), (depth + 2.0 + root) / (2.0 * excess))
+    left = jnp.minimum(left, exponential(alpha, left))
+    return left, right
+
+
+def _gig_draws(
+    rng: np.random.Generator, p: np.ndarray, omega: np.ndarray
+) -> np.ndarray:
+    """One draw each from the densities ∝ x^(p-1) exp(-omega·(x + 1/x)/2).
+
+    Devroye (2014), *Random variate generation for the generalized inverse Gaussian
+    distribution*: rejection from a density that is flat in the middle and exponential
+    on both sides of the mode of log x, with a rejection constant that is bounded
+    whatever the parameters are. All draws of one call are made together, those that
+    are rejected again until none is.
+    """
+    order = np.abs(p)
+    # √(omega² + order²) - order without cancellation.
+    alpha = omega**2 / (np.sqrt(omega**2 + order**2) + order)
+
+    def psi(x: np.ndarray, alpha: np.ndarray, order: np.ndarray) -> np.ndarray:
+        """Logarithm of the density of log x at a distance x from its mode."""
+        return -alpha * (np.cosh(x) - 1.0) - order * (np.expm1(x) - x)
+
+    def slope(x: np.ndarray) -> np.ndarray:
+        return -alpha * np.sinh(x) - order * np.expm1(x)
+
+    with np.errstate(all="ignore"):
+        one = np.ones_like(alpha)
+        drop = -psi(one, alpha, order)
+        wide, narrow = np.log(4.0 / (alpha + 2.0 * order)), np.sqrt(2 / (alpha + order))
+        right = np.where(drop > 2.0, narrow, np.where(drop < 0.5, wide, 1.0))
+        drop = -psi(-one, alpha, order)
+        wide = np.log1p(1.0 / alpha + np.sqrt(1.0 / alpha**2 + 2.0 / alpha))
+        wide = np.minimum(1.0 / order, wide)
+        narrow = np.sqrt(4.0 / (alpha * math.cosh(1.0) + order))
+        left = np.where(drop > 2.0, narrow, np.where(drop < 0.5, wide, 1.0))
+    eta, zeta = -psi(right, alpha, order), -slope(right)
+    theta, xi = -psi(-left, alpha, order), slope(-left)
+    from_right, from_left = right - eta / zeta, left - theta / xi
+    middle = from_right + from_left
+    total = middle + 1.0 / zeta + 1.0 / xi
+
+    x = np.empty_like(alpha)
+    todo = np.arange(alpha.size)
+    while todo.size:
+        part, height, level = rng.random((3, todo.size))
+        part = part * total[todo]
+        # A uniform number in (0, 1], whose logarithm is finite.
+        tail = np.log1p(-height)
+        in_middle = part < middle[todo]
+        on_right = ~in_middle & (part < (middle + 1.0 / zeta)[todo])
+        proposed = np.where(
+            in_middle,
+            -from_left[todo] + middle[todo] * height,
+            np.where(
+                on_right,
+                from_right[todo] - tail / zeta[todo],
+                -from_left[todo] + tail / xi[todo],
+            ),
+        )
+        envelope = np.where(
+            in_middle,
+            0.0,
+            np.where(
+                on_right,
+                -eta[todo] - zeta[todo] * (proposed - right[todo]),
+                -theta[todo] + xi[todo] * (proposed + left[todo]),
+            ),
+        )
+        density = psi(proposed, alpha[todo], order[todo])
+        accepted = np.log1p(-level) + envelope <= density
+        x[todo[accepted]] = proposed[accepted]
+        todo = todo[~accepted]
+    mode = order / omega + np.sqrt(1.0 + (order / omega) ** 2)
+    drawn = mode * np.exp(x)
+    return np.where(p < 0, 1.0 / drawn, drawn)
+
+
+class GeneralizedInverseGaussian(Family):
+    name = "GeneralizedInverseGaussian"
+    statistics = ("x", "1/x", "log")
+    neutral: ClassVar[Mapping[str, float]] = {"x": -1.0, "1/x": -1.0}
+
+    @staticmethod
+    def _standard(natural: Moments) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return natural["log"] + 1.0, -2.0 * natural["x"], -2.0 * natural["1/x"]
+
+    @staticmethod
+    def moments(natural: Moments) -> dict[str, jax.Array]:
+        found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
+        return {s: found[s] for s in GeneralizedInverseGaussian.statistics}
+
+    @staticmethod
+    def log_normalizer(natural: Moments) -> jax.Array:
+        @jax.custom_jvp
+        def normalizer(natural: Moments) -> jax.Array:
+            found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
+            return found["log_normalizer"]
+
+        @normalizer.defjvp
+        def _slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+            found = _gig_moments(*GeneralizedInverseGaussian._standard(primals[0]))
+            parts = [found[s] * change for s, change in tangents[0].items()]
+            return found["log_normalizer"], sum(parts, jnp.zeros_like(parts[0]))
+
+        return normalizer(natural)
+
+    @staticmethod
+    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+        return {
+            "x": prior["x"] + jnp.minimum(data["x"], 0.0),
+            "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
+            "log": prior["log"] + data["log"],
+        }
+
+    @staticmethod
+    def parameters(natural: Moments) -> dict[str, jax.Array]:
+        p, a, b = GeneralizedInverseGaussian._standard(natural)
+        return {"p": p, "a": a, "b": b}
+
+    @staticmethod
+    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        p, a, b = parameters["p"], parameters["a"], parameters["b"]
+        return {"x": -0.5 * a, "1/x": -0.5 * b, "log": p - 1.0}
+
+    @staticmethod
+    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+        return _GIG(parameters["p"], parameters["a"], parameters["b"])
+
+    @staticmethod
+    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
+        return {**natural, "x": natural["x"] * factor}
+
+
+class _GIG(dist.Distribution):
+    """Draws and density of GIG(p, a, b)."""
+
+    arg_constraints: Any = {  # noqa: RUF012
+        "p": constraints.real,
+        "a": constraints.nonnegative,
+        "b": constraints.nonnegative,
+    }
+    support: Any = constraints.positive
+
+    def __init__(self, p: jax.Array, a: jax.Array, b: jax.Array):
+        self.p, self.a, self.b = p, a, b
+        super().__init__(jnp.shape(p), validate_args=False)
+
+    def sample(
+        self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()
+    ) -> jax.Array:
+        assert key is not None
+        shape = (*sample_shape, *self.batch_shape)
+        seed = jax.random.uniform(key, (4,))
+
+        def draw(
+            seed: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray
+        ) -> np.ndarray:
+            rng = np.random.default_rng(seed.view(np.uint32))
+            a, b = (np.maximum(value, 1e-30, dtype=np.float64) for value in (a, b))
+            draws = _gig_draws(
+                rng,
+                np.broadcast_to(p, shape).ravel().astype(np.float64),
+                np.broadcast_to(np.sqrt(a * b), shape).ravel(),
+            )
+            return draws.reshape(shape) * np.sqrt(b / a)
+
+        return call_on_host(
+            draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"
+        )
+
+    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+        natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
+        normalizer = GeneralizedInverseGaussian.log_normalizer(natural)
+        return (
+            natural["log"] * jnp.log(value)
+            + natural["x"] * value
+            + natural["1/x"] / value
+            - normalizer
+        )
+
+
+def _root_family(
+    family_name: str, family_statistics: tuple[str, ...], square: type[Family]
+) -> type[Family]:
+    """The family of x with x² in the family `square`."""
+
+    def of_square(natural: Moments) -> dict[str, jax.Array]:
+        # dx² = 2x dx, so one power of x goes to the Jacobian.
+        found = {"log": 0.5 * (natural["log"] - 1.0), "1/x": natural["x^-2"]}
+        return {**found, "x": natural["x^2"]} if "x^2" in natural else found
+
+    class Root(Family):
+        name = family_name
+        statistics = family_statistics
+
+        @staticmethod
+        def moments(natural: Moments) -> dict[str, jax.Array]:
+            mean = square.moments(of_square(natural))
+            found = {"log": 0.5 * mean["log"], "x^-2": mean["1/x"]}
+            return {**found, "x^2": mean["x"]} if "x^2" in natural else found
+
+        @staticmethod
+        def log_normalizer(natural: Moments) -> jax.Array:
+            return square.log_normalizer(of_square(natural)) - math.log(2.0)
+
+        @staticmethod
+        def project(
+            prior: Moments, data: Moments, noise: Moments
+        ) -> dict[str, jax.Array]:
+            return {
+                statistic: prior[statistic] + jnp.minimum(data[statistic], 0.0)
+                for statistic in family_statistics
+            }
+
+        @staticmethod
+        def parameters(natural: Moments) -> dict[str, jax.Array]:
+            """Those of the distribution of x²."""
+            return square.parameters(of_square(natural))
+
+        @staticmethod
+        def from_parameters(
+            parameters: Mapping[str, jax.Array],
+        ) -> dict[str, jax.Array]:
+            natural = square.from_parameters(parameters)
+            found = {"log": 2.0 * natural["log"] + 1.0, "x^-2": natural["1/x"]}
+            return {**found, "x^2": natural["x"]} if "x" in natural else found
+
+        @staticmethod
+        def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+            return dist.TransformedDistribution(
+                square.distribution(parameters),
+                dist.transforms.PowerTransform(0.5),
+                validate_args=False,
+            )
+
+        @staticmethod
+        def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+            factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
+            return {**natural, "x^-2": natural["x^-2"] * factor}
+
+    Root.__name__ = Root.__qualname__ = family_name
+    return Root
+
+
+RootInverseGamma = _root_family("RootInverseGamma", ("x^-2", "log"), InverseGamma)
+RootGeneralizedInverseGaussian = _root_family(
+    "RootGeneralizedInverseGaussian",
+    ("x^2", "x^-2", "log"),
+    GeneralizedInverseGaussian,
+)

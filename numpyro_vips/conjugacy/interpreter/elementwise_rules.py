@@ -1,0 +1,257 @@
+"""Rules for elementwise primitives: sums, products, powers, exponentials, choices."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra import elementwise, forms
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
+    Dense,
+    Label,
+    NotInAlgebra,
+    Term,
+    range_of,
+)
+from numpyro_vips.conjugacy.interpreter.values import (
+    Constant,
+    OnePlusExp,
+    Rule,
+    Shifted,
+    SumOfExp,
+    Transformed,
+    Value,
+    as_form,
+    aval_of,
+    is_uniform,
+    latents_of,
+    may_be_negative,
+    names_of,
+    rule_for,
+    sum_of_exponents,
+    traced_or_known,
+)
+
+RULES: dict[str, Rule] = {}
+
+
+@rule_for(RULES, "add", "add_any")
+def _add(eqn: Any, x: Value, y: Value) -> Value:
+    for one, other in ((x, y), (y, x)):
+        if not isinstance(other, Transformed) or other.function != "exp":
+            continue
+        if is_uniform(one, 1.0):
+            reason = f"1 + exp of {names_of(other.latents)}"
+            shape = tuple(aval_of(eqn.outvars[0]).shape)
+            return OnePlusExp(reason, other.latents, shape, other.form)
+    return as_form(x) + as_form(y)
+
+
+@rule_for(RULES, "sub")
+def _sub(eqn: Any, x: Value, y: Value) -> Value:
+    if is_uniform(x, 1.0) and isinstance(y, Transformed) and y.function == "sigmoid":
+        return Transformed("sigmoid", -y.form)
+    if is_uniform(x, 1.0) and isinstance(y, Form):
+        shape = tuple(map(Label, aval_of(eqn.outvars[0]).shape))
+        complement = elementwise.complement(forms.broadcast(y, shape))
+        if complement is not None:
+            return complement
+    return as_form(x) - as_form(y)
+
+
+@rule_for(RULES, "neg")
+def _neg(eqn: Any, x: Value) -> Value:
+    return -as_form(x)
+
+
+@rule_for(RULES, "mul")
+def _mul(eqn: Any, x: Value, y: Value) -> Value:
+    for one, other in ((x, y), (y, x)):
+        if isinstance(one, Shifted) and one.stage == "exp":
+            # The weights of a logsumexp with b=.
+            exponent = sum_of_exponents(Transformed("exp", one.form), other)
+            if exponent is not None:
+                return dataclasses.replace(one, form=exponent)
+    exponent = sum_of_exponents(x, y)
+    if exponent is not None:
+        return Transformed("exp", exponent)
+    return as_form(x) * as_form(y)
+
+
+@rule_for(RULES, "sign", "abs")
+def _magnitude(eqn: Any, x: Value) -> Value:
+    if eqn.primitive.name == "abs":
+        if isinstance(x, SumOfExp):
+            return x
+        if isinstance(x, Form) and _is_nonnegative(x):
+            return x
+    raise NotInAlgebra(f"{eqn.primitive.name} of {names_of(latents_of(x))}")
+
+
+@rule_for(RULES, "div")
+def _div(eqn: Any, x: Value, y: Value) -> Value:
+    if isinstance(y, Transformed) and y.function == "exp":
+        exponent = sum_of_exponents(x, Transformed("exp", -y.form))
+        if exponent is not None:
+            return Transformed("exp", exponent)
+    if isinstance(y, Constant):
+        exponent = sum_of_exponents(
+            x, Constant(traced_or_known(lambda a: 1 / a, y), y.row)
+        )
+        if exponent is not None:
+            return Transformed("exp", exponent)
+    # 1 / (1 + exp(-ψ)), written out.
+    logit = _one_plus_exp(y)
+    if logit is not None and is_uniform(x, 1.0):
+        return Transformed("sigmoid", -logit)
+    if isinstance(x, Transformed) and x.function == "exp" and x.form is logit:
+        return Transformed("sigmoid", x.form)
+    return as_form(x) * elementwise.power(as_form(y), -1.0)
+
+
+def _is_nonnegative(form: Form) -> bool:
+    """Whether a form is a product without a factor that may be negative."""
+    return not may_be_negative(form) and all(
+        range_of(factor)[0] >= 0
+        for term in form.terms
+        for factor in term.factors
+        if isinstance(factor, Dense)
+    )
+
+
+def _one_plus_exp(value: Value) -> Form | None:
+    return value.form if isinstance(value, OnePlusExp) else None
+
+
+@rule_for(RULES, "square")
+def _square(eqn: Any, x: Value) -> Value:
+    return _power_of(x, 2.0)
+
+
+@rule_for(RULES, "integer_pow")
+def _integer_pow(eqn: Any, x: Value) -> Value:
+    return _power_of(x, float(eqn.params["y"]))
+
+
+@rule_for(RULES, "sqrt")
+def _sqrt(eqn: Any, x: Value) -> Value:
+    return _power_of(x, 0.5)
+
+
+@rule_for(RULES, "rsqrt")
+def _rsqrt(eqn: Any, x: Value) -> Value:
+    return _power_of(x, -0.5)
+
+
+@rule_for(RULES, "pow")
+def _pow(eqn: Any, x: Value, y: Value) -> Value:
+    if isinstance(y, Constant) and y.known and np.ptp(y.array) == 0:
+        return _power_of(x, float(y.array.flat[0]))
+    raise NotInAlgebra("a power that is not a public number")
+
+
+def _power_of(x: Value, exponent: float) -> Value:
+    if isinstance(x, Transformed) and x.function == "exp":
+        return Transformed("exp", x.form * exponent)
+    return elementwise.power(as_form(x), exponent)
+
+
+@rule_for(RULES, "exp")
+def _exp(eqn: Any, x: Value) -> Value:
+    if isinstance(x, Shifted) and x.stage == "difference":
+        return dataclasses.replace(x, stage="exp")
+    return Transformed("exp", as_form(x))
+
+
+@rule_for(RULES, "log")
+def _log(eqn: Any, x: Value) -> Value:
+    if isinstance(x, Transformed) and x.function == "exp":
+        return x.form
+    if isinstance(x, SumOfExp):
+        if x.origin is None:
+            return Transformed("logsumexp", x.form)
+        return Shifted(x.reason, x.latents, x.shape, x.form, x.origin, "log")
+    return elementwise.log(as_form(x))
+
+
+@rule_for(RULES, "log1p")
+def _log1p(eqn: Any, x: Value) -> Value:
+    return elementwise.log1m(-as_form(x))
+
+
+@rule_for(RULES, "logistic")
+def _logistic(eqn: Any, x: Value) -> Value:
+    return Transformed("sigmoid", as_form(x))
+
+
+@rule_for(RULES, "copy", "stop_gradient")
+def _identity(eqn: Any, x: Value) -> Value:
+    return x
+
+
+@rule_for(RULES, "convert_element_type")
+def _convert(eqn: Any, x: Value) -> Value:
+    is_float = jnp.issubdtype(eqn.params["new_dtype"], jnp.floating)
+    if not is_float and not (isinstance(x, Form) and x.is_discrete):
+        raise NotInAlgebra(f"a rounding of {names_of(latents_of(x))}")
+    return x
+
+
+@rule_for(RULES, "select_n")
+def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
+    chooser = as_form(which)
+    if not chooser.is_discrete:
+        raise NotInAlgebra("a choice that depends on a continuous latent")
+    group = object()
+    terms: list[Term] = []
+    axes = tuple(map(Label, aval_of(eqn.outvars[0]).shape))
+    exclusive = True
+    for number, case in enumerate(cases):
+        form = as_form(case)
+        mask = elementwise.map_discrete(
+            lambda c, number=number: (c == number) * np.float32(1.0), chooser
+        )
+        mask = Form(
+            mask.axes,
+            tuple(
+                dataclasses.replace(
+                    term,
+                    factors=tuple(
+                        dataclasses.replace(f, branch=(group, number))
+                        if isinstance(f, Dense)
+                        else f
+                        for f in term.factors
+                    ),
+                )
+                for term in mask.terms
+            ),
+            True,
+        )
+        chosen = forms.product(
+            forms.broadcast(mask, axes), forms.broadcast(form, axes), axes, ()
+        )
+        # A case that is zero has no terms, and its powers would be lost.
+        exclusive = exclusive and form.exclusive and bool(form.terms)
+        terms += map(elementwise.spared, chosen.terms)
+    return Form(axes, tuple(terms), exclusive)
+
+
+@rule_for(RULES, "ne")
+def _not_equal(eqn: Any, x: Value, y: Value) -> Value:
+    """Whether a product of positive latents differs from zero: it does."""
+    if isinstance(x, Form) and is_uniform(y, 0.0) and _is_positive(x):
+        return Constant(np.ones(aval_of(eqn.outvars[0]).shape, bool), row=False)
+    raise NotInAlgebra(f"a comparison of {names_of(latents_of(x) | latents_of(y))}")
+
+
+def _is_positive(form: Form) -> bool:
+    return bool(form.exclusive and form.terms) and all(
+        term.scale > 0
+        and all(
+            isinstance(factor, Atom) and not factor.signed for factor in term.factors
+        )
+        for term in form.terms
+    )

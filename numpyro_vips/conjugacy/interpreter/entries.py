@@ -1,0 +1,154 @@
+"""Operations on constants of which a row tells few entries.
+
+An operation that treats all places along the last axis alike is done on the entries
+that a row tells, and once for all others. After any other, the constant is an array.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra.scatters import is_public_number
+from numpyro_vips.conjugacy.algebra.terms import Origin
+from numpyro_vips.conjugacy.interpreter.values import Constant, Entries, aval_of
+from numpyro_vips.jax_tools.numpy_primitives import NUMPY
+from numpyro_vips.model.sparse_rows import SparseRows, scattered
+
+
+def constant_of(rows: SparseRows, origin: Origin) -> Constant:
+    """The constant that an argument's rows are."""
+    zero = np.zeros((), rows.dtype)
+    entries = Entries(rows.indices, rows.values, zero, origin)
+    return _constant(entries, rows.length, nonnegative=False)
+
+
+def _constant(entries: Entries, length: int, *, nonnegative: bool) -> Constant:
+    # Whatever nobody reads is left out when the program is compiled.
+    array = scattered(entries.indices, entries.values, length, entries.elsewhere)
+    return Constant(array, row=True, nonnegative=nonnegative, entries=entries)
+
+
+def apply_to_entries(
+    eqn: Any, operands: Sequence[Constant], *, elementwise: bool, nonnegative: bool
+) -> Constant | None:
+    """The result of an operation on constants, if entries are enough for it.
+
+    Args:
+      eqn: The operation.
+      operands: Its operands, at least one of which has entries.
+      elementwise: Whether it treats all places alike.
+      nonnegative: Whether its result is.
+
+    Returns:
+      None if they are not; the arguments that have to be written out then know why.
+    """
+    name = eqn.primitive.name
+    result: Constant | None = None
+    if elementwise:
+        result = _elementwise(eqn, operands, nonnegative)
+    elif name in _RESHAPES:
+        result = _reshaped(eqn, operands[0], nonnegative)
+    elif name in _REDUCTIONS:
+        result = _reduced(eqn, operands[0], nonnegative)
+    if result is None:
+        for operand in operands:
+            if operand.entries is not None:
+                operand.entries.origin.written_out(f"{name!r}")
+    return result
+
+
+def _elementwise(
+    eqn: Any, operands: Sequence[Constant], nonnegative: bool
+) -> Constant | None:
+    told = [operand for operand in operands if operand.entries is not None]
+    first = told[0].entries
+    assert first is not None
+    shape = told[0].array.shape
+    if tuple(aval_of(eqn.outvars[0]).shape) != shape:
+        return None
+    values, others = [], []
+    for operand, var in zip(operands, eqn.invars, strict=True):
+        dtype = aval_of(var).dtype
+        if operand.entries is not None:
+            if operand.entries.indices is not first.indices:
+                return None
+            values.append(operand.entries.values)
+            others.append(operand.entries.elsewhere)
+        elif operand.known and is_public_number(operand.array):
+            number = np.asarray(operand.array.flat[0], dtype)
+            values.append(jnp.full(first.values.shape, number, dtype))
+            others.append(number)
+        else:
+            return None
+    entries = Entries(
+        first.indices,
+        eqn.primitive.bind(*values, **eqn.params),
+        _evaluated(eqn, others),
+        first.origin,
+    )
+    return _constant(entries, shape[-1], nonnegative=nonnegative)
+
+
+def _evaluated(eqn: Any, numbers: Sequence[np.ndarray]) -> np.ndarray:
+    """An elementwise operation on public numbers."""
+    dtype = aval_of(eqn.outvars[0]).dtype
+    function = NUMPY.get(eqn.primitive.name)
+    if function is not None:
+        with np.errstate(all="ignore"):
+            return np.asarray(function(eqn.params, *numbers), dtype)
+    with jax.ensure_compile_time_eval():
+        typed = [jnp.asarray(number) for number in numbers]
+        return np.asarray(eqn.primitive.bind(*typed, **eqn.params), dtype)
+
+
+# Operations that may give or take axes of length 1, and leave the last one.
+_RESHAPES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
+
+
+def _reshaped(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None:
+    before, after = operand.array.shape, tuple(aval_of(eqn.outvars[0]).shape)
+    entries = operand.entries
+    assert entries is not None
+    same_last = after[-1:] == before[-1:] and before[-1] > 1
+    if not same_last or np.prod(before) != np.prod(after):
+        return None
+    places = eqn.params.get("broadcast_dimensions", ())
+    if list(places) != sorted(places):
+        return None
+    shape = (*after[:-1], entries.values.shape[-1])
+    reshaped = Entries(
+        jnp.reshape(entries.indices, shape),
+        jnp.reshape(entries.values, shape),
+        entries.elsewhere,
+        entries.origin,
+    )
+    return _constant(reshaped, after[-1], nonnegative=nonnegative)
+
+
+_REDUCTIONS: dict[str, Callable[[Any, np.ndarray, int], Any]] = {
+    "reduce_sum": lambda told, other, count: told + other * other.dtype.type(count),
+    "reduce_max": lambda told, other, count: jnp.maximum(told, other),
+    "reduce_min": lambda told, other, count: jnp.minimum(told, other),
+    "reduce_and": lambda told, other, count: told & other,
+    "reduce_or": lambda told, other, count: told | other,
+}
+
+
+def _reduced(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None:
+    """A sum, an extreme or a quantifier over all places, of a row's entries."""
+    entries = operand.entries
+    assert entries is not None
+    shape, axes = operand.array.shape, eqn.params["axes"]
+    if len(shape) - 1 not in axes:
+        return None
+    result = eqn.primitive.bind(entries.values, **eqn.params)
+    of_others = shape[-1] - entries.values.shape[-1]
+    others = of_others * int(
+        np.prod([shape[i] for i in axes if i != len(shape) - 1], dtype=int)
+    )
+    result = _REDUCTIONS[eqn.primitive.name](result, entries.elsewhere, others)
+    dtype = aval_of(eqn.outvars[0]).dtype
+    return Constant(result.astype(dtype), row=True, nonnegative=nonnegative)

@@ -1,0 +1,224 @@
+"""Rules for gathers and updates, at positions that latents or rows may choose."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.algebra.contractions import product_array
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import (
+    Factor,
+    Label,
+    NotInAlgebra,
+    OneHot,
+    Term,
+    is_known,
+    split_selectors,
+)
+from numpyro_vips.conjugacy.interpreter.axis_rules import reshape_to, take_known
+from numpyro_vips.conjugacy.interpreter.values import (
+    Constant,
+    Rule,
+    Transformed,
+    Value,
+    as_form,
+    aval_of,
+    rule_for,
+)
+
+RULES: dict[str, Rule] = {}
+
+
+@rule_for(RULES, "gather")
+def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
+    if isinstance(operand, Transformed):
+        inner = _gather(eqn, operand.form, indices)
+        return Transformed(operand.function, as_form(inner))
+    numbers = eqn.params["dimension_numbers"]
+    source, where = as_form(operand), as_form(indices)
+    shape = tuple(aval_of(eqn.outvars[0]).shape)
+    axes = tuple(map(Label, shape))
+    batch_positions = [i for i in range(len(shape)) if i not in numbers.offset_dims]
+    batch_axes = tuple(axes[i] for i in batch_positions)
+    sliced = [
+        axis
+        for axis in range(len(source.axes))
+        if axis not in numbers.collapsed_slice_dims
+        and axis not in numbers.operand_batching_dims
+    ]
+    full = dict(zip(sliced, numbers.offset_dims, strict=True))
+    for axis in sliced:
+        whole = eqn.params["slice_sizes"][axis] == source.axes[axis].size
+        if not whole or (
+            axis in numbers.start_index_map and source.axes[axis].size > 1
+        ):
+            raise NotInAlgebra("a gather of part of an axis")
+    selections: list[tuple[int, Form]] = []
+    for component, axis in enumerate(numbers.start_index_map):
+        if axis in full:
+            continue
+        index = take_known(where, len(where.axes) - 1, np.asarray([component]))
+        index = forms.sum_over(index, [len(index.axes) - 1])
+        if forms.is_single_choice(index):
+            index = Form(index.axes, index.terms)
+        index = forms.place(index, batch_axes, range(len(batch_axes)))
+        selections.append((axis, index))
+    for axis, position in zip(
+        numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
+    ):
+        line = np.arange(source.axes[axis].size)
+        index = forms.constant(line)
+        index = forms.place(index, batch_axes, [position])
+        selections.append((axis, index))
+    # Select along each indexed axis in turn; the axes kept whole are named last.
+    names = {axis: axes[position] for axis, position in full.items()}
+    named = tuple(names.get(i, Label(a.size)) for i, a in enumerate(source.axes))
+    current = forms.place(source, named, range(len(named)))
+    factors_of = [(axis, index_alternatives(index)) for axis, index in selections]
+    result = current
+    for axis, alternatives in factors_of:
+        result = select_by(result, named[axis], alternatives, batch_axes)
+    ordered = tuple(axis for axis in axes if axis in result.axes)
+    result = Form(ordered, result.terms, result.exclusive)
+    return forms.place(result, axes, [axes.index(axis) for axis in ordered])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alternative:
+    """One index array and the selectors under which it applies."""
+
+    selectors: tuple[Factor, ...]
+    bound: frozenset[Label]
+    indices: Any
+    labels: tuple[Label, ...]
+    row: bool
+
+
+def index_alternatives(index: Form) -> list[Alternative]:
+    if not index.is_discrete:
+        raise NotInAlgebra("a gather at an index that is not discrete")
+    terms = index.terms or (Term(0.0),)
+    alternatives = []
+    for term in terms:
+        selectors, values = split_selectors(term)
+        array, labels = product_array(term.scale, values)
+        xp = np if is_known(array) else jnp
+        alternatives.append(
+            Alternative(
+                tuple(selectors),
+                term.bound,
+                xp.round(array).astype(np.int32),
+                labels,
+                any(getattr(v, "row", False) for v in values),
+            )
+        )
+    return alternatives
+
+
+def select_by(
+    form: Form,
+    axis: Label,
+    alternatives: Sequence[Alternative],
+    batch_axes: tuple[Label, ...],
+) -> Form:
+    """Selects along one axis by an index that may depend on discrete latents."""
+    position = form.axes.index(axis)
+    terms: list[Term] = []
+    kept = [a for i, a in enumerate(form.axes) if i != position]
+    axes = (*kept, *(a for a in batch_axes if a not in kept))
+    for alternative in alternatives:
+        target = Label(axis.size)
+        one_hot = OneHot(
+            alternative.indices, alternative.labels, target, alternative.row
+        )
+        for term in form.terms:
+            renamed = term.renamed({axis: target})
+            terms.append(
+                Term(
+                    term.scale,
+                    (*renamed.factors, *alternative.selectors, one_hot),
+                    renamed.bound | alternative.bound | {target},
+                ).refreshed()
+            )
+    return forms.simplified(axes, terms, form.exclusive)
+
+
+@rule_for(RULES, "dynamic_slice")
+def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
+    form = as_form(operand)
+    for axis, (start, size) in enumerate(
+        zip(starts, eqn.params["slice_sizes"], strict=True)
+    ):
+        length = form.axes[axis].size
+        if size == length:
+            continue
+        if isinstance(start, Constant) and start.known:
+            first = int(np.clip(int(start.array), 0, length - size))
+            form = take_known(form, axis, np.arange(first, first + size))
+            continue
+        if size != 1:
+            raise NotInAlgebra("a slice that starts at a value that is not public")
+        new = Label(1)
+        renamed = tuple(Label(a.size) for a in form.axes)
+        form = forms.place(form, renamed, range(len(renamed)))
+        chosen = select_by(form, renamed[axis], index_alternatives(as_form(start)), ())
+        axes = (*renamed[:axis], new, *renamed[axis + 1 :])
+        kept = [i for i in range(len(axes)) if i != axis]
+        form = forms.place(chosen, axes, kept)
+    return form
+
+
+@rule_for(RULES, "scatter", "scatter-add", "scatter-mul")
+def _scatter(eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
+    """`x.at[i].set(y)`, `add` and `multiply`, at public positions that differ."""
+    if not isinstance(indices, Constant) or not indices.known:
+        raise NotInAlgebra("an update at an index that is not public")
+    shape = tuple(aval_of(eqn.outvars[0]).shape)
+    targets, unique = _scattered(eqn, indices.array, shape)
+    if not unique:
+        raise NotInAlgebra("several updates of one entry")
+    old, new = as_form(operand), as_form(updates)
+    # Which update each entry gets; -1 where it gets none.
+    source = np.asarray(targets).reshape(-1)
+    size, group = math.prod(shape), object()
+
+    def flat(form: Form, indices: np.ndarray, number: int) -> Form:
+        form = reshape_to(form, (math.prod(form.shape),))
+        form = take_known(form, 0, indices, branch=(group, number))
+        form = reshape_to(form, shape)
+        complete = form.exclusive and bool(form.terms)
+        return Form(form.axes, form.terms, complete or bool(np.all(indices >= 0)))
+
+    updated = flat(new, source, 0)
+    if eqn.primitive.name == "scatter-add":
+        return old + updated
+    if eqn.primitive.name == "scatter-mul":
+        kept = forms.constant((source < 0).astype(float).reshape(shape))
+        return old * (updated + kept)
+    kept = flat(old, np.where(source < 0, np.arange(size), -1), 1)
+    placed = forms.place(kept, updated.axes, range(len(shape)))
+    exclusive = updated.exclusive and placed.exclusive
+    return Form(updated.axes, (*updated.terms, *placed.terms), exclusive)
+
+
+def _scattered(
+    eqn: Any, indices: np.ndarray, shape: tuple[int, ...]
+) -> tuple[np.ndarray, bool]:
+    """The number of the update that each entry gets, and whether none gets two."""
+    updates = tuple(aval_of(eqn.invars[2]).shape)
+    numbers = np.arange(math.prod(updates), dtype=np.int32).reshape(updates)
+    options = {
+        "dimension_numbers": eqn.params["dimension_numbers"],
+        "mode": eqn.params["mode"],
+    }
+    with jax.ensure_compile_time_eval():
+        nowhere, zero = np.full(shape, -1, np.int32), np.zeros(shape, np.int32)
+        targets = jax.lax.scatter(nowhere, indices, numbers, **options)
+        count = jax.lax.scatter_add(zero, indices, np.ones_like(numbers), **options)
+    return np.asarray(targets), bool(np.all(np.asarray(count) <= 1))

@@ -1,0 +1,420 @@
+"""Runs a model's program in the algebra of forms instead of on arrays.
+
+Constants are evaluated as they are; what depends on a latent variable goes by the
+rule of its primitive, state by state where it is a function of discrete latents. Loops
+of a known number of steps are written out.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra import elementwise, forms
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import Label, NotInAlgebra, is_known
+from numpyro_vips.conjugacy.interpreter import (
+    axis_rules,
+    elementwise_rules,
+    indexing_rules,
+    reduction_rules,
+)
+from numpyro_vips.conjugacy.interpreter.axis_rules import (
+    along_axis,
+    concatenated,
+    joined_forms,
+    reshape_to,
+    with_last_axis,
+)
+from numpyro_vips.conjugacy.interpreter.entries import apply_to_entries
+from numpyro_vips.conjugacy.interpreter.reduction_rules import apply_to_shift
+from numpyro_vips.conjugacy.interpreter.signs import (
+    is_nonnegative,
+    known_is_nonnegative,
+)
+from numpyro_vips.conjugacy.interpreter.values import (
+    Constant,
+    Opaque,
+    Rule,
+    Shift,
+    Transformed,
+    Value,
+    as_form,
+    aval_of,
+    latents_of,
+    names_of,
+)
+from numpyro_vips.jax_tools.numpy_primitives import NUMPY
+
+_RULES: dict[str, Rule] = {
+    **elementwise_rules.RULES,
+    **axis_rules.RULES,
+    **indexing_rules.RULES,
+    **reduction_rules.RULES,
+}
+
+
+def interpret(
+    closed: jex_core.ClosedJaxpr, inputs: Sequence[Value], checks: list[Any]
+) -> list[Value]:
+    """Evaluates a program on values of the algebra.
+
+    Args:
+      closed: The program.
+      inputs: One value per input of the program.
+      checks: Receives boolean arrays that are true where a private index into a
+        constant lies in range; a row that fails one must count as zero.
+    """
+    constants = [Constant(_public(c), row=False) for c in closed.consts]
+    return _interpret(closed.jaxpr, constants, inputs, checks)
+
+
+def _public(array: Any) -> Any:
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def _interpret(
+    jaxpr: jex_core.Jaxpr,
+    constants: Sequence[Value],
+    inputs: Sequence[Value],
+    checks: list[Any],
+) -> list[Value]:
+    values: dict[Any, Value] = {}
+
+    def read(atom: Any) -> Value:
+        if isinstance(atom, jex_core.Literal):
+            return Constant(np.asarray(atom.val), row=False)
+        return values[atom]
+
+    values.update(zip(jaxpr.constvars, constants, strict=True))
+    values.update(zip(jaxpr.invars, inputs, strict=True))
+    for eqn in jaxpr.eqns:
+        operands = [read(atom) for atom in eqn.invars]
+        values.update(zip(eqn.outvars, _apply(eqn, operands, checks), strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def _apply(
+    eqn: jex_core.JaxprEqn, operands: list[Value], checks: list[Any]
+) -> list[Value]:
+    name = eqn.primitive.name
+    inner = _inner_program(eqn)
+    if inner is not None:
+        known = _known_function(eqn, inner, operands)
+        return interpret(inner, operands, checks) if known is None else [known]
+    if all(isinstance(operand, Constant) for operand in operands):
+        constants = [op for op in operands if isinstance(op, Constant)]
+        checks += _index_checks(eqn, constants)
+        return _apply_to_constants(eqn, constants)
+    latents = set().union(*map(latents_of, operands))
+    try:
+        for operand in operands:
+            if type(operand) is Opaque:
+                raise NotInAlgebra(operand.reason)
+        discrete = _apply_state_by_state(eqn, operands)
+        if discrete is not None:
+            return [discrete]
+        if any(isinstance(operand, Shift) for operand in operands):
+            return [apply_to_shift(eqn, operands)]
+        if name in _CONTROL_FLOW:
+            return _CONTROL_FLOW[name](eqn, operands, checks)
+        rule = _RULES.get(name)
+        if rule is None:
+            raise NotInAlgebra(f"{_READABLE.get(name, name)} of {names_of(latents)}")
+        result = rule(eqn, *operands)
+        return result if isinstance(result, list) else [result]
+    except NotInAlgebra as error:
+        reason = str(error)
+        if "'" not in reason:
+            reason = f"{reason} ({names_of(latents)})"
+        return [
+            Opaque(reason, latents, tuple(aval_of(var).shape)) for var in eqn.outvars
+        ]
+
+
+_READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
+
+
+def _inner_program(eqn: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
+    if eqn.primitive.name in ("scan", "while", "cond"):
+        return None
+    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+        inner = eqn.params.get(key)
+        if isinstance(inner, jex_core.ClosedJaxpr):
+            return inner
+        if isinstance(inner, jex_core.Jaxpr):
+            return jex_core.ClosedJaxpr(inner, ())
+    return None
+
+
+def _known_function(
+    eqn: jex_core.JaxprEqn, inner: jex_core.ClosedJaxpr, operands: Sequence[Value]
+) -> Value | None:
+    """The value of a function of JAX's that the algebra has a form for.
+
+    It is told by doing, step by step, exactly what JAX's own function does.
+    """
+    if eqn.primitive.name != "custom_jvp_call" or len(operands) != 2:
+        return None
+    if all(isinstance(x, Constant) for x in operands):
+        return None
+    written = str(inner)
+    for function, meaning in _KNOWN_FUNCTIONS.items():
+        reference = jax.make_jaxpr(function)(*inner.in_avals)
+        if any(str(_inner_program(call)) == written for call in reference.eqns):
+            shape = tuple(aval_of(eqn.outvars[0]).shape)
+            try:
+                return meaning(shape, *operands)
+            except NotInAlgebra:
+                return None
+    return None
+
+
+def _xlogy(shape: tuple[int, ...], x: Value, y: Value) -> Value:
+    return as_form(x) * elementwise.log(as_form(y))
+
+
+def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
+    axes = tuple(map(Label, shape))
+    parts = []
+    for x in operands:
+        if isinstance(x, Transformed) and x.function == "logsumexp":
+            last = x.form.axes[-1]
+            parts.append(forms.place(x.form, (*axes, last), range(len(x.form.axes))))
+        else:
+            parts.append(with_last_axis(as_form(x), axes))
+    states = sum(part.axes[-1].size for part in parts)
+    return Transformed("logsumexp", joined_forms(parts, len(axes), (*shape, states)))
+
+
+# JAX writes these with guards against infinities, which no rule sees through.
+_KNOWN_FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
+    jnp.logaddexp: _logaddexp,
+    jax.scipy.special.xlogy: _xlogy,
+}
+
+
+# --- constants --------------------------------------------------------------------
+
+
+def _apply_to_constants(
+    eqn: jex_core.JaxprEqn, operands: Sequence[Constant]
+) -> list[Value]:
+    row = any(operand.row for operand in operands)
+    nonnegative = is_nonnegative(eqn, [_has_no_negative(op) for op in operands])
+    if any(operand.entries is not None for operand in operands):
+        told = apply_to_entries(
+            eqn,
+            operands,
+            elementwise=eqn.primitive.name in _ELEMENTWISE,
+            nonnegative=nonnegative,
+        )
+        if told is not None:
+            return [told]
+    arrays = [operand.array for operand in operands]
+    if all(operand.known for operand in operands):
+        results = _evaluate_known(eqn, arrays)
+    else:
+        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+    return [Constant(result, row, nonnegative) for result in results]
+
+
+def _has_no_negative(x: Constant) -> bool:
+    if x.known:
+        return known_is_nonnegative(x.array)
+    return x.nonnegative or x.array.dtype == bool
+
+
+def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[Any]:
+    """Whether private indices into a constant array lie in range."""
+    if eqn.primitive.name == "gather":
+        operand, indices = operands
+        if not indices.row:
+            return []
+        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
+        limits = [
+            operand.array.shape[axis] - sizes[axis] for axis in numbers.start_index_map
+        ]
+        return [(indices.array >= 0) & (indices.array <= np.asarray(limits))]
+    if eqn.primitive.name == "dynamic_slice":
+        operand, *starts = operands
+        sizes = eqn.params["slice_sizes"]
+        return [
+            (start.array >= 0) & (start.array <= length - size)
+            for start, length, size in zip(
+                starts, operand.array.shape, sizes, strict=True
+            )
+            if start.row
+        ]
+    return []
+
+
+def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
+    """Gives public NumPy arrays the dtype that the program was traced with."""
+    return [
+        jnp.asarray(a, dtype=aval_of(var).dtype) if is_known(a) else a
+        for a, var in zip(arrays, eqn.invars, strict=True)
+    ]
+
+
+def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
+    function = NUMPY.get(eqn.primitive.name)
+    aval = aval_of(eqn.outvars[0])
+    if function is not None:
+        with np.errstate(all="ignore"):
+            result = function(eqn.params, *arrays)
+        return [np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)]
+    with jax.ensure_compile_time_eval():
+        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
+        results = results if eqn.primitive.multiple_results else [results]
+        return [
+            result
+            if jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
+            else np.asarray(result)
+            for result in results
+        ]
+
+
+# --- functions of discrete latents -------------------------------------------------
+
+_ELEMENTWISE = {
+    "abs", "add", "and", "ceil", "clamp", "convert_element_type", "cos", "div", "eq",
+    "erf", "exp", "exp2", "expm1", "floor", "ge", "gt", "integer_pow", "is_finite",
+    "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg",
+    "not", "or", "pow", "rem", "round", "rsqrt", "select_n", "sign", "sin", "sqrt",
+    "square", "sub", "tanh", "xor",
+}  # fmt: skip
+
+
+# These keep a form readable as it is, so the table of states is not needed.
+_POLYNOMIAL = {"add", "sub", "mul", "neg", "convert_element_type"}
+
+
+def _apply_state_by_state(
+    eqn: jex_core.JaxprEqn, operands: Sequence[Value]
+) -> Form | None:
+    """Applies any elementwise operation to functions of one discrete latent."""
+    if eqn.primitive.name not in _ELEMENTWISE:
+        return None
+    discrete = []
+    for operand in operands:
+        if isinstance(operand, Transformed | Opaque):
+            return None
+        form = as_form(operand)
+        if not form.is_discrete:
+            return None
+        discrete.append(form)
+    is_float = jnp.issubdtype(aval_of(eqn.outvars[0]).dtype, jnp.floating)
+    if (
+        eqn.primitive.name in _POLYNOMIAL
+        and is_float
+        and (
+            len(set().union(*(form.latents for form in discrete))) > 1
+            or any(len(form.terms) > 1 for form in discrete)
+            or _mixes_elements(discrete)
+        )
+    ):
+        return None
+    if len({latent for form in discrete for latent in form.latents}) > 2:
+        return None
+
+    def function(*arrays: Any) -> Any:
+        if all(map(is_known, arrays)) and eqn.primitive.name in NUMPY:
+            typed = [
+                np.asarray(a, aval_of(v).dtype)
+                for a, v in zip(arrays, eqn.invars, strict=True)
+            ]
+            typed = list(np.broadcast_arrays(*typed))
+            with np.errstate(all="ignore"):
+                return np.asarray(NUMPY[eqn.primitive.name](eqn.params, *typed))
+        typed = [
+            jnp.asarray(a, aval_of(v).dtype)
+            for a, v in zip(arrays, eqn.invars, strict=True)
+        ]
+        shape = jnp.broadcast_shapes(*(a.shape for a in typed))
+        typed = [jnp.broadcast_to(a, shape) for a in typed]
+        if all(map(is_known, arrays)):
+            with jax.ensure_compile_time_eval():
+                return np.asarray(eqn.primitive.bind(*typed, **eqn.params))
+        return eqn.primitive.bind(*typed, **eqn.params)
+
+    return elementwise.map_discrete(function, *discrete)
+
+
+def _mixes_elements(discrete: Sequence[Form]) -> bool:
+    """Whether one latent's different elements meet, as z[:, 0] and z[:, 1] do."""
+    seen: dict[str, tuple] = {}
+    for form in discrete:
+        for term in form.terms:
+            for atom in term.atoms:
+                labels = atom.labels[:-1]
+                if seen.setdefault(atom.latent, labels) != labels and any(
+                    label in term.bound for label in labels
+                ):
+                    return True
+    return False
+
+
+# --- loops and branches -----------------------------------------------------------
+
+
+# Steps of a loop that are written out; more would make too large a program.
+_MOST_STEPS = 500
+
+
+def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """A loop of a known number of steps, written out."""
+    params = eqn.params
+    length, num_consts, num_carry = (
+        params[name] for name in ("length", "num_consts", "num_carry")
+    )
+    if length > _MOST_STEPS:
+        raise NotInAlgebra(f"a loop of {length} steps")
+    constants, rest = operands[:num_consts], operands[num_consts:]
+    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
+    outputs: dict[int, list[Value]] = {}
+    steps = range(length)
+    for step in reversed(steps) if params["reverse"] else steps:
+        now = [_step_of(x, step) for x in inputs]
+        found = interpret(params["jaxpr"], [*constants, *carry, *now], checks)
+        carry, outputs[step] = found[:num_carry], found[num_carry:]
+    stacked = []
+    for number, var in enumerate(eqn.outvars[num_carry:]):
+        shape = tuple(aval_of(var).shape)
+        parts = [outputs[step][number] for step in steps]
+        single = [_with_leading_axis(part) for part in parts]
+        stacked.append(concatenated(single, 0, shape))
+    return [*carry, *stacked]
+
+
+def _with_leading_axis(x: Value) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.whole("a loop")[None], x.row)
+    if isinstance(x, Transformed) and x.function != "logsumexp":
+        return Transformed(x.function, as_form(_with_leading_axis(x.form)))
+    form = as_form(x)
+    return reshape_to(form, (1, *form.shape))
+
+
+def _cond(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+    """The branch that a public index chooses."""
+    index, *rest = operands
+    if not isinstance(index, Constant) or not index.known:
+        raise NotInAlgebra("a lax.cond, in place of jnp.where,")
+    branches = eqn.params["branches"]
+    chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
+    return interpret(branches[chosen], rest, checks)
+
+
+_CONTROL_FLOW = {"scan": _scan, "cond": _cond}
+
+
+def _step_of(x: Value, step: int) -> Value:
+    if isinstance(x, Constant):
+        return Constant(x.whole("a loop")[step], x.row)
+    return along_axis(x, 0, np.arange(step, step + 1), squeeze=True)

@@ -1,0 +1,105 @@
+"""Statistics about the current mean of a Gaussian, rather than about zero.
+
+With a bound of fixed curvature, a row's share in the linear statistic of a regression
+is (κ + f'(ψ))x, the sum of a residual, which is at most 1 times x, and of ψx/4, which
+is as large as the weights make it. But over all rows the latter is Σ xxᵀ/4 times the
+mean of the weights, and so follows from the quadratic statistic. Written in second
+moments about the public mean m,
+
+    ww' = (w - m)(w' - m') + mw' + wm' - mm',
+
+the energy has the residual alone in the place of the linear statistic, and noise in
+Σ xxᵀ/4 only slows the approach to the optimum, where residuals and prior balance.
+
+Over several steps both are averaged alike: residuals R_t about m_t, and the m_t. What
+the linear statistic would be about zero is then R̄ + (Σ xxᵀ/4)·m̄, with the best estimate
+of the matrix that there is. It is a step in natural gradients in the coordinates mean
+and precision.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Term
+from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import Tangent
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+
+# By latent, the mean with the batch axes of its block in front.
+Means = Mapping[str, Any]
+
+
+def centred_groups(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+) -> frozenset[str]:
+    """The global Gaussian blocks whose logits have a bound of fixed curvature."""
+    found, others = set(), set()
+    for term in terms:
+        names = [a.latent for a in term.atoms]
+        if any(latents[name].family == Tangent.name for name in names):
+            found |= {group_of[name] for name in names}
+        mine = {group_of[n] for n in names if latents[n].role == "global"}
+        if len(mine) > 1:
+            others |= mine  # Its statistics are about a product of moments.
+    return frozenset(
+        name
+        for name in found - others
+        if groups[name].role == "global" and groups[name].layout is not None
+    )
+
+
+def shadows(
+    term: Term,
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+    centred: frozenset[str],
+    means: Means,
+) -> list[Term]:
+    """mw' + wm' - mm' for a term in ww'; nothing for others."""
+    pair = [a for a in term.atoms if group_of[a.latent] in centred]
+    if len(pair) != 2:
+        return []
+    assert group_of[pair[0].latent] == group_of[pair[1].latent]
+
+    def mean(atom: Atom) -> Dense:
+        layout = groups[group_of[atom.latent]].layout
+        assert layout is not None
+        batch, block = layout.labels(atom.latent, atom.labels)
+        return Dense(means[atom.latent], (*batch, *block))
+
+    def replaced(scale: float, atoms: Sequence[Atom]) -> Term:
+        factors = tuple(
+            mean(f) if isinstance(f, Atom) and any(f is a for a in atoms) else f
+            for f in term.factors
+        )
+        return Term(scale * term.scale, factors, term.bound).refreshed()
+
+    first, second = pair
+    return [
+        replaced(1.0, [first]),
+        replaced(1.0, [second]),
+        replaced(-1.0, [first, second]),
+    ]
+
+
+def means_of(
+    groups: Mapping[str, Group],
+    centred: frozenset[str],
+    moments: Mapping[str, Mapping[str, jax.Array]],
+) -> dict[str, jax.Array]:
+    """The means of the latents of centred blocks, from the blocks' moments."""
+    means = {}
+    for name in sorted(centred):
+        layout = groups[name].layout
+        assert layout is not None and issubclass(groups[name].family, Normal)  # type: ignore[arg-type]
+        for latent in groups[name].latents:
+            shape = (*layout.batch_shape, *layout.block_shape(latent))
+            array = moments[name]["x"][..., layout.span(latent)]
+            means[latent] = array.reshape(shape)
+    return means

@@ -1,0 +1,99 @@
+"""How the sites of a Gaussian block fill its coordinates, and the way back."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.algebra.terms import Labels
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GaussianLayout:
+    """How the sites of a Gaussian block fill its coordinates.
+
+    The block's mean has shape (*batch_shape, size): there is one independent Gaussian
+    per entry of the batch axes, over the flattened block axes of all its sites.
+    """
+
+    batch_axes: Mapping[str, tuple[int, ...]]
+    block_axes: Mapping[str, tuple[int, ...]]
+    offsets: Mapping[str, int]
+    shapes: Mapping[str, tuple[int, ...]]
+    batch_shape: tuple[int, ...]
+    size: int
+
+    def block_shape(self, site: str) -> tuple[int, ...]:
+        return tuple(self.shapes[site][axis] for axis in self.block_axes[site])
+
+    def span(self, site: str) -> slice:
+        start = self.offsets[site]
+        return slice(start, start + math.prod(self.block_shape(site)))
+
+    def labels(self, site: str, labels: Labels) -> tuple[Labels, ...]:
+        """A site's labels, split into those of batch and of block axes."""
+        batch = tuple(labels[axis] for axis in self.batch_axes[site])
+        block = tuple(labels[axis] for axis in self.block_axes[site])
+        return batch, block
+
+    def site(self, site: str, coordinates: jax.Array, leading: int = 0) -> jax.Array:
+        """One site's values in its own shape.
+
+        Args:
+          site: Its name.
+          coordinates: The block's, of shape (*leading axes, *batch_shape, size).
+          leading: How many axes stand in front, of draws or of rows.
+        """
+        shape, order = self.shapes[site], self._order(site)
+        part = coordinates[..., self.span(site)]
+        front = coordinates.shape[:leading]
+        part = part.reshape((*front, *(shape[axis] for axis in order)))
+        back = [leading + order.index(axis) for axis in range(len(order))]
+        return jnp.transpose(part, [*range(leading), *back])
+
+    def sites(self, coordinates: jax.Array, leading: int = 0) -> dict[str, jax.Array]:
+        """The same for every site of the block."""
+        return {name: self.site(name, coordinates, leading) for name in self.shapes}
+
+    def coordinates(self, values: Mapping[str, jax.Array]) -> jax.Array:
+        """The coordinates of values of the sites; the way back of `sites`."""
+        parts = []
+        for name in self.shapes:
+            value = jnp.transpose(values[name], self._order(name))
+            parts.append(value.reshape((*self.batch_shape, -1)))
+        return jnp.concatenate(parts, axis=-1)
+
+    def _order(self, site: str) -> list[int]:
+        return [*self.batch_axes[site], *self.block_axes[site]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers, for a result's specification."""
+        return {
+            "shapes": {name: list(axes) for name, axes in self.shapes.items()},
+            "batch_axes": {name: list(axes) for name, axes in self.batch_axes.items()},
+            "block_axes": {name: list(axes) for name, axes in self.block_axes.items()},
+            "offsets": dict(self.offsets),
+        }
+
+    @classmethod
+    def from_dict(cls, specification: Mapping[str, Any]) -> "GaussianLayout":
+        shapes, batch_axes, block_axes = (
+            {name: tuple(axes) for name, axes in specification[key].items()}
+            for key in ("shapes", "batch_axes", "block_axes")
+        )
+        first = next(iter(shapes))
+        sizes = {
+            name: math.prod(shape[axis] for axis in block_axes[name])
+            for name, shape in shapes.items()
+        }
+        return cls(
+            batch_axes=batch_axes,
+            block_axes=block_axes,
+            offsets=dict(specification["offsets"]),
+            shapes=shapes,
+            batch_shape=tuple(shapes[first][axis] for axis in batch_axes[first]),
+            size=sum(sizes.values()),
+        )

@@ -1,0 +1,45 @@
+"""The latent variables of a model, and those that an augmentation adds."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.model.graph import ModelGraph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Latent:
+    """A latent variable of the model, or an auxiliary one of an augmentation.
+
+    `states` are the values of a discrete latent. `weight` is how many independent
+    copies each element stands for, as a form with the latent's axes: of an auxiliary
+    variable, the trials of a binomial observation; of a discrete latent of the model,
+    the scale that it shares with all that depends on it, such as the count of a word.
+    """
+
+    name: str
+    role: str
+    shape: tuple[int, ...]
+    support: Any
+    states: np.ndarray | None = None
+    family: str | None = None
+    weight: Form | None = None
+
+
+def model_latents(graph: ModelGraph) -> dict[str, Latent]:
+    """The latent variables of the model itself."""
+    latents = {}
+    for site in graph.sites.values():
+        if not site.is_latent:
+            continue
+        states = None if site.num_states is None else np.arange(site.num_states)
+        latents[site.name] = Latent(
+            name=site.name,
+            role=site.role,
+            shape=site.shape,
+            support=site.support,
+            states=states,
+        )
+    return latents

@@ -1,0 +1,319 @@
+"""Which latents share a factor of the posterior.
+
+Real-valued latents that meet in a product share a joint Gaussian, where it has the
+moments that are asked for and stays small; discrete latents of a row that meet share
+a table of their states; every other latent has a factor of its own.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from numpyro_vips.conjugacy.algebra.terms import Atom, Term, same_labels
+from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.conjugacy.families.gaussian import FactorizedNormal, Normal
+from numpyro_vips.conjugacy.families.joint_categorical import (
+    MAX_TABLE,
+    JointCategorical,
+    elimination_order,
+)
+from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.log_joint import Piece
+
+# A joint covariance of more coordinates than this is not worth its d² noisy numbers
+# by default: latents that meet only in the prior then get factors of their own.
+MAX_JOINT_SIZE = 512
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Group:
+    """Latents that share one factor of the posterior, and its family."""
+
+    name: str
+    role: str
+    family: type[Family] | JointCategorical
+    latents: tuple[str, ...]
+    shape: tuple[int, ...]
+    layout: GaussianLayout | None = None
+
+
+def exponential_family(group: Group) -> type[Family]:
+    """The family of a global group; only locals have joint discrete posteriors."""
+    assert not isinstance(group.family, JointCategorical)
+    return group.family
+
+
+def find_groups(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    latents: Mapping[str, Latent],
+    chosen: Mapping[str, type[Family]],
+    overrides: Mapping[str, str],
+) -> dict[str, Group]:
+    """The groups of all latents, by name, from the terms in which they meet."""
+    gaussian = [n for n in latents if chosen[n] is Normal]
+    pairs = _gaussian_pairs(pieces, set(gaussian), latents)
+    apart = _kept_apart(pieces, set(gaussian), latents)
+    groups: dict[str, Group] = {}
+    done: set[str] = set()
+    for joint in _joint_discrete(pieces, latents):
+        groups[joint.name] = joint
+        done.update(joint.latents)
+    for name in latents:
+        if name in done:
+            continue
+        if name not in gaussian:
+            latent = latents[name]
+            groups[name] = Group(
+                name=name,
+                role=latent.role,
+                family=chosen[name],
+                latents=(name,),
+                shape=latent.shape,
+            )
+            continue
+        excluded = apart | {frozenset((name, other)) for other in done}
+        members = _connected(name, pairs, latents, overrides, excluded)
+        done.update(members)
+        layout = _layout(members, pairs, latents)
+        diagonal = overrides.get(name) == "diag"
+        group_name = "+".join(members)
+        groups[group_name] = Group(
+            name=group_name,
+            role=latents[name].role,
+            family=FactorizedNormal if diagonal else Normal,
+            latents=tuple(members),
+            shape=(*layout.batch_shape, layout.size),
+            layout=layout,
+        )
+    return groups
+
+
+def _joint_discrete(
+    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
+) -> list[Group]:
+    """Discrete latents of a row that meet and can be summed out exactly."""
+    cliques: dict[tuple[str, ...], None] = {}
+    apart: set[str] = set()
+    number = {name: i for i, name in enumerate(latents)}
+    for _, terms in pieces:
+        for term in terms:
+            atoms = [
+                atom
+                for atom in term.atoms
+                if atom.function == "is"
+                and latents[atom.latent].family is None
+                and latents[atom.latent].role == "local"
+            ]
+            names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
+            indices = [atom.labels[:-1] for atom in atoms]
+            if any(not same_labels(indices[0], other) for other in indices[1:]):
+                # Different elements meet; each keeps a factor of its own.
+                apart.update(names)
+            elif names:
+                cliques[tuple(names)] = None
+    groups, seen = [], set()
+    for name in latents:
+        members = _reachable(name, list(cliques), apart)
+        if len(members) < 2 or name in seen:
+            continue
+        seen |= members
+        ordered = sorted(members, key=number.__getitem__)
+        states = {n: len(latents[n].states) for n in ordered}  # type: ignore[arg-type]
+        mine = [clique for clique in cliques if set(clique) <= members]
+        if elimination_order(states, mine)[1] > MAX_TABLE:
+            continue
+        groups.append(
+            Group(
+                name=",".join(ordered),
+                role=latents[name].role,
+                family=JointCategorical(states, mine),
+                latents=tuple(ordered),
+                shape=latents[name].shape,
+            )
+        )
+    return groups
+
+
+def _reachable(
+    start: str, cliques: Sequence[tuple[str, ...]], apart: set[str]
+) -> set[str]:
+    found, queue = {start}, [start]
+    while queue:
+        here = queue.pop()
+        for clique in cliques:
+            if here in clique and not apart & set(clique):
+                new = set(clique) - found
+                found |= new
+                queue += new
+    return found
+
+
+Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
+
+
+def _gaussian_pairs(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    gaussian: set[str],
+    latents: Mapping[str, Latent],
+) -> Pairs:
+    """The products of two real latents that occur; the flag marks a row's terms."""
+    pairs: Pairs = defaultdict(list)
+    for piece, terms in pieces:
+        for term in terms:
+            atoms = [a for a in term.atoms if a.latent in gaussian]
+            for i, a in enumerate(atoms):
+                for b in atoms[i + 1 :]:
+                    if latents[a.latent].role == latents[b.latent].role:
+                        pairs[a.latent, b.latent].append((a, b, piece.is_row))
+    return pairs
+
+
+def _kept_apart(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    gaussian: set[str],
+    latents: Mapping[str, Latent],
+) -> set[frozenset[str]]:
+    """Pairs of real latents that one Gaussian cannot hold: a and b of (a·b)².
+
+    A joint Gaussian has no moments of more than two factors in closed form; as factors
+    of their own, a and b have all that the term needs.
+    """
+    crowded: list[dict[str, int]] = []
+    for _, terms in pieces:
+        for term in terms:
+            for role in ("global", "local"):
+                counts: dict[str, int] = defaultdict(int)
+                for atom in term.atoms:
+                    if atom.latent in gaussian and latents[atom.latent].role == role:
+                        counts[atom.latent] += 1
+                if sum(counts.values()) > 2:
+                    crowded.append(counts)
+    apart: set[frozenset[str]] = set()
+    for counts in crowded:
+        for first, second in itertools.combinations(counts, 2):
+            if max(counts[first], counts[second]) > 1:
+                apart.add(frozenset((first, second)))
+    for counts in crowded:
+        every = [frozenset(pair) for pair in itertools.combinations(counts, 2)]
+        if not apart & set(every):
+            apart |= set(every)
+    return apart
+
+
+def _connected(
+    start: str,
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+    overrides: Mapping[str, str],
+    apart: set[frozenset[str]],
+) -> list[str]:
+    """Latents that share a joint Gaussian with `start`, in the model's order.
+
+    No two of them are a pair in `apart`. A member with `structure={"w": "diag"}` stays
+    alone. Latents that meet in the likelihood are joined whatever their size; those
+    that meet only in the prior, only if the block stays small.
+    """
+
+    def reach(row_only: bool) -> list[str]:
+        found, queue = {start}, [start]
+        while queue:
+            here = queue.pop()
+            for (a, b), uses in pairs.items():
+                if here not in (a, b) or a == b:
+                    continue
+                if row_only and not any(is_row for _, _, is_row in uses):
+                    continue
+                other = b if here == a else a
+                if other in found or overrides.get(other) or overrides.get(here):
+                    continue
+                if any(frozenset((other, member)) in apart for member in found):
+                    continue
+                found.add(other)
+                queue.append(other)
+        return [name for name in latents if name in found]
+
+    wide = reach(row_only=False)
+    if _layout(wide, pairs, latents).size <= MAX_JOINT_SIZE:
+        return wide
+    return reach(row_only=True)
+
+
+def _layout(
+    members: Sequence[str],
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+) -> GaussianLayout:
+    """Splits the axes of a block's sites into batch axes and coordinates.
+
+    An axis is a batch axis if no term multiplies two different entries along it, for
+    every site of the block alike.
+    """
+    own = {name: _own_batch_axes(name, pairs, latents) for name in members}
+    reference = min(members, key=lambda name: len(own[name]))
+    classes = []
+    for axis in sorted(own[reference]):
+        matched = _match_axis(reference, axis, members, own, pairs)
+        if matched is not None:
+            classes.append(matched)
+    batch_axes = {n: tuple(c[n] for c in classes) for n in members}
+    block_axes = {
+        n: tuple(i for i in range(len(latents[n].shape)) if i not in batch_axes[n])
+        for n in members
+    }
+    shapes = {n: latents[n].shape for n in members}
+    offsets, size = {}, 0
+    for name in members:
+        offsets[name] = size
+        size += math.prod(shapes[name][axis] for axis in block_axes[name])
+    return GaussianLayout(
+        batch_axes=batch_axes,
+        block_axes=block_axes,
+        offsets=offsets,
+        shapes=shapes,
+        batch_shape=tuple(shapes[reference][i] for i in batch_axes[reference]),
+        size=size,
+    )
+
+
+def _own_batch_axes(
+    name: str,
+    pairs: Pairs,
+    latents: Mapping[str, Latent],
+) -> set[int]:
+    axes = set(range(len(latents[name].shape)))
+    for a, b, _ in pairs.get((name, name), []):
+        axes &= {i for i in axes if a.labels[i] is b.labels[i]}
+    return axes
+
+
+def _match_axis(
+    reference: str,
+    axis: int,
+    members: Sequence[str],
+    own: Mapping[str, set[int]],
+    pairs: Pairs,
+) -> dict[str, int] | None:
+    """The axis of every member that goes with one of the reference, if all have one."""
+    matched = {reference: axis}
+    queue = [reference]
+    while queue:
+        here = queue.pop()
+        for (first, second), uses in pairs.items():
+            if here not in (first, second) or first == second:
+                continue
+            other = second if here == first else first
+            if other not in members:
+                continue
+            for a, b, _ in uses:
+                mine, theirs = (a, b) if a.latent == here else (b, a)
+                label = mine.labels[matched[here]]
+                axes = [i for i, x in enumerate(theirs.labels) if x is label]
+                axes = [i for i in axes if i in own[other]]
+                if not axes or matched.setdefault(other, axes[0]) not in axes:
+                    return None
+                if other not in queue and len(matched) < len(members):
+                    queue.append(other)
+    return matched if set(matched) == set(members) else None

@@ -1,0 +1,315 @@
+"""The statistics that rows release, as products of moments of globals.
+
+What a row's terms multiply are products of moments of globals; each distinct product
+is one *statistic* of the row, and is released as one block.
+"""
+
+import dataclasses
+import itertools
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy.algebra.terms import Atom, Label, Labels, Term, labels_of
+from numpyro_vips.conjugacy.structure import centring
+from numpyro_vips.conjugacy.structure.geometry import (
+    Matrix,
+    entry_range,
+    geometry,
+    is_global,
+)
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.repeated_diagonals import repeated_diagonal
+from numpyro_vips.conjugacy.structure.statistic import Release, Statistic
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GlobalPart:
+    """The globals of one term: their pattern, and the term's labels in its order."""
+
+    atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
+    labels: Labels
+
+
+def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
+    """Numbers the labels of a term's globals in a canonical order.
+
+    The two axes of a symmetric matrix may be read either way; the way with the
+    smallest numbers is taken, so that equal statistics are found to be equal.
+    """
+    atoms = [a for a in term.atoms if latents[a.latent].role == "global"]
+    atoms.sort(key=lambda a: (a.latent, a.function, a.power))
+    best: GlobalPart | None = None
+    for readings in itertools.product(*(_readings(a, latents) for a in atoms)):
+        numbers: dict[Label, int] = {}
+        pattern = []
+        for atom, labels in zip(atoms, readings, strict=True):
+            numbered = tuple(numbers.setdefault(x, len(numbers)) for x in labels)
+            pattern.append((atom.latent, atom.function, atom.power, numbered))
+        found = GlobalPart(tuple(pattern), tuple(numbers))
+        if best is None or found.atoms < best.atoms:
+            best = found
+    assert best is not None
+    return best
+
+
+def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[Labels]:
+    if not _is_symmetric(atom.latent, atom.function, latents):
+        return [atom.labels]
+    *batch, row, column = atom.labels
+    return [atom.labels, (*batch, column, row)]
+
+
+def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> bool:
+    support = latents[latent].support
+    return function in ("x", "inv") and support is constraints.positive_definite
+
+
+def labels_in(
+    term: Term, statistic: Statistic, latents: Mapping[str, Latent]
+) -> Labels | None:
+    """The term's own label for each label of a statistic; None if it has another one.
+
+    A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
+    statistic, so that no coordinate is released twice.
+    """
+    part = global_part(term, latents)
+    if len(part.atoms) != len(statistic.atoms):
+        return None
+    found: dict[int, int] = {}
+    for mine, theirs in zip(part.atoms, statistic.atoms, strict=True):
+        if mine[:3] != theirs[:3]:
+            return None
+        for here, there in zip(mine[3], theirs[3], strict=True):
+            if found.setdefault(there, here) != here:
+                return None
+    return tuple(part.labels[found[i]] for i in range(len(statistic.shape)))
+
+
+def find_statistics(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+    told: frozenset[str],
+    centred: frozenset[str],
+) -> tuple[Statistic, ...]:
+    """The statistics of the terms of a row, each term having exactly one."""
+    means = {
+        name: jnp.zeros(tuple(latents[name].shape))
+        for group in centred
+        for name in groups[group].latents
+    }
+    # What a product of two latents adds elsewhere when it is taken about their means.
+    added = [
+        shadow
+        for term in terms
+        for shadow in centring.shadows(term, groups, group_of, centred, means)
+    ]
+    is_shadow = {id(term) for term in added}
+    found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
+    for term in (*terms, *added):
+        part = global_part(term, latents)
+        if part.atoms:
+            found.setdefault(part.atoms, (part, []))[1].append(term)
+    # The general patterns first, so that special ones find them.
+    ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
+    kept: list[tuple[Statistic, list[Term]]] = []
+    for part, terms in ordered:
+        candidate = _statistic(part, latents, groups, group_of)
+        for statistic, others in kept:
+            if labels_in(terms[0], statistic, latents) is not None:
+                others += terms
+                break
+        else:
+            kept.append((candidate, list(terms)))
+    named: list[tuple[Statistic, list[tuple[Term, Labels]]]] = []
+    for rank, (statistic, terms) in enumerate(kept):
+        statistic = _summed_over(statistic, terms, latents)
+        name = statistic.name
+        while any(name == other.name for other, _ in named):
+            name += "′"  # The same latents, multiplied along other axes.
+        release = _release(terms, latents, group_of, told)
+        if release == "once" and any(id(term) in is_shadow for term in terms):
+            release = "adaptive"
+        bound = [(term, labels_in(term, statistic, latents)) for term in terms]
+        entries = [(term, labels) for term, labels in bound if labels is not None]
+        assert len(entries) == len(terms)
+        lower, upper = entry_range(entries, latents)
+        statistic = dataclasses.replace(
+            statistic,
+            name=name,
+            release=release,
+            geometry=geometry(entries, statistic.matrix, latents),
+            lower=lower,
+            upper=upper,
+            rank=rank,
+        )
+        named.append((statistic, entries))
+    complete = []
+    for statistic, entries in named:
+        diagonal = None
+        if statistic.release != "public":
+            diagonal = repeated_diagonal(statistic, entries, named, latents)
+        complete.append(dataclasses.replace(statistic, diagonal=diagonal))
+    return tuple(sorted(complete, key=lambda s: (len(s.shape), s.name)))
+
+
+def _summed_over(
+    statistic: Statistic, terms: Sequence[Term], latents: Mapping[str, Latent]
+) -> Statistic:
+    """The statistic summed over the labels along which all its terms are constant."""
+    sizes = statistic.shape
+    summed = set(range(len(sizes)))
+    for term in terms:
+        labels = labels_in(term, statistic, latents)
+        assert labels is not None
+        told = {
+            label
+            for factor in term.factors
+            if not is_global(factor, latents)
+            for label in labels_of(factor)
+        }
+        # On a diagonal the labels cannot be summed one by one.
+        summed -= {i for i, x in enumerate(labels) if x in told or labels.count(x) > 1}
+    if not summed:
+        return statistic
+    order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
+    number = {old: new for new, old in enumerate(order)}
+    atoms = tuple(
+        (latent, function, power, tuple(number[i] for i in labels))
+        for latent, function, power, labels in statistic.atoms
+    )
+    count = len(sizes) - len(summed)
+    part = GlobalPart(atoms, tuple(Label(sizes[i]) for i in order))
+    return dataclasses.replace(
+        statistic,
+        atoms=atoms,
+        shape=tuple(sizes[i] for i in order[:count]),
+        summed=tuple(sizes[i] for i in order[count:]),
+        matrix=_symmetry(part, latents, count),
+    )
+
+
+def told_by_rows(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+) -> frozenset[str]:
+    """The local groups whose factors depend on what a row holds.
+
+    The others are alike in all rows, given the globals: the Pólya-Gamma variable of a
+    latent whose logits are a global, for one.
+    """
+    weights = {
+        group_of[name]
+        for name, latent in latents.items()
+        if latent.role == "local"
+        and latent.weight is not None
+        and any(term.row for term in latent.weight.terms)
+    }
+    members = []
+    found = set(weights)
+    for term in terms:
+        groups = {group_of[a.latent] for a in term.atoms if _is_local(a, latents)}
+        members.append(groups)
+        if term.row:
+            found |= groups
+    while True:
+        more = set().union(*(groups for groups in members if groups & found)) - found
+        if not more:
+            return frozenset(found)
+        found |= more
+
+
+def _is_local(atom: Atom, latents: Mapping[str, Latent]) -> bool:
+    return latents[atom.latent].role == "local"
+
+
+def _release(
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+    told: frozenset[str],
+) -> Release:
+    mine = {group_of[a.latent] for t in terms for a in t.atoms if _is_local(a, latents)}
+    if mine & told or (mine and any(term.row for term in terms)):
+        return "adaptive"
+    return "once" if any(term.row for term in terms) else "public"
+
+
+def _statistic(
+    part: GlobalPart,
+    latents: Mapping[str, Latent],
+    groups: Mapping[str, Group],
+    group_of: Mapping[str, str],
+) -> Statistic:
+    by_group: dict[str, list[str]] = defaultdict(list)
+    for latent, function, power, _ in part.atoms:
+        by_group[group_of[latent]].append(_readable(latent, function, power))
+    name = "".join(f"⟨{' '.join(names)}⟩" for names in by_group.values())
+    return Statistic(
+        name=name,
+        atoms=part.atoms,
+        shape=tuple(label.size for label in part.labels),
+        release="public",
+        matrix=_symmetry(part, latents, len(part.labels)),
+    )
+
+
+def _symmetry(
+    part: GlobalPart, latents: Mapping[str, Latent], count: int
+) -> Matrix | None:
+    """Which of the first `count` labels of a statistic can be exchanged for others.
+
+    The labels that follow are summed over.
+
+    Returns:
+      The numbers of batch, row and column labels, or None if there is no symmetry.
+    """
+    pairs = []
+    for i, a in enumerate(part.atoms):
+        if _is_symmetric(a[0], a[1], latents) and a[3][-2] != a[3][-1]:
+            pairs.append((a[3][-2:-1], a[3][-1:]))
+        for b in part.atoms[i + 1 :]:
+            if a[:3] == b[:3] and a[1] == "x" and a[3] != b[3]:
+                differ = [(x, y) for x, y in zip(a[3], b[3], strict=True) if x != y]
+                pairs.append((tuple(x for x, _ in differ), tuple(y for _, y in differ)))
+
+    def canonical(atoms: Sequence[tuple]) -> list[tuple]:
+        return sorted((*atom[:3], _unordered(atom, latents)) for atom in atoms)
+
+    for rows, columns in pairs:
+        if set(rows) & set(columns):
+            continue
+        if any((i < count) != (j < count) for i, j in zip(rows, columns, strict=True)):
+            continue
+        swap = dict(zip((*rows, *columns), (*columns, *rows), strict=True))
+        swapped = [
+            (*atom[:3], tuple(swap.get(i, i) for i in atom[3])) for atom in part.atoms
+        ]
+        if canonical(swapped) == canonical(part.atoms):
+            rows = tuple(i for i in rows if i < count)
+            columns = tuple(i for i in columns if i < count)
+            if not rows:
+                continue
+            others = set(range(count)) - set(rows) - set(columns)
+            return tuple(sorted(others)), rows, columns
+    return None
+
+
+def _unordered(atom: tuple, latents: Mapping[str, Latent]) -> tuple[int, ...]:
+    if not _is_symmetric(atom[0], atom[1], latents):
+        return atom[3]
+    return (*atom[3][:-2], *sorted(atom[3][-2:]))
+
+
+def _readable(latent: str, function: str, power: float) -> str:
+    text = {"x": latent, "is": latent}.get(function, f"{function} {latent}")
+    if function == "log1m":
+        text = f"log(1-{latent})"
+    return text if power == 1.0 else f"{text}^{power:g}"

@@ -1,0 +1,276 @@
+"""Finds the conjugate structure in an energy: families, blocks and statistics.
+
+Every term of the energy is a constant times functions of latents. Collected over all
+terms, the functions in which a latent occurs name its exponential family.
+`posterior_factors` says which latents share one of its factors, and
+`released_statistics` what rows release.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from numpyro.distributions import constraints
+
+from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
+    Dense,
+    Factor,
+    Label,
+    Term,
+    labels_of,
+    same_labels,
+)
+from numpyro_vips.conjugacy.families import family_named, find_family
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.conjugacy.families.supports import base_support
+from numpyro_vips.conjugacy.structure import centring
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.log_joint import Energy, Piece
+from numpyro_vips.conjugacy.structure.posterior_factors import Group, find_groups
+from numpyro_vips.conjugacy.structure.released_statistics import (
+    find_statistics,
+    told_by_rows,
+)
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Structure:
+    """What was found in a model.
+
+    Attributes:
+      groups: The factors of the posterior, by name.
+      statistics: What rows release.
+      group_of: The group of each latent.
+      latents: All latents, auxiliary ones included.
+      used: The statistics in which each latent occurs.
+      told_by_rows: Local groups whose factors depend on what a row holds.
+      centred: Gaussian groups whose statistics are released about the current mean.
+    """
+
+    groups: Mapping[str, Group]
+    statistics: tuple[Statistic, ...]
+    group_of: Mapping[str, str]
+    latents: Mapping[str, Latent]
+    used: Mapping[str, tuple[str, ...]]
+    told_by_rows: frozenset[str]
+    centred: frozenset[str] = frozenset()
+
+    def groups_of(self, role: str) -> list[Group]:
+        return [group for group in self.groups.values() if group.role == role]
+
+
+class NotConjugate(Exception):
+    """Holds one reason per latent or site that is in the way."""
+
+    def __init__(self, reasons: Mapping[str, str]):
+        self.reasons = dict(reasons)
+        super().__init__("; ".join(f"{k}: {v}" for k, v in self.reasons.items()))
+
+
+def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
+    """Finds families, blocks and statistics.
+
+    Raises:
+      NotConjugate: Some latent has no exponential family, or a density is outside
+        the algebra.
+    """
+    if energy.failures:
+        raise NotConjugate(energy.failures)
+    pieces = [
+        (piece, normal_terms(piece.form.terms, energy.latents))
+        for piece in energy.pieces
+    ]
+    used, sites = _usage(pieces, energy.latents)
+    chosen, reasons = {}, {}
+    for name, latent in energy.latents.items():
+        family = _family_of(latent, used[name])
+        if family is None:
+            reasons[name] = _no_family(latent, used[name], sites[name])
+        else:
+            chosen[name] = family
+    if reasons:
+        raise NotConjugate(reasons)
+    groups = find_groups(pieces, energy.latents, chosen, overrides)
+    group_of = {latent: g.name for g in groups.values() for latent in g.latents}
+    _check_products(pieces, energy.latents, group_of)
+    terms = [term for piece, terms in pieces if piece.is_row for term in terms]
+    told = told_by_rows(terms, energy.latents, group_of)
+    centred = centring.centred_groups(terms, energy.latents, groups, group_of)
+    statistics = find_statistics(terms, energy.latents, groups, group_of, told, centred)
+    return Structure(
+        groups=groups,
+        statistics=statistics,
+        group_of=group_of,
+        latents=energy.latents,
+        used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
+        told_by_rows=told,
+        centred=centred,
+    )
+
+
+def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[Term]:
+    """Writes the square of a real latent as a product, and merges equal terms."""
+    result: dict[Any, Term] = {}
+    for term in terms:
+        factors: list[Factor] = []
+        for factor in term.factors:
+            if (
+                isinstance(factor, Atom)
+                and factor.function == "x"
+                and factor.power == 2.0
+                and is_real(latents[factor.latent])
+            ):
+                single = dataclasses.replace(factor, power=1.0)
+                factors += [single, dataclasses.replace(single)]
+            else:
+                factors.append(factor)
+        term = Term(term.scale, tuple(factors), term.bound)
+        key = _canonical_key(term)
+        if key in result:
+            scale = result[key].scale + term.scale
+            result[key] = dataclasses.replace(result[key], scale=scale)
+        else:
+            result[key] = term
+    return [term for term in result.values() if term.scale != 0.0]
+
+
+def _canonical_key(term: Term) -> tuple:
+    """Equal for terms that are the same up to the names of bound labels."""
+
+    def head(factor: Factor) -> tuple:
+        if isinstance(factor, Atom):
+            return (1, factor.latent, factor.function, factor.power)
+        array = factor.array if isinstance(factor, Dense) else factor.indices
+        return (0, type(factor).__name__, str(id(array)), 0.0)
+
+    def key(ordered: Iterable[Factor]) -> tuple:
+        numbers: dict[Label, int] = {}
+        return tuple(
+            (*head(f), *(numbers.setdefault(x, len(numbers)) for x in labels_of(f)))
+            for f in ordered
+        )
+
+    # Two atoms of one latent may stand in either order, so the least key counts.
+    alike = [
+        list(factors)
+        for _, factors in itertools.groupby(sorted(term.factors, key=head), key=head)
+    ]
+    if math.prod(math.factorial(len(factors)) for factors in alike) > _MOST_ORDERS:
+        return key(itertools.chain.from_iterable(alike))
+    orders = itertools.product(*map(itertools.permutations, alike))
+    return min(key(itertools.chain.from_iterable(order)) for order in orders)
+
+
+# Of how many orders of a term's factors the least is looked for.
+_MOST_ORDERS = 64
+
+
+def is_real(latent: Latent) -> bool:
+    support = base_support(latent.support)
+    return support is constraints.real or support is constraints.real_vector
+
+
+def _statistic_name(atoms: Sequence[Atom], latent: Latent) -> str:
+    """How a latent occurs in one term, such as `x`, `1/x`, `log` or `xx`."""
+    if len(atoms) == 1:
+        return statistic_name(atoms[0])
+    if is_real(latent) and all((a.function, a.power) == ("x", 1.0) for a in atoms):
+        return "x" * len(atoms) if len(atoms) <= 3 else f"x^{len(atoms)}"
+    if all(atom.function == "is" for atom in atoms) and _are_two_elements(atoms):
+        return "is"
+    return "·".join(sorted(statistic_name(atom) for atom in atoms))
+
+
+def statistic_name(atom: Atom) -> str:
+    """The statistic that one atom is, as families name them."""
+    if atom.power == 1.0:
+        return atom.function
+    if atom.function == "x" and atom.power == -1.0:
+        return "1/x"
+    return f"{atom.function}^{atom.power:g}"
+
+
+def _by_latent(term: Term) -> dict[str, list[Atom]]:
+    found: dict[str, list[Atom]] = defaultdict(list)
+    for atom in term.atoms:
+        found[atom.latent].append(atom)
+    return found
+
+
+def _usage(
+    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
+) -> tuple[dict[str, set[str]], dict[str, dict[str, set[str]]]]:
+    """The statistics in which each latent occurs, and at which sites."""
+    used: dict[str, set[str]] = {name: set() for name in latents}
+    sites: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in latents}
+    for piece, terms in pieces:
+        for term in terms:
+            for name, atoms in _by_latent(term).items():
+                statistic = _statistic_name(atoms, latents[name])
+                used[name].add(statistic)
+                sites[name][statistic].add(piece.site)
+    return used, sites
+
+
+def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
+    if latent.family is not None:
+        family = family_named(latent.family)
+        return family if used <= set(family.statistics) else None
+    if latent.states is not None:
+        return Categorical if used <= {"is"} else None
+    return find_family(latent.support, used)
+
+
+def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) -> str:
+    support = str(base_support(latent.support)).strip("<>").split(" ")[0]
+    where = "; ".join(
+        f"{statistic} in {', '.join(map(repr, sorted(sites[statistic])))}"
+        for statistic in sorted(used)
+    )
+    return (
+        f"no exponential family on {support} with statistics "
+        f"[{', '.join(sorted(used))}] ({where})"
+    )
+
+
+def _check_products(
+    pieces: Sequence[tuple[Piece, list[Term]]],
+    latents: Mapping[str, Latent],
+    group_of: Mapping[str, str],
+) -> None:
+    """Refuses products within one factor that its moments do not cover."""
+    reasons = {}
+    for piece, terms in pieces:
+        for term in terms:
+            counts: dict[str, list[Atom]] = defaultdict(list)
+            for atom in term.atoms:
+                counts[group_of[atom.latent]].append(atom)
+            for group, atoms in counts.items():
+                if len(atoms) == 1:
+                    continue
+                real = all(is_real(latents[a.latent]) for a in atoms)
+                if real and len(atoms) == 2:
+                    continue
+                if all(atom.function == "is" for atom in atoms) and (
+                    len({atom.latent for atom in atoms}) == len(atoms)
+                    or _are_two_elements(atoms)
+                ):
+                    continue
+                names = " · ".join(sorted(a.latent for a in atoms))
+                reasons[group] = f"a product of {names} in {piece.site!r}"
+    if reasons:
+        raise NotConjugate(reasons)
+
+
+def _are_two_elements(atoms: Sequence[Atom]) -> bool:
+    """Whether two indicators belong to different elements of one latent."""
+    if len(atoms) != 2:
+        return False
+    first, second = (atom.labels[:-1] for atom in atoms)
+    return not same_labels(first, second)

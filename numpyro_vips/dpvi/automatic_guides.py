@@ -1,0 +1,149 @@
+"""The automatic guides of DPVI: Normals on the unconstrained globals.
+
+All three have the form z = loc + s·(ε + F·ε′) with s = exp(log_scale) and standard
+Normal ε, ε′:
+
+| family       | F                       | ε′      | as in NumPyro                   |
+|--------------|-------------------------|---------|---------------------------------|
+| `mean_field` | none                    |         | `AutoNormal`                    |
+| `full_rank`  | strictly lower triangle | ε       | `AutoMultivariateNormal`        |
+| `low_rank`   | coordinates × rank      | its own | `AutoLowRankMultivariateNormal` |
+
+A draw is smooth in the parameters, so their gradient follows from the gradient in z by
+the chain rule. This is what lets `dpvi` release the latter alone.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_vips.dpvi.guides import (
+    JointNormalPosterior,
+    NormalPosterior,
+    UnconstrainedSpace,
+)
+
+Family = Literal["mean_field", "full_rank", "low_rank"]
+FAMILIES: tuple[Family, ...] = ("mean_field", "full_rank", "low_rank")
+
+# Largest initial standard deviation; with many rows posteriors are narrower.
+_LARGEST_SCALE = 0.1
+# Of the start around the prior's centre. It tells hidden units of a network apart.
+_JITTER = 0.1
+
+
+def _is_identity(transform: Any) -> bool:
+    while isinstance(transform, dist.transforms.IndependentTransform):
+        transform = transform.base_transform
+    return isinstance(transform, dist.transforms.IdentityTransform)
+
+
+class NormalGuide:
+    """A Normal on the globals' unconstrained coordinates.
+
+    Attributes:
+      space: The globals and their layout in flat vectors.
+      family: Which covariance it may have.
+      rank: Columns of F; zero for `mean_field`.
+      initial_scale: Where exp(log_scale) starts.
+    """
+
+    def __init__(
+        self, space: UnconstrainedSpace, family: Family, *, num_rows: int
+    ) -> None:
+        """The guide of these globals; `num_rows` is the public number of rows."""
+        self.initial_scale = min(_LARGEST_SCALE, num_rows**-0.5)
+        self.space = space
+        self.family = family
+        ranks = {
+            "mean_field": 0,
+            "full_rank": space.size,
+            "low_rank": round(space.size**0.5),
+        }
+        self.rank = ranks[family]
+
+    def initial(self, start: jax.Array, rng_key: jax.Array) -> dict[str, jax.Array]:
+        """Parameters near `start`, slightly jittered, with small scales."""
+        loc_key, factor_key = jax.random.split(rng_key)
+        jitter = jax.random.normal(loc_key, start.shape, start.dtype)
+        arrays = {
+            "loc": start + _JITTER * jitter,
+            "log_scale": jnp.full_like(start, np.log(self.initial_scale)),
+        }
+        if self.rank:
+            shape = (self.space.size, self.rank)
+            arrays["factor"] = jnp.zeros(shape, start.dtype)
+        if self.family == "low_rank":
+            # At zero the expected gradient vanishes by symmetry.
+            noise = jax.random.normal(factor_key, arrays["factor"].shape, start.dtype)
+            arrays["factor"] = _JITTER * noise
+        return arrays
+
+    @property
+    def num_draws(self) -> int:
+        """How many standard Normal numbers a draw is made of."""
+        return self.space.size + (self.rank if self.family == "low_rank" else 0)
+
+    def value(self, arrays: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+        """The draw z that `num_draws` numbers stand for."""
+        unit = noise[: self.space.size]
+        if self.family == "full_rank":
+            unit = unit + jnp.tril(arrays["factor"], -1) @ noise
+        elif self.family == "low_rank":
+            unit = unit + arrays["factor"] @ noise[self.space.size :]
+        return arrays["loc"] + jnp.exp(arrays["log_scale"]) * unit
+
+    def entropy(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
+        """Of q(z), up to a constant."""
+        entropy = jnp.sum(arrays["log_scale"])
+        if self.family == "low_rank":
+            factor = arrays["factor"]
+            inner = jnp.eye(self.rank, dtype=factor.dtype) + factor.T @ factor
+            entropy += 0.5 * jnp.linalg.slogdet(inner)[1]
+        return entropy
+
+    def marginals(
+        self, arrays: Mapping[str, jax.Array], event_dims: Mapping[str, int]
+    ) -> dict[str, Any]:
+        """Of a mean-field guide: the distribution of every site, in its support."""
+        scale = self.space.split(jnp.exp(arrays["log_scale"]))
+        found = {}
+        for site, loc in zip(
+            self.space.sites, self.space.split(arrays["loc"]).values(), strict=True
+        ):
+            normal: Any = dist.Normal(loc, scale[site.name])
+            if _is_identity(site.transform):
+                found[site.name] = normal.to_event(event_dims[site.name])
+            else:
+                normal = normal.to_event(site.transform.domain.event_dim)
+                found[site.name] = dist.TransformedDistribution(normal, site.transform)
+        return found
+
+    def posterior(
+        self, arrays: Mapping[str, jax.Array], points: Mapping[str, Any]
+    ) -> NormalPosterior | JointNormalPosterior:
+        """The guide as a posterior; `points` are the model's point estimates."""
+        loc, scale = arrays["loc"], jnp.exp(arrays["log_scale"])
+        if self.family == "mean_field":
+            return NormalPosterior(
+                sites=self.space.sites,
+                points=points,
+                loc=self.space.split(loc),
+                scale=self.space.split(scale),
+            )
+        factor = scale[:, None] * arrays["factor"]
+        if self.family == "full_rank":
+            factor, diagonal = jnp.tril(factor, -1) + jnp.diag(scale), None
+        else:
+            diagonal = scale
+        return JointNormalPosterior(
+            sites=self.space.sites,
+            points=points,
+            loc=loc,
+            factor=factor,
+            diagonal=diagonal,
+        )

@@ -1,0 +1,117 @@
+"""What DPVI cannot do, told before anything else: options, and models with a remedy."""
+
+from typing import Any
+
+import optax
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+from numpyro_vips import _validate
+from numpyro_vips.dpvi.automatic_guides import FAMILIES
+from numpyro_vips.dpvi.guides import support_to_json
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
+from numpyro_vips.model.prior_centre import global_values
+
+
+def check_options(
+    *,
+    guide: Any = None,
+    optimizer: Any = None,
+    loss: Any = None,
+    num_particles: int = 1,
+    perturb: Any = None,
+    averaging: float | None = None,
+) -> None:
+    """Refuses options that DPVI cannot follow, whatever the model.
+
+    Raises:
+      TypeError, ValueError: An option is not as `DpviEngine` describes.
+    """
+    if guide is not None and not callable(guide):
+        if not isinstance(guide, str):
+            raise TypeError(
+                f"Expected guide to be one of {list(FAMILIES)} or a NumPyro function, "
+                f"got {type(guide).__name__}."
+            )
+        _validate.one_of(FAMILIES, guide=guide)
+    if optimizer is not None and not isinstance(
+        optimizer, optax.GradientTransformation
+    ):
+        raise TypeError(
+            "Expected optimizer to be one of optax, such as optax.adam(0.01), got "
+            f"{type(optimizer).__name__}."
+        )
+    if loss is not None and not isinstance(loss, Trace_ELBO | TraceMeanField_ELBO):
+        raise TypeError(
+            "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "
+            f"got {type(loss).__name__}. Other bounds do not split into rows."
+        )
+    if loss is not None:
+        num_particles = max(num_particles, loss.num_particles)
+    if perturb is not None:
+        _validate.one_of(("location", "all"), perturb=perturb)
+    if perturb == "location" and num_particles > 1:
+        raise ValueError(
+            f"Expected num_particles={num_particles} to be 1 with "
+            "perturb='location': the guide's gradient can only be rebuilt for a "
+            "single draw. Use perturb='all', or more rows per step."
+        )
+    if averaging is not None and not averaging >= 0:
+        raise ValueError(f"Expected averaging={averaging!r} to be None or at least 0.")
+
+
+def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
+    """Why DPVI cannot run the model, and what to do; None if nothing is in the way.
+
+    Args:
+      graph: The model. Of its latents of single rows only the discrete ones are looked
+        at; without a guide, `find_conjugate_locals` says what to do about the others.
+      has_guide: Whether the user has given a guide.
+    """
+    count = num_joint_states(graph)
+    local = graph.latents("local")
+    is_solved = not has_guide and not all(site.is_discrete for site in local)
+    for site in local:
+        if site.is_discrete and "scale" in graph.program_outputs[site.name]:
+            # NumPyro sums out before it scales: c · log Σ_z p(z, x).
+            return (
+                f"DPVI cannot sum out the discrete latent {site.name!r} under "
+                "numpyro.handlers.scale. Sum it out by hand, for example with "
+                "numpyro.distributions.MixtureSameFamily, and scale the observation."
+            )
+        is_few = count is not None and count <= MAX_JOINT_STATES
+        # Next to continuous ones the conjugacy layer may have them too.
+        if site.is_discrete and not is_few and not is_solved:
+            return (
+                f"DPVI sums the discrete latents of a row out one joint state after "
+                f"the other, and with {site.name!r} under the plate {graph.unit!r} "
+                f"they have more than {MAX_JOINT_STATES}. Sum them out by hand, for "
+                "example with numpyro.distributions.MixtureSameFamily."
+            )
+    sites = graph.latents("global")
+    for site in sites:
+        if site.is_discrete:
+            return (
+                f"DPVI has no gradient for the discrete latent {site.name!r}. Sum it "
+                "out by hand, or fit one model for each of its values."
+            )
+    if not sites and not graph.params:
+        return (
+            "The model has no latent that all rows share, so there is nothing to fit."
+        )
+    found = global_values(graph)
+    for site in sites:
+        first, second = found.supports[site.name], found.moved_supports[site.name]
+        description = support_to_json(first)
+        if description is None:
+            return (
+                f"DPVI knows no smooth map from the real numbers to the support of "
+                f"{site.name!r}, {first}. Write the latent as a function of others "
+                "with a usual support."
+            )
+        if description != support_to_json(second):
+            return (
+                f"The support of {site.name!r} depends on another latent. Sample it on "
+                "a fixed support, such as (0, 1), and rescale it in the model."
+            )
+    return None

@@ -1,0 +1,629 @@
+"""DPVI: private gradient steps on NumPyro's ELBO, for models that are not conjugate.
+
+A step draws the globals once from the guide, z = z(φ, ε) on their unconstrained space,
+the same for every row, and releases one vector, the sum over rows of the clipped
+
+    g = ∇ log p(row | z, θ)      in z and in the parameters θ without a prior.
+
+The gradient of that row's part of the ELBO in the guide's parameters φ is (∂z/∂φ)ᵀ·g,
+a public function of g that is linear. So only g is perturbed and the rest is rebuilt
+from it by the chain rule, for any guide with reparametrised draws ("DPVIm" for the
+mean-field Normal: Jälkö, Prediger, Honkela and Kaski, *Improved differentially private
+variational inference through gradient aligning*). This leaves the whole clipping norm
+to g. `perturb="all"` releases the gradient in φ itself, as in the DPVI paper.
+
+Continuous latents of single rows are solved for where they are conjugate given the
+globals (`conjugate_locals.py`), or drawn by the user's guide from the row
+(`user_guides.py`). A row's part of the ELBO is then log p(row, local | z, θ) −
+log q(local | row, θ), and the encoder's parameters are among θ. Nothing else of these
+latents exists.
+
+Without clipping, noise and subsampling, (released gradient) + (gradient of the prior
+and the entropy) is the gradient that `numpyro.infer.Trace_ELBO` gives `SVI` with the
+same guide. Terms that do not read a row are public; they are added afterwards and never
+clipped. Globals that no observation depends on directly, such as the scale of a prior,
+get no noise at all, for nothing about them is released.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.interpreters import partial_eval
+from numpyro.distributions import biject_to
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+from numpyro_vips import _validate
+from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi.checks import check_options, not_supported
+from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
+from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.noisy_adam import default_optimizer
+from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
+from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.log_joint import made_up_row
+from numpyro_vips.model.prior_centre import global_values, initial_params
+from numpyro_vips.model.sparse_rows import dense_rows
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.result import Posterior
+
+Perturb = Literal["location", "all"]
+
+
+class Variational(NamedTuple):
+    """What is fitted, all on unconstrained spaces.
+
+    Attributes:
+      guide: Arrays of an automatic guide, whose leading axis runs over the globals'
+        coordinates; empty with a guide of the user's own.
+      params: The values of every `numpyro.param` of the model and of the user's guide.
+    """
+
+    guide: dict[str, jax.Array]
+    params: dict[str, Any]
+
+
+class DpviState(NamedTuple):
+    """What a step needs; all of it public.
+
+    Attributes:
+      variational: The current iterate.
+      average: Running average of the iterates, what the posterior is read from.
+      optimizer_state: State of the optax optimiser.
+      key: Key of the guide's draws, combined with `step`.
+      step: Number of updates so far.
+    """
+
+    variational: Variational
+    average: Variational
+    optimizer_state: Any
+    key: jax.Array
+    step: jax.Array
+
+
+class DpviEngine:
+    """Per-row ELBO gradients and public optimiser steps for one model.
+
+    Attributes:
+      name: `"dpvi"`.
+      blocks: What each step releases: `"loc"`, the gradient in the globals, and
+        `"param …"` for every array of parameters without a prior; with
+        `perturb="all"` every parameter of the guide in place of `"loc"`. Only what
+        observations depend on is released.
+      space: The globals and their layout in flat vectors.
+    """
+
+    name = "dpvi"
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        *,
+        guide: Family | Callable[..., Any] = "mean_field",
+        optimizer: optax.GradientTransformation | None = None,
+        loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
+        num_particles: int | None = None,
+        perturb: Perturb | None = None,
+        averaging: float | None = 3.0,
+        local_steps: int | None = None,
+    ) -> None:
+        """Traces the model on a single made-up row; no private value is read.
+
+        Args:
+          graph: The model.
+          guide: `"mean_field"`, `"full_rank"` or `"low_rank"` for a Normal on the
+            unconstrained globals, or a NumPyro function, see `user_guides.py`.
+          optimizer: Any optax optimiser, for the negative ELBO divided by the public
+            number of rows. By default `noisy_adam`.
+          loss: NumPyro's `Trace_ELBO` or `TraceMeanField_ELBO`, the second of which
+            takes Kullback-Leibler divergences in closed form where there is one. Its
+            number of particles is taken over.
+          num_particles: Draws from the guide per step; 1 or what `loss` says. From an
+            average over several nothing can be rebuilt, so they need `perturb="all"`.
+          perturb: Which gradient is released; see the module's docstring. By default
+            `"location"`, and `"all"` with several particles.
+          averaging: The posterior is the average of the iterates with weights close
+            to t^averaging (Shamir and Zhang, 2013), so that early ones fade without a
+            horizon to be fixed beforehand. None keeps the last iterate.
+          local_steps: Sweeps over the latents of a row, where the conjugacy layer
+            solves for them.
+
+        Raises:
+          UnsafeModelError: For the reason that `not_supported` or
+            `find_conjugate_locals`
+            gives, or because the guide does not fit the model.
+        """
+        if num_particles is None:
+            num_particles = 1 if loss is None else loss.num_particles
+        _validate.positive_integer(num_particles=num_particles)
+        if perturb is None:
+            perturb = "location" if num_particles == 1 else "all"
+        check_options(
+            guide=guide,
+            loss=loss,
+            num_particles=num_particles,
+            perturb=perturb,
+            averaging=averaging,
+        )
+        reason = not_supported(graph, has_guide=callable(guide))
+        if reason is not None:
+            raise UnsafeModelError(reason)
+        self._graph = graph
+        self._num_particles = num_particles
+        self._perturb: Perturb = perturb
+        self._averaging = averaging
+        self._is_analytic = isinstance(loss, TraceMeanField_ELBO)
+        self._num_rows = graph.arguments.public_num_rows
+        self._row = made_up_row(graph)
+        self._user_guide = UserGuide(guide, graph) if callable(guide) else None
+        self._conjugate = None
+        if self._user_guide is None:
+            self._conjugate = find_conjugate_locals(graph, sweeps=local_steps)
+        self._row_elbo = RowElbo(
+            graph=graph,
+            user_guide=self._user_guide,
+            conjugate=self._conjugate,
+            is_analytic=self._is_analytic,
+        )
+        self._constraints = dict(graph.params)
+        if self._user_guide is not None:
+            self._constraints = self._user_guide.constraints | self._constraints
+        self._lay_out(guide)
+        if optimizer is None:
+            sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
+            optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
+        self._optimizer = optimizer
+        self._jitted_sum = jax.jit(self._sum)
+        self._jitted_update = jax.jit(self._updated)
+
+    def _lay_out(self, guide: Any) -> None:
+        """Finds the globals' layout, one row's program and what it reads."""
+        graph = self._graph
+        found = global_values(graph)
+        sites = [
+            _guide_site(site, found.supports[site.name])
+            for site in graph.latents("global")
+        ]
+        self._params = params = self._initial_params(threefry_key(0))
+        centres = {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
+
+        def row_elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
+            values = {s.name: s.transform(free[s.name]) for s in sites}
+            return self._row_elbo(values, self._constrained(params), row, key)
+
+        def density(free: Mapping[str, Any], params: Any) -> jax.Array:
+            return row_elbo(free, params, self._row, threefry_key(0))[0]
+
+        used = _reads(density, centres, params)
+        if not any(jax.tree.leaves(used)):
+            raise UnsafeModelError(
+                f"No observation under the plate {graph.unit!r} depends on a latent, "
+                "so the data say nothing about the posterior."
+            )
+        # What no observation depends on goes last, beyond what is released.
+        sites.sort(key=lambda site: not used[0][site.name])
+        self.space = space = UnconstrainedSpace(sites=tuple(sites))
+        read = UnconstrainedSpace(sites=tuple(s for s in sites if used[0][s.name]))
+        start = space.join(centres).astype(jnp.result_type(float))
+        self._start = start = jnp.where(jnp.isfinite(start), start, 0.0)
+        self.guide = None
+        if not callable(guide):
+            self.guide = NormalGuide(space, guide, num_rows=self._num_rows)
+        used_guide = self._user_guide if self.guide is None else self.guide
+        assert used_guide is not None
+        self._public_elbo = PublicElbo(
+            graph, space, used_guide, is_analytic=self._is_analytic
+        )
+        self._released = self._blocks([site.name for site in read.sites], used[1])
+        self.blocks = tuple(released.block for released in self._released)
+        program = jax.make_jaxpr(row_elbo)(
+            space.split(start), params, self._row, threefry_key(0)
+        )
+        self._row_gradients = RowGradients(
+            program,
+            self._released,
+            num_particles=self._num_particles,
+            arguments=None if self._perturb == "location" else self._arguments,
+        )
+        key = threefry_key(0)
+        shared = jax.eval_shape(
+            self._shared, self._initial(key), *self._draws_at(key, 0)
+        )
+        self._row_gradients.check(shared, self._row)
+
+    def _initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
+        """Every parameter's initial value, unconstrained."""
+        params = {}
+        if self._user_guide is not None:
+            params = self._user_guide.initial_params(rng_key)
+        params |= initial_params(self._graph, rng_key)
+        for name, tree in params.items():
+            for leaf in jax.tree.leaves(tree):
+                if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                    raise UnsafeModelError(
+                        f"The parameter {name!r} has entries of dtype "
+                        f"{jnp.result_type(leaf)}, which have no gradient. Use floats."
+                    )
+        return {
+            name: jax.tree.map(
+                lambda leaf, name=name: jnp.asarray(
+                    biject_to(self._constraints[name]).inv(jnp.asarray(leaf)),
+                    jnp.result_type(float),
+                ),
+                tree,
+            )
+            for name, tree in params.items()
+        }
+
+    def _constrained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return constrained(params, self._constraints)
+
+    def _blocks(self, read: Sequence[str], reads_param: Any) -> list[Released]:
+        """What a step releases.
+
+        Args:
+          read: Names of the globals that observations depend on, in order.
+          reads_param: The same of every parameter, by leaf.
+        """
+        variational = self._initial(threefry_key(0))
+        free = self.space.split(self._start)
+        num_read = sum(math.prod(free[name].shape) for name in read)
+        if self._perturb == "all" and self._user_guide is not None and num_read:
+
+            def density(variational: Variational) -> jax.Array:
+                (draw,) = jax.random.split(threefry_key(0), 1)
+                z, params = self._value(variational, draw), variational.params
+                values = self.space.constrain(z)[0]
+                params = self._constrained(params)
+                return self._row_elbo(values, params, self._row, threefry_key(0))[0]
+
+            reads_param = _reads(density, variational)[0].params
+        reads = iter(jax.tree.leaves(reads_param))
+        tree = self._tree(variational, self._start)
+        leaf_of, released = {}, []
+        for leaf, (path, array) in enumerate(jax.tree.leaves_with_path(tree)):
+            if path[0].idx == 0:
+                leaf_of[path[1].key] = leaf, array.shape
+            elif next(reads):
+                keys = (jax.tree_util.keystr((k,), simple=True) for k in path[1:])
+                block = Block(name="param " + "/".join(keys), shape=array.shape)
+                released.append(Released(block, (leaf,)))
+        if not num_read:
+            return released
+        if self._perturb == "location":
+            leaves = tuple(leaf_of[name][0] for name in read)
+            return [Released(Block(name="loc", shape=(num_read,)), leaves), *released]
+        of_guide = [
+            Released(Block(name=name, shape=(num_read, *shape[1:])), (leaf,), num_read)
+            for name, (leaf, shape) in leaf_of.items()
+        ]
+        return [*of_guide, *released]
+
+    def _tree(self, variational: Variational, z: jax.Array) -> tuple[Any, Any]:
+        """In what the rows' gradients are taken: the globals or φ, and θ."""
+        is_location = self._perturb == "location"
+        first = self.space.split(z) if is_location else variational.guide
+        return first, variational.params
+
+    def _arguments(self, tree: tuple[Any, Any], draw: jax.Array) -> tuple[Any, Any]:
+        """The globals and parameters at a draw, where the tree is (φ, θ)."""
+        guide, params = tree
+        z = self._value(Variational(guide=guide, params=params), draw)
+        return self.space.split(z), params
+
+    # --- the engine's protocol ------------------------------------------------------
+
+    def initial_state(self, rng_key: jax.Array) -> DpviState:
+        """The guide at the prior's centre, slightly jittered, with small scales."""
+        start_key, key = jax.random.split(as_threefry(rng_key))
+        variational: Any = self._initial(start_key)
+        return DpviState(
+            variational=variational,
+            average=variational,
+            optimizer_state=self._optimizer.init(variational),
+            key=key,
+            step=jnp.zeros((), jnp.int32),
+        )
+
+    def _initial(self, rng_key: jax.Array) -> Variational:
+        guide_key, params_key = jax.random.split(rng_key)
+        arrays = {}
+        if self.guide is not None:
+            arrays = self.guide.initial(self._start, guide_key)
+        return Variational(guide=arrays, params=self._initial_params(params_key))
+
+    def bounded_sum(
+        self,
+        state: DpviState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> dict[str, np.ndarray]:
+        """Sums the rows' clipped gradients over one chunk of the step's batch.
+
+        Guarantees:
+          Adding or removing one row changes the sum, its blocks times `scales` joined
+          into one vector, by at most `clipping_norm` in L2 norm up to the rounding of a
+          sum in double precision, whatever the rows hold. Each row's gradient comes
+          from a program of that row alone.
+
+        | row                                             | contributes              |
+        |-------------------------------------------------|--------------------------|
+        | masked                                          | zero                     |
+        | observation outside its support                 | zero                     |
+        | index out of range (`index_ranges.py`)          | zero                     |
+        | log density or gradient not finite              | zero                     |
+        | joint norm above `clipping_norm`                | the gradient, shortened  |
+
+        Args:
+          state: The same for every chunk of a step.
+          rows: Private arrays with the rows along the leading axis.
+          mask: True where a row is meant, false for padding.
+          scales: Factor of each block in the joint vector.
+          clipping_norm: Bound on the norm of a row's joint vector; infinity clips
+            nothing.
+
+        Returns:
+          The sum of every block, not yet private.
+        """
+        key, draws = self._draws(state)
+        found = self._jitted_sum(
+            state.variational,
+            key,
+            draws,
+            dict(rows),
+            mask,
+            {block.name: float(scales[block.name]) for block in self.blocks},
+            float(clipping_norm),
+        )
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def update(
+        self,
+        state: DpviState,
+        released: Mapping[str, Any],
+        noise_stddev: Mapping[str, float],
+        step_size: float,
+    ) -> DpviState:
+        """One optimiser step on the negative ELBO, from public quantities alone.
+
+        Args:
+          state: As given to `bounded_sum`.
+          released: Noisy sums of every block over the sampling rate, so that they
+            estimate the sums over all rows.
+          noise_stddev: Of the entries of `released`; the optimiser does not use it.
+          step_size: Factor on the optimiser's update.
+        """
+        dtype = self._start.dtype
+        arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
+        _, draws = self._draws(state)
+        return self._jitted_update(state, draws, arrays, float(step_size))
+
+    def row_norms(
+        self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Norms of unclipped contributions of rows that the caller may see.
+
+        Such as made-up ones: from their sizes a clipping norm can be chosen.
+
+        Returns:
+          For every named block one norm per row; NaN where the row would count as zero.
+        """
+        key, draws = self._draws(state)
+
+        def norms(variational: Variational, key: Any, draws: Any, rows: Any) -> Any:
+            shared = self._shared(variational, key, draws)
+            return self._row_gradients.norms(shared, rows)
+
+        found = jax.jit(norms)(state.variational, key, draws, dense_rows(rows))
+        return {name: np.asarray(found[name]) for name in names}
+
+    def has_posterior(self, state: DpviState) -> bool:
+        """Always: a guide has parameters from the start."""
+        return True
+
+    def posterior(self, state: DpviState) -> Posterior:
+        """The guide at the averaged iterate."""
+        average = state.average
+        points = self._constrained(average.params)
+        if self.guide is not None:
+            return self.guide.posterior(average.guide, points)
+
+        return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
+
+    def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
+        """Draws the globals by the user's guide from a key.
+
+        It is a program by itself: a result that held the guide would hold the graph
+        that it was checked with, and with that the rows.
+        """
+        assert self._user_guide is not None
+        guide = self._user_guide
+
+        def draw(rng_key: jax.Array) -> dict[str, jax.Array]:
+            return guide.draw_globals(points, rng_key).values
+
+        program, shapes = jax.make_jaxpr(draw, return_shape=True)(threefry_key(0))
+        structure = jax.tree.structure(shapes)
+        return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
+
+    @property
+    def captured(self) -> Mapping[str, np.ndarray]:
+        """Arrays that the user's guide holds itself; they are treated as public."""
+        return {} if self._user_guide is None else self._user_guide.captured
+
+    def describe(self, name: str) -> str:
+        """What the posterior of a latent is, for `explain`."""
+        if self.guide is None:
+            assert self._user_guide is not None
+            is_drawn = name in (*self._user_guide.globals, *self._user_guide.locals)
+            return "the given guide" if is_drawn else "summed out"
+        if self._conjugate is not None and name in self._conjugate.solved:
+            return "conjugate, solved per row"
+        if self._graph.sites[name].row_axis is not None:
+            return "summed out"
+        family = self.guide.family.replace("_field", "-field").replace("_rank", "-rank")
+        return f"Normal (unconstrained, {family})"
+
+    # --- one row and one chunk --------------------------------------------------------
+
+    def _draws(self, state: DpviState) -> tuple[jax.Array, jax.Array]:
+        """The step's key, and its ε, one entry per particle.
+
+        These are numbers, or keys for a user's guide.
+        """
+        return self._draws_at(state.key, state.step)
+
+    def _draws_at(self, key: jax.Array, step: Any) -> tuple[jax.Array, jax.Array]:
+        size = None if self.guide is None else self.guide.num_draws
+        return _draws_of_step(
+            key,
+            step,
+            count=self._num_particles,
+            size=size,
+            dtype=self._start.dtype,
+        )
+
+    def _value(self, variational: Variational, draw: jax.Array) -> jax.Array:
+        """z(φ, ε): the unconstrained globals that a draw stands for."""
+        if self.guide is not None:
+            return self.guide.value(variational.guide, draw)
+        assert self._user_guide is not None
+        params = self._constrained(variational.params)
+        values = self._user_guide.draw_globals(params, draw).values
+        free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
+        return self.space.join(free)
+
+    def _shared(
+        self, variational: Variational, key: jax.Array, draws: jax.Array
+    ) -> Shared:
+        """What the rows of a step need to know, at the step's key and draws."""
+        z = self._start
+        if self._perturb == "location":
+            z = self._value(variational, draws[0])
+        return Shared(self._tree(variational, z), draws, key)
+
+    def _sum(
+        self,
+        variational: Variational,
+        key: jax.Array,
+        draws: jax.Array,
+        rows: Mapping[str, jax.Array],
+        mask: jax.Array,
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, jax.Array]:
+        shared = self._shared(variational, key, draws)
+        # The dtypes that the model was traced with.
+        shapes = self._graph.arguments.row_shapes()
+        rows = dense_rows(rows)
+        rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
+        return self._row_gradients.clipped_sum(
+            shared, rows, mask, scales, clipping_norm
+        )
+
+    # --- below the wall ---------------------------------------------------------------
+
+    def _updated(
+        self,
+        state: DpviState,
+        draws: jax.Array,
+        released: Mapping[str, jax.Array],
+        step_size: Any,
+    ) -> DpviState:
+        gradient = self._elbo_gradient(state.variational, draws, released)
+        # Noise may have led where the prior overflows: such coordinates stay put.
+        loss_gradient = jax.tree.map(
+            lambda g: jnp.where(jnp.isfinite(g), -g / self._num_rows, 0.0), gradient
+        )
+        params: Any = state.variational  # optax's types know no named tuples.
+        updates, optimizer_state = self._optimizer.update(
+            loss_gradient, state.optimizer_state, params
+        )
+        updates = jax.tree.map(lambda u: step_size * u, updates)
+        variational: Any = optax.apply_updates(params, updates)
+        step = state.step + 1
+        weight = jnp.ones((), self._start.dtype)
+        if self._averaging is not None:
+            weight = (self._averaging + 1) / (self._averaging + step)
+        average = jax.tree.map(
+            lambda old, new: old + weight * (new - old), state.average, variational
+        )
+        return DpviState(variational, average, optimizer_state, state.key, step)
+
+    def _elbo_gradient(
+        self,
+        variational: Variational,
+        draws: jax.Array,
+        released: Mapping[str, jax.Array],
+    ) -> Variational:
+        """Ascent direction for the ELBO of all rows."""
+        tree = jax.tree.map(jnp.zeros_like, self._tree(variational, self._start))
+        leaves, structure = jax.tree.flatten(tree)
+        for entry in self._released:
+            entry.place(leaves, released[entry.block.name])
+        first, params = jax.tree.unflatten(structure, leaves)
+
+        def public_elbo(variational: Variational) -> jax.Array:
+            params = self._constrained(variational.params)
+            return self._public_elbo(variational.guide, params, draws)
+
+        public = jax.grad(public_elbo)(variational)
+        if self._perturb == "location":
+            # The chain rule through z(φ, ε), on what is public already.
+            _, pull_back = jax.vjp(lambda v: self._value(v, draws[0]), variational)
+            (rows,) = pull_back(self.space.join(first))
+            rows = Variational(
+                guide=rows.guide, params=jax.tree.map(jnp.add, rows.params, params)
+            )
+        else:
+            rows = Variational(guide=first, params=params)
+        return jax.tree.map(jnp.add, rows, public)
+
+
+def _drawn(program: Any, structure: Any, rng_key: jax.Array) -> dict[str, jax.Array]:
+    return jax.tree.unflatten(structure, program(as_threefry(rng_key)))
+
+
+@functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))
+def _draws_of_step(
+    key: jax.Array, step: jax.Array, *, count: int, size: int | None, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """See `DpviEngine._draws`.
+
+    A generator of random numbers takes long to compile. So it is a program of its own,
+    which all that need the draws, and all engines of one size, share.
+    """
+    key = jax.random.fold_in(key, step)
+    if size is None:
+        return key, jax.random.split(key, count)
+    return key, jax.random.normal(key, (count, size), dtype)
+
+
+def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
+    """For every leaf of the arguments, whether the function's value depends on it."""
+    traced = jax.make_jaxpr(function)(*arguments)
+    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
+    return jax.tree.unflatten(jax.tree.structure(arguments), used)
+
+
+def _guide_site(site: Site, support: Any) -> GuideSite:
+    dims: list[str] = []
+    if site.plates:
+        for axis in range(max(site.plates) + 1):
+            dims.append(site.plates.get(axis, f"{site.name}_dim_{axis}"))
+    return GuideSite(
+        name=site.name, support=support, shape=site.shape, dims=tuple(dims)
+    )

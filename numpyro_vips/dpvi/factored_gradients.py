@@ -1,0 +1,295 @@
+"""Gradients of a row in arrays that it uses affinely, kept as the product they are.
+
+Where a program of one row uses an array w once, in a product with a vector a of the
+row, as in x @ w or in a layer of a network, its gradient in w is a ⊗ r, with r the
+gradient in the product: a few numbers instead of one for every entry of w. Where it
+picks an entry, as in w[group], the gradient is r at that entry and zero elsewhere.
+
+Either way the gradient has the norm of a few coordinates, r times the norm of a. They
+are clipped in its place, and the sum over rows is one matrix product or one scatter.
+Nothing cancels in such a norm, so it is never too small. What is not found to be of
+this form has its gradient taken entry by entry. The norms are those of Goodfellow,
+*Efficient per-example gradient computations* (2015).
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.interpreters import partial_eval
+
+from numpyro_vips.jax_tools.row_sums import in_double
+
+# Programs inside programs that are nothing but calls.
+_CALLS = ("jit", "pjit", "closed_call", "core_call")
+# These move the entries of an array, one to one.
+_VIEWS = ("reshape", "squeeze", "transpose", "broadcast_in_dim", "copy", "copy_p")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class AffineUse:
+    """The only use that a program makes of one of its inputs.
+
+    Attributes:
+      views: Equations between the input and its use, which only move entries.
+      equation: The product with, or the choice by, another operand of the row.
+      side: Which operand of the equation the input is.
+    """
+
+    views: tuple[jex_core.JaxprEqn, ...]
+    equation: jex_core.JaxprEqn
+    side: int
+
+    @property
+    def _is_product(self) -> bool:
+        return self.equation.primitive.name == "dot_general"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the coordinates: that of the equation's result."""
+        return tuple(_aval(self.equation.outvars[0]).shape)
+
+    @property
+    def dtype(self) -> Any:
+        """Of the coordinates."""
+        return _aval(self.equation.outvars[0]).dtype
+
+    def others(self, operands: Sequence[Any]) -> tuple[Any, ...]:
+        """What a row's gradient has to know: the vector a, or the indices."""
+        return (*operands[: self.side], *operands[self.side + 1 :])
+
+    @property
+    def frame_size(self) -> int:
+        """How many numbers `others` are."""
+        return sum(math.prod(_aval(x).shape) for x in self.others(self.equation.invars))
+
+    def isometric(
+        self, others: Sequence[Any], cotangent: jax.Array
+    ) -> tuple[tuple[Any, ...], jax.Array]:
+        """A row's gradient as a frame and coordinates.
+
+        Args:
+          others: As found while the row's program ran.
+          cotangent: The gradient in the equation's result.
+
+        Returns:
+          What `total` takes. The norm of the coordinates is that of the gradient, and
+          not below it by rounding.
+        """
+        if not self._is_product:
+            return tuple(others), cotangent
+        (vector,) = others
+        contracted, batch = self.equation.params["dimension_numbers"]
+        frame, length = _unit(vector, contracted[1 - self.side])
+        # The result has the batch axes first; all else of the length has size one.
+        first = batch[1 - self.side]
+        order = (*first, *(axis for axis in range(vector.ndim) if axis not in first))
+        length = jnp.transpose(length, order)
+        length = length.reshape(length.shape[: len(first)])
+        length = length.reshape(length.shape + (1,) * (cotangent.ndim - length.ndim))
+        return (frame,), cotangent * length
+
+    def total(self, like: Any, frames: Any, coordinates: jax.Array) -> jax.Array:
+        """The sum of rows' gradients, in double precision where that is switched on.
+
+        Args:
+          like: The input, for its shape and dtype.
+          frames, coordinates: As of `isometric`, with a leading axis of rows.
+        """
+
+        def of_row(value: Any, frame: Sequence[Any]) -> jax.Array:
+            for view in self.views:
+                (value,) = _run(view, [value])
+            operands = [*frame[: self.side], value, *frame[self.side :]]
+            equation = self.equation
+            if self._is_product:
+                # Products of lower precision would be longer than was allowed for.
+                precision = (jax.lax.Precision.HIGHEST,) * 2
+                params = {**equation.params, "precision": precision}
+                params["preferred_element_type"] = dtype
+                equation = equation.replace(params=params)
+            return _run(equation, operands)[0]
+
+        def of_rows(value: Any) -> jax.Array:
+            return jax.vmap(of_row, in_axes=(None, 0))(value, frames)
+
+        dtype = jnp.result_type(float)
+        frames, coordinates = in_double((frames, coordinates))
+        shape = jax.ShapeDtypeStruct(like.shape, dtype)
+        (found,) = jax.linear_transpose(of_rows, shape)(coordinates)
+        return found
+
+
+def _unit(vector: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+    """Vectors along some axes, none longer than one, and what they are to be times.
+
+    Zero where a vector is not finite. The axes are kept.
+    """
+    precision = jnp.finfo(vector.dtype)
+    axes = tuple(axes)
+
+    def largest(array: jax.Array) -> jax.Array:
+        return jnp.max(jnp.abs(array), axis=axes, keepdims=True, initial=0.0)
+
+    # A fixed power of two keeps clear of divisors whose inverse underflows, and of
+    # squares that do.
+    peak, half = largest(vector), 2.0 ** (precision.maxexp // 2)
+    power = jnp.where(peak > half, 1 / half, jnp.where(peak < 1 / half, half, 1.0))
+    moderate = vector * power
+    peak = largest(moderate)
+    moderate = moderate / jnp.where(peak > 0, peak, 1.0)
+    norm = jnp.sqrt(jnp.sum(moderate**2, axis=axes, keepdims=True))
+    # Room for the rounding of the norm itself.
+    count = math.prod(vector.shape[axis] for axis in axes)
+    norm = norm * (1 + precision.eps * (8 + count**0.5))
+    unit = moderate / jnp.where(norm > 0, norm, 1.0)
+    length = norm * peak / power
+    return jnp.where(jnp.isfinite(length), unit, 0.0), length
+
+
+class FactoredProgram:
+    """A program of one row, and what it uses affinely.
+
+    Attributes:
+      uses: By number of the input, its one use. Nothing else depends on the input.
+    """
+
+    def __init__(self, program: jex_core.ClosedJaxpr, inputs: Iterable[int]) -> None:
+        """Looks for uses of some inputs; `program` takes floats, integers and keys."""
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
+        inlined = jax.make_jaxpr(lambda *args: _inlined(program, args))(*shapes)
+        outputs = [True] * len(inlined.jaxpr.outvars)
+        self._jaxpr, _ = partial_eval.dce_jaxpr(
+            inlined.jaxpr, outputs, instantiate=True
+        )
+        self._consts = inlined.consts
+        found = {number: _only_use(self._jaxpr, number) for number in inputs}
+        self.uses = {number: use for number, use in found.items() if use is not None}
+
+    def __call__(
+        self, arguments: Sequence[Any], taps: Mapping[int, Any]
+    ) -> tuple[list[Any], dict[int, tuple[Any, ...]]]:
+        """Runs the program.
+
+        Args:
+          arguments: Its inputs, flat.
+          taps: For some of `uses`, what is added to the results of their equations:
+            the gradient in it is what `AffineUse.isometric` asks for.
+
+        Returns:
+          The results, and `AffineUse.others` of every tap.
+        """
+        at = {id(self.uses[number].equation): number for number in taps}
+        others: dict[int, tuple[Any, ...]] = {}
+
+        def run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Any:
+            results = _run(equation, operands)
+            number = at.get(id(equation))
+            if number is None:
+                return results
+            others[number] = self.uses[number].others(operands)
+            return [results[0] + taps[number]]
+
+        return _evaluated(self._jaxpr, self._consts, arguments, run), others
+
+
+def _only_use(jaxpr: Any, number: int) -> AffineUse | None:
+    """The one affine use of an input; None if there is none or another beside it."""
+    var, views = jaxpr.invars[number], []
+    if not jnp.issubdtype(var.aval.dtype, jnp.floating):
+        return None
+    while True:
+        users = [
+            (equation, side)
+            for equation in jaxpr.eqns
+            for side, operand in enumerate(equation.invars)
+            if operand is var
+        ]
+        if len(users) != 1 or any(var is output for output in jaxpr.outvars):
+            return None
+        ((equation, side),) = users
+        name, (result, *_) = equation.primitive.name, equation.outvars
+        if result.aval.dtype != var.aval.dtype:
+            return None
+        if name not in _VIEWS or result.aval.size != var.aval.size:
+            break
+        views.append(equation)
+        var = result
+    if not _is_isometric(equation, side):
+        return None
+    return AffineUse(views=tuple(views), equation=equation, side=side)
+
+
+def _is_isometric(equation: jex_core.JaxprEqn, side: int) -> bool:
+    """Whether the gradient in an operand is a product or an entry; see the top."""
+    name, mine = equation.primitive.name, _aval(equation.invars[side])
+    if name == "dot_general":
+        # The other operand is one vector, but for batch axes of both.
+        other = _aval(equation.invars[1 - side])
+        contracted, batch = equation.params["dimension_numbers"]
+        used = (*contracted[1 - side], *batch[1 - side])
+        free = [size for axis, size in enumerate(other.shape) if axis not in used]
+        return math.prod(free) == 1 and other.dtype == mine.dtype
+    if name == "gather":
+        # Of several slices some might be the same.
+        return side == 0 and math.prod(_aval(equation.invars[1]).shape[:-1]) == 1
+    return name == "dynamic_slice" and side == 0
+
+
+def _inlined(program: jex_core.ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+    """Evaluates a program whose calls are part of it."""
+
+    def run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Any:
+        inner = equation.params.get("jaxpr")
+        if equation.primitive.name in _CALLS and inner is not None:
+            return _inlined(inner, operands)
+        return _run(equation, operands)
+
+    return _evaluated(program.jaxpr, program.consts, arguments, run)
+
+
+def _evaluated(
+    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], run: Any
+) -> list[Any]:
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(var: Any) -> Any:
+        return var.val if isinstance(var, jex_core.Literal) else values[var]
+
+    for equation in jaxpr.eqns:
+        results = run(equation, [read(var) for var in equation.invars])
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(var) for var in jaxpr.outvars]
+
+
+def _run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Applies one equation, with the derivative that its author may have given it."""
+    given = {
+        var: operand
+        for var, operand in zip(equation.invars, operands, strict=True)
+        if not isinstance(var, jex_core.Literal)
+    }
+    program = _empty_program().replace(
+        invars=list(given),
+        outvars=equation.outvars,
+        eqns=[equation],
+        effects=equation.effects,
+    )
+    closed = jex_core.ClosedJaxpr(program, ())
+    return jex_core.jaxpr_as_fun(closed)(*given.values())
+
+
+@functools.cache
+def _empty_program() -> Any:
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def _aval(var: Any) -> Any:
+    """Shape and dtype of a variable of a program."""
+    return var.aval

@@ -1,0 +1,431 @@
+"""The posteriors that DPVI's guides become, and the layout of the globals.
+
+Normals live on the unconstrained space of every latent's support, as in NumPyro's
+`AutoNormal`. Parameters of the model without a prior are part of a posterior as points.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro.distributions import biject_to, constraints
+
+from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
+from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.model.row_queries import Query
+from numpyro_vips.result import register_posterior
+
+# Supports with a name of their own, and those made from bounds or another support.
+_NAMED = {
+    name: getattr(constraints, name)
+    for name in (
+        *("real", "real_vector", "real_matrix", "positive", "nonnegative"),
+        *("unit_interval", "circular", "simplex", "softplus_positive", "l1_ball"),
+        *("ordered_vector", "positive_ordered_vector", "lower_cholesky"),
+        *("softplus_lower_cholesky", "scaled_unit_lower_cholesky", "corr_cholesky"),
+        *("corr_matrix", "positive_definite", "positive_semidefinite"),
+    )
+}
+_BOUNDED = {
+    "greater_than": (constraints.greater_than, ("lower_bound",)),
+    "greater_than_eq": (constraints.greater_than_eq, ("lower_bound",)),
+    "less_than": (constraints.less_than, ("upper_bound",)),
+    "less_than_eq": (constraints.less_than_eq, ("upper_bound",)),
+    "interval": (constraints.interval, ("lower_bound", "upper_bound")),
+    "open_interval": (constraints.open_interval, ("lower_bound", "upper_bound")),
+}
+
+
+def support_to_json(support: Any) -> dict[str, Any] | None:
+    """Describes a support, so that a saved posterior needs no model; None if unknown.
+
+    Every support described here has a bijection to the unconstrained space.
+    """
+    for name, known in _NAMED.items():
+        if type(support) is type(known):
+            return {"name": name}
+    for name, (kind, bounds) in _BOUNDED.items():
+        if type(support) is kind:
+            values = [np.asarray(getattr(support, bound)).tolist() for bound in bounds]
+            return {"name": name, "bounds": values}
+    if type(support) is type(constraints.zero_sum(1)):
+        return {"name": "zero_sum", "event_dim": int(support.event_dim)}
+    if type(support) is constraints.independent:
+        base = support_to_json(support.base_constraint)
+        count = int(support.reinterpreted_batch_ndims)
+        return base and {"name": "independent", "base": base, "count": count}
+    return None
+
+
+def support_from_json(described: Mapping[str, Any], dtype: Any) -> Any:
+    """The inverse of `support_to_json`; arrays of bounds get `dtype`."""
+    name = described["name"]
+    if name in _NAMED:
+        return _NAMED[name]
+    if name in _BOUNDED:
+        kind, _ = _BOUNDED[name]
+        return kind(
+            *(
+                jnp.asarray(bound, dtype) if isinstance(bound, list) else bound
+                for bound in described["bounds"]
+            )
+        )
+    if name == "zero_sum":
+        return constraints.zero_sum(described["event_dim"])
+    if name == "independent":
+        base = support_from_json(described["base"], dtype)
+        return constraints.independent(base, described["count"])
+    raise ValueError(
+        f"The posterior has the support {name!r}, which this version of numpyro_vips "
+        "does not know. Upgrade numpyro_vips."
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuideSite:
+    """A global latent, as the guide sees it.
+
+    Attributes:
+      name: Of the latent.
+      support: Where its value lies.
+      shape: Of its value.
+      dims: Names of its leading axes, as in `Posterior.site_dims`.
+    """
+
+    name: str
+    support: Any
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+
+    @property
+    def transform(self) -> Any:
+        """From the unconstrained space to the support."""
+        return biject_to(self.support)
+
+    @property
+    def unconstrained_shape(self) -> tuple[int, ...]:
+        return tuple(self.transform.inverse_shape(self.shape))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnconstrainedSpace:
+    """The unconstrained values of several latents as one flat vector."""
+
+    sites: tuple[GuideSite, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(site.unconstrained_shape) for site in self.sites)
+
+    def split(self, vector: jax.Array) -> dict[str, jax.Array]:
+        """The unconstrained value of every site."""
+        values, start = {}, 0
+        for site in self.sites:
+            stop = start + math.prod(site.unconstrained_shape)
+            values[site.name] = vector[start:stop].reshape(site.unconstrained_shape)
+            start = stop
+        return values
+
+    def join(self, values: Mapping[str, Any]) -> jax.Array:
+        """The inverse of `split`."""
+        if not self.sites:
+            return jnp.zeros(0)
+        return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
+
+    def constrain(self, vector: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+        """The latents' values, and the log determinant of the map's Jacobian."""
+        values, log_determinant = {}, jnp.zeros((), vector.dtype)
+        for site, z in zip(self.sites, self.split(vector).values(), strict=True):
+            values[site.name] = site.transform(z)
+            log_determinant += jnp.sum(
+                site.transform.log_abs_det_jacobian(z, values[site.name])
+            )
+        return values, log_determinant
+
+
+# The separator of netCDF's groups would be a poor choice for names within a file.
+_PATH_SEPARATOR = "::"
+
+
+def named_points(points: Mapping[str, Any]) -> dict[str, jax.Array]:
+    """Point estimates leaf by leaf: a network's are `net$params::Dense_0::kernel`."""
+    named = {}
+    for name, tree in points.items():
+        for path, leaf in jax.tree.leaves_with_path(tree):
+            keys = (jax.tree_util.keystr((key,), simple=True) for key in path)
+            named[_PATH_SEPARATOR.join((name, *keys))] = leaf
+    return named
+
+
+def _points_from(named: Mapping[str, jax.Array]) -> dict[str, Any]:
+    """The inverse of `named_points` for nested dicts."""
+    points: dict[str, Any] = {}
+    for name, leaf in named.items():
+        *path, last = name.split(_PATH_SEPARATOR)
+        place = points
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = leaf
+    return points
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _GuidePosterior(abc.ABC):
+    """What DPVI's posteriors have in common.
+
+    Attributes:
+      sites: The latents.
+      points: Values of the parameters without a prior, by name, as
+        `Predictive(model, samples, params=points)` takes them.
+    """
+
+    sites: tuple[GuideSite, ...]
+    points: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def site_dims(self) -> dict[str, tuple[str, ...]]:
+        return {site.name: site.dims for site in self.sites}
+
+    def local_posterior(self, query: Query) -> Mapping[str, Any]:
+        """Refuses: the guide is what knows about latents of single rows."""
+        raise ValueError(
+            "DPVI has no posterior of its own for latents of single rows. With an "
+            "amortised guide, run Predictive(guide, params=result.posterior.points, "
+            "num_samples=...) on the rows; discrete latents follow from "
+            "numpyro.infer.infer_discrete at draws of the globals."
+        )
+
+    def elbo(self, query: Query) -> np.ndarray:
+        """The average of the rows' log densities over draws of the globals."""
+        draws = self.sample(threefry_key(0), (NUM_DRAWS,))
+        return monte_carlo_bound(query, draws, self.points)
+
+    @abc.abstractmethod
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Independent draws of every global latent."""
+
+    def _specification(self, kind: str) -> dict[str, Any]:
+        return {
+            "kind": kind,
+            "points": list(named_points(self.points)),
+            "sites": [
+                {
+                    "name": site.name,
+                    "support": support_to_json(site.support),
+                    "shape": list(site.shape),
+                    "dims": list(site.dims),
+                }
+                for site in self.sites
+            ],
+        }
+
+
+def _shared_from(
+    specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+) -> dict[str, Any]:
+    """`sites` and `points` of a described posterior."""
+    # Single precision unless an array says otherwise; bounds follow the parameters.
+    dtype = jnp.result_type(*params.values()) if params else jnp.float32
+    sites = [
+        GuideSite(
+            name=described["name"],
+            support=support_from_json(described["support"], dtype),
+            shape=tuple(described["shape"]),
+            dims=tuple(described["dims"]),
+        )
+        for described in specification["sites"]
+    ]
+    points = {name: params[name] for name in specification.get("points", ())}
+    return {"sites": tuple(sites), "points": _points_from(points)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormalPosterior(_GuidePosterior):
+    """Independent Normals on the unconstrained space of every global latent.
+
+    Attributes:
+      loc: Means by site, on the unconstrained space.
+      scale: Standard deviations by site, on the unconstrained space.
+    """
+
+    loc: Mapping[str, jax.Array]
+    scale: Mapping[str, jax.Array]
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """`{site}.loc` and `{site}.scale`, and the point estimates."""
+        return {
+            f"{site.name}.{name}": values[site.name]
+            for site in self.sites
+            for name, values in (("loc", self.loc), ("scale", self.scale))
+        } | named_points(self.points)
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_normal")
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Independent draws of every global latent, in its support."""
+        keys = jax.random.split(rng_key, len(self.sites))
+        draws = {}
+        for site, key in zip(self.sites, keys, strict=True):
+            loc, scale = self.loc[site.name], self.scale[site.name]
+            noise = jax.random.normal(key, (*sample_shape, *loc.shape), loc.dtype)
+            draws[site.name] = site.transform(loc + scale * noise)
+        return draws
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        shared = _shared_from(specification, params)
+        names = [site.name for site in shared["sites"]]
+        return cls(
+            **shared,
+            loc={name: params[f"{name}.loc"] for name in names},
+            scale={name: params[f"{name}.scale"] for name in names},
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class JointNormalPosterior(_GuidePosterior):
+    """A Normal on the joint unconstrained space of the global latents.
+
+    Attributes:
+      loc: Mean, with the sites' coordinates one after the other.
+      factor: Matrix F of the covariance FFᵀ + D².
+      diagonal: Diagonal of D; None for zero.
+    """
+
+    loc: jax.Array
+    factor: jax.Array
+    diagonal: jax.Array | None
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """`joint.loc`, `joint.factor`, `joint.diagonal`, and the point estimates."""
+        params = {"joint.loc": self.loc, "joint.factor": self.factor}
+        if self.diagonal is not None:
+            params["joint.diagonal"] = self.diagonal
+        return params | named_points(self.points)
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_joint_normal")
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Independent draws of the global latents together, in their supports."""
+        factor_key, diagonal_key = jax.random.split(rng_key)
+        shape = (*sample_shape, self.factor.shape[1])
+        noise = jax.random.normal(factor_key, shape, self.loc.dtype)
+        z = self.loc + noise @ self.factor.T
+        if self.diagonal is not None:
+            shape = (*sample_shape, *self.loc.shape)
+            noise = jax.random.normal(diagonal_key, shape, self.loc.dtype)
+            z += self.diagonal * noise
+        draws, start = {}, 0
+        for site in self.sites:
+            stop = start + math.prod(site.unconstrained_shape)
+            value = z[..., start:stop].reshape(*sample_shape, *site.unconstrained_shape)
+            draws[site.name] = site.transform(value)
+            start = stop
+        return draws
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        return cls(
+            **_shared_from(specification, params),
+            loc=params["joint.loc"],
+            factor=params["joint.factor"],
+            diagonal=params.get("joint.diagonal"),
+        )
+
+
+# How many draws stand for a guide of the user's own in a file.
+_MOST_DRAWS = 4096
+_MOST_DRAW_NUMBERS = 2**22
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DrawsPosterior(_GuidePosterior):
+    """A posterior that a guide of the user's own describes.
+
+    A file cannot hold the guide, which is a function. It holds draws in its place, and
+    a loaded posterior resamples these.
+
+    Attributes:
+      draws: Draws by site along a leading axis; they need no privacy of their own.
+      draw: Draws the globals anew from a key; None after loading.
+    """
+
+    draws: Mapping[str, jax.Array]
+    draw: Callable[[jax.Array], dict[str, jax.Array]] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sites: tuple[GuideSite, ...],
+        points: Mapping[str, Any],
+        draw: Callable[[jax.Array], dict[str, jax.Array]],
+    ) -> Self:
+        """The posterior of a guide that draws all globals from a key."""
+        numbers = sum(math.prod(site.shape) for site in sites)
+        count = max(100, min(_MOST_DRAWS, _MOST_DRAW_NUMBERS // max(numbers, 1)))
+        keys = jax.random.split(threefry_key(0), count)
+        draws = jax.jit(jax.vmap(draw))(keys) if sites else {}
+        return cls(sites=sites, points=points, draws=draws, draw=draw)
+
+    @property
+    def params(self) -> dict[str, jax.Array]:
+        """The guide's and the model's parameters, and `{site}.draws`."""
+        draws = {f"{name}.draws": draws for name, draws in self.draws.items()}
+        return named_points(self.points) | draws
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        return self._specification("dpvi_draws")
+
+    def sample(
+        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, jax.Array]:
+        """Draws of the globals: from the guide, after loading among its saved draws."""
+        if not self.sites:
+            return {}
+        count = math.prod(sample_shape)
+        if self.draw is not None:
+            keys = jax.random.split(as_threefry(rng_key), count)
+            found = jax.vmap(self.draw)(keys)
+        else:
+            total = len(next(iter(self.draws.values())))
+            chosen = jax.random.randint(rng_key, (count,), 0, total)
+            found = {name: draws[chosen] for name, draws in self.draws.items()}
+        return {
+            name: draws.reshape(*sample_shape, *draws.shape[1:])
+            for name, draws in found.items()
+        }
+
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    ) -> Self:
+        shared = _shared_from(specification, params)
+        names = [site.name for site in shared["sites"]]
+        return cls(**shared, draws={name: params[f"{name}.draws"] for name in names})
+
+
+register_posterior("dpvi_normal", NormalPosterior)
+register_posterior("dpvi_joint_normal", JointNormalPosterior)
+register_posterior("dpvi_draws", DrawsPosterior)

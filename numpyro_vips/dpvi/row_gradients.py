@@ -1,0 +1,318 @@
+"""The rows' gradients of DPVI and their clipped sum: all that reads private rows.
+
+A row's gradient comes from a program of that row alone. It is taken entry by entry, or
+kept as a product where the program shows that it is one (`factored_gradients.py`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.dpvi.factored_gradients import FactoredProgram
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.row_programs import (
+    check_row_program,
+    over_rows,
+    row_program,
+)
+from numpyro_vips.jax_tools.row_sums import (
+    clipping_factor,
+    in_double,
+    in_pieces,
+    piece_length,
+)
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+# Per-row gradients are held for so many numbers at a time.
+_MOST_GRADIENT_NUMBERS = 2**23
+
+
+class Released(NamedTuple):
+    """A released block: which leaves of the tree that gradients are taken in.
+
+    `length` is how many leading entries of its one leaf are released. None for all of
+    the leaves; several are joined as flat vectors.
+    """
+
+    block: Block
+    leaves: tuple[int, ...]
+    length: int | None = None
+
+    def cut(self, gradient: jax.Array) -> jax.Array:
+        """The released entries of a leaf."""
+        return gradient if self.length is None else gradient[: self.length]
+
+    def joined(self, leaves: Mapping[int, jax.Array]) -> jax.Array:
+        """The block, from the gradients in the released entries of its leaves."""
+        flat = jnp.concatenate([jnp.ravel(leaves[leaf]) for leaf in self.leaves])
+        return flat.reshape(self.block.shape)
+
+    def place(self, leaves: list[jax.Array], value: jax.Array) -> None:
+        """Puts the block where it belongs among all leaves."""
+        if self.length is not None:
+            (leaf,) = self.leaves
+            leaves[leaf] = leaves[leaf].at[: self.length].set(value)
+            return
+        start = 0
+        for leaf in self.leaves:
+            stop = start + leaves[leaf].size
+            leaves[leaf] = jnp.ravel(value)[start:stop].reshape(leaves[leaf].shape)
+            start = stop
+
+
+class Shared(NamedTuple):
+    """What all rows of a step share; all of it public.
+
+    Attributes:
+      tree: The arrays in which gradients are taken.
+      draws: The guide's draws, one entry per particle.
+      key: The step's key.
+    """
+
+    tree: Any
+    draws: jax.Array
+    key: jax.Array
+
+
+class _RowGradient(NamedTuple):
+    """One row's contribution.
+
+    Attributes:
+      leaves: By number of the leaf, the gradient or its coordinates.
+      frames: What makes coordinates a gradient, see `AffineUse`.
+      is_valid: Whether it may count.
+    """
+
+    leaves: dict[int, jax.Array]
+    frames: dict[int, tuple[Any, ...]]
+    is_valid: jax.Array
+
+
+class RowGradients:
+    """Gradients of a row's part of the ELBO in a tree of public arrays."""
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        released: Sequence[Released],
+        *,
+        num_particles: int,
+        arguments: Callable[[Any, jax.Array], tuple[Any, Any]] | None = None,
+    ) -> None:
+        """Looks for gradients that are products.
+
+        Args:
+          program: Takes the globals, the parameters, a row and a key, and returns a
+            row's part of the ELBO and whether its observations lie in the support.
+          released: The blocks.
+          num_particles: Draws from the guide.
+          arguments: The program's globals and parameters for a tree and a draw; None
+            if they are the tree.
+
+        Raises:
+          UnsafeModelError: See `row_programs.check_row_program`.
+        """
+        # Before derivatives are taken, which not every refused operation has.
+        check_row_program(program)
+        self._released = released
+        self._num_particles = num_particles
+        self._arguments = arguments or (lambda tree, draw: tree)
+        self._closed = program
+        leaves = [leaf for entry in released for leaf in entry.leaves]
+        is_direct = arguments is None and num_particles == 1
+        self._program = FactoredProgram(program, leaves if is_direct else ())
+        self._of_row = jax.jit(self._gradient_of_row)
+        self._of_rows = over_rows(self._of_row)
+
+    def check(self, shared: Shared, row: Mapping[str, Any]) -> None:
+        """Refuses a model or guide by which rows could meet or leave.
+
+        Args:
+          shared, row: Of which only shapes and types are looked at.
+
+        Raises:
+          UnsafeModelError: See `row_programs.check_row_program`.
+        """
+        row_program(self._of_row, shared, row)
+
+    def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
+        tree, draws, key = shared
+        # Of the row's content, not its place in the batch: otherwise taking one row
+        # away would change what the others contribute.
+        row_key = jax.random.fold_in(key, _fingerprint(row))
+        uses = self._program.uses
+
+        def particle(number: Any, draw: jax.Array) -> _RowGradient:
+            local_key = jax.random.fold_in(row_key, number)
+
+            def inputs(tree: Any) -> list[Any]:
+                return jax.tree.leaves((*self._arguments(tree, draw), row, local_key))
+
+            def elbo(tree: Any, taps: Mapping[int, Any]) -> tuple[jax.Array, Any]:
+                (value, in_support), others = self._program(inputs(tree), taps)
+                return value, (in_support, others)
+
+            taps = {leaf: jnp.zeros(use.shape, use.dtype) for leaf, use in uses.items()}
+            derivative = jax.value_and_grad(elbo, argnums=(0, 1), has_aux=True)
+            (value, (in_support, others)), (gradient, at_taps) = derivative(tree, taps)
+            # Those of `uses` are not needed, and so never made once this is compiled.
+            leaves = dict(enumerate(jax.tree.leaves(gradient)))
+            frames = {}
+            for leaf, use in uses.items():
+                frames[leaf], leaves[leaf] = use.isometric(others[leaf], at_taps[leaf])
+            in_range = indices_in_range(self._closed, inputs(tree))
+            is_valid = in_range & in_support & jnp.isfinite(value)
+            return _RowGradient(leaves, frames, is_valid)
+
+        found = jax.vmap(particle)(jnp.arange(self._num_particles), draws)
+        leaves = {
+            leaf: entry.cut(jnp.mean(found.leaves[leaf], 0))
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+        frames = jax.tree.map(lambda x: x[0], found.frames)
+        return _RowGradient(leaves, frames, jnp.all(found.is_valid))
+
+    def norms(self, shared: Shared, rows: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Norm of each block of each row, unclipped; NaN where the row may not count.
+
+        Args:
+          shared: What all rows share.
+          rows: Rows that the caller may see, with a leading axis of rows.
+        """
+
+        def of_row(found: _RowGradient) -> dict[str, jax.Array]:
+            norms = {}
+            for entry in self._released:
+                parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
+                norm = jnp.linalg.norm(jnp.stack(parts))
+                norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
+            return norms
+
+        found = self._of_rows(shared, rows)
+        with jax.enable_x64(True):
+            return jax.vmap(of_row)(in_double(found))
+
+    def clipped_sum(
+        self,
+        shared: Shared,
+        rows: Mapping[str, jax.Array],
+        mask: jax.Array,
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, jax.Array]:
+        """The sum that `DpviEngine.bounded_sum` describes, in double precision.
+
+        Norms are taken and rows are added in double precision. In single, squares of
+        small numbers are zero, so that a row could count with a norm of zero; and
+        errors of rounding grow with the number of rows, and all of them change when one
+        row is left out.
+        """
+        # Which precision a row is worked on in is for the caller to say.
+        is_double = jnp.result_type(float) == jnp.float64
+        uses = self._program.uses
+        like = jax.tree.leaves(shared.tree)
+        leaf_scales = {
+            leaf: scales[entry.block.name]
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+
+        def piece_sum(rows: Any, mask: Any) -> dict[int, jax.Array]:
+            with jax.enable_x64(is_double):
+                # Else XLA may work out a number twice, for the norm and for the sum,
+                # and round it in two ways.
+                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
+            leaves = jax.vmap(_clipped, in_axes=(0, None, None, 0))(
+                in_double(found.leaves),
+                in_double(leaf_scales),
+                in_double(clipping_norm),
+                mask & found.is_valid,
+            )
+            return {
+                leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
+                if leaf in uses
+                else jnp.sum(each, 0)
+                for leaf, each in leaves.items()
+            }
+
+        with jax.enable_x64(True):
+            return self._blocks(self._in_pieces(piece_sum, rows, mask, like))
+
+    def _in_pieces(
+        self, piece_sum: Any, rows: Any, mask: jax.Array, like: Sequence[jax.Array]
+    ) -> dict[int, jax.Array]:
+        """The sum over rows, of which few enough are worked on at a time."""
+        split = in_pieces(dict(rows), mask, self._rows_at_a_time(like))
+        first = jax.tree.map(lambda x: x[0], split)
+        if len(split[1]) == 1:
+            return piece_sum(*first)
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(piece_sum, *first)
+        )
+
+        def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
+            return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
+
+        return jax.lax.scan(add_piece, zeros, split)[0]
+
+    def _rows_at_a_time(self, like: Sequence[jax.Array]) -> int:
+        numbers = 0
+        for entry in self._released:
+            for leaf in entry.leaves:
+                use = self._program.uses.get(leaf)
+                if use is None:
+                    numbers += like[leaf].size
+                else:
+                    numbers += math.prod(use.shape) + use.frame_size
+        return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
+
+    def _blocks(self, leaves: Mapping[int, jax.Array]) -> dict[str, jax.Array]:
+        return {entry.block.name: entry.joined(leaves) for entry in self._released}
+
+
+def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
+    """A number made of the bits of a row, to tell the draws of rows apart.
+
+    It need not be secure: draws of single rows protect nothing and are not released.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    rng = np.random.default_rng(0)
+    for leaf in jax.tree.leaves(row):
+        bits = jax.lax.bitcast_convert_type(
+            jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
+        )
+        factors = rng.integers(0, 2**32, bits.shape, dtype=np.uint32) | np.uint32(1)
+        total += jnp.sum(bits * factors, dtype=jnp.uint32)
+    return total
+
+
+def _clipped(
+    contribution: Mapping[int, jax.Array],
+    scales: Mapping[int, Any],
+    clipping_norm: Any,
+    valid: Any,
+) -> dict[int, jax.Array]:
+    """Shortens a row's contribution to the clipping norm; zero where it may not count.
+
+    Everything is in double precision, in which neither the squares of numbers of single
+    precision nor sums of these are too small or too large. Where the numbers were
+    worked out in double precision, a row whose norm is too large for it counts as
+    zero.
+    """
+    joint = jnp.concatenate(
+        [scales[leaf] * jnp.ravel(value) for leaf, value in contribution.items()]
+    )
+    norm = jnp.sqrt(jnp.sum(joint**2))
+    # So not a number, nor too large, is any entry.
+    valid = valid & jnp.isfinite(norm)
+    factor = clipping_factor(norm, clipping_norm)
+    return {
+        leaf: jnp.where(valid, factor * value, 0.0)
+        for leaf, value in contribution.items()
+    }

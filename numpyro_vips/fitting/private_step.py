@@ -1,0 +1,124 @@
+"""One step of a fit: rows are drawn, their bounded sum is taken, noise is added.
+
+Everything that touches private rows goes through three lines of `run_step`: the sampler
+draws rows, the engine returns their bounded sum, the mechanism adds noise.
+"""
+
+import concurrent.futures
+import contextlib
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from numpyro_vips.fitting.engine_choice import Engine
+from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.jax_tools.row_sums import aligned
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.privacy.batch_selection import padded_chunks, select_rows
+from numpyro_vips.privacy.secure_random import SecureRandom
+
+# Rows that are worked on at a time at most, unless max_batch_size says otherwise; a
+# multiple of ROW_ALIGNMENT.
+DEFAULT_CHUNK = 4096
+# Chunks that are worked on at once.
+MAX_WORKERS = min(4, os.cpu_count() or 1)
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+def run_step(
+    arguments: ModelArguments,
+    engine: Engine,
+    step: Step,
+    state: Any,
+    random: SecureRandom,
+    max_batch_size: int | None,
+) -> Any:
+    """One step: draw rows, sum what they contribute within bounds, add noise."""
+    scales = {block.name: block.scale for block in step.blocks}
+    number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
+    sums = {block.name: np.zeros(block.shape) for block in step.blocks}
+    indices = select_rows(step.event, arguments.num_rows, random.sampling)
+
+    def bounded_sum(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+        padded, mask = chunk
+        part = engine.bounded_sum(
+            state,
+            arguments.take(padded),
+            mask,
+            scales=scales,
+            clipping_norm=step.clipping_norm,
+        )
+        return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
+
+    with _values_unchecked():
+        for part in _map_in_threads(bounded_sum, padded_chunks(indices, size, number)):
+            for name in sums:
+                sums[name] += part[name]
+    noisy = step.mechanism.add_noise(sums, random.noise)
+    # The expected size of the batch is public; the realised one is not.
+    released = {name: value / step.sampling_rate for name, value in noisy.items()}
+    return engine.update(state, released, noise_of_sums(step), step.step_size)
+
+
+def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:
+    """Applies a function to values, some at a time, and yields results in order.
+
+    XLA runs many programs on one core, and hands the interpreter's lock back meanwhile.
+    """
+    values = list(values)
+    if len(values) == 1:
+        yield function(values[0])
+        return
+    # JAX keeps these settings apart for every thread.
+    x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
+    device = getattr(jax.config, "jax_default_device")  # noqa: B009
+
+    def in_context(value: _T) -> _R:
+        with jax.enable_x64(x64), jax.default_device(device), _values_unchecked():
+            return function(value)
+
+    with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
+        yield from pool.map(in_context, values)
+
+
+@contextlib.contextmanager
+def _values_unchecked() -> Iterator[None]:
+    """Switches off JAX's checks that raise where some number is not finite.
+
+    Whether a private row makes one would show in the exception.
+    """
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
+def noise_of_sums(step: Step) -> dict[str, float]:
+    """Standard deviation of the noise in each estimated sum over all rows."""
+    mechanism = step.mechanism
+    return {
+        block.name: mechanism.block_noise_stddev(block.name) / step.sampling_rate
+        for block in step.blocks
+    }
+
+
+def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[int, int]:
+    """Number and length of the chunks that a batch is worked on in; both are public.
+
+    There are few and equal ones, of a length at which it does not matter where a row
+    stands (`row_sums.aligned`). None is left out when a Poisson batch is short:
+    its size would show in how long the step takes. A batch longer than six standard
+    deviations above its mean takes a further chunk: of large batches one in a billion,
+    of batches of few rows one in some hundred thousand.
+    """
+    longest = step.sampling_rate * num_rows
+    if step.sampling == "poisson":
+        longest += 6.0 * math.sqrt(longest) + 1.0
+    # A fixed size is a whole number up to rounding, which is not to add a row.
+    longest = max(1, min(math.ceil(longest - 1e-6), num_rows))
+    number = math.ceil(longest / aligned(max_batch_size or DEFAULT_CHUNK))
+    return number, aligned(math.ceil(longest / number))

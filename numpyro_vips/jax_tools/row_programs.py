@@ -1,0 +1,171 @@
+"""What a program that runs on single private rows may consist of.
+
+`jax.vmap` maps the program of one row over a minibatch. That a row's contribution does
+not depend on other rows, and that nothing of a row leaves except through the clipped
+sum, then rests on the operations in that program. So the program is traced for one
+row, every operation in it is looked at, in programs inside it too, and this very
+program is what runs. An operation is refused unless it is known to be safe:
+
+| refused                               | because                                   |
+|---------------------------------------|-------------------------------------------|
+| callbacks, prints, checks of values   | Python code sees rows                     |
+| `jax.custom_batching.custom_vmap`     | its rule sees all rows at once            |
+| foreign calls, kernels, primitives of | nothing is known of their rules           |
+| one's own                             |                                           |
+| keys other than threefry              | a row's draws depend on other rows' keys  |
+| collectives                           | they add up what others hold              |
+| mutable arrays (`jax.new_ref`)        | they keep what a row wrote into them      |
+
+Derivatives that an author has given a function (`jax.custom_jvp`, `jax.custom_vjp`) are
+part of the traced program wherever a derivative is taken.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jax.extend.core import primitives
+from jax.interpreters import partial_eval
+
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.host_calls import is_own_callback
+from numpyro_vips.jax_tools.random_keys import is_threefry, threefry_key
+
+# Of JAX's own operations, those by which rows could meet, leave or be kept.
+_REFUSED = (
+    *("rng_bit_generator_p", "rng_uniform_p"),
+    *("all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p"),
+    *("ppermute_p", "psum_p", "ragged_all_to_all_p"),
+    *("get_p", "swap_p", "create_token_p", "after_all_p"),
+)
+
+
+@functools.cache
+def _allowed() -> frozenset[jex_core.Primitive]:
+    """JAX's own operations that treat rows under `jax.vmap` one by one."""
+    listed = {**vars(jax.lax), **vars(primitives)}
+    found = {
+        value
+        for name, value in listed.items()
+        if isinstance(value, jex_core.Primitive) and name not in _REFUSED
+    }
+    # Those on keys are in no public list.
+    for function in (
+        lambda key: jax.random.wrap_key_data(jax.random.key_data(key)),
+        jax.random.clone,
+    ):
+        program = jax.make_jaxpr(function)(threefry_key(0))
+        found |= {equation.primitive for equation in equations_of(program.jaxpr)}
+    return frozenset(found)
+
+
+def equations_of(jaxpr: jex_core.Jaxpr) -> Iterator[jex_core.JaxprEqn]:
+    """All equations of a program and of the programs inside it."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            yield from equations_of(inner)
+
+
+def check_row_program(program: jex_core.ClosedJaxpr) -> None:
+    """Refuses a program by which rows could meet or leave; see the module.
+
+    What no output needs and has no effect is not looked at, since it never runs.
+
+    Raises:
+      UnsafeModelError: It has an operation that is not known to be safe.
+    """
+    for equation in equations_of(without_dead_code(program).jaxpr):
+        name = equation.primitive.name
+        if "callback" in name or name in ("debug_print", "check"):
+            if is_own_callback(equation):
+                continue
+            raise UnsafeModelError(
+                f"The model or guide calls back to Python ({name}), as jax.debug.print "
+                "and jax.pure_callback do. Single records would be shown to code that "
+                "no clipping bounds and no budget pays for. Take the call out, or keep "
+                "it for runs of the plain model."
+            )
+        if name == "custom_vmap_call":
+            raise UnsafeModelError(
+                "The model or guide has a jax.custom_batching.custom_vmap function, "
+                "whose rule sees all rows of a batch at once: one record could act on "
+                "what another one contributes. Take the decorator off, so that JAX "
+                "maps the function itself."
+            )
+        if equation.primitive not in _allowed():
+            raise UnsafeModelError(
+                f"The model or guide uses the operation {name!r}, and it is not known "
+                "that it treats the records of a batch one by one. Foreign calls, "
+                "kernels, collectives, mutable arrays and primitives of one's own are "
+                "not supported. Write it with functions of jax.numpy, jax.scipy, "
+                "jax.lax and jax.random."
+            )
+        for variable in (*equation.invars, *equation.outvars):
+            dtype = getattr(variable.aval, "dtype", None)
+            is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+            if is_key and not is_threefry(dtype):
+                raise UnsafeModelError(
+                    f"The model or guide draws from keys of the kind {dtype}. Under "
+                    "jax.vmap a record's draws would depend on the others. Use "
+                    "numpyro.prng_key(), or jax.random.key(seed, impl='threefry2x32')."
+                )
+
+
+def without_dead_code(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """The program without what no output needs, such as its unused random keys."""
+    outputs = [True] * len(program.jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, outputs, instantiate=True)
+    return jex_core.ClosedJaxpr(jaxpr, program.consts)
+
+
+def over_rows(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Maps a function of one private row over rows, as a program that was checked.
+
+    Args:
+      function: Takes what rows share and one row, both trees of arrays, and returns a
+        tree of arrays. It must hold no traced arrays of its own.
+
+    Returns:
+      A function of what rows share and of rows, with a leading axis of rows in each
+      array, which returns the results with a leading axis of rows.
+
+    Raises:
+      UnsafeModelError: When it is called; see `check_row_program`.
+    """
+
+    traced = jax.jit(function)  # Keeps the programs that it has traced.
+
+    def mapped(shared: Any, rows: Any) -> Any:
+        one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), rows)
+        program, shapes = row_program(traced, shared, one)
+        run = jex_core.jaxpr_as_fun(program)
+
+        def of_row(row: Any) -> list[Any]:
+            return run(*jax.tree.leaves((shared, row)))
+
+        return jax.tree.unflatten(jax.tree.structure(shapes), jax.vmap(of_row)(rows))
+
+    return mapped
+
+
+def row_program(
+    function: Any, shared: Any, row: Any
+) -> tuple[jex_core.ClosedJaxpr, Any]:
+    """The checked program of one row, and the shapes of its results.
+
+    Args:
+      function: A function of one row that was given to `jax.jit`.
+      shared, row: Its arguments, of which only shapes and types are looked at.
+
+    Raises:
+      UnsafeModelError: See `check_row_program`.
+    """
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (shared, row))
+    trace = function.trace(*like)
+    program = without_dead_code(trace.jaxpr)
+    check_row_program(program)
+    return program, trace.out_info

@@ -1,0 +1,596 @@
+"""What a model is called with: private rows, public arrays and constants.
+
+Every array argument is private data, one row per individual, unless its name is in
+`private(..., public=...)`. Names are those of the model's parameters; leaves of a
+dict or a tuple have dotted names (`"batch.vocab"`, `"batch.0"`), and so have the
+entries of `*args` (`"args.0"`). A Python number, string, bool or None is a public
+constant, but only as a whole argument or as a value of a dict.
+
+The guarantee needs this sorting to be unambiguous, so whatever is neither clearly
+rows nor clearly a constant is refused, with the remedy. Messages quote names, shapes
+and dtypes, never values.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import scipy.sparse
+from jax.core import Tracer
+
+from numpyro_vips import _validate
+from numpyro_vips.errors import did_you_mean
+from numpyro_vips.handlers import private
+from numpyro_vips.model.captured import captured_arrays
+from numpyro_vips.model.sparse_rows import (
+    SparseRows,
+    keep_largest,
+    keep_largest_entries,
+)
+
+__all__ = ["ModelArguments", "bind_arguments", "captured_arrays"]
+
+PrivateLeaf = np.ndarray | jax.Array | scipy.sparse.csr_matrix | scipy.sparse.csr_array
+Constant = int | float | complex | str | bool | None
+
+_TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Stands in the model's call where the rows of a private argument go."""
+
+    name: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class ModelArguments:
+    """The arguments of one call of the model, sorted into private and public.
+
+    Built by `bind_arguments`.
+
+    Attributes:
+      num_rows: Number of rows present.
+      public_num_rows: Number of rows that may be told: the declared one, or
+        `num_rows` where none was declared.
+      num_rows_declared: Whether a number of rows was declared.
+      private: Rows, with the leading axis that of the unit plate, by name.
+      public: Public arrays by name.
+      constants: Public Python values by name.
+      positional: The positional arguments, with slots in place of private arrays.
+      keywords: The same for the keyword arguments.
+      widths: Of private arguments of which a row has few entries that differ from
+        zero: how many are looked at, a public number.
+    """
+
+    num_rows: int
+    public_num_rows: int
+    num_rows_declared: bool
+    private: Mapping[str, PrivateLeaf]
+    public: Mapping[str, np.ndarray]
+    constants: Mapping[str, Constant]
+    positional: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+    widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray | SparseRows]:
+        """Returns the rows at `indices` of every private argument.
+
+        Only these rows are converted: a sparse matrix is made dense, but for an
+        argument with a width, and values are cast to the dtypes of `row_shapes`, the
+        ones that JAX would give them.
+        """
+        shapes = self.row_shapes()
+
+        def taken(name: str, leaf: PrivateLeaf) -> np.ndarray | SparseRows:
+            dtype, width = shapes[name].dtype, self.widths.get(name)
+            if width is None:
+                return _take(leaf, indices).astype(dtype, copy=False)
+            rows = _take_largest(leaf, indices, width)
+            values = rows.values.astype(dtype, copy=False)
+            return dataclasses.replace(rows, values=values)
+
+        # A number too large for its new dtype must not warn, nor raise where the caller
+        # has asked NumPy to: it would tell of the row.
+        with np.errstate(all="ignore"):
+            return {name: taken(name, leaf) for name, leaf in self.private.items()}
+
+    def as_taken(self, rows: Mapping[str, Any]) -> dict[str, Any]:
+        """Made-up rows in the form in which `take` returns private ones."""
+        return {
+            name: keep_largest(np.asarray(array), self.widths[name])
+            if name in self.widths
+            else array
+            for name, array in rows.items()
+        }
+
+    def told_by_entries(self, names: Iterable[str]) -> "ModelArguments":
+        """The same arguments, those of `names` with a width that leaves nothing out.
+
+        It is read off the rows, so only for rows that the caller may see.
+        """
+        widths = {}
+        for name in set(names) & set(self.private):
+            leaf = self.private[name]
+            # A power of two, so that few programs serve many calls.
+            width = 1 << max(0, _most_entries(leaf) - 1).bit_length()
+            if len(_shape(leaf)) > 1 and width < _shape(leaf)[-1]:
+                widths[name] = width
+        return dataclasses.replace(self, widths=widths)
+
+    def row_shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shape and dtype of one row, without the leading axis."""
+        return {
+            name: jax.ShapeDtypeStruct(
+                _shape(leaf)[1:], jax.dtypes.canonicalize_dtype(leaf.dtype)
+            )
+            for name, leaf in self.private.items()
+        }
+
+    def call(self, rows: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the model's call with `rows` in place of the private arguments.
+
+        Public arrays and constants stay as they were given. The rows may be of any
+        number and may be JAX tracers.
+
+        Raises:
+          ValueError: `rows` does not name exactly the private arguments.
+        """
+        if set(rows) != set(self.private):
+            raise ValueError(
+                f"Expected rows for {_listed(self.private)}, got {_listed(rows)}."
+            )
+        args = tuple(_fill(value, rows) for value in self.positional)
+        kwargs = {name: _fill(value, rows) for name, value in self.keywords.items()}
+        return args, kwargs
+
+    def __repr__(self) -> str:
+        described = [
+            f"{name}: {role} {_described(leaf)}"
+            for role, leaves in (("private", self.private), ("public", self.public))
+            for name, leaf in leaves.items()
+        ]
+        described += [f"{name}: {value!r}" for name, value in self.constants.items()]
+        return f"ModelArguments({', '.join(described)})"
+
+
+def bind_arguments(
+    model: private,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    *,
+    num_rows: int | None = None,
+    max_nonzeros: int | Mapping[str, int] | None = None,
+) -> ModelArguments:
+    """Sorts the arguments of `model(*args, **kwargs)` into private and public.
+
+    No value of an array is read; only its shape and dtype are.
+
+    | argument                                         | becomes                  |
+    |--------------------------------------------------|--------------------------|
+    | array of NumPy or JAX, at least one axis         | private rows             |
+    | `scipy.sparse` CSR matrix or array               | private rows             |
+    | array whose name is in `model.public`            | public array             |
+    | number, string, bool, None as a whole argument   | public constant          |
+    | the same as a value of a dict                    | public constant          |
+    | dict, tuple, named tuple                         | sorted leaf by leaf      |
+    | list, table, 0-d, text or object array, key, ... | `TypeError` with a remedy|
+
+    A name in `model.public` may also be that of a whole dict or tuple; all arrays in
+    it are then public.
+
+    Args:
+      model: The model and the names of its public arguments.
+      args: Positional arguments of the model.
+      kwargs: Keyword arguments of the model.
+      num_rows: Public number of rows. It need not be the number of rows present,
+        which under add-or-remove is itself private.
+      max_nonzeros: Public number of entries of a row that may differ from zero, by the
+        name of a private argument, or of the only one whose rows are arrays. Rows with
+        more keep the largest. A number that is not below the length of the last axis
+        says nothing, and is left out.
+
+    Raises:
+      TypeError: An argument is of a kind that is refused, or does not fit the
+        model's signature.
+      ValueError: The private arguments differ in length, have no rows or are
+        missing altogether, or a name in `model.public` or `max_nonzeros` names
+        nothing of the kind.
+    """
+    if num_rows is not None:
+        _validate.positive_integer(num_rows=num_rows)
+    named, parameters = _named_arguments(model, args, kwargs)
+    sorter = _Sorter(model.public)
+    filled = {key: sorter.sort(name, value) for key, (name, value) in named.items()}
+    sorter.check_names(parameters)
+    present = _common_length(sorter.private, model.unit)
+    return ModelArguments(
+        num_rows=present,
+        public_num_rows=present if num_rows is None else int(num_rows),
+        num_rows_declared=num_rows is not None,
+        private=sorter.private,
+        public=sorter.public,
+        constants=sorter.constants,
+        positional=tuple(filled[position] for position in range(len(args))),
+        keywords={keyword: filled[keyword] for keyword in kwargs},
+        widths=_widths(max_nonzeros, sorter.private),
+    )
+
+
+def _widths(
+    declared: int | Mapping[str, int] | None, leaves: Mapping[str, PrivateLeaf]
+) -> dict[str, int]:
+    """The declared widths by argument, those that leave something out."""
+    if declared is None:
+        return {}
+    arrays = [name for name, leaf in leaves.items() if len(_shape(leaf)) > 1]
+    if not isinstance(declared, Mapping):
+        if len(arrays) != 1:
+            raise ValueError(
+                f"Expected max_nonzeros={declared!r} with one private argument whose "
+                f"rows are arrays, but there are {len(arrays)}: {_listed(arrays)}. Say "
+                f"which is meant, as in max_nonzeros={{'name': {declared!r}}}."
+            )
+        declared = {arrays[0]: declared}
+    for name in declared:
+        if name in arrays:
+            continue
+        if name in leaves:
+            raise ValueError(
+                f"max_nonzeros names {name!r}, of which a row is a single number. Only "
+                "an array has entries that can be left out."
+            )
+        hint = did_you_mean(name, arrays) or (
+            f"Private arguments whose rows are arrays: {_listed(arrays)}."
+        )
+        raise ValueError(
+            f"max_nonzeros names {name!r}, which is no private argument. {hint}"
+        )
+    return {
+        name: int(width)
+        for name, width in declared.items()
+        if width < _shape(leaves[name])[-1]
+    }
+
+
+def _named_arguments(
+    model: private, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[dict[int | str, tuple[str, Any]], tuple[str, ...]]:
+    """Names each argument, keyed by its position or keyword; and all parameters."""
+    if model.fn is None:
+        raise TypeError(
+            f"{model!r} holds no model. Write private(model, unit={model.unit!r})."
+        )
+    try:
+        signature = inspect.signature(model.fn)
+    except (TypeError, ValueError):  # Some callables written in C have none.
+        names = [f"args.{i}" for i in range(len(args))]
+        parameters = (*names, *kwargs)
+    else:
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"The arguments do not fit the model: {error}.") from None
+        names = list(_positional_names(signature, len(args)))
+        parameters = tuple(signature.parameters)
+    named: dict[int | str, tuple[str, Any]] = {
+        position: (name, value)
+        for position, (name, value) in enumerate(zip(names, args, strict=True))
+    }
+    named |= {keyword: (keyword, value) for keyword, value in kwargs.items()}
+    return named, parameters
+
+
+def _positional_names(signature: inspect.Signature, count: int) -> Iterator[str]:
+    names = []
+    for parameter in signature.parameters.values():
+        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
+            more = range(count - len(names))
+            yield from (f"{parameter.name}.{i}" for i in more)
+            return
+        if len(names) == count:
+            return
+        names.append(parameter.name)
+        yield parameter.name
+
+
+class _Sorter:
+    """Collects the leaves of the arguments by role."""
+
+    def __init__(self, public_names: tuple[str, ...]):
+        self.public_names = public_names
+        self.private: dict[str, PrivateLeaf] = {}
+        self.public: dict[str, np.ndarray] = {}
+        self.constants: dict[str, Constant] = {}
+        self.seen: list[str] = []  # Every argument, container and leaf.
+
+    def sort(
+        self, name: str, value: Any, *, public: bool = False, constant: bool = True
+    ) -> Any:
+        """Files `value`; returns it with slots in place of private arrays.
+
+        Args:
+          name: Dotted name of the value.
+          value: An argument or a part of one.
+          public: Whether a container of it was declared public.
+          constant: Whether a Python value may stand here as a public constant.
+        """
+        if name in self.seen:
+            raise ValueError(
+                f"Two arguments are both named {name!r}. Rename one of them, so that "
+                "it is clear which is private and which is public."
+            )
+        self.seen.append(name)
+        public = public or name in self.public_names
+
+        if isinstance(value, dict):
+            return {
+                key: self.sort(f"{name}.{key}", part, public=public)
+                for key, part in value.items()
+            }
+        if isinstance(value, tuple):
+            keys = getattr(value, "_fields", range(len(value)))
+            parts = [
+                self.sort(f"{name}.{key}", part, public=public, constant=False)
+                for key, part in zip(keys, value, strict=True)
+            ]
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        # A NumPy scalar may be a float too, but has usually been computed from data.
+        if not isinstance(value, np.generic) and (
+            value is None or isinstance(value, (bool, int, float, complex, str))
+        ):
+            if not constant:
+                raise TypeError(_misplaced_constant(name, value))
+            self.constants[name] = value
+            return value
+        _refuse_kind(name, value, public=public)
+        if public:
+            self.public[name] = np.asarray(value)
+            return value
+        leaf: Any = value
+        self.private[name] = leaf
+        return _Slot(name)
+
+    def check_names(self, parameters: tuple[str, ...]) -> None:
+        for name in self.public_names:
+            # The name of a parameter that this call leaves out is no mistake.
+            left_out = name.split(".")[0]
+            if name in self.seen:
+                continue
+            if left_out in parameters and left_out not in self.seen:
+                continue
+            known = [*self.seen, *(p for p in parameters if p not in self.seen)]
+            hint = did_you_mean(name, known) or f"The arguments are {_listed(known)}."
+            raise ValueError(
+                f"public names {name!r}, but the model has no such argument. {hint}"
+            )
+
+
+def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
+    """Raises a `TypeError` unless `value` can be rows, or a public array."""
+    if isinstance(value, (list, set, frozenset, range)):
+        raise TypeError(
+            f"The argument {name!r} is a {type(value).__name__}, which may be data or "
+            "settings. Pass data as one array, np.asarray(...), and several arrays as "
+            "a tuple or a dict."
+        )
+    if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
+        raise TypeError(
+            f"The argument {name!r} is a {_type_name(value)}. Pass its numbers, "
+            f"{name}.to_numpy(), one array per dtype, with categories coded by public "
+            "lists."
+        )
+    if scipy.sparse.issparse(value):
+        _refuse_sparse(name, value, public=public)
+    elif isinstance(value, Tracer):
+        raise TypeError(
+            f"The argument {name!r} is an array that JAX is tracing. Private "
+            "inference draws its own rows and noise and cannot run inside jax.jit, "
+            "jax.vmap or jax.grad."
+        )
+    elif isinstance(value, jax.Array) and _is_key(value.dtype):
+        raise TypeError(
+            f"The argument {name!r} is a random key. A model takes its randomness "
+            "from numpyro.sample; give the key to run() instead."
+        )
+    elif isinstance(value, np.generic) or (
+        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
+    ):
+        raise TypeError(
+            f"The argument {name!r} is a single {value.dtype} of type "
+            f"{_type_name(value)}, which may have been computed from private rows. If "
+            f"it is a public constant, pass it as a Python number, {name}.item()."
+        )
+    elif isinstance(value, np.ma.MaskedArray):
+        raise TypeError(
+            f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
+            f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
+            "; use it in the model with numpyro.handlers.mask."
+        )
+    elif not isinstance(value, (np.ndarray, jax.Array)):
+        raise TypeError(
+            f"The argument {name!r} has type {_type_name(value)}. Pass arrays, tuples "
+            "or dicts of arrays, or Python numbers and strings. Give the model "
+            "anything else, such as a function or a network, beforehand with "
+            "functools.partial."
+        )
+    _refuse_dtype(name, value.dtype)
+
+
+def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:
+    if public:
+        raise TypeError(
+            f"The public argument {name!r} is a sparse matrix, which a NumPyro model "
+            f"cannot use. Pass {name}.toarray()."
+        )
+    if value.format != "csr" or value.ndim != 2:
+        raise TypeError(
+            f"The argument {name!r} is a sparse {value.format.upper()} array of shape "
+            f"{value.shape}. Only two-dimensional CSR has quick rows: pass "
+            f"{name}.tocsr()."
+        )
+
+
+def _refuse_dtype(name: str, dtype: Any) -> None:
+    if dtype.kind in "USOT":
+        raise TypeError(
+            f"The argument {name!r} is an array of dtype {dtype}. A model computes "
+            "with numbers: code text by its position in a public list of categories, "
+            "and make one numeric array out of objects of equal shape."
+        )
+    if dtype.kind in "Mm":
+        raise TypeError(
+            f"The argument {name!r} holds dates or durations ({dtype}). Pass numbers, "
+            "such as days since a public date."
+        )
+    if jnp.issubdtype(dtype, np.complexfloating):
+        raise TypeError(
+            f"The argument {name!r} is complex ({dtype}). Pass its real and its "
+            "imaginary part as real arrays."
+        )
+    numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
+    if not numeric or dtype == np.longdouble:
+        raise TypeError(
+            f"The argument {name!r} has dtype {dtype}. Expected booleans, integers or "
+            "floating-point numbers that JAX knows, such as float32; convert it with "
+            ".astype(...)."
+        )
+
+
+def _is_key(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
+def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
+    lengths = {name: _shape(leaf)[0] for name, leaf in leaves.items()}
+    if not lengths:
+        raise ValueError(
+            f"No argument holds private data. Expected at least one array with one "
+            f"row per entry of the plate {unit!r} whose name is not in public."
+        )
+    if len(set(lengths.values())) > 1:
+        listed = ", ".join(f"{name} has {count}" for name, count in lengths.items())
+        raise ValueError(
+            f"Expected every private argument to have one row per entry of the plate "
+            f"{unit!r}, but {listed}. If one of them describes no individuals, name "
+            f'it in private(..., unit={unit!r}, public=("its name",)). If there are '
+            "several rows of one individual, such as visits, bring them to one row per "
+            "individual first: see 'One row per unit' in docs/models.md."
+        )
+    count = next(iter(lengths.values()))
+    if count == 0:
+        raise ValueError(
+            f"The private arguments ({_listed(lengths)}) have no rows. There is "
+            "nothing to learn from."
+        )
+    return count
+
+
+def _shape(leaf: PrivateLeaf) -> tuple[int, ...]:
+    # SciPy's type stubs allow that a sparse matrix has no shape.
+    shape = leaf.shape
+    assert shape is not None
+    return tuple(int(size) for size in shape)
+
+
+def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
+    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return _dense_rows(leaf, np.asarray(indices))
+    # A JAX array keeps its NumPy copy, so this does not move it again and again.
+    return np.asarray(leaf)[indices]
+
+
+def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseRows:
+    """Rows with their `width` largest entries each; see `keep_largest`."""
+    if not isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        return keep_largest(_take(leaf, indices), width)
+    row, column, value = _entries_of(leaf, np.asarray(indices))
+    length = _shape(leaf)[1]
+    place = row * length + column
+    order = np.argsort(place, kind="stable")
+    place, value = place[order], value[order]
+    is_first = np.ones(len(place), bool)
+    is_first[1:] = place[1:] != place[:-1]
+    first = np.flatnonzero(is_first)
+    if len(first):
+        place, value = place[first], np.add.reduceat(value, first, dtype=value.dtype)
+    row, column = np.divmod(place, length)
+    return keep_largest_entries(row, column, value, (len(indices), length), width)
+
+
+def _most_entries(leaf: PrivateLeaf) -> int:
+    """At most so many entries of a row differ from zero."""
+    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+        row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
+        return int(np.bincount(row, minlength=1).max())
+    return int(np.max(np.count_nonzero(np.asarray(leaf), axis=-1), initial=0))
+
+
+def _dense_rows(
+    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
+) -> np.ndarray:
+    row, column, value = _entries_of(matrix, rows)
+    dense = np.zeros((len(rows), _shape(matrix)[1]), matrix.dtype)
+    np.add.at(dense, (row, column), value)
+    return dense
+
+
+def _entries_of(
+    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The entries of some rows of a CSR matrix, whatever its index arrays hold.
+
+    SciPy checks neither columns nor row pointers, and writes beyond the array where
+    they are wrong: the process would crash, or not, depending on what a row holds.
+    Entries in columns that do not exist are left out here. Repeated ones add up.
+
+    Returns:
+      Of each entry, the number among `rows`, the column, and the value.
+    """
+    stored = min(len(matrix.indices), len(matrix.data))
+    pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
+    starts = pointers[rows]
+    lengths = np.maximum(0, pointers[rows + 1] - starts)
+    row = np.repeat(np.arange(len(rows)), lengths)
+    first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    entries = first + np.arange(len(row))
+    columns = matrix.indices[entries]
+    exists = (columns >= 0) & (columns < _shape(matrix)[1])
+    return row[exists], columns[exists], matrix.data[entries][exists]
+
+
+def _fill(value: Any, rows: Mapping[str, Any]) -> Any:
+    if isinstance(value, _Slot):
+        return rows[value.name]
+    if isinstance(value, dict):
+        return {key: _fill(part, rows) for key, part in value.items()}
+    if isinstance(value, tuple):
+        parts = [_fill(part, rows) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value
+
+
+def _misplaced_constant(name: str, value: Any) -> str:
+    return (
+        f"{name!r} is a Python {type(value).__name__} inside a tuple, which may be "
+        "data or settings. Pass data as one array, np.asarray(...); pass a public "
+        "setting as an argument of its own or as a value of a dict."
+    )
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    root = kind.__module__.split(".")[0]
+    return kind.__name__ if root == "builtins" else f"{root}.{kind.__name__}"
+
+
+def _described(leaf: Any) -> str:
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
+def _listed(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

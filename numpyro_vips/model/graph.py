@@ -1,0 +1,385 @@
+"""What a NumPyro model is made of, found without reading a data value.
+
+The model is traced abstractly, on two and on three rows, and the two programs
+must agree except in the unit axis. What the engines run is a third trace, of a
+*single* row: they map it over the rows of a minibatch with `jax.vmap`. One row's
+contribution therefore cannot depend on another row, whatever the model does; the
+certificate only has to check that the sum of the single rows means the same as the
+model itself.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import jax
+import jax.core
+import jax.extend.core as jex_core
+import numpy as np
+import numpyro
+from jax.interpreters import partial_eval
+from numpyro.distributions import constraints
+
+from numpyro_vips.errors import UnsafeModelError, did_you_mean
+from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.row_programs import without_dead_code
+from numpyro_vips.model.arguments import ModelArguments, captured_arrays
+from numpyro_vips.model.run import run_model
+from numpyro_vips.model.trace import Distributed, Trace, abstract_rows
+
+Role = Literal["global", "local", "observed"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Site:
+    """One sample statement of the model, as it looks for a single row.
+
+    `shape` is the shape of its value, with an axis of length 1 for the row where
+    the site lies under the unit plate (`row_axis` says where; None elsewhere).
+    `plates` names the plate of each axis that has one. `num_states` is the number of
+    values of a discrete site that has finitely many, 0, 1, ...
+    """
+
+    name: str
+    role: Role
+    distributed: Distributed
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    plates: Mapping[int, str]
+    row_axis: int | None
+    support: Any
+    num_states: int | None = None
+
+    @property
+    def is_latent(self) -> bool:
+        return self.role != "observed"
+
+    @property
+    def dims(self) -> tuple[str, ...]:
+        """Names of the leading axes, those of plates."""
+        names = []
+        for axis in range(len(self.shape)):
+            if axis not in self.plates:
+                break
+            names.append(self.plates[axis])
+        return tuple(names)
+
+    @property
+    def is_discrete(self) -> bool:
+        return bool(self.support.is_discrete)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelGraph:
+    """The sites of a model and its program for one row.
+
+    Attributes:
+      sites: In the order of the model.
+      program: Takes (rows, public arrays, latents), each a dict of arrays, and
+        returns for every site a dict with "parameters" (nested as `Distributed`),
+        "value" (of an observed site), "mask" and "scale". Its rows have a leading
+        axis of length 1.
+      row_log_joint, prior_log_joint: NumPyro's own log density of the sites under
+        the unit plate, respectively of the others, for any number of rows.
+      captured: Arrays that the model holds itself; they are treated as public.
+      params: The constraint of every `numpyro.param`, which has no prior and is
+        estimated by a point.
+    """
+
+    unit: str
+    sites: Mapping[str, Site]
+    arguments: ModelArguments
+    program: jex_core.ClosedJaxpr
+    program_outputs: Any
+    program_inputs: Any
+    captured: Mapping[str, np.ndarray]
+    run: Callable[..., Mapping[str, dict]]
+    params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    def latents(self, role: Role) -> list[Site]:
+        return [site for site in self.sites.values() if site.role == role]
+
+
+def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
+    """Finds the sites of `model` and its program for one row.
+
+    Raises:
+      ValueError: The unit plate is missing or has another size than the data, or
+        nothing is observed under it.
+      UnsafeModelError: No engine may run the model: a global depends on private
+        data or on the number of rows, something outside the unit plate is observed,
+        or the model cannot be traced.
+    """
+    assert model.fn is not None
+    captured = captured_arrays(model.fn)
+    refuse_captured_rows(captured, arguments)
+    two, three = (Trace(model, arguments, count) for count in (2, 3))
+    one = Trace(model, arguments, 1)
+    if not two.unit_plate.seen:
+        raise _missing_plate(model.unit, two.unit_plate.plate_names)
+    if set(two.messages) != set(three.messages):
+        raise UnsafeModelError(
+            "The model's sample statements differ with the number of rows. Put what "
+            f"belongs to one row under the plate {model.unit!r}."
+        )
+    for trace in (two, three, one):
+        refuse_captured_constants(trace, arguments)
+    sites = {}
+    for name, msg in one.messages.items():
+        sites[name] = _site(name, msg, model.unit, one, two, three)
+    _check_globals(sites, two, three, model.unit)
+    check_params(model, arguments, two, three)
+    local = {name for name, site in sites.items() if site.role == "local"}
+    if not three.picks_rows_only(local):
+        raise UnsafeModelError(
+            f"The model uses the index of the plate {model.unit!r} for something else "
+            "than picking rows of its private arguments, as in X[i]. The rows are "
+            "drawn anew in every step, so that an array inside the model, a public one "
+            "or a formula would meet the wrong rows. Pass it as a private argument "
+            "with one entry per row instead."
+        )
+    if not any(site.role == "observed" for site in sites.values()):
+        raise ValueError(
+            f"Nothing is observed under the plate {model.unit!r}: every sample "
+            "statement in it has obs=None. Pass the observations, as in "
+            "run(rng_key, X, y)."
+        )
+    return ModelGraph(
+        unit=model.unit,
+        sites=sites,
+        arguments=arguments,
+        program=without_dead_code(one.closed),
+        program_outputs=one.output_shapes,
+        program_inputs=one.inputs,
+        captured=captured,
+        run=_runner(model, arguments),
+        params={
+            name: msg["kwargs"].get("constraint", constraints.real)
+            for name, msg in one.params.items()
+        },
+    )
+
+
+def _runner(model: private, arguments: ModelArguments) -> Callable[..., Any]:
+    def run(rows: Any, latents: Any, **options: Any) -> Mapping[str, dict]:
+        return run_model(model, arguments, rows, latents=latents, **options)[0]
+
+    return run
+
+
+def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> ModelGraph:
+    """The graph of a model on other rows or in another precision, not checked."""
+    one = Trace(model, arguments, 1)
+    return dataclasses.replace(
+        graph,
+        arguments=arguments,
+        program=without_dead_code(one.closed),
+        program_outputs=one.output_shapes,
+        program_inputs=one.inputs,
+        run=_runner(model, arguments),
+    )
+
+
+def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
+    message = f"The model has no plate named {unit!r}, the unit given to private()."
+    nearest = did_you_mean(unit, names)
+    if nearest:
+        message += f" {nearest}"
+    elif names:
+        message += f" Its plates are {', '.join(map(repr, dict.fromkeys(names)))}."
+    else:
+        message += (
+            " It has no plate at all: put the sample statements of one row under "
+            f"`with numpyro.plate({unit!r}, X.shape[0]):`."
+        )
+    return UnsafeModelError(message)
+
+
+def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
+    fn = msg["fn"]
+    # NumPyro splits a site with obs_mask= into an observed and an unobserved one.
+    stem = name.removesuffix("_unobserved").removesuffix("_observed")
+    if stem != name and f"{stem}_unobserved" in one.messages:
+        raise UnsafeModelError(
+            f"{stem!r} has obs_mask=, which is not supported. Leave missing entries "
+            "out with `numpyro.handlers.mask(mask=observed)` around the sample "
+            "statement instead, filled with any finite value: they then contribute "
+            "nothing."
+        )
+    event_dim = fn.event_dim
+    plates = {}
+    row_axis = None
+    shape = one.shape(name)
+    for frame in msg["cond_indep_stack"]:
+        axis = len(shape) - event_dim + frame.dim
+        plates[axis] = frame.name
+        if frame.name == unit:
+            row_axis = axis
+    shapes = two.shape(name), three.shape(name)
+    differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
+    if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
+        raise UnsafeModelError(
+            f"{name!r} has an axis with one entry per row but stands outside the "
+            f"plate {unit!r}. Put it under the plate."
+        )
+    if row_axis is not None and (
+        differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
+    ):
+        is_column = differs and row_axis not in differs and shapes[0][row_axis] == 1
+        hint = (
+            " Of a column, of shape (n, 1), pass y.ravel(), or give the plate dim=-2."
+            if is_column
+            else ""
+        )
+        raise UnsafeModelError(
+            f"{name!r} under the plate {unit!r} must have one entry per row along the "
+            f"plate's axis and no other axis that grows with the rows; its shapes for "
+            f"2 and 3 rows are {shapes[0]} and {shapes[1]}.{hint}"
+        )
+    role: Role
+    if msg["is_observed"]:
+        if row_axis is None:
+            raise UnsafeModelError(
+                f"{name!r} is observed outside the plate {unit!r}, so no bound on one "
+                "row's influence covers it. Put it under the plate. If it is a latent "
+                "that you hold at a public value, write the value into the model or "
+                "use numpyro.handlers.do instead of condition."
+            )
+        role = "observed"
+    else:
+        role = "global" if row_axis is None else "local"
+    value = one.output_shapes[name].get("value", one.inputs[1].get(name))
+    return Site(
+        name=name,
+        role=role,
+        distributed=one.structures[name],
+        shape=shape,
+        dtype=np.dtype(value.dtype),
+        plates=plates,
+        row_axis=row_axis,
+        support=fn.support if not isinstance(fn, numpyro.distributions.Unit) else None,
+        num_states=_num_states(one, name),
+    )
+
+
+def _num_states(trace: Trace, name: str) -> int | None:
+    kind = trace.structures[name].kind
+    if issubclass(
+        kind,
+        numpyro.distributions.BernoulliProbs | numpyro.distributions.BernoulliLogits,
+    ):
+        return 2
+    parameters = trace.output_shapes[name]["parameters"]
+    if issubclass(kind, numpyro.distributions.CategoricalProbs):
+        return parameters["probs"].shape[-1]
+    if issubclass(kind, numpyro.distributions.CategoricalLogits):
+        return parameters["logits"].shape[-1]
+    return None
+
+
+def _check_globals(
+    sites: Mapping[str, Site], two: Trace, three: Trace, unit: str
+) -> None:
+    """Refuses a global whose distribution depends on rows or on their number."""
+    for name, site in sites.items():
+        if site.role != "global":
+            continue
+        programs = []
+        for trace in (two, three):
+            wanted = {
+                other: jax.tree.map(lambda _, keep=other == name: keep, outputs)
+                for other, outputs in trace.output_shapes.items()
+            }
+            jaxpr, used_inputs = partial_eval.dce_jaxpr(
+                trace.closed.jaxpr, jax.tree.leaves(wanted)
+            )
+            arguments = sorted(trace.inputs[0])
+            for argument, is_used in zip(arguments, used_inputs, strict=False):
+                if is_used:
+                    raise UnsafeModelError(
+                        f"The distribution of {name!r}, which all rows share, depends "
+                        f"on the private argument {argument!r}. Its prior would reveal "
+                        "the data. Use public constants in the prior, or put the site "
+                        f"under the plate {unit!r}."
+                    )
+            programs.append(str(jaxpr))
+        if programs[0] != programs[1]:
+            raise UnsafeModelError(
+                f"The distribution of {name!r}, which all rows share, depends on the "
+                "number of rows that the model is given, and minibatches change it. "
+                "Pass the number of rows as a public number of its own."
+            )
+
+
+def check_params(
+    model: private, arguments: ModelArguments, two: Trace, three: Trace
+) -> None:
+    """Refuses a parameter whose shape or initial value depends on private rows."""
+    if not two.params:
+        return
+    shapes = []
+    for trace in (two, three):
+
+        def values(rows: Any, names: Any = tuple(trace.params)) -> dict[str, Any]:
+            messages, _ = run_model(model, arguments, rows, latents=None)
+            return {name: messages[name]["value"] for name in names}
+
+        rows = abstract_rows(arguments, trace.count)
+        closed, found = jax.make_jaxpr(values, return_shape=True)(rows)
+        _, used = partial_eval.dce_jaxpr(
+            closed.jaxpr, [True] * len(closed.jaxpr.outvars)
+        )
+        if any(used):
+            argument = sorted(rows)[used.index(True)]
+            raise UnsafeModelError(
+                f"The initial value of a parameter, one of {sorted(trace.params)}, "
+                f"depends on the private argument {argument!r}, and the start of a fit "
+                "is public. Use a public constant."
+            )
+        shapes.append({name: str(found[name]) for name in found})
+    for name, shape in shapes[0].items():
+        if shape != shapes[1].get(name):
+            raise UnsafeModelError(
+                f"The shape of the parameter {name!r} depends on the number of rows. "
+                "A parameter of every row would release the rows: write what belongs "
+                "to a row as a function of it."
+            )
+
+
+def refuse_captured_rows(
+    captured: Mapping[str, np.ndarray], arguments: ModelArguments
+) -> None:
+    for name, array in captured.items():
+        _refuse_length(repr(name), np.shape(array), arguments.num_rows)
+
+
+def refuse_captured_constants(trace: Trace, arguments: ModelArguments) -> None:
+    """Refuses arrays of the data's length that the model got hold of in any other way.
+
+    They enter the program as constants. Not meant are arguments that were declared
+    public, and arrays without information, such as a prior's np.zeros(num_features)
+    where there happen to be as many features as rows.
+    """
+    for constant in trace.closed.consts:
+        if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
+            continue  # Such as the one that a network is initialised with.
+        array = np.asarray(constant)
+        declared = any(
+            np.array_equal(array, np.asarray(public, array.dtype))
+            for public in arguments.public.values()
+            if np.shape(public) == array.shape
+        )
+        uniform = array.size > 0 and bool(np.all(array == array.flat[0]))
+        if not (declared or uniform):
+            what = "an array inside the model"
+            _refuse_length(what, array.shape, arguments.num_rows)
+
+
+def _refuse_length(name: str, shape: tuple[int, ...], num_rows: int) -> None:
+    if num_rows > 1 and num_rows in shape:
+        raise UnsafeModelError(
+            f"The model captures {name} of shape {shape}, which has an axis of the "
+            "length of the data. A captured array is not clipped and not subsampled. "
+            "Pass it as an argument of the model instead (and name it in public= if it "
+            "really is public)."
+        )

@@ -1,0 +1,63 @@
+"""Questions about rows that the caller may see, answered a chunk at a time."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.handlers import private
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.privacy.batch_selection import padded_chunks
+
+# Rows that are worked on at a time.
+_CHUNK = 512
+
+
+def map_rows(
+    arguments: ModelArguments, of_rows: Callable[[Mapping[str, Any]], Any]
+) -> Iterator[Any]:
+    """Yields the function's results for the chunks, rows along the leading axis."""
+    count = arguments.num_rows
+    for padded, mask in padded_chunks(np.arange(count), min(_CHUNK, count)):
+        part = of_rows(arguments.take(padded))
+        kept = int(mask.sum())
+        yield jax.tree.map(lambda array, kept=kept: array[:kept], part)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Query:
+    """What is asked about rows that the caller may see.
+
+    Attributes:
+      model: The model that was fitted.
+      arguments: Its arguments, with these rows.
+      settings: How it was fitted.
+      programs: Keeps programs, never rows, from one query to the next.
+    """
+
+    model: private
+    arguments: ModelArguments
+    settings: Mapping[str, Any]
+    programs: dict[str, Any]
+
+    def told_by_entries(self) -> "Query":
+        """The same question, of rows that tell their entries where the fit's did."""
+        names = self.settings.get("max_nonzeros", {})
+        arguments = self.arguments.told_by_entries(names)
+        return dataclasses.replace(self, arguments=arguments)
+
+    def program(self, compiled: Callable[[], Any]) -> Any:
+        """What was compiled for a call that differs in its rows alone."""
+        shapes = self.arguments.row_shapes()
+        rows = sorted((k, v.shape, str(v.dtype)) for k, v in shapes.items())
+        public = self.arguments.public.items()
+        arrays = sorted((k, v.shape, v.tobytes()) for k, v in public)
+        constants = sorted(self.arguments.constants.items())
+        widths = sorted(self.arguments.widths.items())
+        key = repr((rows, arrays, constants, widths, jnp.result_type(float)))
+        if key not in self.programs:
+            self.programs[key] = compiled()
+        return self.programs[key]

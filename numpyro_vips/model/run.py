@@ -1,0 +1,219 @@
+"""Runs a model on given rows, with given latents, under NumPyro's handlers.
+
+The unit plate covers exactly the rows that the model is given, so the engine draws the
+minibatch, and loops written with NumPyro's `scan` are unrolled into their sites.
+"""
+
+import math
+import types
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.distributions import biject_to
+from numpyro.primitives import Messenger
+
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.arguments import ModelArguments
+
+
+class UnitPlate(Messenger):
+    """Checks the unit plate and takes its subsampling over."""
+
+    def __init__(self, unit: str, num_rows: int, index: Any = None):
+        self.unit = unit
+        self.num_rows = num_rows
+        self.index = jnp.arange(num_rows) if index is None else index
+        self.seen = False
+        self.plate_names: list[str] = []
+        self._scale = 1.0  # What the plate multiplies log densities by.
+        super().__init__()
+
+    def process_message(self, msg: Any) -> None:
+        inside = msg["type"] == "sample" and any(
+            frame.name == self.unit for frame in msg["cond_indep_stack"]
+        )
+        if inside and self._scale != 1.0:
+            scale = msg["scale"] / self._scale
+            is_one = isinstance(scale, float) and math.isclose(scale, 1.0)
+            msg["scale"] = None if is_one else scale
+        if msg["type"] != "plate":
+            return
+        self.plate_names.append(msg["name"])
+        if msg["name"] != self.unit:
+            return
+        size, subsample_size = msg["args"]
+        rows_given = self.num_rows in (size, subsample_size)
+        if not rows_given:
+            raise ValueError(
+                f"Expected the unit plate {self.unit!r} to have one entry per row, but "
+                f"its size is {size} when the model is given {self.num_rows} rows. "
+                f"Write numpyro.plate({self.unit!r}, X.shape[0]), with X one of the "
+                "private arguments."
+            )
+        self.seen = True
+        # The engine draws the rows and scales their sum, so the plate covers exactly
+        # the rows that it is given and scales nothing.
+        self._scale = size / self.num_rows
+        msg["args"] = (self.num_rows, self.num_rows)
+        msg["value"] = self.index
+
+
+class _Substitute(Messenger):
+    """Gives latents and parameters their values; notices what only a trace shows."""
+
+    def __init__(
+        self, values: Mapping[str, Any] | None, params: Mapping[str, Any], unit: str
+    ):
+        self.values = values
+        self.params = params
+        self.unit = unit
+        # Positions in the loops that are being unrolled, outermost first.
+        self._time: list[int] = []
+        super().__init__()
+
+    def _unrolled(self, msg: Any) -> Any:
+        """Runs the body of NumPyro's `scan` step by step; step t's sites end in [t]."""
+        if not getattr(msg["fn"], "__name__", "").startswith("scan"):
+            raise UnsafeModelError(
+                "The model uses numpyro.contrib.control_flow.cond, which is not "
+                "supported. Use jnp.where."
+            )
+        body, carry, xs, length, reverse = msg["args"]
+        count = length if xs is None else len(jax.tree.leaves(xs)[0])
+        collected = []
+        for t in reversed(range(count)) if reverse else range(count):
+            self._time.append(t)
+            x = jax.tree.map(lambda leaf, t=t: leaf[t], xs)
+            carry, y = body(carry, x)
+            self._time.pop()
+            collected.append(y)
+        if reverse:
+            collected.reverse()
+        ys = jax.tree.map(lambda *leaves: jnp.stack(leaves), *collected)
+        # What NumPyro's scan expects; its sites have been seen one by one already.
+        return (count, None, carry), (types.SimpleNamespace(trace={}), ys)
+
+    def _set_param(self, msg: Any) -> None:
+        name = msg["name"]
+        in_plate = any(frame.name == self.unit for frame in msg["cond_indep_stack"])
+        # Without event_dim NumPyro gives a parameter no axis for the plate.
+        if in_plate and msg["kwargs"].get("event_dim") is not None:
+            raise UnsafeModelError(
+                f"The parameter {name!r} stands under the plate {self.unit!r}, so that "
+                "every row would have its own and releasing it would release the row. "
+                "Write what belongs to a row as a function of the row, with parameters "
+                "that all rows share."
+            )
+        if name in self.params:
+            # A copy of the containers, since NumPyro's modules write into them.
+            msg["value"] = jax.tree.map(lambda leaf: leaf, self.params[name])
+
+    def process_message(self, msg: Any) -> None:
+        if msg["type"] == "param":
+            self._set_param(msg)
+            return
+        if msg["type"] == "mutable":
+            raise UnsafeModelError(
+                f"{msg['name']!r} is a state that a network carries from one call to "
+                "the next, such as the averages of batch normalisation. It would mix "
+                "the rows. Use layers without one, such as layer normalisation."
+            )
+        if msg["type"] == "control_flow":
+            msg["value"] = self._unrolled(msg)
+            return
+        if self._time and msg["type"] in ("sample", "deterministic"):
+            msg["name"] += "".join(f"[{t}]" for t in self._time)
+        if msg["type"] != "sample" or msg["is_observed"]:
+            return
+        if msg["value"] is not None:
+            raise UnsafeModelError(
+                f"The latent {msg['name']!r} is given its value by "
+                "numpyro.handlers.substitute, under which it stays a latent to be "
+                "fitted. To hold it at a public value use numpyro.handlers.do(model, "
+                f"data={{{msg['name']!r}: value}}), or write the value into the model."
+            )
+        if _is_delta(msg["fn"]):
+            # No latent: all its mass lies on what it is given.
+            msg["type"] = "deterministic"
+            msg["value"] = _delta_value(msg["name"], msg["fn"])
+        elif self.values is not None and msg["name"] in self.values:
+            msg["value"] = self.values[msg["name"]]
+        elif isinstance(_unwrapped(msg["fn"]), numpyro.distributions.ImproperUniform):
+            msg["value"] = _somewhere(msg["fn"])
+
+
+def _unwrapped(fn: Any) -> Any:
+    while isinstance(
+        fn,
+        numpyro.distributions.Independent
+        | numpyro.distributions.ExpandedDistribution
+        | numpyro.distributions.MaskedDistribution,
+    ):
+        fn = fn.base_dist
+    return fn
+
+
+def _is_delta(fn: Any) -> bool:
+    return isinstance(_unwrapped(fn), numpyro.distributions.Delta)
+
+
+def _delta_value(name: str, fn: Any) -> Any:
+    delta = _unwrapped(fn)
+    density = delta.log_density
+    if isinstance(density, jax.core.Tracer) or np.any(np.asarray(density) != 0):
+        raise UnsafeModelError(
+            f"{name!r} is a latent Delta with a log_density of its own. Write the "
+            "density with numpyro.factor under the unit plate, and the value with "
+            "numpyro.deterministic."
+        )
+    return jnp.broadcast_to(delta.v, fn.shape())
+
+
+def _somewhere(fn: Any) -> jax.Array:
+    """A value in the support of a distribution that cannot be drawn from."""
+    transform = biject_to(fn.support)
+    return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
+
+
+def run_model(
+    model: private,
+    arguments: ModelArguments,
+    rows: Mapping[str, Any],
+    *,
+    latents: Mapping[str, Any] | None,
+    params: Mapping[str, Any] | None = None,
+    index: Any = None,
+    rng_key: Any = None,
+) -> tuple[dict[str, dict], UnitPlate]:
+    """Runs the model once under NumPyro's handlers and returns its messages.
+
+    Latents that are not given are drawn, and parameters that are not given have their
+    initial values, both with `rng_key` or else with a fixed key. The index of the unit
+    plate is 0, 1, ... unless it is given.
+    """
+    args, kwargs = arguments.call(rows)
+    count = next(iter(rows.values())).shape[0]
+    unit_plate = UnitPlate(model.unit, count, index)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="subsample_size does not match")
+        # `trace` is outermost so that it sees the final messages.
+        with (
+            numpyro.handlers.trace() as trace,
+            unit_plate,
+            _Substitute(latents, params or {}, model.unit),
+            numpyro.handlers.seed(
+                rng_seed=threefry_key(0) if rng_key is None else rng_key
+            ),
+            numpyro.validation_enabled(False),
+        ):
+            assert model.fn is not None
+            model.fn(*args, **kwargs)
+    return dict(trace), unit_plate

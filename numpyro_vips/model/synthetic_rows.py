@@ -1,0 +1,67 @@
+"""Rows that are made up: what a model may be tried on before any budget is spent."""
+
+import dataclasses
+import itertools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from numpyro_vips.model.arguments import ModelArguments
+
+
+def made_up_rows(
+    arguments: ModelArguments, count: int, seed: int, *, dtype: np.dtype | None = None
+) -> dict[str, np.ndarray]:
+    """Rows of the right shapes that have nothing to do with the private ones.
+
+    Floats are drawn from (0.1, 0.9), which lies in the support of most observations;
+    integers and booleans from {0, 1}. Floats have the private rows' own precision
+    unless `dtype` is given.
+    """
+    rng = np.random.default_rng(seed)
+    rows = {}
+    for name, row in arguments.row_shapes().items():
+        shape = (count, *row.shape)
+        if np.issubdtype(row.dtype, np.floating):
+            rows[name] = rng.uniform(0.1, 0.9, shape).astype(dtype or row.dtype)
+        else:
+            rows[name] = rng.integers(0, 2, shape).astype(row.dtype)
+    return rows
+
+
+def with_made_up_rows(
+    arguments: ModelArguments, count: int, seed: int
+) -> ModelArguments:
+    """The same call with made-up rows in place of the private ones."""
+    dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
+    rows = made_up_rows(arguments, count, seed, dtype=dtype)
+    return dataclasses.replace(arguments, private=rows, num_rows=count)
+
+
+def rows_of_unit_size(
+    arguments: ModelArguments, count: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Guesses at what a row looks like whose features were scaled as advised.
+
+    Arrays of floats are directions of L2 norm 1; single floats and integers are as in
+    `made_up_rows`. Observations may have to be zeros and ones, so every float is tried
+    both ways; the caller takes the first guess whose rows are valid.
+    """
+    rng = np.random.default_rng(0)
+    rows = made_up_rows(arguments, count, seed=0)
+    floats = [name for name, row in rows.items() if row.dtype.kind == "f"]
+    for name in floats:
+        if rows[name].ndim > 1:
+            direction = rng.normal(size=rows[name].shape)
+            axes = tuple(range(1, direction.ndim))
+            norm = np.sqrt((direction**2).sum(axes, keepdims=True))
+            rows[name] = (direction / norm).astype(rows[name].dtype)
+    # The last arguments are the likeliest observations.
+    for binary in itertools.product((False, True), repeat=min(len(floats), 6)):
+        guess = dict(rows)
+        for name, is_binary in zip(reversed(floats), reversed(binary), strict=False):
+            if is_binary:
+                values = rng.integers(0, 2, rows[name].shape)
+                guess[name] = values.astype(rows[name].dtype)
+        yield guess

@@ -1,0 +1,506 @@
+"""The ledger: what may be spent on one data set, and what has been spent on what."""
+
+import contextlib
+import datetime
+import math
+import os
+import threading
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from numpyro_vips import _validate, accounting
+from numpyro_vips.accounting import Accountant, GaussianEvent, Relation
+from numpyro_vips.accounting.renyi_filter import filter_epsilon
+from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.privacy.charges import Charge, exact, total
+from numpyro_vips.privacy.ledger_file import LedgerFile
+
+Composition = Literal["split", "rdp"]
+COMPOSITIONS = ("split", "rdp")
+
+# Shares such as 1/3 are rounded; their sum may pass the budget by that much.
+_ROUNDING = Fraction(1, 10**12)
+
+
+class Spending(NamedTuple):
+    """An amount of privacy loss."""
+
+    epsilon: float
+    delta: float
+
+
+class PrivacyBudget:
+    """An append-only ledger, shared by every fit on one data set.
+
+    Guarantees:
+      What is charged stays charged: there is no refund. A charge that would overrun the
+      budget is refused and leaves nothing behind. With a file, a charge is on the disk
+      before `charge` returns, and a kill at any instant leaves the file as it was
+      before or after, never between. All that is released under the ledger together is
+      (epsilon, delta)-differentially private, also when later fits are chosen after
+      looking at earlier results.
+
+    How fits compose is fixed when the ledger is made, and never mixed:
+
+    * `"split"`: each fit has its own (epsilon, delta), and the sums stay within the
+      budget. Sums are exact in decimals: ten times 0.1 is 1.
+    * `"rdp"`: every event goes through one Rényi filter, which is better for many fits.
+      It reads a single fit a little dearer than the `"pld"` accountant does, so let
+      `calibrate_events` find the noise.
+
+    Methods may be called from several threads, and several processes may share a file.
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float = 0.0,
+        *,
+        composition: Composition = "split",
+        path: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Opens a ledger.
+
+        Args:
+          epsilon: What all fits together may spend. `math.inf` means NOT PRIVATE: no
+            noise, no clipping.
+          delta: Likewise; positive when epsilon is finite, and well below one over the
+            number of rows.
+          composition: `"split"` or `"rdp"`.
+          path: File that keeps the ledger. An existing one is continued, if it has the
+            same epsilon, delta and composition.
+
+        Raises:
+          ValueError: A number out of range, a damaged file, or one of another budget.
+          OSError: The file cannot be written. Nothing has been spent.
+        """
+        _validate.positive(epsilon=epsilon)
+        _validate.delta(delta=delta)
+        _validate.one_of(COMPOSITIONS, composition=composition)
+        if math.isfinite(epsilon) and delta == 0:
+            raise ValueError(
+                f"Expected delta={delta!r} to be positive with a finite "
+                f"epsilon={epsilon!r}: Gaussian noise never gives pure differential "
+                "privacy. Choose a delta well below 1 / num_rows, such as 1e-6."
+            )
+        self._epsilon = float(epsilon)
+        self._delta = float(delta)
+        self._composition: Composition = composition
+        # A link would be replaced by the first charge, and other programs go on with
+        # the file that it pointed to; a relative path would move with the process.
+        self._file = None
+        if path is not None:
+            resolved = Path(path).resolve()
+            self._file = LedgerFile(resolved, self._epsilon, self._delta, composition)
+        self._process = os.getpid()
+        self._lock = threading.RLock()
+        self._charges: tuple[Charge, ...] = ()
+        if self._file is not None:
+            with self._file.locked():
+                if self._file.path.exists():
+                    self._charges = self._file.read()
+                # Also proves, before anything is spent, that charging will work.
+                self._file.write(self._charges)
+
+    @property
+    def epsilon(self) -> float:
+        """The whole budget's epsilon."""
+        return self._epsilon
+
+    @property
+    def delta(self) -> float:
+        """The whole budget's delta."""
+        return self._delta
+
+    @property
+    def composition(self) -> Composition:
+        """How fits compose: `"split"` or `"rdp"`."""
+        return self._composition
+
+    @property
+    def is_private(self) -> bool:
+        """False for an infinite epsilon."""
+        return math.isfinite(self._epsilon)
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """Everything that was charged, oldest first, also by other processes."""
+        with self._lock:
+            return self._current_charges()
+
+    @property
+    def relation(self) -> Relation | None:
+        """The relation of the first charge, which every later one must share."""
+        charges = self.charges
+        return charges[0].relation if charges else None
+
+    @property
+    def unit(self) -> str | None:
+        """Whose rows the first charge is about, which every later one must share.
+
+        None before the first charge, and where an old file did not record it.
+        """
+        charges = self.charges
+        return charges[0].unit if charges else None
+
+    def spent(self) -> Spending:
+        """What has been spent so far, by the ledger's own rule of composition."""
+        with self._lock:
+            return self._spending(self._current_charges())
+
+    def remaining(self) -> Spending:
+        """What a next fit may still ask for.
+
+        Under `"rdp"` the delta is the whole budget's, shared by all fits, and the
+        epsilon is the difference to what the filter reads, so a fit may get more by
+        asking `calibrate_events`.
+        """
+        with self._lock:
+            if not self.is_private:
+                return Spending(math.inf, self._delta)
+            charges = self._current_charges()
+            if self._composition == "rdp":
+                spent = self._spending(charges)
+                return Spending(max(0.0, self._epsilon - spent.epsilon), self._delta)
+            left_epsilon = exact(self._epsilon) - total("epsilon", charges)
+            left_delta = exact(self._delta) - total("delta", charges)
+            return Spending(float(max(0, left_epsilon)), float(max(0, left_delta)))
+
+    def check(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        unit: str,
+        relation: Relation,
+        events: Sequence[GaussianEvent],
+        accountant: Accountant = "pld",
+    ) -> None:
+        """Raises what `charge` would raise, and spends nothing.
+
+        The arguments are those of `charge`.
+
+        Raises:
+          BudgetExceededError: The charge would overrun the budget.
+          ValueError: The unit or the relation is not the ledger's, a number is out of
+            range, or the events cost more than `epsilon`.
+        """
+        entry = _entry(epsilon, delta, unit, relation, events, accountant)
+        with self._lock:
+            self._check(self._current_charges(), entry)
+
+    def charge(
+        self,
+        *,
+        epsilon: float,
+        delta: float,
+        unit: str,
+        relation: Relation,
+        events: Sequence[GaussianEvent],
+        accountant: Accountant = "pld",
+        label: str = "",
+    ) -> Charge:
+        """Charges a fit, durably, before its data are read.
+
+        Args:
+          epsilon: The fit's own epsilon, as `accountant` prices `events`, or its share.
+          delta: The fit's own delta.
+          unit: Who is protected: the name of the plate of private rows.
+          relation: The neighbouring relation.
+          events: Every noisy release of the fit. A release of another kind has none,
+            and counts by its epsilon and delta alone: only with `"split"`.
+          accountant: Who priced it.
+          label: What is fitted, for people.
+
+        Returns:
+          The entry. On an exception nothing was charged.
+
+        Raises:
+          BudgetExceededError: The charge would overrun the budget.
+          ValueError: The unit or the relation is not the ledger's, a number is out of
+            range, or the events cost more than `epsilon`.
+          RuntimeError: The ledger has no file and was opened by another process.
+        """
+        entry = _entry(epsilon, delta, unit, relation, events, accountant, label)
+        if self.is_private and self._file is None and os.getpid() != self._process:
+            raise RuntimeError(
+                "This ledger is kept in the memory of the process that opened it, and "
+                "a process that was forked from it has a copy: what one spends the "
+                "others do not see. Nothing was charged. Open the ledger with path=, "
+                "which processes may share."
+            )
+        with self._lock, self._file_lock():
+            charges = self._current_charges()
+            self._check(charges, entry)
+            if self._file is not None:
+                self._file.write((*charges, entry))
+            self._charges = (*charges, entry)
+            return entry
+
+    def calibrate_events(
+        self,
+        events: Sequence[GaussianEvent],
+        *,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        accountant: Accountant = "pld",
+    ) -> float:
+        """The smallest factor on the events' noise with which the ledger takes them.
+
+        Args:
+          events: The schedule of the next fit.
+          epsilon: The fit's share; by default all that is left.
+          delta: The fit's share; by default all that is left.
+          accountant: Who prices the share.
+
+        Returns:
+          Factor for `accounting.scale_noise`; 0 without privacy.
+
+        Raises:
+          BudgetExceededError: Nothing is left.
+        """
+        if not self.is_private and epsilon is None:
+            return 0.0
+        left = self.remaining()
+        # A fit that takes all leaves what its calibration could not resolve.
+        least = self._epsilon * 2e-3 if self._composition == "rdp" else 0.0
+        if left.epsilon <= least:
+            raise BudgetExceededError(
+                "Nothing is left of the privacy budget. "
+                f"{self._summary(self.charges)} Use other data, or decide on a larger "
+                "budget and open a new ledger."
+            )
+        if self.is_private and left.delta == 0:
+            raise BudgetExceededError(
+                "No delta is left of the privacy budget. "
+                f"{self._summary(self.charges)} A fit takes all that is left unless it "
+                "is told its share: give every fit of a ledger epsilon= and delta=. "
+                "This one needs a larger budget."
+            )
+        share_delta = left.delta if delta is None else delta
+        if self._composition == "split" or not self.is_private:
+            share = left.epsilon if epsilon is None else epsilon
+            return accounting.calibrate_events(
+                events, epsilon=share, delta=share_delta, accountant=accountant
+            )
+        before = [event for charge in self.charges for event in charge.events]
+
+        def reading(factor: float) -> float:
+            scaled = [accounting.scale_noise(event, factor) for event in events]
+            return filter_epsilon([*before, *scaled], self._epsilon, self._delta)
+
+        start = accounting.calibrate_events(
+            events, epsilon=left.epsilon, delta=self._delta, accountant="moments"
+        )
+        factor = accounting.smallest_factor(reading, self._epsilon, start=start)
+        if epsilon is None:
+            return factor
+        share_factor = accounting.calibrate_events(
+            events, epsilon=epsilon, delta=share_delta, accountant=accountant
+        )
+        return max(factor, share_factor)
+
+    def _check(self, charges: tuple[Charge, ...], entry: Charge) -> None:
+        if charges:
+            _check_neighbours(charges[0], entry)
+        if self.is_private:
+            self._check_budget(charges, entry)
+        _check_price(entry)
+
+    def _check_budget(self, charges: tuple[Charge, ...], entry: Charge) -> None:
+        if math.isinf(entry.epsilon):
+            raise BudgetExceededError(
+                "The fit has no noise, so its epsilon is infinite. "
+                f"{self._summary(charges)} Nothing was charged. Use "
+                "PrivacyBudget(math.inf) for a fit that need not be private."
+            )
+        if self._composition == "rdp":
+            if entry.epsilon > 0 and not entry.events:
+                raise ValueError(
+                    f"Expected the events of a fit of epsilon={entry.epsilon!r}, got "
+                    "none: the ledger's Rényi filter adds up events and would count "
+                    "it as free. Nothing was charged. Charge what is no Gaussian "
+                    "release to a ledger with composition='split'."
+                )
+            events = [event for charge in (*charges, entry) for event in charge.events]
+            reading = filter_epsilon(events, self._epsilon, self._delta)
+            # Written so that a reading that is not a number is refused.
+            if not reading <= self._epsilon * (1 + float(_ROUNDING)):
+                raise BudgetExceededError(
+                    "The fit would raise the ledger's Rényi filter to epsilon="
+                    f"{reading:.6g}. {self._summary(charges)} Nothing was charged. "
+                    "Use more noise (calibrate_events finds how much), fewer steps or "
+                    "a lower sampling rate."
+                )
+            return
+        together = (*charges, entry)
+        most_epsilon = exact(self._epsilon) * (1 + _ROUNDING)
+        most_delta = exact(self._delta) * (1 + _ROUNDING)
+        if total("epsilon", together) > most_epsilon or (
+            total("delta", together) > most_delta
+        ):
+            raise BudgetExceededError(
+                f"The fit asks for epsilon={entry.epsilon:.6g}, "
+                f"delta={entry.delta:.3g}. "
+                f"{self._summary(charges)} Nothing was charged. Ask for a smaller "
+                "share (epsilon=, delta=), or open the ledger with a larger budget "
+                "before the first fit."
+            )
+
+    def _file_lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._file is None else self._file.locked()
+
+    def _current_charges(self) -> tuple[Charge, ...]:
+        """Takes note of what other processes have charged to the same file."""
+        if self._file is not None:
+            charges = self._file.read()
+            if charges[: len(self._charges)] != self._charges:
+                raise ValueError(
+                    f"Expected the ledger {str(self._file.path)!r} to begin with the "
+                    "charges that this program has seen. It was replaced by another or "
+                    "an older one, and nothing was charged: restore the newest copy."
+                )
+            self._charges = charges
+        return self._charges
+
+    def _spending(self, charges: tuple[Charge, ...]) -> Spending:
+        if not charges:
+            return Spending(0.0, 0.0)
+        if any(math.isinf(charge.epsilon) for charge in charges):
+            return Spending(math.inf, float(total("delta", charges)))
+        if self._composition == "rdp" and self.is_private:
+            events = [event for charge in charges for event in charge.events]
+            reading = filter_epsilon(events, self._epsilon, self._delta)
+            return Spending(reading, self._delta)
+        return Spending(
+            float(total("epsilon", charges)), float(total("delta", charges))
+        )
+
+    def _summary(self, charges: tuple[Charge, ...]) -> str:
+        spent = self._spending(charges)
+        return (
+            f"Of the budget epsilon={self._epsilon:.6g}, delta={self._delta:.3g}, "
+            f"{len(charges)} earlier fit(s) have spent epsilon={spent.epsilon:.6g}, "
+            f"delta={spent.delta:.3g}."
+        )
+
+    def __reduce__(self) -> str:
+        raise TypeError(
+            "PrivacyBudget cannot be copied or pickled: a copy could be spent once "
+            "more. Use the same object, or a file (path=) that several programs open."
+        )
+
+    def __repr__(self) -> str:
+        spent = self.spent()
+        return (
+            f"PrivacyBudget(epsilon={self._epsilon!r}, delta={self._delta!r}, "
+            f"composition={self._composition!r}, spent_epsilon={spent.epsilon:.6g}, "
+            f"spent_delta={spent.delta:.3g}, charges={len(self.charges)})"
+        )
+
+    def __str__(self) -> str:
+        """A table of what was spent on what."""
+        with self._lock:
+            spent, left, charges = self.spent(), self.remaining(), self._charges
+        kind = "" if self.is_private else "   NOT PRIVATE"
+        # A ledger without charges may be used for any unit.
+        units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
+        lines = [
+            f"Privacy budget: epsilon = {self._epsilon:.6g}, "
+            f"delta = {self._delta:.3g}, composition {self._composition!r}{kind}",
+            *units,
+        ]
+        rows = [("charged (UTC)", "epsilon", "delta", "releases", "accountant", "for")]
+        for charge in charges:
+            rows.append(
+                (
+                    charge.time.removesuffix("+00:00").replace("T", " "),
+                    f"{charge.epsilon:.6g}",
+                    f"{charge.delta:.3g}",
+                    str(sum(event.num_steps for event in charge.events)),
+                    charge.accountant,
+                    charge.label or "(no label)",
+                )
+            )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows if charges else []:
+            cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+            lines.append("  " + "  ".join(cells).rstrip())
+        lines.append(
+            f"Spent: epsilon = {spent.epsilon:.6g}, delta = {spent.delta:.3g}. "
+            f"Left: epsilon = {left.epsilon:.6g}, delta = {left.delta:.3g}."
+        )
+        return "\n".join(lines)
+
+
+def _entry(
+    epsilon: float,
+    delta: float,
+    unit: str,
+    relation: Relation,
+    events: Sequence[GaussianEvent],
+    accountant: Accountant,
+    label: str = "",
+) -> Charge:
+    # The entries of old files have no unit; a new one needs it. Numbers are checked
+    # as they came: what follows turns them into Python's own.
+    _validate.text(unit=unit)
+    _validate.nonnegative(epsilon=epsilon)
+    _validate.delta(delta=delta)
+    return Charge(
+        label=label,
+        unit=unit,
+        epsilon=float(epsilon),
+        delta=float(delta),
+        relation=relation,
+        accountant=accountant,
+        events=tuple(events),
+        time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _check_neighbours(first: Charge, entry: Charge) -> None:
+    """Refuses a charge about other neighbours than the ledger's first."""
+    if first.relation != entry.relation:
+        raise ValueError(
+            f"Expected relation={first.relation!r}, which this ledger's first fit "
+            f"used, got {entry.relation!r}: epsilons about different neighbours do not "
+            "add up. Nothing was charged. Choose the sampling that belongs to the "
+            "ledger's relation, or open another ledger for other data."
+        )
+    if first.unit is None:
+        # Whether they are the same cannot be known, and a sum that may be too small
+        # is not offered to the people in the data.
+        raise ValueError(
+            f"Expected a ledger about unit={entry.unit!r}, and this one was begun by a "
+            "version that did not record the unit: its charges may be about others, "
+            "and epsilons about different neighbours do not add up. Nothing was "
+            "charged. Keep this file, count its budget as spent, and open another "
+            "ledger whose budget you decide on together with it."
+        )
+    if first.unit != entry.unit:
+        raise ValueError(
+            f"Expected unit={first.unit!r}, which this ledger's first fit protects, "
+            f"got {entry.unit!r}: epsilons about different neighbours do not add up. "
+            "Nothing was charged. Give the plate the same name if its rows are the "
+            "same individuals, or open another ledger for the other unit."
+        )
+
+
+def _check_price(entry: Charge) -> None:
+    """Refuses a charge that is lower than what its events cost."""
+    if math.isinf(entry.epsilon):
+        return
+    price = accounting.epsilon_of_events(
+        entry.events, delta=entry.delta, accountant=entry.accountant
+    )
+    # Written so that a price that is not a number is refused.
+    if not price <= entry.epsilon * (1 + 1e-9):
+        raise ValueError(
+            f"Expected epsilon={entry.epsilon!r} to be at least what the events cost "
+            f"at delta={entry.delta!r}, which is {price!r} by accountant="
+            f"{entry.accountant!r}. Nothing was charged. Charge that price, or "
+            "calibrate the noise to the share."
+        )

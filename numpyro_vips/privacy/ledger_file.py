@@ -1,0 +1,177 @@
+"""The file that keeps a ledger, written so that no charge is ever lost.
+
+Several processes may share one: whoever reads it in order to write it holds its lock.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import filelock
+
+from numpyro_vips.accounting import json_number
+from numpyro_vips.privacy.charges import Charge
+
+_FORMAT = "numpyro_vips privacy ledger 2"
+_FORMAT_WITHOUT_UNITS = "numpyro_vips privacy ledger 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class LedgerFile:
+    """Where a ledger is kept, and what every version of it has to agree about."""
+
+    path: Path
+    epsilon: float
+    delta: float
+    composition: str
+
+    def read(self) -> tuple[Charge, ...]:
+        """What has been charged, oldest first.
+
+        Files of the first format are read too, so that no ledger is lost. They do not
+        tell whose rows each charge is about: their charges have no unit.
+
+        Raises:
+          ValueError: The file is damaged, or is of another budget.
+          OSError: It cannot be read.
+        """
+        damaged = (
+            f"Expected {str(self.path)!r} to be a privacy ledger, and it is damaged "
+            "or was edited. Nothing was charged. Restore it from a copy; a ledger that "
+            "is lost must count as spent in full."
+        )
+        try:
+            content = self.path.read_bytes()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                "The privacy ledger cannot be read, and nothing was charged: "
+                f"{error.strerror}. Choose another path, or restore the file from a "
+                "copy",
+                str(self.path),
+            ) from error
+        try:
+            record = json.loads(content)
+            body = record["ledger"]
+            if record["sha256"] != _checksum(body):
+                raise ValueError(damaged)
+            entries = body["charges"]
+            if body["format"] == _FORMAT_WITHOUT_UNITS:
+                entries = [{**fields, "unit": None} for fields in entries]
+            elif body["format"] != _FORMAT:
+                raise ValueError(damaged)
+            charges = tuple(Charge.from_dict(fields) for fields in entries)
+            found = (float(body["epsilon"]), body["delta"], body["composition"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(damaged) from error
+        if found != (self.epsilon, self.delta, self.composition):
+            raise ValueError(
+                f"Expected the ledger {str(self.path)!r} to have epsilon="
+                f"{self.epsilon!r}, delta={self.delta!r}, composition="
+                f"{self.composition!r}; it has {found[0]!r}, {found[1]!r}, "
+                f"{found[2]!r}. Open it with its own numbers, or use another file."
+            )
+        return charges
+
+    def write(self, charges: tuple[Charge, ...]) -> None:
+        """Replaces the file in one step that survives a crash."""
+        body = {
+            "format": _FORMAT,
+            "epsilon": json_number(self.epsilon),
+            "delta": self.delta,
+            "composition": self.composition,
+            "charges": [charge.to_dict() for charge in charges],
+        }
+        text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)
+        folder = self.path.parent
+        descriptor, temporary = tempfile.mkstemp(
+            dir=folder, prefix=f".{self.path.name}.", suffix=".tmp"
+        )
+        try:
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(folder)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes and threads out while the file is read and replaced.
+
+        The lock is the operating system's, which goes with the process that holds it.
+
+        Raises:
+          OSError: The lock's file cannot be written, or there are no such locks.
+        """
+        lock = self._lock()
+        try:
+            # filelock would make the folder, of a path that may be misspelt.
+            os.stat(os.path.join(self.path.parent, ""))
+            lock.acquire()
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+                raise self._no_locks() from error
+            raise OSError(
+                error.errno,
+                "The privacy ledger cannot be written, and nothing was spent: "
+                f"{error.strerror}. Choose a path in a folder that exists and can be "
+                "written to",
+                str(self.path),
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def _lock(self) -> filelock.BaseFileLock:
+        """A new lock each time: one that is held again lets its own thread through."""
+        # Where the system has no locks, filelock takes the mere existence of a file for
+        # one: a killed process would leave it locked, and whoever removes it, open.
+        if not issubclass(
+            filelock.FileLock, filelock.UnixFileLock | filelock.WindowsFileLock
+        ):
+            raise self._no_locks()
+        return filelock.FileLock(
+            self.path.with_name(f".{self.path.name}.lock"),
+            mode=0o600,
+            poll_interval=0.01,
+            fallback_to_soft=False,
+        )
+
+    def _no_locks(self) -> OSError:
+        return OSError(
+            errno.ENOLCK,
+            "The privacy ledger cannot be locked, and nothing was spent: this system "
+            "or this disk has no file locks, so that two processes could spend the "
+            "same budget. Choose a path on a disk that has them, or leave path= out: "
+            "the ledger then belongs to one process, and counts as spent in full when "
+            "it ends",
+            str(self.path),
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes the renaming itself durable, where folders can be opened."""
+    with contextlib.suppress(PermissionError, IsADirectoryError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _checksum(body: Mapping[str, Any]) -> str:
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,6 @@
+"""Compile, certify, E-step, row statistics, M-step: the conjugate engine.
+
+What `conjugacy/` answers is acted on here. A row contributes its expected
+sufficient statistics. Open `engine.py` first, then `program.py`, what a compiled
+model can be asked for; `row_statistics.py` is where a row is clipped.
+"""

@@ -1,0 +1,377 @@
+"""Checks a compiled model against NumPyro's own log density, on made-up values.
+
+The bounds of all augmentations are tight where the posterior is a point, so at fixed
+values of the latents the compiled energy must equal the log joint density exactly. A
+rule of the algebra that lies is caught here, in double precision, before any budget
+is spent. The check that rows do not act on each other serves both engines.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+from numpyro.distributions import biject_to
+
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
+from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
+from numpyro_vips.jax_tools.row_programs import check_row_program
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.prior_centre import at_initial_params
+from numpyro_vips.model.sparse_rows import dense_rows
+from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.model.trace import abstract_taken_rows
+from numpyro_vips.vips.program import ConjugateProgram, divided_by_weight
+
+NUM_ROWS = 3
+NUM_UNUSUAL_ROWS = 24
+_UNUSUAL_NUMBERS: list[Callable[[np.random.Generator, tuple[int, ...]], Any]] = [
+    lambda rng, shape: rng.normal(0.0, 2.0, shape),
+    lambda rng, shape: np.abs(rng.normal(0.0, 2.0, shape)),
+    lambda rng, shape: rng.uniform(size=shape),
+    lambda rng, shape: rng.integers(0, 2, shape),
+    lambda rng, shape: rng.integers(0, 5, shape),
+]
+_MOST_INDICES = 2**15
+TOLERANCE = 1e-7
+
+
+class CertificateError(Exception):
+    """The compiled energy differs from the model's log density."""
+
+
+def log_joint(
+    graph: ModelGraph, rows: Mapping[str, Any], latents: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """NumPyro's log density of the sites under the unit plate, and of the others."""
+    totals = [jnp.zeros(()), jnp.zeros(())]
+    for name, msg in graph.run(rows, latents).items():
+        if msg["type"] != "sample":
+            continue
+        with numpyro.validation_enabled(False):
+            log_prob = msg["fn"].log_prob(msg["value"])
+        if msg["scale"] is not None:
+            log_prob = msg["scale"] * log_prob
+        totals[graph.sites[name].row_axis is None] += jnp.sum(log_prob)
+    return totals[0], totals[1]
+
+
+def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:
+    """A value in the support of every latent, for `count` rows."""
+    rng = np.random.default_rng(seed)
+    latents = {}
+    for site in graph.sites.values():
+        if not site.is_latent:
+            continue
+        shape = [count if i == site.row_axis else n for i, n in enumerate(site.shape)]
+        if site.is_discrete:
+            # Without known states it is refused; 0 and 1 are then as good as any.
+            value = rng.integers(0, site.num_states or 2, shape).astype(site.dtype)
+        else:
+            transform = biject_to(site.support)
+            free = transform.inverse_shape(tuple(shape))
+            value = evaluate_in_double(transform, rng.uniform(-1.0, 1.0, free))
+        latents[site.name] = value
+    return latents
+
+
+def rows_apart(
+    graph: ModelGraph, latents: Mapping[str, Any], count: int
+) -> list[dict[str, Any]]:
+    """The latents as each single row sees them."""
+    found = []
+    for row in range(count):
+        mine = {}
+        for name, value in latents.items():
+            axis = graph.sites[name].row_axis
+            mine[name] = value if axis is None else np.take(value, [row], axis)
+        found.append(mine)
+    return found
+
+
+def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
+    """Checks that the log joint of several rows is the sum of the single ones.
+
+    Raises:
+      UnsafeModelError: It is not, as with `X - X.mean(0)`; one person's record would
+        then act on the contributions of others. Or the model uses an operation by which
+        rows could meet or leave; see `row_programs`.
+    """
+
+    graph = at_initial_params(graph)
+    with jax.enable_x64(True):
+        rows = with_made_up_rows(graph.arguments, NUM_ROWS, seed).private
+        latents = made_up_latents(graph, NUM_ROWS, seed)
+
+    def of_rows(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+        return log_joint(graph, rows, latents)[0]
+
+    singles = [
+        ({k: v[number : number + 1] for k, v in rows.items()}, mine)
+        for number, mine in enumerate(rows_apart(graph, latents, NUM_ROWS))
+    ]
+    # What the evaluation below could not run, or would hand to Python.
+    check_row_program(jax.make_jaxpr(of_rows)(*singles[0]))
+    together = evaluate_in_double(of_rows, rows, latents)
+    of_one = trace_in_double(of_rows, *singles[0])
+    apart = sum(of_one(*single) for single in singles)
+    if not _close(together, apart):
+        raise UnsafeModelError(
+            "The rows act on each other: the log density of several rows is not the "
+            "sum of their own (as with X - X.mean(0), or a likelihood that sums over "
+            "rows). No bound on one row's influence holds then. Compute such "
+            "quantities beforehand from public data and pass them in public=."
+        )
+
+
+def _close(a: Any, b: Any) -> bool:
+    both_finite = np.isfinite(a) and np.isfinite(b)
+    return bool(
+        (both_finite and abs(a - b) <= TOLERANCE * (1.0 + abs(a)))
+        or (not both_finite and np.array_equal(a, b, equal_nan=True))
+    )
+
+
+def certify(program: ConjugateProgram, seed: int = 0) -> None:
+    """Compares a compiled model with NumPyro's log density at random points.
+
+    The program must have been compiled in double precision, from made-up rows.
+
+    Raises:
+      CertificateError: They differ.
+    """
+    graph = program.graph
+    count = graph.arguments.num_rows
+    rows = graph.arguments.as_taken(dict(graph.arguments.private))
+    latents = made_up_latents(graph, count, seed)
+    singles = [
+        (jax.tree.map(lambda leaf, number=number: leaf[number], rows), mine)
+        for number, mine in enumerate(rows_apart(graph, latents, count))
+    ]
+
+    def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        return log_joint(graph, dense_rows(rows), latents)
+
+    def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        return row_and_validity(program, row, latents)
+
+    def of_prior(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+        return _prior_at_point(program, row, latents)
+
+    of_rows, of_globals = evaluate_in_double(numpyros, rows, latents)
+    of_one = trace_in_double(of_row, *singles[0])
+    compiled = sum(of_one(*single)[0] for single in singles)
+    prior = evaluate_in_double(of_prior, singles[0][0], latents)
+    for what, expected, found in (
+        ("rows", of_rows, compiled),
+        ("globals", of_globals, prior),
+    ):
+        if not (np.isfinite(expected) and _close(expected, found)):
+            raise CertificateError(
+                f"the compiled log density of the {what} is {found:.6g} at made-up "
+                f"values, and NumPyro's is {expected:.6g}"
+            )
+    _certify_unusual_rows(program, of_one, singles[0][1], seed)
+
+
+def _certify_unusual_rows(
+    program: ConjugateProgram,
+    of_one: Callable[..., Any],
+    latents: Mapping[str, Any],
+    seed: int,
+) -> None:
+    """Compares on rows with negative numbers and with every index.
+
+    What a row may choose by its numbers, as `jnp.where(x < 0, ...)` and `a[group]` do,
+    is thereby tried out. Rows that NumPyro or the program counts as invalid are left
+    out, such as those with a count below zero; so each array gets real numbers,
+    positive ones, fractions or counts, whichever its observation may take.
+    """
+    graph = program.graph
+
+    def numpyros(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+        rows = {name: value[None] for name, value in dense_rows(row).items()}
+        return log_joint(graph, rows, latents)[0]
+
+    rng = np.random.default_rng(seed)
+    most = _most_alternatives(program)
+    of_numpyro = None
+    # Other latents too, as a function may differ on negative ones only.
+    others = made_up_latents(graph, 1, seed + 1)
+    for number in range(NUM_UNUSUAL_ROWS):
+        if number == NUM_UNUSUAL_ROWS // 2:
+            latents = others
+        row = {}
+        for name, like in graph.arguments.row_shapes().items():
+            if np.issubdtype(like.dtype, np.floating):
+                drawn = _UNUSUAL_NUMBERS[rng.integers(len(_UNUSUAL_NUMBERS))](
+                    rng, like.shape
+                )
+            else:
+                drawn = rng.integers(0, most, like.shape)
+            row[name] = np.asarray(drawn).astype(like.dtype)
+        row = graph.arguments.as_taken(row)
+        found, valid = of_one(row, latents)
+        if not valid:
+            continue
+        if of_numpyro is None:
+            of_numpyro = trace_in_double(numpyros, row, latents)
+        expected = of_numpyro(row, latents)
+        if np.isfinite(expected) and not _close(expected, found):
+            raise CertificateError(
+                f"the compiled log density of a made-up row is {found:.6g}, and "
+                f"NumPyro's is {expected:.6g}"
+            )
+
+
+def _most_alternatives(program: ConjugateProgram) -> int:
+    """The length of the longest axis that something is picked from."""
+    sizes = [2, *_gathered_sizes(program.graph.program.jaxpr)]
+    shapes = jax.tree.map(
+        lambda like: jax.ShapeDtypeStruct(like.shape[1:], like.dtype),
+        abstract_taken_rows(program.graph.arguments, 1),
+    )
+
+    def collect(row: Mapping[str, Any]) -> None:
+        for term in program.row_terms(row, clear=False)[1]:
+            for factor in term.factors:
+                if isinstance(factor, OneHot) and factor.row:
+                    sizes.append(factor.target.size)
+
+    jax.eval_shape(collect, shapes)
+    return min(max(sizes), _MOST_INDICES)
+
+
+def point_moments(
+    program: ConjugateProgram, group: Group, values: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """The moments of a group whose posterior is a point."""
+    if isinstance(group.family, JointCategorical):
+        return _joint_point(program, group.family, values)
+    if group.layout is None:
+        value = values[group.name]
+        moments = {}
+        for statistic in group.family.statistics:
+            if statistic == "is":
+                states = program.structure.latents[group.name].states
+                assert states is not None
+                moments["is"] = (value[..., None] == states).astype(float)
+            else:
+                moments[statistic] = _POINT_STATISTICS[statistic](value)
+        return moments
+    mean = group.layout.coordinates(values)
+    return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
+
+
+def _joint_point(
+    program: ConjugateProgram, family: JointCategorical, values: Mapping[str, Any]
+) -> dict[str, jax.Array]:
+    """Indicators of the joint states of several discrete latents."""
+    moments = {}
+    for clique, statistic in zip(family.cliques, family.statistics, strict=True):
+        table = jnp.ones(values[clique[0]].shape)
+        for name in clique:
+            states = program.structure.latents[name].states
+            indicator = (values[name][..., None] == states).astype(float)
+            extra = table.ndim - values[name].ndim
+            indicator = jnp.expand_dims(
+                indicator, range(values[name].ndim, values[name].ndim + extra)
+            )
+            table = table[..., None] * indicator
+        moments[statistic] = table
+    return moments
+
+
+_POINT_STATISTICS = {
+    "x": lambda x: x,
+    "1/x": lambda x: 1.0 / x,
+    "log": jnp.log,
+    "log1m": lambda x: jnp.log1p(-x),
+    "x^2": lambda x: x**2,
+    "x^-2": lambda x: x**-2,
+    "inv": jnp.linalg.inv,
+    "logdet": lambda x: jnp.linalg.slogdet(x)[1],
+}
+
+
+def _gathered_sizes(jaxpr: Any) -> Iterator[int]:
+    """Lengths of the axes that a program gathers from."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "gather":
+            numbers = eqn.params["dimension_numbers"]
+            shape = eqn.invars[0].aval.shape
+            yield from (shape[axis] for axis in numbers.start_index_map)
+        for value in eqn.params.values():
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from _gathered_sizes(inner)
+
+
+def _row_at_point(
+    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
+) -> jax.Array:
+    """The compiled log density of a row, at given values of all model latents."""
+    return row_and_validity(program, row, latents)[0]
+
+
+def row_and_validity(
+    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
+) -> tuple[jax.Array, jax.Array]:
+    """The same, and whether the row may count."""
+    # Made-up observations need not lie in the support; the densities agree anyway.
+    found, terms, _ = program.row_terms(row, clear=False)
+    structure = program.structure
+    moments = {
+        group.name: point_moments(program, group, latents)
+        for group in structure.groups.values()
+        if group.name not in found.latents or not found.latents[group.name].family
+    }
+    total = _with_auxiliaries(program, found.latents, terms, moments)
+    return total, jnp.asarray(found.valid)
+
+
+def _prior_at_point(
+    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
+) -> jax.Array:
+    structure = program.structure
+    moments = {
+        group.name: point_moments(program, group, latents)
+        for group in structure.groups_of("global")
+        if not structure.latents[group.latents[0]].family
+    }
+    terms = program.prior_terms(row)
+    return _with_auxiliaries(program, structure.latents, terms, moments)
+
+
+def _with_auxiliaries(
+    program: ConjugateProgram,
+    latents: Mapping[str, Any],
+    terms: list[Term],
+    moments: dict[str, Any],
+) -> jax.Array:
+    """Adds auxiliary variables at their optimum, where their bound is tight."""
+    total = jnp.zeros(())
+    for group in program.structure.groups.values():
+        latent = latents[group.latents[0]]
+        mine = [t for t in terms if any(a.latent == group.name for a in t.atoms)]
+        if latent.family is None or not mine:
+            continue
+        weight = jnp.asarray(forms.constant_array(latent.weight))
+
+        def expected(value: Any, group: Group = group, mine: Any = mine) -> jax.Array:
+            return program.expected(mine, None, {**moments, group.name: value})
+
+        natural = jax.grad(expected)(program.zero_moments(group))
+        natural = divided_by_weight(natural, weight, group.family)
+        moments[group.name] = group.family.moments(natural)
+        total += jnp.sum(weight * group.family.log_normalizer(natural))
+        for statistic, value in natural.items():
+            linear = value * moments[group.name][statistic]
+            total -= jnp.sum(weight * linear.reshape((*weight.shape, -1)).sum(-1))
+    return total + program.expected(terms, None, moments)

@@ -1,0 +1,128 @@
+"""One factor of a row's posterior, given the others.
+
+Natural parameters are the gradient of the expected terms in the factor's moments. The
+two special cases have files of their own: `shared_messages` and `element_updates`.
+"""
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.vips.expectations import Moments, expected
+from numpyro_vips.vips.starting_moments import zero_moments
+
+# Moments and natural parameters of one factor.
+Factor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Coordinate(abc.ABC):
+    structure: Structure
+    group: Group
+
+    @abc.abstractmethod
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        """The factor given the others' moments; only `known` ones are looked at."""
+
+    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+        """What the other latents need to know of the factor."""
+        return factor[0]
+
+    def dense(self, factor: Factor) -> Factor:
+        """The factor with its moments written out."""
+        return factor
+
+    def _select(self, terms: Sequence[Term], known: set[str] | None) -> list[Term]:
+        return [
+            term
+            for term in terms
+            if known is None or locals_of(self.structure, term) <= known
+        ]
+
+
+class Whole(Coordinate):
+    """Natural parameters are the gradient of the expected terms in the moments."""
+
+    def __init__(
+        self,
+        structure: Structure,
+        group: Group,
+        terms: Sequence[Term],
+        weight: jax.Array | None,
+    ):
+        super().__init__(structure, group)
+        alone, coupled = by_coupling(structure, terms)
+        self._coupled = coupled
+        self._weight = weight
+        self.of_own_terms = self._gradient(alone, {})
+
+    def _gradient(self, terms: Sequence[Term], moments: Moments) -> Any:
+        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
+            with_mine = {**moments, self.group.name: mine}
+            return expected(self.structure, terms, None, with_mine)
+
+        return jax.grad(value)(zero_moments(self.structure, self.group))
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        terms = self._select(self._coupled, known)
+        natural = self.of_own_terms
+        if terms:
+            natural = jax.tree.map(jnp.add, natural, self._gradient(terms, moments))
+        if self._weight is not None:
+            natural = divided_by_weight(natural, self._weight, self.group.family)
+        return self.group.family.moments(natural), natural
+
+
+def locals_of(structure: Structure, term: Term) -> set[str]:
+    """The groups of row latents that a term mentions."""
+    return {
+        structure.group_of[atom.latent]
+        for atom in term.atoms
+        if structure.latents[atom.latent].role == "local"
+    }
+
+
+def by_coupling(
+    structure: Structure, terms: Sequence[Term]
+) -> tuple[list[Term], list[Term]]:
+    """Terms in this group alone, and terms that other latents of the row are in."""
+    alone = [term for term in terms if len(locals_of(structure, term)) == 1]
+    coupled = [term for term in terms if len(locals_of(structure, term)) > 1]
+    return alone, coupled
+
+
+def copies(group: Group, latents: Mapping[str, Latent]) -> forms.Form | None:
+    """How many independent copies each element of a group stands for."""
+    weights = [latents[name].weight for name in group.latents]
+    return None if any(weight is None for weight in weights) else weights[0]
+
+
+def divided_by_weight(
+    natural: Mapping[str, jax.Array],
+    weight: jax.Array,
+    family: "type[Family] | JointCategorical",
+) -> dict[str, jax.Array]:
+    """Natural parameters of one of `weight` independent copies.
+
+    Of no copy, as where an observation is masked out, those of a neutral member: they
+    must only be such that nothing becomes infinite.
+    """
+    neutral = family.neutral
+
+    def divide(statistic: str, value: jax.Array) -> jax.Array:
+        each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
+        other = neutral.get(statistic, 0.0)
+        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), other)
+
+    return {statistic: divide(statistic, value) for statistic, value in natural.items()}

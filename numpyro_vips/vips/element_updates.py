@@ -1,0 +1,80 @@
+"""Elements of one discrete latent that act on each other, updated in turn."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.vips.coordinates import Coordinate, Factor
+from numpyro_vips.vips.expectations import Moments, expected
+from numpyro_vips.vips.starting_moments import even
+
+
+class Elements(Coordinate):
+    """Elements of one discrete latent that act on each other, updated in turn."""
+
+    def __init__(self, structure: Structure, group: Group, terms: Sequence[Term]):
+        super().__init__(structure, group)
+        self._terms = list(terms)
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        terms = self._select(self._terms, known)
+
+        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
+            with_mine = {**moments, self.group.name: mine}
+            return expected(self.structure, terms, None, with_mine)
+
+        start = moments.get(self.group.name) or even(self.structure, self.group)
+        found = one_by_one(value, start)
+        smallest = jnp.finfo(found["is"].dtype).tiny
+        return found, {"is": jnp.log(jnp.maximum(found["is"], smallest))}
+
+
+def couples_elements(term: Term, group: Group) -> bool:
+    """Whether a term multiplies two elements of one discrete latent."""
+    mine = [a for a in term.atoms if a.latent in group.latents and a.function == "is"]
+    return len(mine) == 2 and mine[0].latent == mine[1].latent
+
+
+def one_by_one(
+    value: Callable[[Mapping[str, jax.Array]], jax.Array],
+    current: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """Updates the elements of a discrete latent in turn, so that the bound only rises.
+
+    The expectation is linear in the elements' probabilities and in those of pairs, so
+    one gradient in both has all coefficients; each update then corrects the natural
+    parameters of the elements that it acts on.
+    """
+    start = current["is"]
+    states = start.shape[-1]
+    flat = start.reshape(-1, states)
+    count = len(flat)
+
+    def of_moments(single: jax.Array, pairs: jax.Array) -> jax.Array:
+        return value({"is": single, "pairs": pairs})
+
+    zeros = jnp.zeros_like(start), jnp.zeros(start.shape * 2)
+    single, pairs = jax.grad(of_moments, argnums=(0, 1))(*zeros)
+    single = single.reshape(count, states)
+    pairs = pairs.reshape(count, states, count, states)
+    apart = ~jnp.eye(count, dtype=bool)[:, None, :, None]
+    both_ways = jnp.where(apart, pairs + pairs.transpose(2, 3, 0, 1), 0.0)
+    # What each state is worth more than the first: of two states one number, not two.
+    gain = both_ways[:, 1:] - both_ways[:, :1]
+    slope = gain[..., 1:] - gain[..., :1]
+    # An element with itself is in one state only. A state may be impossible.
+    alone = single + jnp.einsum("isis->is", pairs)
+
+    def update(i: int, carry: tuple) -> tuple:
+        probabilities, coupled = carry
+        new = jax.nn.softmax(alone[i].at[1:].add(coupled[i]))
+        change = jnp.einsum("sjt,s->jt", slope[i], (new - probabilities[i])[1:])
+        return probabilities.at[i].set(new), coupled + change
+
+    coupled = gain[..., 0].sum(2) + jnp.einsum("isjt,jt->is", slope, flat[:, 1:])
+    flat, _ = jax.lax.fori_loop(0, count, update, (flat, coupled))
+    return {"is": flat.reshape(start.shape)}

@@ -1,0 +1,311 @@
+"""VIPS: variational Bayes with perturbed expected sufficient statistics.
+
+Park, Foulds, Chaudhuri and Welling (2020), algorithm 1. A step sums the rows' clipped
+expected sufficient statistics behind the wall; outside it, the noisy sums are averaged
+over the steps and the globals are brought to convergence for them. The running average
+is kept as it was released, without projection, so that its noise averages out; only
+reading it as a posterior projects (DESIGN: negative counts set to zero in every step
+would bias it).
+"""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.structure.posterior_factors import exponential_family
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.jax_tools.random_keys import as_threefry
+from numpyro_vips.model.synthetic_rows import made_up_rows
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_STEPS
+from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import with_repeats
+
+# Sweeps over the globals in all steps together, and at least in each of them: they go
+# on from where the step before has left them.
+GLOBAL_SWEEPS = 500
+SWEEPS_PER_STEP = 5
+# Rounds in which the globals, and statistics that depend on them alone, take turns.
+PUBLIC_ROUNDS = 100
+
+
+class VipsState(NamedTuple):
+    """Public quantities only.
+
+    Attributes:
+      statistics: Running average of each statistic, as an estimate of its sum over all
+        rows: noisy, not projected.
+      noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
+      moments, natural: Of every block of globals.
+      joint: n̄, what the rows of a step need to know of the globals.
+      released: Names of the statistics that have been released at least once.
+      centre: The points about which statistics were taken, averaged like these; see
+        `conjugacy.structure.centring`.
+    """
+
+    statistics: dict[str, np.ndarray]
+    noise_stddev: dict[str, float]
+    moments: dict[str, dict[str, jax.Array]]
+    natural: dict[str, dict[str, jax.Array]]
+    joint: dict[str, jax.Array]
+    released: frozenset[str]
+    centre: dict[str, jax.Array]
+
+
+def block_of(statistic: Statistic) -> Block:
+    """What the mechanism has to know of a statistic, at scale 1."""
+    geometry, edges = statistic.geometry, {}
+    lower, upper = statistic.lower, statistic.upper
+    bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
+    # Of entries known to be of one sign, only a box that says so too is tighter.
+    if bounded and (geometry == "signed" or lower >= 0 or upper <= 0):
+        geometry, edges = "box", {"lower": lower, "upper": upper}
+    return Block(
+        name=statistic.name,
+        shape=statistic.block_shape,
+        symmetric=statistic.matrix is not None,
+        hollow=statistic.diagonal is not None,
+        geometry=geometry,
+        **edges,
+    )
+
+
+class VipsEngine:
+    """Runs a compiled conjugate model; the loop over steps is in `inference`."""
+
+    name = "vips"
+
+    def __init__(
+        self,
+        program: ConjugateProgram,
+        *,
+        num_rows: int,
+        local_steps: int | None,
+        num_steps: int | None = None,
+    ):
+        self.program = program
+        self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
+        self.num_rows = num_rows
+        self.local_steps = local_steps or DEFAULT_LOCAL_STEPS
+        arguments = program.graph.arguments
+        rows = arguments.as_taken(made_up_rows(arguments, 1, seed=0))
+        self._any_row = jax.tree.map(lambda array: jnp.asarray(array[0]), rows)
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        return self.program.structure.statistics
+
+    def blocks(self, release: str) -> tuple[Block, ...]:
+        """The blocks with this release label, at scale 1."""
+        return tuple(
+            block_of(statistic)
+            for statistic in self.statistics
+            if statistic.release == release
+        )
+
+    def initial_state(self, rng_key: jax.Array) -> VipsState:
+        moments, start = self._start(as_threefry(rng_key), self._any_row)
+        joint = self._joint_moments(moments)
+        statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
+        for name, value in start.items():
+            statistics[name] = np.asarray(value, dtype=np.float64)
+        public = self._public_sums(joint)
+        statistics.update(public)
+        return VipsState(
+            statistics=statistics,
+            noise_stddev={s.name: 0.0 for s in self.statistics},
+            moments=moments,
+            natural={},
+            joint=joint,
+            released=frozenset(public),
+            centre={
+                name: jnp.zeros_like(moments[name]["x"])
+                for name in self.program.structure.centred
+            },
+        )
+
+    @functools.cached_property
+    def _start(self) -> Any:
+        # Kept, as a fit starts twice: default clipping norms are read off a start too.
+        return jax.jit(self.program.start)
+
+    @functools.cached_property
+    def _joint_moments(self) -> Any:
+        return jax.jit(self.program.joint_moments)
+
+    def _public_sums(self, joint: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """What needs no noise: sums over all rows to which every row adds the same."""
+        shares = self._public_shares(joint, self._any_row)
+        return {
+            name: self.num_rows * np.asarray(share, dtype=np.float64)
+            for name, share in shares.items()
+        }
+
+    @functools.cached_property
+    def _public_shares(self) -> Any:
+        return jax.jit(
+            functools.partial(self.program.public_statistics, sweeps=self.local_steps)
+        )
+
+    @functools.cached_property
+    def _bounded_sum(self) -> Any:
+        @functools.partial(jax.jit, static_argnames="names")
+        def bounded_sum(joint, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
+            by_name = dict(zip(names, scales, strict=True))
+            return self.program.bounded_sum(
+                joint, rows, mask, by_name, clipping_norm, self.local_steps, means
+            )
+
+        return bounded_sum
+
+    def bounded_sum(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> dict[str, np.ndarray]:
+        """The chunk's clipped sum of every block in `scales`, not yet private."""
+        names = tuple(sorted(scales))
+        values = tuple(float(scales[name]) for name in names)
+        means = self.program.means(state.moments)
+        found = self._bounded_sum(
+            state.joint, means, dict(rows), mask, values, clipping_norm, names
+        )
+        return {name: np.asarray(value) for name, value in found.items()}
+
+    def row_norms(
+        self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
+    ) -> dict[str, np.ndarray]:
+        """Norm of each block for rows that the caller may see, such as made-up ones."""
+        means = self.program.means(state.moments)
+        norms = self._row_norms(state.joint, means, dict(rows), tuple(names))
+        return {name: np.asarray(norm) for name, norm in norms.items()}
+
+    @functools.cached_property
+    def _row_norms(self) -> Any:
+        def norms(joint: Any, means: Any, rows: Any, names: tuple[str, ...]) -> Any:
+            def norms_of_row(row: Any) -> dict[str, jax.Array]:
+                local = self.program.solve_locals(joint, row, self.local_steps)
+                return {
+                    name: self.program.row_norms(row, local, {name: 1.0}, means)
+                    for name in names
+                }
+
+            return jax.vmap(norms_of_row)(rows)
+
+        return jax.jit(norms, static_argnums=3)
+
+    @functools.cached_property
+    def _linear(self) -> frozenset[str]:
+        """The statistics that are others when taken about the current mean."""
+        structure = self.program.structure
+        return frozenset(
+            s.name
+            for s in self.statistics
+            if sum(structure.group_of[a[0]] in structure.centred for a in s.atoms) == 1
+        )
+
+    @functools.cached_property
+    def _update_globals(self) -> Any:
+        return jax.jit(self.program.update_globals)
+
+    def update(
+        self,
+        state: VipsState,
+        released: Mapping[str, np.ndarray],
+        noise_stddev: Mapping[str, float],
+        step_size: float,
+    ) -> VipsState:
+        """Averages the released sums in and solves for the globals.
+
+        Args:
+          state: The state before the step.
+          released: Noisy estimates of the sums over all rows.
+          noise_stddev: Standard deviation of their noise.
+          step_size: Weight ρ of these sums in the average.
+        """
+        statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
+        rho = step_size
+        whole = with_repeats(self.statistics, released)
+        new = {**self._public_sums(state.joint), **whole}
+        for name, value in new.items():
+            average = (1.0 - rho) * statistics[name]
+            average += rho * value  # In place: blocks can have millions of entries.
+            statistics[name] = average
+            deviations[name] = math.hypot(
+                (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
+            )
+        centre = state.centre
+        if self._linear & set(released):
+            centre = {
+                name: (1.0 - rho) * centre[name] + rho * state.moments[name]["x"]
+                for name in centre
+            }
+        state = state._replace(
+            statistics=statistics,
+            noise_stddev=deviations,
+            centre=centre,
+            released=state.released | set(released),
+        )
+        if state.released != {s.name for s in self.statistics}:
+            return state  # Another step of the schedule releases what is missing.
+        for _ in range(self._rounds):
+            statistics |= self._public_sums(state.joint) if self._rounds > 1 else {}
+            moments, natural = self._update_globals(
+                {k: jnp.asarray(v) for k, v in statistics.items()},
+                {k: jnp.asarray(v) for k, v in deviations.items()},
+                state.moments,
+                state.centre,
+                self._any_row,
+                self.global_sweeps,
+            )
+            joint = self._joint_moments(moments)
+            state = state._replace(
+                statistics=statistics, moments=moments, natural=natural, joint=joint
+            )
+        return state
+
+    @functools.cached_property
+    def _rounds(self) -> int:
+        """How often the globals are solved for in a step.
+
+        Where no further step asks rows for anything, what depends on the globals alone
+        is brought up to date here.
+        """
+        structure = self.program.structure
+        if any(statistic.release == "adaptive" for statistic in self.statistics):
+            return 1
+        names = {group.name for group in structure.groups_of("local")}
+        return PUBLIC_ROUNDS if names - structure.told_by_rows else 1
+
+    def has_posterior(self, state: VipsState) -> bool:
+        """Whether every statistic has been released."""
+        return bool(state.natural) or not self.program.structure.groups_of("global")
+
+    def posterior(self, state: VipsState) -> ConjugatePosterior:
+        """The posterior of the global latents, parameters alone."""
+        structure = self.program.structure
+        blocks, params = [], {}
+        for group in structure.groups_of("global"):
+            if structure.latents[group.latents[0]].family is not None:
+                continue  # An auxiliary variable is no part of the user's posterior.
+            block: dict[str, Any] = {"name": group.name, "family": group.family.name}
+            if group.layout is not None:
+                block["layout"] = group.layout.to_dict()
+            blocks.append(block)
+            family = exponential_family(group)
+            for name, value in family.parameters(state.natural[group.name]).items():
+                params[f"{group.name}/{name}"] = value
+        sites = self.program.graph.latents("global")
+        site_dims = {site.name: site.dims for site in sites}
+        specification = {"kind": KIND, "blocks": blocks, "site_dims": site_dims}
+        return ConjugatePosterior(specification, params)

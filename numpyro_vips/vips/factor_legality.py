@@ -1,0 +1,160 @@
+"""Whether the factors of a model keep every posterior in its family.
+
+What a distribution says about its parameters is always legal: it never lowers the
+concentration of a Gamma and never makes a precision negative. A `numpyro.factor` may
+say anything, such as +w² or w·y with a y of either sign, and then there is an update
+but no posterior. So nothing is assumed of the numbers that rows bring to a factor: they
+are replaced by free ones of any sign and size, and the statistics that result must
+still be legal for every family.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_vips.conjugacy.algebra.terms import Dense, OneHot, Term
+from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.structure.posterior_factors import Group, exponential_family
+from numpyro_vips.conjugacy.structure.structure import normal_terms
+from numpyro_vips.jax_tools.double_precision import trace_in_double
+from numpyro_vips.model.trace import abstract_taken_rows
+from numpyro_vips.vips.certificate import made_up_latents, point_moments
+from numpyro_vips.vips.program import ConjugateProgram
+
+_DRAWS = 40
+_TOLERANCE = 1e-6
+
+
+def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
+    """The reasons, by site, against factors that rows can turn the wrong way.
+
+    Args:
+      program: The compiled model, in double precision.
+      seed: Of the free numbers.
+    """
+    reasons = {}
+    for site in program.graph.sites.values():
+        if site.distributed.kind is dist.Unit:
+            group = _first_illegal(program, site.name, seed)
+            if group is not None:
+                names = ", ".join(map(repr, group.latents))
+                reasons[site.name] = (
+                    f"a factor that is no log density in {names} at some numbers "
+                    "that a row may hold, so that there may be no posterior to update "
+                    "to; write an observation as numpyro.sample(..., obs=...), or say "
+                    "that a number has a sign by jnp.maximum(t, 0)"
+                )
+    return reasons
+
+
+def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | None:
+    terms = _terms_of(program, site)
+    free = _free_arrays(terms)
+    groups = program.structure.groups
+    mine = [
+        group
+        for group in groups.values()
+        if not isinstance(group.family, JointCategorical)
+        and any(a.latent in group.latents for t in terms for a in t.atoms)
+    ]
+
+    def statistics(
+        arrays: list[Any], values: Mapping[str, Any], chosen: Mapping[str, Any]
+    ) -> dict[str, tuple[Any, Any]]:
+        by_id = dict(zip(free, arrays, strict=True))
+        replaced = [t.with_row_arrays(lambda array: by_id[id(array)]) for t in terms]
+        moments = dict(chosen)
+        for group in groups.values():
+            if group.name not in chosen:
+                moments[group.name] = point_moments(program, group, values)
+        found = {}
+        for group in mine:
+
+            def expected(own: Any, group: Group = group) -> jax.Array:
+                return program.expected(replaced, None, {**moments, group.name: own})
+
+            natural = jax.grad(expected)(program.zero_moments(group))
+            size = sum(jnp.abs(value).max() for value in natural.values())
+            zero = jax.tree.map(jnp.zeros_like, natural)
+            noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
+            legal = exponential_family(group).project(zero, natural, noise)
+            change = sum(jnp.abs(legal[s] - natural[s]).max() for s in natural)
+            found[group.name] = change, size
+        return found
+
+    rng = np.random.default_rng(seed)
+    evaluate = None
+    for draw in range(_DRAWS):
+        arrays = [_draw(*what, rng) for what in free.values()]
+        values = made_up_latents(program.graph, 1, seed + draw)
+        chosen = _random_auxiliaries(program, rng)
+        if evaluate is None:
+            evaluate = trace_in_double(statistics, arrays, values, chosen)
+        for name, (change, size) in evaluate(arrays, values, chosen).items():
+            if not change <= _TOLERANCE * size:
+                return groups[name]
+    return None
+
+
+def _terms_of(program: ConjugateProgram, site: str) -> list[Term]:
+    """The terms of one site, its rows abstract, without its mask and scale."""
+    box: list[list[Term]] = []
+
+    def collect(rows: Mapping[str, Any]) -> None:
+        found = program.energy_of(rows, weighted=False)
+        for piece in found.pieces:
+            if piece.site == site:
+                box.append(normal_terms(piece.form.terms, found.latents))
+
+    jax.eval_shape(collect, abstract_taken_rows(program.graph.arguments, 1))
+    return box[0]
+
+
+def _free_arrays(
+    terms: list[Term],
+) -> dict[int, tuple[Any, int | None, bool]]:
+    """The arrays that rows bring, the upper limit of those that are indices, and
+    whether the program lets none of an array's entries be negative."""
+    found: dict[int, tuple[Any, int | None, bool]] = {}
+    for term in terms:
+        for factor in term.factors:
+            if isinstance(factor, OneHot) and factor.row:
+                found[id(factor.indices)] = factor.indices, factor.target.size, True
+            elif isinstance(factor, Dense) and factor.row:
+                top = 2 if factor.branch else None
+                found[id(factor.array)] = factor.array, top, factor.lower >= 0
+    return found
+
+
+def _draw(
+    array: Any, top: int | None, nonnegative: bool, rng: np.random.Generator
+) -> np.ndarray:
+    """Numbers of any size and sign, indices, or what a choice selects."""
+    shape = np.shape(array)
+    if top is not None:
+        return rng.integers(0, top, shape).astype(array.dtype)
+    if array.dtype == bool:
+        return rng.integers(0, 2, shape).astype(bool)
+    # One size for all, so that no single entry hides the others, most of the time.
+    size = 10.0 ** rng.uniform(-3, 3, shape if rng.random() < 0.3 else ())
+    drawn = size * rng.normal(size=shape)
+    return (np.abs(drawn) if nonnegative else drawn).astype(array.dtype)
+
+
+def _random_auxiliaries(
+    program: ConjugateProgram, rng: np.random.Generator
+) -> dict[str, dict[str, np.ndarray]]:
+    """Some probabilities for every allocation variable."""
+    moments = {}
+    for group in program.structure.groups.values():
+        latent = program.structure.latents[group.latents[0]]
+        if latent.family is not None and latent.states is not None:
+            shape = (*group.shape, len(latent.states))
+            moments[group.name] = {
+                "is": rng.dirichlet(np.ones(shape[-1]), shape[:-1]).reshape(shape)
+            }
+    return moments

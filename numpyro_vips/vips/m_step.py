@@ -1,0 +1,315 @@
+"""The M-step: the posterior of the globals, from sums of the rows' statistics.
+
+Everything here is post-processing of released numbers, so it costs no privacy and runs
+to convergence.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
+from numpyro_vips.conjugacy.families.positive_matrices import times
+from numpyro_vips.conjugacy.structure.posterior_factors import Group, exponential_family
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.conjugacy.structure.structure import Structure, is_real
+from numpyro_vips.vips.expectations import Moments, expected, joint_moments
+from numpyro_vips.vips.row_statistics import from_block, with_repeats
+from numpyro_vips.vips.starting_moments import neutral_auxiliaries, zero_moments
+
+
+class Start(NamedTuple):
+    """Where a fit starts; public, like all that it is made of.
+
+    Attributes:
+      moments: Each global at its prior given its parents. Where a symmetric start would
+        stay symmetric, as with mixture components or the factors of a product, it is
+        perturbed at random.
+      statistics: The sums that make `moments` of the priors, of counts alone.
+    """
+
+    moments: dict[str, dict[str, jax.Array]]
+    statistics: dict[str, jax.Array]
+
+
+def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
+    """Moments of the globals, and the sums that a running average goes on from.
+
+    The average goes on from these sums, as in stochastic variational inference
+    (Hoffman et al., 2013), where the random start loses its weight by and by. From
+    sums of zero, what the first minibatches lack would count as all but impossible,
+    and topics would never get out of the words that they met first.
+
+    There is a sum for every statistic of which rows release one number for each entry
+    of a Dirichlet or a Beta. The others start at zero: only for counts does the
+    perturbation have a size that some rows' statistics could have.
+    """
+    moments, added = _perturbed(structure, prior, key)
+    found = {}
+    for statistic in structure.statistics:
+        if statistic.release != "adaptive" or len(statistic.atoms) != 1:
+            continue
+        ((latent, function, _, numbers),) = statistic.atoms
+        group = structure.groups[structure.group_of[latent]]
+        whole = sorted(numbers) == list(range(len(statistic.shape)))
+        if group.family in (Beta, Dirichlet) and whole:
+            order = [numbers.index(i) for i in range(len(numbers))]
+            found[statistic.name] = jnp.transpose(added[group.name][function], order)
+    return Start(moments, found)
+
+
+def _perturbed(
+    structure: Structure, prior: Sequence[Term], key: jax.Array
+) -> tuple[dict[str, dict[str, jax.Array]], dict[str, dict[str, jax.Array]]]:
+    """Moments at the start, and what the perturbation adds to natural parameters."""
+    groups = structure.groups_of("global")
+    perturb = _may_start_symmetric(structure)
+    close = any(g.layout for g in groups) and not _has_real_products(structure)
+    displacement = _COMPONENT_DISPLACEMENT if close else 1.0
+    moments = neutral_auxiliaries(structure, groups)
+    added: dict[str, dict[str, jax.Array]] = {}
+    ordered = _parents_first(structure, groups)
+    for number, group in enumerate(ordered):
+        subkey = jax.random.fold_in(key, number)
+        if group.name in moments:
+            continue
+        known = [
+            term
+            for term in prior
+            if any(atom.latent in group.latents for atom in term.atoms)
+            and {structure.group_of[a.latent] for a in term.atoms}
+            <= {*moments, group.name}
+        ]
+
+        def value(mine: Any, group: Group = group, known: Any = known) -> jax.Array:
+            return expected(structure, known, None, {**moments, group.name: mine})
+
+        natural = own = jax.grad(value)(zero_moments(structure, group))
+        if perturb:
+            distant = exponential_family(group).perturb(natural, subkey)
+            size = 1.0 if group.family in (Beta, Dirichlet) else displacement
+            natural = {
+                s: value + size * (distant[s] - value) for s, value in natural.items()
+            }
+            if close and group.layout is not None:
+                natural = {s: v / _STARTING_VARIANCE for s, v in natural.items()}
+        added[group.name] = {s: natural[s] - own[s] for s in natural}
+        moments[group.name] = _with_finite_inverse(group.family.moments(natural))
+    return moments, added
+
+
+# How far the Gaussian components of a mixture start from the prior's mean, in its
+# standard deviations; their precisions differ by as much less. Components that start
+# far apart divide the rows before they know where the rows are, and one that gets none
+# never comes back; close together they move to the rows first and part there. Of three
+# clusters all were found from 19 of 25 random starts at a distance of 1, from 23 at 0.3
+# and from all at 0.1 and 0.03 (`benchmarks/starts.py mixture`).
+_COMPONENT_DISPLACEMENT = 0.1
+
+# Their variances at the start, in those of the prior. A binary unit that adds its
+# weights to the logits of many pixels pays for their uncertainty in every pixel when it
+# is switched on. At the prior's variance no unit is ever worth that: all are off in the
+# first minibatch, and stay off. (On MNIST 0.868 of the pixels are right after ten steps
+# at 1, 0.947 at 0.1, 0.950 at 0.01 and 0.001: `benchmarks/starts.py belief-network`.)
+_STARTING_VARIANCE = 0.01
+
+
+def _has_real_products(structure: Structure) -> bool:
+    """Whether real factors are multiplied, which at 0 would hold each other there."""
+    latents, group_of = structure.latents, structure.group_of
+    if any(latent.role == "local" and is_real(latent) for latent in latents.values()):
+        return True
+    real = [
+        {group_of[name] for name, *_ in statistic.atoms if is_real(latents[name])}
+        for statistic in structure.statistics
+    ]
+    return any(len(groups) > 1 for groups in real)
+
+
+def _with_finite_inverse(moments: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """Lets what a scale multiplies start at that scale's mean.
+
+    Under a shrinkage prior ⟨1/x⟩ is infinite, so that a weight with variance x would
+    start at 0, and ⟨1/x⟩ at such weights is large again: a trap, not an optimum.
+    """
+    found = dict(moments)
+    for inverse, statistic in (("1/x", "x"), ("x^-2", "x^2")):
+        if inverse in found and statistic in found:
+            found[inverse] = 1.0 / found[statistic]
+    return found
+
+
+def _parents_first(structure: Structure, groups: Sequence[Group]) -> list[Group]:
+    """In the model's order; a block waits for the parents of all its sites."""
+    position = {name: i for i, name in enumerate(structure.latents)}
+    return sorted(groups, key=lambda g: max(position[n] for n in g.latents))
+
+
+def _may_start_symmetric(structure: Structure) -> bool:
+    """Whether there are local latents, allocations, or products of real factors."""
+    for latent in structure.latents.values():
+        if latent.role == "local" and (
+            latent.family is None or latent.states is not None
+        ):
+            return True
+    return _has_real_products(structure)
+
+
+def _from_prior(
+    structure: Structure, group: Group, moments: Moments, prior: Sequence[Term]
+) -> dict[str, jax.Array]:
+    """The prior's share of a factor's natural parameters, given the other factors."""
+    own = [t for t in prior if any(a.latent in group.latents for a in t.atoms)]
+
+    def value(mine: Any) -> jax.Array:
+        return expected(structure, own, None, {**moments, group.name: mine})
+
+    return jax.grad(value)(dict(moments[group.name]))
+
+
+def _from_data(
+    structure: Structure,
+    group: Group,
+    statistics: Mapping[str, jax.Array],
+    noise_stddev: Mapping[str, jax.Array],
+    moments: Moments,
+    centre: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """The statistics' share, projected to where it is legal."""
+
+    def value(mine: Any, sums: Mapping[str, jax.Array]) -> jax.Array:
+        joint = joint_moments(structure, {**moments, group.name: mine})
+        total = jnp.zeros(())
+        for statistic in structure.statistics:
+            summed = from_block(statistic, sums[statistic.name])
+            total = total + jnp.vdot(summed, joint[statistic.name])
+        return total
+
+    here = dict(moments[group.name])
+    of_blocks = {
+        statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
+        for statistic in structure.statistics
+    }
+    deviations = jax.tree.map(jnp.abs, with_repeats(structure.statistics, of_blocks))
+    share = exponential_family(group).project(
+        jax.tree.map(jnp.zeros_like, here),
+        jax.grad(value)(here, statistics),
+        jax.grad(value)(here, deviations),
+    )
+    if group.name in centre:
+        # Linear statistics about m count for those about 0 less 2 · xx · m.
+        shift = times(share["xx"], centre[group.name])
+        share["x"] = share["x"] - 2.0 * shift
+    return share
+
+
+def _depends_on_others(structure: Structure, group: Group) -> bool:
+    """Whether a statistic multiplies moments of this factor by another's."""
+    for statistic in structure.statistics:
+        factors = {structure.group_of[name] for name, *_ in statistic.atoms}
+        if group.name in factors and len(factors) > 1:
+            return True
+    return False
+
+
+def _entry_stddev(statistic: Statistic, stddev: jax.Array) -> jax.Array:
+    """Noise standard deviation of each entry of a block."""
+    entries = jnp.broadcast_to(stddev, statistic.block_shape)
+    if statistic.matrix is None:
+        return entries
+    # The noise is isotropic in isometric coordinates; see `GaussianMechanism`.
+    diagonal = jnp.eye(statistic.block_shape[-1], dtype=bool)
+    return jnp.where(diagonal, entries, entries * math.sqrt(0.5))
+
+
+def update_globals(
+    structure: Structure,
+    prior: Sequence[Term],
+    statistics: Mapping[str, jax.Array],
+    noise_stddev: Mapping[str, jax.Array],
+    moments: Moments,
+    centre: Mapping[str, jax.Array],
+    *,
+    max_sweeps: int | jax.Array = 500,
+    tolerance: float = 1e-9,
+) -> tuple[dict, dict]:
+    """Coordinate ascent over the globals for given sums of row statistics.
+
+    Args:
+      structure: What was found in the model.
+      prior: Terms of the sites outside the unit plate.
+      statistics: One sum over all rows per statistic, noisy or public.
+      noise_stddev: Standard deviation of the noise in each of them.
+      moments: Where to start.
+      centre: By group, the point about which its linear statistics were taken; about
+        zero for other groups.
+      max_sweeps, tolerance: When to stop.
+
+    Returns:
+      Moments and natural parameters of every global group.
+    """
+    groups = structure.groups_of("global")
+    # The projection takes eigenvalues, so it is made once where that is enough.
+    fixed = {
+        group.name: _from_data(
+            structure, group, statistics, noise_stddev, moments, centre
+        )
+        for group in groups
+        if not _depends_on_others(structure, group)
+    }
+
+    def sweep(moments: Moments) -> tuple[dict, dict]:
+        current, natural = dict(moments), {}
+        for group in groups:
+            share = fixed.get(group.name)
+            if share is None:
+                share = _from_data(
+                    structure, group, statistics, noise_stddev, current, centre
+                )
+            own = _from_prior(structure, group, current, prior)
+            natural[group.name] = jax.tree.map(jnp.add, own, share)
+            current[group.name] = group.family.moments(natural[group.name])
+        return current, natural
+
+    if len(groups) == 1:
+        return sweep(moments)
+
+    # Single precision never gets to 1e-9, and where a covariance is nearly singular
+    # rounding keeps the changes far above its resolution. Sweeps that no longer
+    # bring the globals closer together stop.
+    resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
+    enough = max(tolerance, resolution)
+
+    def going(carry: tuple) -> jax.Array:
+        count, change, _, stalled, _ = carry
+        return (count < max_sweeps) & (change > enough) & (stalled < 5)
+
+    def step(carry: tuple) -> tuple:
+        count, _, least, stalled, (before, _) = carry
+        after, natural = sweep(before)
+        # The first sweep is one in the loop too, so that it is compiled once, but how
+        # far it leads says nothing about the distance to the end.
+        change = jnp.where(count > 0, _relative_change(before, after), jnp.inf)
+        # Far from the end the largest change may well grow for a while.
+        stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
+        least = jnp.minimum(least, change)
+        return count + 1, change, least, stalled, (after, natural)
+
+    like = jax.eval_shape(sweep, dict(moments))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like[1])
+    infinite = jnp.asarray(jnp.inf)
+    start = (0, infinite, infinite, 0, (dict(moments), nothing))
+    return jax.lax.while_loop(going, step, start)[-1]
+
+
+def _relative_change(before: Any, after: Any) -> jax.Array:
+    changes = jax.tree.map(
+        lambda x, y: jnp.max(jnp.abs(x - y)) / (1e-12 + jnp.max(jnp.abs(y))),
+        before,
+        after,
+    )
+    return jnp.max(jnp.stack(jax.tree.leaves(changes)))

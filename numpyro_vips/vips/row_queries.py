@@ -1,0 +1,202 @@
+"""The posterior of the latents of rows that the caller may see, and their bound.
+
+Everything comes from the released posterior of the globals and from these rows alone:
+test rows, or the caller's own. Nothing here is private, so nothing here is ever used
+during a fit.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.densities import logistic_bounds
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.model.row_queries import Query, map_rows
+from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.coordinates import copies
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_STEPS
+from numpyro_vips.vips.expectations import Moments
+from numpyro_vips.vips.program import ConjugateProgram, Factor
+
+
+class VisibleRows:
+    """A model compiled for rows that the caller may see; it holds none of them.
+
+    Args:
+      query: Which model, how it was fitted, and what its rows look like.
+    """
+
+    def __init__(self, query: Query):
+        settings = query.settings
+        local_steps = settings.get("local_steps") or DEFAULT_LOCAL_STEPS
+        # The graph needs shapes only.
+        arguments = with_made_up_rows(query.arguments, 3, seed=0)
+        graph = build_graph(query.model, arguments)
+        self._program = program = compile_model(
+            query.model,
+            graph,
+            structure=settings.get("structure", {}),
+            augmentation=settings.get("augmentation", logistic_bounds.DEFAULT),
+        )
+
+        def bound(joint: Any, row: Mapping[str, Any]) -> jax.Array:
+            return program.row_bound(joint, row, local_steps)
+
+        def factors(joint: Any, row: Mapping[str, Any]) -> dict[str, Factor]:
+            return _with_trials(
+                program, program.local_factors(joint, row, local_steps), row
+            )
+
+        self._bounds = jax.jit(jax.vmap(bound, in_axes=(None, 0)))
+        self._factors = jax.jit(jax.vmap(factors, in_axes=(None, 0)))
+
+    def elbo(self, arguments: ModelArguments, of_globals: Moments) -> np.ndarray:
+        """For each row, the bound on its log density; the globals' KL is not in it."""
+        joint = self._program.joint_moments(of_globals)
+        parts = map_rows(arguments, lambda rows: self._bounds(joint, rows))
+        return np.concatenate([np.asarray(part) for part in parts])
+
+    def local_posterior(
+        self, arguments: ModelArguments, of_globals: Moments
+    ) -> dict[str, dist.Distribution]:
+        """The posterior of each latent with one entry per row."""
+        joint = self._program.joint_moments(of_globals)
+        parts = list(map_rows(arguments, lambda rows: self._factors(joint, rows)))
+        factors = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
+        found = {}
+        for group in self._program.structure.groups_of("local"):
+            moments, natural = factors[group.name]
+            found.update(_distributions(self._program, group, moments, natural))
+        return found
+
+
+def _with_trials(
+    program: ConjugateProgram, factors: dict[str, Factor], row: Mapping[str, Any]
+) -> dict[str, Factor]:
+    """Adds to each Pólya-Gamma variable's moments its number of trials."""
+    found, _, _ = program.row_terms(row)
+    for group in program.structure.groups_of("local"):
+        weight = copies(group, found.latents)
+        if group.family is PolyaGamma and weight is not None:
+            moments, natural = factors[group.name]
+            trials = jnp.asarray(forms.constant_array(weight))
+            factors[group.name] = {**moments, "trials": trials}, natural
+    return factors
+
+
+def _distributions(
+    program: ConjugateProgram,
+    group: Group,
+    moments: Mapping[str, jax.Array],
+    natural: Mapping[str, jax.Array],
+) -> dict[str, dist.Distribution]:
+    """The distribution of every latent of a group, from arrays with rows in front."""
+    structure = program.structure
+    if isinstance(group.family, JointCategorical):
+        return {
+            name: _discrete(
+                program, structure.latents[name], _marginal(group, name, moments)
+            )
+            for name in group.latents
+        }
+    if issubclass(group.family, Normal):
+        parameters = group.family.parameters(natural)
+        return {
+            name: _gaussian(program, group, name, parameters) for name in group.latents
+        }
+    (name,) = group.latents
+    latent = structure.latents[name]
+    if group.family is Categorical:
+        return {name: _discrete(program, latent, moments["is"])}
+    parameters = dict(group.family.parameters(natural))
+    if group.family is PolyaGamma:
+        parameters["b"] = moments["trials"]
+    axis = _row_axis(program, latent)
+    moved = {key: _rows_in_place(value, axis) for key, value in parameters.items()}
+    return {name: group.family.distribution(moved)}
+
+
+def _row_axis(program: ConjugateProgram, latent: Latent) -> int:
+    """Where the rows are among the axes of a latent, or of the site it belongs to."""
+    site = program.graph.sites.get(latent.name)
+    if site is None:
+        # An auxiliary variable has the axes of its site: `{site}:{kind}`.
+        site = program.graph.sites[latent.name.rsplit(":", 1)[0]]
+    assert site.row_axis is not None
+    return site.row_axis
+
+
+def _rows_in_place(array: jax.Array, axis: int) -> jax.Array:
+    """Moves the leading axis of rows to where one row has an axis of length 1."""
+    return jnp.moveaxis(jnp.squeeze(array, axis + 1), 0, axis)
+
+
+def _discrete(
+    program: ConjugateProgram, latent: Latent, probabilities: jax.Array
+) -> dist.Distribution:
+    moved = _rows_in_place(probabilities, _row_axis(program, latent))
+    site = program.graph.sites.get(latent.name)
+    kinds = (dist.BernoulliProbs, dist.BernoulliLogits)
+    if site is not None and issubclass(site.distributed.kind, kinds):
+        return dist.BernoulliProbs(moved[..., 1])
+    return dist.CategoricalProbs(moved)
+
+
+def _marginal(group: Group, name: str, moments: Mapping[str, jax.Array]) -> jax.Array:
+    """Probabilities of one latent's states, from a table that it is in."""
+    family = group.family
+    assert isinstance(family, JointCategorical)
+    clique = next(clique for clique in family.cliques if name in clique)
+    table = moments[",".join(clique)]
+    first = table.ndim - len(clique)
+    others = [first + i for i, other in enumerate(clique) if other != name]
+    return table.sum(others)
+
+
+def _gaussian(
+    program: ConjugateProgram,
+    group: Group,
+    name: str,
+    parameters: Mapping[str, jax.Array],
+) -> dist.Distribution:
+    """The marginal of one site of a Gaussian block.
+
+    It is joint over the site's last axis where that is all that the block couples, and
+    elementwise otherwise.
+    """
+    layout = group.layout
+    assert layout is not None
+    shape, span = layout.shapes[name], layout.span(name)
+    axis = _row_axis(program, program.structure.latents[name])
+
+    def in_shape(array: jax.Array) -> jax.Array:
+        return _rows_in_place(layout.site(name, array, leading=1), axis)
+
+    mean = in_shape(parameters["loc"])
+    if "scale" in parameters:
+        return dist.Normal(mean, in_shape(parameters["scale"]))
+    long = [i for i in layout.block_axes[name] if shape[i] > 1]
+    if long == [len(shape) - 1]:
+        covariance = parameters["covariance_matrix"][..., span, span]
+        num_rows, size = len(covariance), shape[-1]
+        matrices = covariance.reshape((num_rows, *shape[:-1], size, size))
+        return dist.MultivariateNormal(
+            mean,
+            covariance_matrix=_rows_in_place(matrices, axis),
+            validate_args=False,
+        )
+    variance = jnp.diagonal(parameters["covariance_matrix"], axis1=-2, axis2=-1)
+    return dist.Normal(mean, jnp.sqrt(in_shape(variance)))

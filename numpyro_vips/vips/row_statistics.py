@@ -1,0 +1,478 @@
+"""Norms and clipped sums of the rows' expected sufficient statistics.
+
+The expected energy of a row is linear in the joint moments n̄, so the row's expected
+sufficient statistics are its gradient in them. No row's statistic is ever made: its
+norm comes from inner products of its terms, each a small contraction, and the clipped
+sum over rows is one weighted backward pass. What indices scatter is made as the few
+blocks that it is, for the norm and for the sum.
+"""
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.algebra.contractions import contract
+from numpyro_vips.conjugacy.algebra.terms import (
+    ArrayLike,
+    Label,
+    Labels,
+    OneHot,
+    Term,
+    is_known,
+    labels_of,
+)
+from numpyro_vips.conjugacy.structure.geometry import is_global
+from numpyro_vips.conjugacy.structure.repeated_diagonals import (
+    with_diagonal,
+    without_diagonal,
+)
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.jax_tools.row_sums import clipping_factor, piece_length
+from numpyro_vips.vips.expectations import (
+    Moments,
+    Operand,
+    binding,
+    constants,
+    labels_of_operand,
+    moment_operands,
+)
+
+# A term, and for each label of its statistic the term's own.
+Entry = tuple[Term, Labels]
+
+# Rounding errors of a contraction, in units of the machine epsilon times the sum of
+# magnitudes: far more than blocked summation makes.
+_ROUNDING = 64.0
+
+
+# --- what a row has a share in --------------------------------------------------------
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The numbers that norm and sum are made of, of one row or of several.
+
+    Attributes:
+      numbers: The row's arrays in its terms, in order.
+      local_moments: Of its latents.
+      scattered: The statistics that are made already.
+      valid: Whether the row may count.
+      epsilon: Of the precision in which latents were solved for.
+    """
+
+    numbers: tuple[jax.Array, ...]
+    local_moments: Moments
+    scattered: "Mapping[str, Scattered]"
+    valid: jax.Array
+    epsilon: float = dataclasses.field(metadata={"static": True})
+
+
+def numbers_of(terms: Sequence[Term]) -> tuple[jax.Array, ...]:
+    """The arrays that depend on the row."""
+    found: list[ArrayLike] = []
+
+    def look(array: ArrayLike) -> ArrayLike:
+        found.append(array)
+        return array
+
+    for term in terms:
+        term.with_row_arrays(look)
+    return tuple(map(jnp.asarray, found))
+
+
+def with_numbers(terms: Sequence[Term], numbers: Sequence[jax.Array]) -> list[Term]:
+    """The same terms with other numbers, in the order of `numbers_of`."""
+    left = iter(numbers)
+    return [term.with_row_arrays(lambda _: next(left)) for term in terms]
+
+
+# --- norms ----------------------------------------------------------------------------
+
+
+def squared_row_norm(
+    structure: Structure,
+    terms: Sequence[Term],
+    share: Share,
+    scales: Mapping[str, float],
+) -> jax.Array:
+    """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
+
+    It may be larger than that, never smaller. Where large terms cancel, rounding could
+    swallow the norm of what is left, so a bound on the rounding error is added; where
+    a term is scattered along an index, entries that meet are taken to add up.
+    """
+    by_statistic = _by_statistic(structure, terms)
+    repeats = {s.name: s.diagonal for s in structure.statistics}
+    total = jnp.zeros(())
+    for name, entries in by_statistic.items():
+        if name not in scales:
+            continue
+        diagonal = repeats[name]
+        if name in share.scattered:
+            # A diagonal that is not released counts here, too.
+            square = _scattered_square(share.scattered[name])
+        elif diagonal is None:
+            square = _squared_norm(structure, entries, share.local_moments)
+        else:
+            others = by_statistic[diagonal.statistic]
+            square = _hollow_square(structure, entries, others, diagonal.factor, share)
+        total = total + scales[name] ** 2 * square
+    return total
+
+
+def _by_statistic(
+    structure: Structure, terms: Sequence[Term]
+) -> dict[str, list[Entry]]:
+    """The terms of each statistic that has any."""
+    by_statistic: dict[str, list[Entry]] = {}
+    for term in terms:
+        found = binding(structure, term)
+        if found is not None:
+            by_statistic.setdefault(found[0].name, []).append((term, found[1]))
+    return by_statistic
+
+
+def _squared_norm(
+    structure: Structure, entries: Sequence[Entry], local_moments: Moments
+) -> jax.Array:
+    square = _square(structure, entries, local_moments, magnitudes=False)
+    if not _may_cancel(entries):
+        return square
+    bound = _square(structure, entries, local_moments, magnitudes=True)
+    return jnp.maximum(square, 0.0) + _ROUNDING * epsilon() * bound
+
+
+def _hollow_square(
+    structure: Structure,
+    entries: Sequence[Entry],
+    others: Sequence[Entry],
+    factor: float,
+    share: Share,
+) -> jax.Array:
+    """Squared norm of a statistic without its diagonal, `factor` times the others'."""
+
+    def difference(sign: float, magnitudes: bool) -> jax.Array:
+        mine = share.local_moments
+        whole = _square(structure, entries, mine, magnitudes=magnitudes)
+        other = _square(structure, others, mine, magnitudes=magnitudes)
+        return whole + sign * factor**2 * other
+
+    square = jnp.maximum(difference(-1.0, magnitudes=False), 0.0)
+    # The latents' moments, of which that is true, were rounded when they were made.
+    return square + _ROUNDING * share.epsilon * difference(1.0, magnitudes=True)
+
+
+def _square(
+    structure: Structure,
+    entries: Sequence[Entry],
+    local_moments: Moments,
+    *,
+    magnitudes: bool,
+) -> jax.Array:
+    square = jnp.zeros(())
+    for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
+        if i <= j:
+            inner = _inner_product(
+                structure, first, second, local_moments, magnitudes=magnitudes
+            )
+            square = square + (1.0 if i == j else 2.0) * inner
+    return square
+
+
+def _inner_product(
+    structure: Structure,
+    first: Entry,
+    second: Entry,
+    local_moments: Moments,
+    *,
+    magnitudes: bool,
+) -> jax.Array:
+    """⟨a, b⟩ of two terms' coefficient arrays, without making either.
+
+    With `magnitudes`, every number is replaced by its absolute value.
+    """
+    a, a_labels = first
+    b, b_labels = second
+    fresh = {x: Label(x.size) for x in b.bound}
+    b, b_labels = b.renamed(fresh), tuple(fresh.get(x, x) for x in b_labels)
+    # Entry i of both arrays is the same coordinate, so its labels are one.
+    merged: dict[Label, Label] = {}
+
+    def root(label: Label) -> Label:
+        while label in merged:
+            label = merged[label]
+        return label
+
+    for x, y in zip(a_labels, b_labels, strict=True):
+        x, y = root(x), root(y)
+        if x is not y:
+            merged[y] = x
+    substitution = {label: root(label) for label in merged}
+    operands: list[Operand | OneHot] = []
+    for term in (a.renamed(substitution), b.renamed(substitution)):
+        operands += constants(term)
+        operands += moment_operands(structure, term, local_moments, role="local")
+    present = {label for operand in operands for label in labels_of_operand(operand)}
+    size = 1.0
+    for label in {root(x) for x in a_labels} - present:
+        size *= label.size
+    scale = a.scale * b.scale * size
+    if magnitudes:
+        scale = abs(scale)
+        operands = [
+            x if isinstance(x, OneHot) else (_magnitude(x[0]), x[1]) for x in operands
+        ]
+    return jnp.asarray(contract(scale, operands, ()))
+
+
+def _magnitude(array: ArrayLike) -> ArrayLike:
+    # What is public stays known, and is contracted before what rows have a share in.
+    return np.abs(array) if is_known(array) else jnp.abs(array)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scattered:
+    """A row's statistic Σ_l a[l, k] 1[v = index_l], which has an entry for every v.
+
+    Sums of it have the axes v and k, each once.
+
+    Attributes:
+      indices: index_l along each axis v, (L,).
+      blocks: a, with axes l and k. The last may be `padded`.
+      axes: For each axis of the statistic, which axis of the sum it is. Of two that
+        are the same one, the statistic is the diagonal.
+    """
+
+    indices: tuple[jax.Array, ...]
+    blocks: jax.Array
+    axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+
+def scattered_statistics(
+    structure: Structure,
+    terms: Sequence[Term],
+    local_moments: Moments,
+    names: Collection[str],
+) -> dict[str, Scattered]:
+    """The row's statistics that are of this form, of those in `names`."""
+    found = {}
+    for name, entries in _by_statistic(structure, terms).items():
+        if name in names and len(entries) == 1:
+            scattered = _scattered(structure, entries[0], local_moments)
+            if scattered is not None:
+                found[name] = scattered
+    return found
+
+
+def _scattered(
+    structure: Structure, entry: Entry, local_moments: Moments
+) -> Scattered | None:
+    term, labels = entry
+    scatters = [
+        factor
+        for factor in term.factors
+        if isinstance(factor, OneHot) and factor.row and factor.target in labels
+    ]
+    targets = tuple(factor.target for factor in scatters)
+    index_labels = scatters[0].labels if scatters else ()
+    rest = Term(
+        term.scale,
+        tuple(
+            factor
+            for factor in term.factors
+            if factor not in scatters and not is_global(factor, structure.latents)
+        ),
+        term.bound,
+    )
+    used = {x for f in rest.factors for x in labels_of(f) if x in targets}
+    kept = tuple(x for x in dict.fromkeys(labels) if x not in targets)
+    if (
+        not index_labels
+        or used
+        or len(set(targets)) < len(targets)
+        or any(set(f.labels) != set(index_labels) for f in scatters)
+        or any(label in labels for label in index_labels)
+        or math.prod(x.size for x in index_labels) > math.prod(x.size for x in targets)
+    ):
+        return None
+    operands = constants(rest)
+    operands += moment_operands(structure, rest, local_moments, role="local")
+    output = (*index_labels, *kept)
+    summed = {x for operand in operands for x in labels_of_operand(operand)}
+    summed -= set(output)
+    if any(label.size > 1 for label in summed):
+        return None  # A sum inside of a[l, k] could cancel.
+    blocks = jnp.asarray(contract(term.scale, operands, output, cut=False))
+    # Without the barrier XLA makes an array of each factor in place of the product.
+    blocks = jax.lax.optimization_barrier(blocks)
+    blocks = blocks.reshape(-1, *blocks.shape[len(index_labels) :])
+    indices = []
+    for factor in scatters:
+        order = [factor.labels.index(label) for label in index_labels]
+        index = jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1)
+        indices.append(jnp.maximum(index, 0))
+    axes = tuple((*targets, *kept).index(label) for label in labels)
+    return Scattered(tuple(indices), blocks, axes)
+
+
+def _scattered_square(scattered: Scattered) -> jax.Array:
+    """A bound on its squared norm.
+
+    Where m_l of the indices are equal to index_l, Cauchy and Schwarz give
+
+        Σ_vk (Σ_l a[l, k] 1[v = index_l])² ≤ Σ_lk m_l a[l, k]²,
+
+    with equality if indices are distinct, or entries that meet are equal. Nothing
+    cancels in it.
+    """
+    blocks = scattered.blocks
+    squares = (blocks.reshape(len(blocks), -1) ** 2).sum(1)
+    # An entry of zero is no company: padding may repeat any index.
+    return jnp.sum(_how_many_equal(scattered.indices, squares > 0) * squares)
+
+
+def _how_many_equal(indices: Sequence[jax.Array], counting: jax.Array) -> jax.Array:
+    """For each entry, how many of those that count have the same indices.
+
+    One entry after the other is compared with all, in place of a square table of them,
+    which costs several times as much to write as to make.
+
+    Args:
+      indices: One or more arrays (entries,).
+      counting: Whether each entry counts, (entries,).
+    """
+
+    def add(number: Any, found: jax.Array) -> jax.Array:
+        equal = functools.reduce(jnp.logical_and, [i == i[number] for i in indices])
+        return found + jnp.where(equal, ones[number], 0.0)
+
+    ones = counting.astype(jnp.result_type(float))
+    unroll = min(4, len(ones))
+    return jax.lax.fori_loop(0, len(ones), add, jnp.zeros_like(ones), unroll=unroll)
+
+
+def epsilon() -> float:
+    return float(jnp.finfo(jnp.result_type(float)).eps)
+
+
+def _may_cancel(entries: Sequence[Entry]) -> bool:
+    """Whether a statistic is a sum, of several terms or within one."""
+    if len(entries) > 1:
+        return True
+    term, labels = entries[0]
+    return any(label.size > 1 and label not in labels for label in term.bound)
+
+
+# --- sums over rows -------------------------------------------------------------------
+
+# What some rows add to a statistic: an array, or their shares, still scattered.
+Part = jax.Array | Scattered
+
+
+def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
+    """Rows' shares, each times its weight (rows,)."""
+    blocks = scattered.blocks
+    each = weights.reshape(-1, *(1,) * (blocks.ndim - 1))
+    return dataclasses.replace(scattered, blocks=each * blocks)
+
+
+def zero_sum(part: Part, shape: tuple[int, ...]) -> jax.Array:
+    """Where a sum of such parts starts, given the statistic's own shape.
+
+    Only the shapes of the part are looked at.
+    """
+    if not isinstance(part, Scattered):
+        return jnp.zeros(shape, part.dtype)
+    picked = [shape[part.axes.index(i)] for i in range(len(part.indices))]
+    # The blocks have axes of rows and of each row's entries first.
+    return jnp.zeros((*picked, *part.blocks.shape[2:]), part.blocks.dtype)
+
+
+def add(total: jax.Array, part: Part) -> jax.Array:
+    if not isinstance(part, Scattered):
+        return total + part
+    return total.at[part.indices].add(part.blocks, mode="drop")
+
+
+def in_order(total: jax.Array, part: Part, shape: tuple[int, ...]) -> jax.Array:
+    """A sum of such parts, with the statistic's own axes."""
+    if not isinstance(part, Scattered):
+        return total
+    axes = part.axes
+    total = total[tuple(slice(shape[axes.index(i)]) for i in range(total.ndim))]
+    if len(axes) == total.ndim:
+        return jnp.transpose(total, axes)
+    entries = jnp.ogrid[tuple(slice(size) for size in total.shape)]
+    diagonal = tuple(entries[axis] for axis in axes)
+    return jnp.zeros(shape, total.dtype).at[diagonal].set(total)
+
+
+# --- blocks ---------------------------------------------------------------------------
+
+
+def as_block(statistic: Statistic, array: jax.Array) -> jax.Array:
+    """What is released of a statistic: symmetric ones symmetrised, or hollow."""
+    if statistic.matrix is None:
+        return array
+    batch, rows, columns = statistic.matrix
+    array = array.transpose(*batch, *rows, *columns)
+    array = array.reshape(statistic.block_shape)
+    array = 0.5 * (array + jnp.swapaxes(array, -1, -2))
+    return array if statistic.diagonal is None else without_diagonal(array)
+
+
+def with_repeats(
+    statistics: Sequence[Statistic], blocks: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Released blocks, with the diagonals that repeat others put back."""
+    found = dict(blocks)
+    for statistic in statistics:
+        if statistic.diagonal is not None and statistic.name in blocks:
+            diagonal = statistic.diagonal.of(blocks[statistic.diagonal.statistic])
+            found[statistic.name] = with_diagonal(blocks[statistic.name], diagonal)
+    return found
+
+
+def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
+    """The statistic in its own shape, from its block with the diagonal."""
+    if statistic.matrix is None:
+        return block
+    order = [axis for part in statistic.matrix for axis in part]
+    array = block.reshape([statistic.shape[i] for i in order])
+    return array.transpose([order.index(i) for i in range(len(order))])
+
+
+# --- rows -----------------------------------------------------------------------------
+
+# Rows whose latents are swept are worked on in pieces that stay near the processor.
+MAX_PIECE = 256
+_PIECE_BYTES = 2**26
+
+
+def piece_size(bytes_per_row: int) -> int:
+    """How many rows to work on together, given what the latents of one take."""
+    return min(MAX_PIECE, piece_length(bytes_per_row, _PIECE_BYTES))
+
+
+def clipping_weights(
+    norms: jax.Array, mask: jax.Array, clipping_norm: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What each row is multiplied by, and which rows may be looked at at all."""
+    usable = mask & jnp.isfinite(norms)
+    factors = clipping_factor(norms, clipping_norm)
+    return jnp.where(usable, factors, 0.0), usable
+
+
+def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
+    shape = (-1, *(1,) * (array.ndim - 1))
+    return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))

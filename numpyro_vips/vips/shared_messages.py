@@ -1,0 +1,266 @@
+"""Discrete latents of many elements that get the same message from the other latents.
+
+As the topics of a document's words: probabilities are kept as products, so that no
+array of elements by states is made in a sweep.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.algebra.contractions import contract, padded
+from numpyro_vips.conjugacy.algebra.terms import (
+    Dense,
+    Label,
+    OneHot,
+    Term,
+    labels_of,
+    same_labels,
+)
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.vips.coordinates import (
+    Coordinate,
+    Factor,
+    Whole,
+    by_coupling,
+    copies,
+    divided_by_weight,
+    locals_of,
+)
+from numpyro_vips.vips.expectations import Moments, binding, constants, moment_operands
+from numpyro_vips.vips.invalid_rows import Clear
+
+
+class Base(NamedTuple):
+    """What a discrete latent's own terms say of each element's states.
+
+    Attributes:
+      log: Log probabilities up to a constant for each element.
+      scaled: Their exponentials, the largest of each element being 1.
+    """
+
+    log: jax.Array
+    scaled: jax.Array
+
+
+class SharedMessage(Coordinate):
+    """Discrete elements whose messages from other latents do not vary over them.
+
+    Of a document's words, each with a topic of its own, the message from the topic
+    proportions is the same for all. Probabilities are exp(base + message), and the
+    exponential of the base, which has an entry per element and state, is taken once:
+
+        r[l, k] = exp(base[l, k]) · exp(message[k]) / total[l].
+
+    They are kept in these factors, so that no array of r is made in a sweep. A word
+    that underflows in every topic counts in none.
+    """
+
+    def __init__(
+        self,
+        structure: Structure,
+        group: Group,
+        base: Base,
+        coupled: Sequence[Term],
+        message_shape: tuple[int, ...],
+    ):
+        super().__init__(structure, group)
+        self._log_base = base.log
+        self._base = base.scaled
+        self._coupled = coupled
+        self._shape = message_shape
+
+    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+        message = jnp.zeros(self._shape)
+        for term in self._select(self._coupled, known):
+            message = message + _coefficients(
+                self.structure, self.group, term, moments, self._shape
+            )
+        weights = padded(jnp.exp(message - message.max(-1, keepdims=True)))
+        # einsum and not a sum of products, which would make an array of r.
+        kept = [axis for axis, size in enumerate(self._shape) if size > 1]
+        axes = list(range(self._base.ndim))
+        squeezed = weights.reshape([weights.shape[axis] for axis in kept])
+        total = jnp.einsum(
+            self._base, axes, squeezed, kept, axes[:-1], precision="highest"
+        )
+        total = total + jnp.finfo(total.dtype).tiny
+        return {"message": weights, "total": total}, {"is": message}
+
+    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+        # The base stays out of the loop over sweeps, which would copy it.
+        return {**factor[0], "base": self._base}
+
+    def dense(self, factor: Factor) -> Factor:
+        moments, natural = factor
+        probabilities = self._base * moments["message"] / moments["total"][..., None]
+        return {"is": probabilities}, {"is": self._log_base + natural["is"]}
+
+
+def with_shared_message(
+    structure: Structure,
+    group: Group,
+    terms: Sequence[Term],
+    gathered: Callable[[Group], Base | None],
+    weight: forms.Form | None,
+    cleared: Clear,
+) -> SharedMessage | None:
+    """The group as a `SharedMessage` coordinate, if its messages lack some axis."""
+    if group.family is not Categorical or len(group.shape) == 0:
+        return None
+    if any(sum(a.latent == group.name for a in t.atoms) != 1 for t in terms):
+        return None
+    alone, coupled = by_coupling(structure, terms)
+    if not coupled:
+        return None
+    if weight is not None:
+        divided = [_of_one_copy(term, group, weight, cleared) for term in coupled]
+        if any(term is None for term in divided):
+            return None
+        coupled = [term for term in divided if term is not None]
+    varying: set[int] = set()
+    for term in coupled:
+        (atom,) = (a for a in term.atoms if a.latent == group.name)
+        others = {
+            label
+            for factor in term.factors
+            if factor is not atom
+            for label in labels_of(factor)
+        }
+        varying |= {i for i, label in enumerate(atom.labels) if label in others}
+    states = structure.latents[group.name].states
+    assert states is not None
+    shape = (*group.shape, len(states))
+    long = [i for i, size in enumerate(shape) if size > 1]
+    if len(shape) - 1 not in varying or all(i in varying for i in long):
+        return None
+    message_shape = tuple(n if i in varying else 1 for i, n in enumerate(shape))
+    base = gathered(group)
+    if base is None:
+        log = Whole(structure, group, alone, None).of_own_terms["is"]
+        if weight is not None:
+            array = cleared.array(forms.constant_array(weight))
+            log = divided_by_weight({"is": log}, array, Categorical)["is"]
+        base = Base(log, _scaled_exp(log))
+    return SharedMessage(structure, group, base, coupled, message_shape)
+
+
+def _scaled_exp(log: jax.Array) -> jax.Array:
+    largest = log.max(-1, keepdims=True)
+    # An element that is possible in no state keeps a base of zero.
+    return padded(jnp.exp(log - jnp.where(jnp.isneginf(largest), 0.0, largest)))
+
+
+def gathered_base(
+    structure: Structure,
+    group: Group,
+    terms: Sequence[Term],
+    latents: Mapping[str, Latent],
+    cleared: Clear,
+    joint: Mapping[str, jax.Array],
+) -> Base | None:
+    """The base of elements that each pick an entry of n̄ by an index of theirs.
+
+    A word picks its row of ⟨log beta⟩. Exponentials are taken of n̄ then, which has
+    fewer entries than all words of a minibatch together, and the words pick from them.
+
+    Returns:
+      The base, or None if the group's own terms are not of this form.
+    """
+    alone = [term for term in terms if locals_of(structure, term) == {group.name}]
+    if len(alone) != 1:
+        return None
+    (term,) = alone
+    weight = copies(group, latents)
+    if weight is not None:
+        divided = _of_one_copy(term, group, weight, cleared)
+        if divided is None:
+            return None
+        term = divided
+    found = binding(structure, term)
+    factors = constants(term)
+    one_hots = [f for f in factors if isinstance(f, OneHot) and f.row]
+    if found is None or not one_hots or len(one_hots) < len(factors):
+        return None
+    statistic, labels = found
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    targets = [factor.target for factor in one_hots]
+    elements, states = atom.labels[:-1], atom.labels[-1]
+    if (
+        len(set(targets)) < len(targets)
+        or len(set(labels)) < len(labels)
+        or states not in labels
+        or {*labels, *atom.labels} - {*elements, states} != set(targets)
+        or any(set(factor.labels) - set(elements) for factor in one_hots)
+    ):
+        return None
+    # What one index picks lies together. Without the barrier XLA would pick from n̄ as
+    # it was, entry by entry, and take the exponential anew for every word.
+    rest = [x for x in labels if x not in targets and x is not states]
+    order = (*targets, *rest, states)
+    log = jnp.transpose(joint[statistic.name], [labels.index(x) for x in order])
+    log = term.scale * log
+    scaled = jax.lax.optimization_barrier(_scaled_exp(log))
+    longer = Label(scaled.shape[-1])
+    picked = [
+        jnp.asarray(
+            contract(1.0, [(array, (*order[:-1], last)), *one_hots], (*elements, last))
+        )
+        for array, last in ((log, states), (scaled, longer))
+    ]
+    if weight is None:
+        return Base(*picked)
+    # As in `divided_by_weight`: what an element of no copy picks may be anything. The
+    # scaled ones are no larger than 1, and are not worth another copy.
+    array = jnp.asarray(cleared.array(forms.constant_array(weight)))[..., None]
+    log, scaled = picked
+    return Base(jnp.where(array > 0, log, 0.0), scaled)
+
+
+def _of_one_copy(
+    term: Term, group: Group, weight: forms.Form, cleared: Clear
+) -> Term | None:
+    """A term divided by the number of copies, if that is among its factors."""
+    if len(weight.terms) != 1:
+        return None
+    divisor = cleared.term(weight.terms[0])
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    position = dict(zip(weight.axes, atom.labels[:-1], strict=True))
+    factors = list(term.factors)
+    for factor in divisor.factors:
+        if not isinstance(factor, Dense):
+            return None
+        labels = tuple(position.get(label, label) for label in factor.labels)
+        for number, candidate in enumerate(factors):
+            if (
+                isinstance(candidate, Dense)
+                and candidate.array is factor.array
+                and same_labels(candidate.labels, labels)
+            ):
+                del factors[number]
+                break
+        else:
+            return None
+    return Term(term.scale / divisor.scale, tuple(factors), term.bound)
+
+
+def _coefficients(
+    structure: Structure,
+    group: Group,
+    term: Term,
+    moments: Moments,
+    shape: tuple[int, ...],
+) -> jax.Array:
+    """What a term that is linear in a group's one atom multiplies it by."""
+    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    rest = Term(term.scale, tuple(f for f in term.factors if f is not atom), term.bound)
+    operands = constants(rest) + moment_operands(structure, rest, moments, role=None)
+    output = tuple(x for x, n in zip(atom.labels, shape, strict=True) if n > 1)
+    array = jnp.asarray(contract(term.scale, operands, output))
+    return array.reshape(shape)

@@ -1,0 +1,136 @@
+"""Linear algebra of many matrices, of which LAPACK sees one at a time."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import _models
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_vips.conjugacy.families import positive_matrices
+
+# One program each: by itself every operation would be compiled on its own.
+inverse, log_det, eigh = map(
+    jax.jit,
+    (positive_matrices.inverse, positive_matrices.log_det, positive_matrices.eigh),
+)
+
+# The primitives that jaxlib gives to LAPACK.
+LAPACK = {"cholesky", "triangular_solve", "lu", "eigh", "svd", "geqrf", "eig", "schur"}
+SIZES = [1, 2, 5, 8, 9, 20, 75]
+
+
+def matrices(size: int, batch: tuple[int, ...] = (3, 2), seed: int = 0) -> np.ndarray:
+    root = np.random.default_rng(seed).normal(size=(*batch, size, 2 * size))
+    return root @ root.swapaxes(-1, -2) + 0.1 * np.eye(size)
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations, those of inner programs too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in jex_core.jaxprs_in_params(equation.params):
+            yield from equations(inner)
+
+
+def batches(function: Any, *arguments: Any) -> list[tuple[int, ...]]:
+    """Shapes of the batches that LAPACK gets."""
+    found = []
+    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr):
+        if equation.primitive.name in LAPACK:
+            found.append(equation.invars[0].aval.shape[:-2])
+    return found
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("size", SIZES)
+def test_values_agree_with_numpy(size: int) -> None:
+    a = matrices(size)
+    np.testing.assert_allclose(inverse(a), np.linalg.inv(a))
+    np.testing.assert_allclose(log_det(a), np.linalg.slogdet(a)[1])
+    values, vectors = map(np.asarray, eigh(a))
+    np.testing.assert_allclose(values, np.linalg.eigvalsh(a))
+    rebuilt = (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
+    np.testing.assert_allclose(rebuilt, a, atol=1e-10)
+    one = a[0, 0]
+    np.testing.assert_allclose(inverse(one), np.linalg.inv(one))
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("size", SIZES)
+def test_derivatives_agree_with_jax(size: int) -> None:
+    a, weights = matrices(size), matrices(size, seed=1)
+
+    def slope(inverse: Any, log_det: Any) -> Any:
+        return jax.jit(
+            jax.grad(lambda a: (inverse(a) * weights).sum() + (log_det(a) ** 2).sum())
+        )(a)
+
+    expected = slope(jnp.linalg.inv, lambda a: jnp.linalg.slogdet(a)[1])
+    found = slope(positive_matrices.inverse, positive_matrices.log_det)
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("size", [3, 12, 40])
+def test_what_is_not_positive_definite_gives_no_number(size: int) -> None:
+    a = matrices(size)
+    a[1, 0] *= -1.0
+    a[2, 1] = 0.0
+    valid = np.ones((3, 2), bool)
+    valid[1, 0] = valid[2, 1] = False
+    assert (np.isfinite(inverse(a)).all((-2, -1)) == valid).all()
+    assert (np.isfinite(log_det(a)) == valid).all()
+
+
+@pytest.mark.parametrize("size", [3, 12, 40])
+def test_lapack_never_gets_a_batch(size: int) -> None:
+    a = matrices(size, batch=(4, 3))
+
+    def all_of_them(a: jax.Array) -> Any:
+        return (
+            positive_matrices.inverse(a),
+            positive_matrices.log_det(a),
+            positive_matrices.eigh(a),
+        )
+
+    for function in (
+        all_of_them,
+        jax.vmap(all_of_them),
+        jax.vmap(jax.vmap(all_of_them)),
+    ):
+        found = batches(function, a)
+        assert found
+        assert set(found) == {()}
+    # What this looks for can be found.
+    assert (4, 3) in batches(jnp.linalg.inv, a)
+
+
+@pytest.mark.parametrize("name", ["linear_regression", "factor_analysis"])
+def test_compiled_models_give_lapack_no_batch(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(positive_matrices, "_TINY", 0)
+    model = _models.MODELS[name]
+    program = _models.uncertified(model.fn, model.rows())
+    rows = program.graph.arguments.as_taken(program.graph.arguments.take(np.arange(12)))
+    row = {name: jnp.asarray(array[0]) for name, array in rows.items()}
+    start = program.start(jax.random.key(0), row)
+    joint = program.joint_moments(start.moments)
+    sums = {s.name: jnp.zeros(s.block_shape) for s in program.structure.statistics}
+    noise = dict.fromkeys(sums, jnp.ones(()))
+
+    def e_step(rows: Any) -> Any:
+        scales = dict.fromkeys(sums, 1.0)
+        mask = jnp.ones(12, bool)
+        return program.bounded_sum(joint, rows, mask, scales, 1.0, sweeps=3)
+
+    def m_step(sums: Any) -> Any:
+        return program.update_globals(sums, noise, start.moments, {}, row)
+
+    of_rows, of_globals = batches(e_step, rows), batches(m_step, sums)
+    assert of_globals
+    assert bool(of_rows) == (name == "factor_analysis")
+    assert set(of_rows + of_globals) == {()}

@@ -1,0 +1,755 @@
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro.distributions import biject_to, constraints
+from numpyro.infer import Trace_ELBO, init_to_value
+from numpyro.infer.autoguide import AutoNormal
+from scipy import optimize, stats
+
+from numpyro_vips.accounting import GaussianEvent, calibrate
+from numpyro_vips.dpvi.checks import not_supported
+from numpyro_vips.dpvi.engine import DpviEngine, DpviState, Variational
+from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
+from numpyro_vips.dpvi.noisy_adam import noisy_adam
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.privacy.batch_selection import padded_chunks, select_rows
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.secure_random import SecureRandom
+
+KEY = jax.random.key(0)
+
+
+# --- models ---------------------------------------------------------------------------
+
+
+@private(unit="people")
+def logistic(X: Any, y: Any = None):
+    alpha: Any = numpyro.sample("alpha", dist.Gamma(2.0, 2.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+@private(unit="people")
+def probit(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("people", X.shape[0]):
+        probs = jax.scipy.stats.norm.cdf(X @ w)
+        numpyro.sample("y", dist.Bernoulli(probs), obs=y)
+
+
+@private(unit="people")
+def network(X: Any, y: Any = None, hidden=4):
+    width = X.shape[1]
+    inner = dist.Normal(0.0, 2.0).expand([width, hidden]).to_event(2)
+    first: Any = numpyro.sample("first", inner)
+    bias: Any = numpyro.sample("bias", dist.Normal(0, 1).expand([hidden]).to_event(1))
+    second: Any = numpyro.sample(
+        "second", dist.Normal(0, 2).expand([hidden]).to_event(1)
+    )
+    noise: Any = numpyro.sample("noise", dist.HalfNormal(1.0))
+    with numpyro.plate("people", X.shape[0]):
+        mean = jnp.tanh(X @ first + bias) @ second
+        numpyro.sample("y", dist.Normal(mean, noise), obs=y)
+
+
+@private(unit="people")
+def regression(X: Any, y: Any = None):
+    """With constrained globals and a transformed prior."""
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    noise: Any = numpyro.sample("noise", dist.LogNormal(-0.5, 0.5))
+    mix: Any = numpyro.sample("mix", dist.Dirichlet(jnp.ones(3)))
+    with numpyro.plate("people", X.shape[0]):
+        mean = X @ w + mix @ jnp.array([-1.0, 0.0, 1.0])
+        numpyro.sample("y", dist.Normal(mean, noise), obs=y)
+
+
+@private(unit="people")
+def visits(group: Any, y: Any = None):
+    with numpyro.plate("group", 5):
+        rate: Any = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("people", group.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate[group]), obs=y)
+
+
+_engines: dict[Any, DpviEngine] = {}
+
+
+def engine_for(model: private, *args: Any, **settings: Any) -> DpviEngine:
+    """An engine does not depend on the rows, so tests share it and what it compiled."""
+    shapes = tuple((arg.shape, arg.dtype) for arg in args)
+    key = (model.fn, shapes, *settings.items(), jnp.result_type(float))
+    if key not in _engines:
+        graph = build_graph(model, bind_arguments(model, args, {}))
+        _engines[key] = DpviEngine(graph, **settings)
+    return _engines[key]
+
+
+def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(num_rows, width)).astype(np.float32)
+    w = np.linspace(-1.0, 1.5, width)
+    y = (rng.random(num_rows) < link(X @ w)).astype(np.float32)
+    return X, y
+
+
+def full_sum(engine, state, rows, mask=None, *, scales=None, clipping_norm=math.inf):
+    count = len(next(iter(rows.values())))
+    sums = engine.bounded_sum(
+        state,
+        rows,
+        np.ones(count, bool) if mask is None else mask,
+        scales=scales or {block.name: 1.0 for block in engine.blocks},
+        clipping_norm=clipping_norm,
+    )
+    return jax.block_until_ready(sums)  # Tests change the rows afterwards.
+
+
+def joint(sums, scales=None):
+    scales = scales or dict.fromkeys(sums, 1.0)
+    parts = [scales[name] * np.asarray(sums[name], float) for name in sorted(sums)]
+    return np.concatenate(parts)
+
+
+def fit(engine, rows, num_steps, key=KEY, step_size=1.0):
+    state = engine.initial_state(key)
+    no_noise = {block.name: 0.0 for block in engine.blocks}
+    for _ in range(num_steps):
+        state = engine.update(state, full_sum(engine, state, rows), no_noise, step_size)
+    posterior = engine.posterior(state)
+    assert isinstance(posterior, NormalPosterior)
+    return posterior
+
+
+# --- the gradient ---------------------------------------------------------------------
+
+
+GRADIENT_CASES = {
+    "logistic": (logistic, binary_data(20)),
+    "constrained": (regression, binary_data(20)),
+}
+
+
+def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variational:
+    _, draws = engine._draws(state)
+    return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param("logistic", marks=pytest.mark.slow), "constrained"]
+)
+def test_gradient_is_that_of_numpyros_elbo(case, x64):
+    model, (X, y) = GRADIENT_CASES[case]
+    engine = engine_for(model, X, y)
+    state = engine.initial_state(KEY)
+    noise = engine.space.split(engine._draws(state)[1][0])
+    starts = {
+        site.name: jnp.ones(site.shape) / max((1, *site.shape))
+        for site in engine.space.sites
+    }
+
+    # NumPyro's own loss and guide, made to draw what the engine draws. Setting the
+    # guide up under jit saves compiling its operations one by one.
+    def loss(variational: Variational) -> Any:
+        guide = AutoNormal(model, init_loc_fn=init_to_value(values=starts))
+        with numpyro.handlers.seed(rng_seed=0):
+            guide(X, y)
+        loc = engine.space.split(variational.guide["loc"])
+        scale = engine.space.split(jnp.exp(variational.guide["log_scale"]))
+        values, params = {}, {}
+        for site in engine.space.sites:
+            name = site.name
+            params[f"{name}_auto_loc"] = loc[name]
+            params[f"{name}_auto_scale"] = scale[name]
+            values[name] = site.transform(loc[name] + scale[name] * noise[name])
+        fixed = numpyro.handlers.substitute(guide, data=values)
+        return Trace_ELBO().loss(KEY, params, model, fixed, X, y)
+
+    theirs = jax.jit(jax.grad(loss))(state.variational)
+    ours = elbo_gradient(engine, state, full_sum(engine, state, {"X": X, "y": y}))
+    np.testing.assert_allclose(
+        ours.guide["loc"], -theirs.guide["loc"], rtol=1e-6, atol=1e-8
+    )
+    np.testing.assert_allclose(
+        ours.guide["log_scale"], -theirs.guide["log_scale"], rtol=1e-6, atol=1e-8
+    )
+
+
+def test_gradient_with_particles_averages_single_draws(x64):
+    X, y = binary_data(20)
+    engine = engine_for(probit, X, y, perturb="all", num_particles=3)
+    state = engine.initial_state(KEY)
+    _, draws = engine._draws(state)
+    sums = full_sum(engine, state, {"X": X, "y": y})
+    scale = np.exp(state.variational.guide["log_scale"])
+    expected: Any = {"loc": 0.0, "log_scale": 0.0}
+    for noise in np.asarray(draws):
+        w = np.asarray(state.variational.guide["loc"]) + scale * noise
+        sign = 2 * y.astype(float) - 1
+        ratio = np.exp(stats.norm.logpdf(X @ w) - stats.norm.logcdf(sign * (X @ w)))
+        g = X.T @ (sign * ratio)
+        expected["loc"] += g / 3
+        expected["log_scale"] += g * scale * noise / 3
+    # NumPyro's Bernoulli(probs) clips probabilities, which moves the last digits.
+    np.testing.assert_allclose(sums["loc"], expected["loc"], rtol=1e-6)
+    np.testing.assert_allclose(sums["log_scale"], expected["log_scale"], rtol=1e-6)
+
+
+def test_location_rebuilds_what_all_releases():
+    X, y = binary_data(20)
+    gradients = []
+    for perturb in ("location", "all"):
+        engine = engine_for(logistic, X, y, perturb=perturb)
+        state = engine.initial_state(KEY)
+        sums = full_sum(engine, state, {"X": X, "y": y})
+        gradients.append(elbo_gradient(engine, state, sums))
+    for one, other in zip(*map(jax.tree.leaves, gradients), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_draw_of_a_step_is_shared_by_chunks_and_changes_between_steps():
+    X, y = binary_data(20)
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    whole = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=0.5)
+    halves = [
+        full_sum(engine, state, {"X": X[s], "y": y[s]}, clipping_norm=0.5)["loc"]
+        for s in (slice(0, 10), slice(10, 20))
+    ]
+    np.testing.assert_allclose(whole["loc"], halves[0] + halves[1], rtol=1e-5)
+    moved = engine.update(state, {"loc": np.zeros(3)}, {"loc": 0.0}, 0.0)
+    again = full_sum(engine, moved, {"X": X, "y": y}, clipping_norm=0.5)
+    np.testing.assert_allclose(
+        moved.variational.guide["loc"], state.variational.guide["loc"]
+    )
+    assert np.max(np.abs(again["loc"] - whole["loc"])) > 1e-3
+
+
+def test_only_what_rows_read_is_released():
+    X, y = binary_data(20, width=3)
+    engine = engine_for(logistic, X, y)
+    assert [block.shape for block in engine.blocks] == [(3,)]
+    assert [site.name for site in engine.space.sites] == ["w", "alpha"]
+    # The prior of w still teaches alpha something.
+    state = engine.initial_state(KEY)
+    moved = engine.update(state, {"loc": np.zeros(3)}, {"loc": 0.0}, 1.0)
+    assert (
+        abs(
+            float(moved.variational.guide["loc"][3] - state.variational.guide["loc"][3])
+        )
+        > 1e-3
+    )
+
+
+# --- the guarantee --------------------------------------------------------------------
+
+
+HUGE = [1.0, 1e3, 1e10, 1e18, 1e30, 3e38]
+
+
+@pytest.mark.parametrize("scales", [None, {"loc": 3.0, "log_scale": 0.5}])
+@pytest.mark.parametrize("size", HUGE)
+def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):
+    X, y = binary_data(8, width=4)
+    perturb = "location" if scales is None else "all"
+    engine = engine_for(logistic, X, y, perturb=perturb)
+    state = engine.initial_state(KEY)
+    rng = np.random.default_rng(1)
+    largest = 0.0
+    for _ in range(20):
+        outlier = (size * rng.uniform(-1, 1, 4)).astype(np.float32)
+        X[3], y[3] = outlier, rng.integers(0, 2)
+        arguments: Any = {"scales": scales, "clipping_norm": 0.7}
+        rows = {"X": X, "y": y}
+        present = full_sum(engine, state, rows, **arguments)
+        mask = np.arange(8) != 3
+        absent = full_sum(engine, state, rows, mask, **arguments)
+        without = {"X": np.delete(X, 3, 0), "y": np.delete(y, 3)}
+        removed = full_sum(engine, state, without, **arguments)
+        difference = np.linalg.norm(joint(present, scales) - joint(absent, scales))
+        assert difference <= 0.7 * (1 + 1e-5)
+        np.testing.assert_allclose(joint(absent), joint(removed), rtol=1e-5, atol=1e-6)
+        largest = max(largest, difference)
+    # Beyond float32's range the gradient is infinite and counts as zero.
+    if 1e3 <= size <= 1e30:
+        assert largest >= 0.95 * 0.7
+
+
+def test_a_row_below_the_norm_is_not_shortened(x64):
+    X, y = binary_data(1)
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    free = joint(full_sum(engine, state, {"X": X, "y": y}))
+    norm = float(np.linalg.norm(free))
+    above = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=1.001 * norm)
+    below = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=0.5 * norm)
+    np.testing.assert_array_equal(joint(above), free)
+    # Rows are clipped a millionth below the norm.
+    expected = 0.5 * (1 - 2.0**-20) * free
+    np.testing.assert_allclose(joint(below), expected, rtol=1e-12)
+
+
+BAD_ROWS = {
+    "nan feature": (np.nan, 1.0),
+    "infinite feature": (np.inf, 0.0),
+    "minus infinite feature": (-np.inf, 1.0),
+    "nan label": (0.5, np.nan),
+    "infinite label": (0.5, np.inf),
+    "label two": (0.5, 2.0),
+    "label one half": (0.5, 0.5),
+    "label minus one": (0.5, -1.0),
+}
+
+
+@pytest.mark.parametrize("model", [logistic, probit])
+@pytest.mark.parametrize("bad", BAD_ROWS)
+@pytest.mark.parametrize("clipping_norm", [0.5, math.inf])
+def test_a_bad_row_counts_as_zero_exactly(model, bad, clipping_norm):
+    X, y = binary_data(20)
+    engine = engine_for(model, X, y)
+    state = engine.initial_state(KEY)
+    mask = np.arange(20) != 4
+    good = full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=clipping_norm)
+    X[4, 1], y[4] = BAD_ROWS[bad]
+    rows = {"X": X, "y": y}
+    found = full_sum(engine, state, rows, clipping_norm=clipping_norm)
+    np.testing.assert_array_equal(found["loc"], good["loc"])
+    assert np.linalg.norm(good["loc"]) > 0.1
+
+
+@pytest.mark.parametrize(("index", "counts"), [(4, True), (-1, True), (5, False)])
+def test_an_id_out_of_range_counts_as_zero(index, counts):
+    group, y = np.arange(10) % 5, np.arange(10) % 4
+    engine = engine_for(visits, group, y)
+    state = engine.initial_state(KEY)
+    mask = np.arange(10) != 4
+    without = full_sum(engine, state, {"group": group, "y": y}, mask)["loc"]
+    group[4] = index
+    found = full_sum(engine, state, {"group": group, "y": y})["loc"]
+    assert bool(np.any(found != without)) is counts
+
+
+def test_a_masked_entry_may_be_missing():
+    @private(unit="people")
+    def model(y: Any = None, seen: Any = None):
+        m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
+        people = numpyro.plate("people", y.shape[0])
+        with people, numpyro.handlers.mask(mask=seen):
+            numpyro.sample("y", dist.Normal(m, 1.0).to_event(1), obs=y)
+
+    y = np.ones((3, 2), np.float32)
+    seen = np.array([True, True, False])
+    engine = engine_for(model, y, seen)
+    state = engine.initial_state(KEY)
+    expected = full_sum(engine, state, {"y": y[:2], "seen": seen[:2]})["loc"]
+    y[2] = np.nan
+    found = full_sum(engine, state, {"y": y, "seen": seen})["loc"]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+def test_pieces_of_a_large_chunk_add_up(monkeypatch):
+    X, y = binary_data(50)
+    sums = []
+    for numbers in (2**23, 4 * 7):
+        monkeypatch.setattr(
+            "numpyro_vips.dpvi.row_gradients._MOST_GRADIENT_NUMBERS", numbers
+        )
+        engine = engine_for(logistic, X, y)
+        _engines.clear()
+        state = engine.initial_state(KEY)
+        mask = np.arange(50) % 3 > 0
+        sums.append(full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=0.4))
+    np.testing.assert_allclose(sums[0]["loc"], sums[1]["loc"], rtol=1e-5, atol=1e-6)
+
+
+def test_row_norms_are_those_of_single_rows():
+    X, y = binary_data(6)
+    y[2] = 7.0
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    norms = engine.row_norms(state, {"X": X, "y": y}, ["loc"])["loc"]
+    for i in range(6):
+        single = full_sum(engine, state, {"X": X[i : i + 1], "y": y[i : i + 1]})["loc"]
+        if i == 2:
+            assert np.isnan(norms[i])
+        else:
+            np.testing.assert_allclose(norms[i], np.linalg.norm(single), rtol=1e-5)
+
+
+# --- index ranges ---------------------------------------------------------------------
+
+
+INDEXED = {
+    "gather": (lambda x, i: x[jnp.stack([i, i])].sum(), False),
+    "slice": (lambda x, i: x[i], False),
+    "inside jit": (lambda x, i: jax.jit(lambda x: x[i])(x), False),
+    "inside custom_jvp": (lambda x, i: jax.nn.relu(x[i]), False),
+    "inside vmap": (
+        lambda x, i: jax.vmap(lambda j: x[j])(jnp.stack([i, i])).sum(),
+        False,
+    ),
+    "explicit filling": (
+        lambda x, i: x.at[i[None]].get(mode="fill", fill_value=0.0).sum(),
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", INDEXED)
+def test_indices_are_checked(case):
+    function, outside_is_fine = INDEXED[case]
+    x = jnp.arange(1.0, 4.0)
+    program = jax.make_jaxpr(function)(x, jnp.asarray(0))
+    check = jax.jit(lambda i: indices_in_range(program, (x, i)))
+    assert [bool(check(jnp.asarray(i))) for i in (0, 2, -1, -3)] == [True] * 4
+    assert bool(check(jnp.asarray(3))) is outside_is_fine
+    assert bool(check(jnp.asarray(-4))) is outside_is_fine
+
+
+# --- below the wall -------------------------------------------------------------------
+
+
+def test_start_is_the_centre_of_the_prior():
+    @private(unit="people")
+    def model(y: Any = None):
+        centre: Any = numpyro.sample("centre", dist.Normal(100.0, 1.0))
+        numpyro.sample("below", dist.Normal(centre, 1.0))
+        rate: Any = numpyro.sample("rate", dist.Gamma(50.0, 1.0))
+        share: Any = numpyro.sample("share", dist.Uniform(2.0, 4.0))
+        heavy: Any = numpyro.sample("heavy", dist.InverseGamma(0.5, 1.0))
+        zero: Any = numpyro.sample("zero", dist.InverseGamma(1.0, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            mean = centre + rate + share + heavy + zero
+            numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+    engine = engine_for(model, np.zeros(4, np.float32))
+    loc = fit(engine, {}, 0).loc
+    start = {site.name: site.transform(loc[site.name]) for site in engine.space.sites}
+    assert abs(start["centre"] - 100) < 0.5
+    assert abs(start["below"] - 100) < 0.5
+    assert 30 < start["rate"] < 80
+    assert 2.8 < start["share"] < 3.2
+    # Its mean is infinite; its median is 4.4.
+    assert 2 < start["heavy"] < 10
+    # NumPyro's formula for its mean divides by zero; its median is 1.44.
+    assert 1 < start["zero"] < 2
+
+
+def test_start_has_nothing_of_the_rows():
+    X, y = binary_data(20)
+    one = engine_for(logistic, X, y).initial_state(KEY)
+    other = engine_for(logistic, 100 * X, 1 - y).initial_state(KEY)
+    np.testing.assert_array_equal(
+        one.variational.guide["loc"], other.variational.guide["loc"]
+    )
+
+
+def test_averaging_weights_later_iterates_more():
+    X, y = binary_data(20)
+    engine = engine_for(logistic, X, y, optimizer=optax.sgd(1.0), averaging=3.0)
+    last = engine_for(logistic, X, y, optimizer=optax.sgd(1.0), averaging=None)
+    state = engine.initial_state(KEY)
+    plain = last.initial_state(KEY)
+    iterates = []
+    for _ in range(30):
+        sums = full_sum(engine, state, {"X": X, "y": y})
+        state = engine.update(state, sums, {"loc": 0.0}, 1.0)
+        plain = last.update(plain, sums, {"loc": 0.0}, 1.0)
+        iterates.append(np.asarray(state.variational.guide["loc"]))
+    np.testing.assert_allclose(plain.average.guide["loc"], iterates[-1], rtol=1e-6)
+    # The weights of the recursion: t(t+1)(t+2).
+    t = np.arange(1, 31)
+    weights = t * (t + 1.0) * (t + 2.0)
+    expected = np.average(iterates, axis=0, weights=weights)
+    np.testing.assert_allclose(
+        state.average.guide["loc"], expected, rtol=1e-3, atol=1e-4
+    )
+
+
+def test_update_survives_absurd_noise():
+    X, y = binary_data(20)
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    for sign in (1.0, -1.0, 1.0):
+        noisy = {"loc": sign * np.array([1e30, -1e38, np.inf])}
+        state = engine.update(state, noisy, {"loc": 1e38}, 1.0)
+    assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.variational))
+    released = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=1.0)
+    assert np.all(np.isfinite(released["loc"]))
+
+
+def test_noisy_adam_shares_the_second_moment_within_a_site():
+    optimizer: Any = noisy_adam([2, 1], learning_rate=0.1, constant_steps=2)
+    state = optimizer.init({"loc": jnp.zeros(3), "log_scale": jnp.zeros(3)})
+    gradient = {"loc": jnp.array([3.0, 4.0, -1e-3]), "log_scale": jnp.zeros(3)}
+    first, state = optimizer.update(gradient, state)
+    rms = math.sqrt((9 + 16) / 2)
+    # 4 / rms > 1 is held to the learning rate, as is the only coordinate of its site.
+    np.testing.assert_allclose(first["loc"], [-0.3 / rms, -0.1, 0.1], rtol=1e-5)
+    np.testing.assert_array_equal(first["log_scale"], np.zeros(3))
+    _, state = optimizer.update(gradient, state)
+    _, state = optimizer.update(gradient, state)
+    later, state = optimizer.update(gradient, state)
+    np.testing.assert_allclose(later["loc"], first["loc"] / 2, rtol=1e-5)
+
+
+# --- posteriors -----------------------------------------------------------------------
+
+
+SUPPORTS = {
+    "real": (constraints.real, ()),
+    "positive": (constraints.positive, (2,)),
+    "unit_interval": (constraints.unit_interval, ()),
+    "simplex": (constraints.simplex, (4,)),
+    "corr_cholesky": (constraints.corr_cholesky, (3, 3)),
+    "positive_definite": (constraints.positive_definite, (2, 2)),
+    "ordered": (constraints.ordered_vector, (3,)),
+    "greater_than": (constraints.greater_than(2.5), ()),
+    "less_than": (constraints.less_than(-1.0), ()),
+    "interval": (constraints.interval(np.array([0.0, 1.0], np.float32), 3.0), (2,)),
+    "open_interval": (constraints.open_interval(0.0, 2.0), ()),
+    "zero_sum": (constraints.zero_sum(1), (3,)),
+    "vector": (constraints.real_vector, (3,)),
+    "independent": (constraints.independent(constraints.positive, 1), (3,)),
+}
+
+
+@pytest.mark.parametrize("case", SUPPORTS)
+def test_supports_survive_json(case):
+    support, shape = SUPPORTS[case]
+    described = json.loads(json.dumps(support_to_json(support)))
+    back = support_from_json(described, jnp.float32)
+    assert type(back) is type(support)
+    transform, again = biject_to(support), biject_to(back)
+    z = jax.random.normal(KEY, transform.inverse_shape(shape))
+    np.testing.assert_array_equal(transform(z), again(z))
+    assert jnp.all(support(again(z)))
+
+
+def test_posterior_survives_its_specification():
+    X, y = binary_data(20)
+    posterior = fit(engine_for(regression, X, y), {"X": X, "y": y}, 3)
+    specification = json.loads(json.dumps(posterior.specification))
+    assert specification["kind"] == "dpvi_normal"
+    params = {name: jnp.asarray(value) for name, value in posterior.params.items()}
+    again = NormalPosterior.from_specification(specification, params)
+    one, other = (p.sample(KEY, (2, 5)) for p in (posterior, again))
+    assert one["mix"].shape == (2, 5, 3)
+    np.testing.assert_allclose(one["mix"].sum(-1), 1.0, rtol=1e-5)
+    assert np.all(one["noise"] > 0)
+    for name in one:
+        np.testing.assert_array_equal(one[name], other[name])
+
+
+def test_posterior_draws_have_the_guides_moments():
+    X, y = binary_data(20)
+    posterior = fit(engine_for(logistic, X, y), {"X": X, "y": y}, 3)
+    assert dict(posterior.site_dims) == {"w": ("feature",), "alpha": ()}
+    draws = posterior.sample(KEY, (20_000,))
+    w, alpha = draws["w"], jnp.log(draws["alpha"])
+    for found, site in ((w, "w"), (alpha, "alpha")):
+        scale = posterior.scale[site]
+        error = (found.mean(0) - posterior.loc[site]) / scale
+        assert np.max(np.abs(error)) < 5 / math.sqrt(20_000)
+        np.testing.assert_allclose(found.std(0), scale, rtol=5 / math.sqrt(40_000))
+
+
+# --- what cannot run ------------------------------------------------------------------
+
+
+def local_continuous(y: Any = None):
+    m: Any = numpyro.sample("m", dist.Normal(0, 1))
+    with numpyro.plate("people", y.shape[0]):
+        z: Any = numpyro.sample("z", dist.Normal(m, 1))
+        numpyro.sample("y", dist.Normal(jnp.tanh(z), 1), obs=y)
+
+
+def local_discrete(y: Any = None):
+    m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
+    with numpyro.plate("people", y.shape[0]):
+        states = dist.CategoricalProbs(jnp.ones(2) / 2).expand([11]).to_event(1)
+        z: Any = numpyro.sample("z", states)
+        numpyro.sample("y", dist.Normal(m[z].sum(-1), 1), obs=y)
+
+
+def global_discrete(y: Any = None):
+    prior: dist.Distribution = dist.GeometricProbs(0.5)
+    k: Any = numpyro.sample("k", prior)
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(k, 1), obs=y)
+
+
+def moving_support(y: Any = None):
+    top: Any = numpyro.sample("top", dist.Exponential(1.0))
+    m: Any = numpyro.sample("m", dist.Uniform(0.0, top))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(m, 1), obs=y)
+
+
+def nothing_to_learn(y: Any = None):
+    numpyro.sample("m", dist.Normal(0, 1))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0, 1), obs=y)
+
+
+def no_latent(y: Any = None):
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0, 1), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (local_continuous, "latents of single rows, such as 'z'"),
+        (local_discrete, "Sum them out by hand"),
+        (global_discrete, "discrete latent 'k'"),
+        (moving_support, "support of 'm' depends on another latent"),
+        (nothing_to_learn, "depends on a latent"),
+        (no_latent, "there is nothing to fit"),
+    ],
+)
+def test_refusals_say_why(function, words):
+    model = private(function, unit="people")
+    graph = build_graph(model, bind_arguments(model, (np.ones(4, np.float32),), {}))
+    with pytest.raises(UnsafeModelError, match=words):
+        DpviEngine(graph)
+
+
+def test_supported_models_have_no_reason():
+    cases = [*GRADIENT_CASES.values(), (probit, binary_data(9))]
+    for model, args in cases:
+        assert (
+            not_supported(build_graph(model, bind_arguments(model, args, {}))) is None
+        )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_particles": 0},
+        {"num_particles": 2, "perturb": "location"},
+        {"perturb": "scale"},
+        {"averaging": -1.0},
+    ],
+)
+def test_settings_are_checked(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        engine_for(logistic, *binary_data(10), **settings)
+
+
+# --- fits -----------------------------------------------------------------------------
+
+
+def test_linear_regression_finds_the_exact_posterior_mean():
+    @private(unit="people")
+    def linear(X: Any, y: Any = None):
+        w: Any = numpyro.sample("w", dist.Normal(0, 3).expand([X.shape[1]]).to_event(1))
+        with numpyro.plate("people", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(500, 4)).astype(np.float32)
+    X[:, 1] += 0.5 * X[:, 0]
+    y = (X @ [1.0, -2.0, 0.5, 0.0] + 0.5 * rng.normal(size=500)).astype(np.float32)
+    precision = X.T @ X / 0.25 + np.eye(4) / 9
+    mean = np.linalg.solve(precision, X.T @ y / 0.25)
+    posterior = fit(engine_for(linear, X, y), {"X": X, "y": y}, 2000)
+    # The best mean-field Normal has the exact mean and 1/sqrt of the precisions.
+    scale = 1 / np.sqrt(np.diag(precision))
+    assert np.max(np.abs(posterior.loc["w"] - mean) / scale) < 0.1
+    np.testing.assert_allclose(posterior.scale["w"], scale, rtol=0.1)
+
+
+def test_probit_regression_agrees_with_its_laplace_approximation():
+    X, y = binary_data(400, link=stats.norm.cdf)
+    posterior = fit(engine_for(probit, X, y), {"X": X, "y": y}, 1000)
+    sign = 2 * y.astype(float) - 1
+
+    def loss(w: np.ndarray) -> float:
+        return -stats.norm.logcdf(sign * (X @ w)).sum() + 0.5 * (w / 2) @ (w / 2)
+
+    def gradient(w: np.ndarray) -> np.ndarray:
+        t = sign * (X @ w)
+        ratio = np.exp(stats.norm.logpdf(t) - stats.norm.logcdf(t))
+        return -X.T @ (sign * ratio) + w / 4
+
+    mode = optimize.minimize(loss, np.zeros(3), jac=gradient).x
+    precision = np.asarray(optimize.approx_fprime(mode, gradient, 1e-5))
+    sd = np.sqrt(np.diag(np.linalg.inv(precision)))
+    assert np.max(np.abs(posterior.loc["w"] - mode) / sd) < 0.3
+    # Mean-field scales are those of the conditionals.
+    expected = 1 / np.sqrt(np.diag(precision))
+    np.testing.assert_allclose(posterior.scale["w"], expected, rtol=0.15)
+
+
+@pytest.mark.slow
+def test_neural_network_learns_what_no_line_can():
+    rng = np.random.default_rng(0)
+    X = rng.uniform(-1, 1, size=(300, 1)).astype(np.float32)
+    y = (np.cos(3 * X[:, 0]) + 0.1 * rng.normal(size=300)).astype(np.float32)
+    posterior = fit(engine_for(network, X, y), {"X": X, "y": y}, 1000)
+    draws = posterior.sample(KEY, (200,))
+    hidden = np.tanh(X @ draws["first"] + draws["bias"][:, None])
+    fitted = np.mean(np.einsum("snh,sh->sn", hidden, draws["second"]), 0)
+    line = np.polynomial.Polynomial.fit(X[:, 0], y, 1)(X[:, 0])
+    assert np.mean((fitted - y) ** 2) < 0.1 * np.mean((line - y) ** 2)
+
+
+def test_private_fit_with_minibatches_comes_close_to_the_best_one():
+    X, y = binary_data(4000, width=3)
+    X /= np.maximum(1.0, np.linalg.norm(X, axis=1, keepdims=True))
+    num_steps, rate = 200, 0.25
+    engine = engine_for(logistic, X, y)
+    multiplier = calibrate(
+        epsilon=2.0, delta=1e-5, sampling_rate=rate, num_steps=num_steps
+    )
+    mechanism = GaussianMechanism(
+        blocks=engine.blocks,
+        clipping_norm=1.0,
+        noise_multiplier=multiplier,
+        relation="add_or_remove",
+    )
+    event = GaussianEvent(
+        noise_stddev=mechanism.noise_stddev,
+        sensitivity=mechanism.sensitivity(),
+        relation="add_or_remove",
+        sampling="poisson",
+        sampling_rate=rate,
+    )
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        random = SecureRandom(insecure_seed=0)
+    state = engine.initial_state(KEY)
+    for _ in range(num_steps):
+        total = np.zeros(3)
+        for indices, mask in padded_chunks(
+            select_rows(event, len(X), random.sampling), 1200
+        ):
+            rows = {"X": X[indices], "y": y[indices]}
+            total += full_sum(engine, state, rows, mask, clipping_norm=1.0)["loc"]
+        noisy = mechanism.add_noise({"loc": total}, random.noise)
+        released = {"loc": noisy["loc"] / rate}
+        state = engine.update(state, released, {"loc": 0.0}, 1.0)
+    posterior = engine.posterior(state)
+    assert isinstance(posterior, NormalPosterior)
+    found = np.asarray(posterior.loc["w"])
+
+    def loss(w):
+        return np.logaddexp(0, -(2 * y - 1) * (X @ w)).sum() + 0.5 * w @ w
+
+    best = optimize.minimize(loss, np.zeros(3)).x
+    assert np.linalg.norm(found - best) < 0.25 * np.linalg.norm(best)
+    excess = (loss(found) - loss(best)) / (loss(np.zeros(3)) - loss(best))
+    assert excess < 0.03

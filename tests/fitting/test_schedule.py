@@ -1,0 +1,295 @@
+"""The schedule of steps, and that what runs is what was priced."""
+
+import dataclasses
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.accounting import GaussianEvent
+from numpyro_vips.fitting import private_step, schedule
+from numpyro_vips.fitting.schedule import Settings, events_of, vips_schedule
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+
+MEAN = Block(name="mean", shape=(3,))
+MATRIX = Block(name="matrix", shape=(3, 3), symmetric=True)
+NORMS = {"mean": np.array([0.4, 0.5]), "matrix": np.array([0.125, 0.1])}
+SETTINGS = Settings(relation="add_or_remove", sampling="poisson")
+
+
+def test_once_statistics_are_released_a_single_time_from_all_rows():
+    settings = dataclasses.replace(SETTINGS, sampling_rate=0.1, num_steps=7)
+    first, *rest = vips_schedule((MEAN,), (MATRIX,), NORMS, settings)
+    assert [block.name for block in first.blocks] == ["mean"]
+    assert (first.sampling, first.sampling_rate) == ("full", 1.0)
+    assert len(rest) == 7
+    for step in rest:
+        assert [block.name for block in step.blocks] == ["matrix"]
+        assert (step.sampling, step.sampling_rate) == ("poisson", 0.1)
+
+
+def test_the_squared_budget_is_shared_as_stated():
+    first, *rest = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    # For full batches the squared privacy parameters 1/σ² add up.
+    once = first.noise_multiplier**-2
+    adaptive = sum(step.noise_multiplier**-2 for step in rest)
+    assert once == pytest.approx(schedule.ONCE_SHARE)
+    assert once + adaptive == pytest.approx(1.0)
+    (alone,) = vips_schedule((MEAN,), (), NORMS, SETTINGS)
+    assert alone.noise_multiplier == 1.0
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sampling_rate", "num_rows", "chunks"),
+    [
+        ("without_replacement", 400 / 60_000, 60_000, (1, 400)),
+        ("without_replacement", 0.1, 60_000, (2, 3_000)),  # No padding.
+        ("full", 1.0, 60_000, (15, 4_000)),
+        ("full", 1.0, 3, (1, 3)),
+        ("poisson", 0.01, 10_000, (1, 161)),  # Six standard deviations above 100.
+        ("poisson", 0.1, 60_000, (2, 3_233)),
+        ("poisson", 0.5, 10, (1, 10)),
+        ("poisson", 1e-9, 10, (1, 2)),
+    ],
+)
+def test_a_batch_is_worked_on_in_few_equal_chunks(
+    sampling, sampling_rate, num_rows, chunks
+):
+    settings = dataclasses.replace(
+        SETTINGS, sampling=sampling, sampling_rate=sampling_rate, num_steps=1
+    )
+    (step,) = vips_schedule((), (MATRIX,), NORMS, settings)
+    assert private_step.chunks_of(step, num_rows, None) == chunks
+    number, size = private_step.chunks_of(step, num_rows, 7)
+    assert size <= 7
+    assert abs(number * size - math.prod(chunks)) < max(number, chunks[0])
+
+
+def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
+    passes, split = [], private_step.padded_chunks
+
+    def watched_split(*args):
+        chunks = list(split(*args))
+        passes.append(len(chunks))
+        return chunks
+
+    monkeypatch.setattr(private_step, "padded_chunks", watched_split)
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=3,
+        sampling_rate=0.1,
+        num_steps=8,
+        max_batch_size=7,
+    )
+    X = np.eye(3, dtype=np.float32)[np.arange(200) % 3]
+    with pytest.warns(UserWarning):
+        vi.run(jax.random.key(0), X, (X[:, 0] > 0).astype(np.float32))
+    poisson = [
+        (count, size)
+        for count, (event, size) in zip(passes, watched.batches, strict=True)
+        if event.sampling == "poisson"
+    ]
+    counts, sizes = zip(*poisson, strict=True)
+    assert len({math.ceil(size / 7) for size in sizes}) > 1
+    assert len(set(counts)) == 1
+
+
+def test_weights_forget_the_start_and_average_the_rest():
+    steps = vips_schedule((), (MATRIX,), NORMS, SETTINGS)
+    weights = np.zeros(len(steps))
+    for number, step in enumerate(steps):
+        weights *= 1 - step.step_size
+        weights[number] = step.step_size
+    # Weight grows in proportion to the step's number.
+    expected = np.arange(1, len(steps) + 1)
+    np.testing.assert_allclose(weights, expected / expected.sum())
+
+
+def test_clipping_norms_come_from_the_caller_or_from_made_up_rows():
+    (once, *_) = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    assert once.clipping_norm == pytest.approx(0.5)
+    given = dataclasses.replace(SETTINGS, clipping_norm=2.0)
+    assert {s.clipping_norm for s in vips_schedule((MEAN,), (MATRIX,), {}, given)} == {
+        2.0
+    }
+    # Two blocks of one step share a bound, the largest joint norm of a row.
+    (joint,) = vips_schedule((MEAN, MATRIX), (), NORMS, SETTINGS)
+    scales = {block.name: block.scale for block in joint.blocks}
+    norms = np.hypot(scales["mean"] * NORMS["mean"], scales["matrix"] * NORMS["matrix"])
+    assert joint.clipping_norm == pytest.approx(norms.max())
+
+
+def test_without_privacy_there_is_no_noise_and_no_clipping():
+    settings = dataclasses.replace(SETTINGS, private=False)
+    for step in vips_schedule((MEAN,), (MATRIX,), {}, settings):
+        assert step.noise_multiplier == 0
+        assert math.isinf(step.clipping_norm)
+        assert step.step_size == 1.0
+
+
+def test_events_merge_equal_neighbours_only():
+    steps = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    first, second = events_of(steps)
+    assert (first.num_steps, second.num_steps) == (1, schedule.DEFAULT_STEPS)
+    reordered = (steps[1], steps[0], steps[2])
+    assert [event.num_steps for event in events_of(reordered)] == [1, 1, 1]
+    (once,) = events_of([steps[1].scaled(3.0)])
+    assert once.noise_stddev == pytest.approx(3 * second.noise_stddev)
+
+
+def test_a_rate_of_one_is_the_full_batch():
+    for sampling in ("poisson", "without_replacement", "full"):
+        settings = Settings(
+            relation="replace_one", sampling=sampling, sampling_rate=1.0
+        )
+        assert settings.scheme == "full"
+
+
+# --- what runs is what was priced -----------------------------------------------------
+
+
+def logistic(X, y=None):
+    alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+RUNS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "replace one": {"sampling": "full", "relation": "replace_one"},
+    "poisson": {"sampling_rate": 0.1, "num_steps": 4},
+    "without replacement": {
+        "sampling": "without_replacement",
+        "sampling_rate": 0.1,
+        "num_steps": 4,
+    },
+    "several passes per step": {"max_batch_size": 16, "num_steps": 2},
+    "dpvi": {"engine": "dpvi", "sampling_rate": 0.2, "num_steps": 5},
+}
+
+
+@dataclasses.dataclass
+class _Watched:
+    """What a fit really did: one entry per call."""
+
+    noise: list[tuple[float, float, str]] = dataclasses.field(default_factory=list)
+    batches: list[tuple[GaussianEvent, int]] = dataclasses.field(default_factory=list)
+    rows_read: int = 0
+
+
+@pytest.fixture
+def watched(monkeypatch) -> _Watched:
+    seen = _Watched()
+    add_noise, select = GaussianMechanism.add_noise, private_step.select_rows
+
+    def watched_noise(self, sums, rng):
+        noisy = add_noise(self, sums, rng)
+        seen.noise.append((self.noise_stddev, self.sensitivity(), self.relation))
+        for block in self.blocks:
+            # Clipping as promised: a sum of n rows has at most n times the norm.
+            norm = block.scale * np.linalg.norm(sums[block.name])
+            assert norm <= 200 * self.clipping_norm * (1 + 1e-5)
+            assert np.any(noisy[block.name] != sums[block.name])
+        return noisy
+
+    def watched_batch(event, num_rows, rng):
+        indices = select(event, num_rows, rng)
+        seen.batches.append((event, len(indices)))
+        seen.rows_read += len(indices)
+        return indices
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", watched_noise)
+    monkeypatch.setattr(private_step, "select_rows", watched_batch)
+    return seen
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_the_priced_events_are_those_that_run(options, watched):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 3)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    y = (X[:, 0] > 0).astype(np.float32)
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        vi = nv.PrivateVI(
+            nv.private(logistic, unit="rows"),
+            budget=budget,
+            progress_bar=False,
+            insecure_seed=3,
+            **options,
+        )
+        result = vi.run(jax.random.key(0), X, y)
+    (charge,) = budget.charges
+    assert result.privacy.events == charge.events
+    priced = [
+        dataclasses.replace(event, num_steps=1)
+        for event in charge.events
+        for _ in range(event.num_steps)
+    ]
+    assert watched.noise == [
+        (event.noise_stddev, event.sensitivity, event.relation) for event in priced
+    ]
+    assert [event for event, _ in watched.batches] == priced
+    for event, size in watched.batches:
+        if event.sampling == "full":
+            assert size == 200
+        elif event.sampling == "without_replacement":
+            assert size == 20
+    poisson = [size for e, size in watched.batches if e.sampling == "poisson"]
+    if poisson:
+        mean = 200 * options["sampling_rate"]
+        assert len(set(poisson)) > 1
+        assert abs(np.mean(poisson) - mean) < 5 * math.sqrt(mean / len(poisson))
+    epsilon = nv.accounting.epsilon_of_events(charge.events, delta=1e-5)
+    assert epsilon == pytest.approx(charge.epsilon)
+    # Calibrated from below, and close: the budget is neither overrun nor wasted.
+    assert 0.999 < epsilon <= 1.0
+
+
+def test_calibrated_noise_is_the_least_that_the_share_affords():
+    X = np.eye(4, dtype=np.float32)[np.arange(100) % 4]
+    y = np.zeros(100, np.float32)
+    budget = nv.PrivacyBudget(2.0, 1e-4)
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        budget=budget,
+        progress_bar=False,
+        epsilon=0.5,
+        delta=1e-5,
+        num_steps=3,
+    )
+    events = vi.run(jax.random.key(0), X, y).privacy.events
+    less = [
+        dataclasses.replace(event, noise_stddev=event.noise_stddev * 0.999)
+        for event in events
+    ]
+    assert nv.accounting.epsilon_of_events(less, delta=1e-5) > 0.5
+
+
+@pytest.mark.parametrize("composition", ["split", "rdp"])
+def test_fixed_noise_stays_within_the_fits_share(composition):
+    """Also where the ledger as a whole has room."""
+    X, y = np.eye(4, dtype=np.float32), np.zeros(4, np.float32)
+    budget = nv.PrivacyBudget(50.0, 1e-5, composition=composition)
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        budget=budget,
+        progress_bar=False,
+        epsilon=0.1,
+        noise_multiplier=1.0,
+    )
+    with pytest.raises(nv.BudgetExceededError, match=r"may spend 0\.1"):
+        vi.run(jax.random.key(0), X, y)
+    assert budget.charges == ()

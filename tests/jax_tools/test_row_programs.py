@@ -1,0 +1,413 @@
+"""Rows neither meet nor leave, whatever a model or a guide is written with."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from jax.interpreters import batching, mlir
+
+import numpyro_vips as nv
+from numpyro_vips.jax_tools.random_keys import as_threefry
+from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+
+NUM_ROWS = 64
+KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+def rows_of(seed: int, count: int = NUM_ROWS) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, 3)).astype(np.float32)
+
+
+@contextlib.contextmanager
+def watched_sums() -> Iterator[list[tuple[float, Mapping[str, np.ndarray]]]]:
+    """The sensitivity and the sums that the mechanism is given."""
+    found = []
+    add_noise = GaussianMechanism.add_noise
+
+    def watched(self: Any, sums: Mapping[str, Any], rng: Any) -> Any:
+        found.append((self.sensitivity(), {k: np.array(v) for k, v in sums.items()}))
+        return add_noise(self, sums, rng)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(GaussianMechanism, "add_noise", watched)
+        yield found
+
+
+def private_vi(model: Any, **options: Any) -> nv.PrivateVI:
+    settings: dict[str, Any] = {
+        "budget": nv.PrivacyBudget(1.0, 1e-5),
+        "num_steps": 1,
+        "clipping_norm": 0.5,
+        "progress_bar": False,
+        **options,
+    }
+    return nv.PrivateVI(model, **settings)
+
+
+# --- keys -----------------------------------------------------------------------------
+
+
+@nv.private(unit="rows")
+def encoded(X: Any) -> None:
+    slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        t: Any = numpyro.sample("t", dist.Normal(0.0, 1.0))
+        numpyro.sample("x", dist.StudentT(4, t[:, None] * slope, 1).to_event(1), obs=X)
+
+
+def encoder(X: Any) -> None:
+    loc = numpyro.param("loc", jnp.zeros(3))
+    weights = numpyro.param("weights", jnp.ones(3))
+    numpyro.sample("slope", dist.Normal(loc, 0.1).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("t", dist.Normal(jnp.tanh(X @ weights), 1.0))
+
+
+def moved_sum(key: jax.Array) -> float:
+    """How far replacing one row moves the sum, in units of the claimed sensitivity."""
+    X = rows_of(0)
+    replaced = X.copy()
+    replaced[0] = -3.0
+    vi = private_vi(
+        encoded, engine="dpvi", guide=encoder, sampling="full", relation="replace_one"
+    )
+    with watched_sums() as found:
+        vi.run(key, X)
+        private_vi(
+            encoded,
+            engine="dpvi",
+            guide=encoder,
+            sampling="full",
+            relation="replace_one",
+        ).run(key, replaced)
+    (sensitivity, first), (_, second) = found
+    distance = np.sqrt(sum(np.sum((first[k] - second[k]) ** 2) for k in first))
+    return float(distance / sensitivity)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_replacing_a_row_moves_only_its_own_draws(kind: str) -> None:
+    assert 0 < moved_sum(jax.random.key(0, impl=kind)) <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_default_kind_of_key_makes_rows_meet_no_more_than_a_given_one(
+    kind: str,
+) -> None:
+    with jax.default_prng_impl(kind):
+        assert 0 < moved_sum(jax.random.PRNGKey(1)) <= 1
+        assert 0 < moved_sum(jax.random.key(1)) <= 1
+
+
+def test_threefry_keys_keep_their_value_and_others_become_one() -> None:
+    key = jax.random.key(7, impl="threefry2x32")
+    data = jax.random.key_data
+    assert as_threefry(key) is key
+    np.testing.assert_array_equal(data(as_threefry(data(key))), data(key))
+    others = [jax.random.key(seed, impl="rbg") for seed in (7, 7, 8)]
+    words = [data(as_threefry(other)) for other in others]
+    np.testing.assert_array_equal(words[0], words[1])
+    assert words[0].shape == (2,)
+    assert not np.array_equal(words[0], words[2])
+
+
+# --- models and guides by which rows would meet or leave ------------------------------
+
+
+@jax.custom_vjp
+def printing(x: Any) -> Any:
+    """The identity, which prints its gradient."""
+    return x
+
+
+def _printed(_: Any, gradient: Any) -> tuple[Any]:
+    jax.debug.print("{}", gradient)
+    return (gradient,)
+
+
+printing.defvjp(lambda x: (x, None), _printed)
+
+
+@jax.custom_jvp
+def calling(x: Any) -> Any:
+    """The identity, whose derivative passes through Python."""
+    return x
+
+
+@calling.defjvp
+def _called(primals: Any, tangents: Any) -> Any:
+    (x,), (tangent,) = primals, tangents
+    like = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    factor = jax.pure_callback(
+        lambda x: np.ones_like(x), like, x, vmap_method="expand_dims"
+    )
+    return x, factor * tangent
+
+
+@jax.custom_batching.custom_vmap
+def mixing(x: Any) -> Any:
+    """The identity for one row; for several, their sum decides."""
+    return x
+
+
+@mixing.def_vmap
+def _mixed(axis_size: int, in_batched: Any, x: Any) -> Any:
+    return x * jnp.sign(jnp.sum(x)), True
+
+
+_own_p = jex_core.Primitive("my_identity")
+_own_p.def_impl(lambda x: x)
+_own_p.def_abstract_eval(lambda x: x)
+mlir.register_lowering(_own_p, lambda ctx, x: [x])
+batching.primitive_batchers[_own_p] = lambda args, dims: (  # type: ignore[assignment]
+    args[0] * jnp.sign(jnp.sum(args[0])),
+    dims[0],
+)
+
+
+def own_primitive(x: Any) -> Any:
+    return jax.lax.stop_gradient(_own_p.bind(jnp.asarray(x))) * x
+
+
+def kept(x: Any) -> Any:
+    jax.debug.callback(lambda x: None, x)
+    return x
+
+
+def in_a_loop(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def looped(x: Any) -> Any:
+        def body(carry: Any, _: Any) -> tuple[Any, None]:
+            return jax.jit(look)(carry), None
+
+        return jax.lax.scan(body, x, None, length=2)[0]
+
+    return looped
+
+
+def bit_generator(x: Any) -> Any:
+    words = jax.lax.bitcast_convert_type(jnp.ones(4) * jnp.sum(x), jnp.uint32)
+    _, bits = jax.lax.rng_bit_generator(words, (1,))
+    return x + 1e-9 * bits.astype(float)
+
+
+def foreign_keys(x: Any) -> Any:
+    return x * jax.random.normal(jax.random.key(0, impl="rbg"))
+
+
+WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "print in a derivative": (printing, "calls back to Python"),
+    "callback in a derivative": (calling, "calls back to Python"),
+    "callback": (kept, "calls back to Python"),
+    "callback in a loop": (in_a_loop(kept), "calls back to Python"),
+    "custom_vmap": (mixing, "custom_vmap"),
+    "custom_vmap in a loop": (in_a_loop(mixing), "custom_vmap"),
+    "own primitive": (own_primitive, "my_identity"),
+    "bit generator": (bit_generator, "rng_bit_generator"),
+    "foreign keys": (foreign_keys, "keys of the kind"),
+}
+# Derivatives in arguments of rows alone are never taken, so these are as good as the
+# identity there.
+DERIVATIVES = ("print in a derivative", "callback in a derivative")
+
+
+class Watching(dist.Normal):
+    """A Normal whose log density does something with the value."""
+
+    def __init__(self, loc: Any, look: Callable[[Any], Any]) -> None:
+        self.look = look
+        super().__init__(loc, 1.0)
+
+    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().log_prob(self.look(value - self.loc) + self.loc)
+
+
+def model_of(where: str, look: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """A model, and perhaps a guide, that uses `look` in one place."""
+
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            loc = jnp.zeros(X.shape[0])
+            if where in ("guide", "local"):
+                prior = dist.Normal(0.0, 1.0)
+                loc = loc + numpyro.sample("t", prior)
+            if where == "arguments":
+                X = jax.vmap(look)(X) if look is foreign_keys else look(X)
+            loc = loc + X @ slope
+            if where == "parameters":
+                loc = look(loc)
+            likelihood: Any = dist.StudentT(4, loc, 1)
+            if where in ("log_prob", "local"):
+                likelihood = Watching(loc, look)
+            numpyro.sample("y", likelihood, obs=jnp.ones(X.shape[0]))
+
+    def guide(X: Any) -> None:
+        loc = numpyro.param("loc", jnp.zeros(3))
+        numpyro.sample("slope", dist.Normal(loc, 0.1).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            weights = numpyro.param("weights", jnp.ones(3))
+            numpyro.sample("t", dist.Normal(look(X @ weights), 1.0))
+
+    has_guide = where in ("guide", "local")
+    identity = model_of("guide", lambda x: x)[1] if where == "local" else guide
+    return nv.private(model, unit="rows"), identity if has_guide else None
+
+
+CASES = [
+    (way, where)
+    for where in ("arguments", "parameters", "log_prob", "guide", "local")
+    for way in WAYS
+    if not (where == "arguments" and way in DERIVATIVES)
+]
+
+
+@pytest.mark.parametrize(("way", "where"), CASES)
+def test_refused_before_anything_is_charged_or_shown(
+    way: str, where: str, capfd: Any
+) -> None:
+    look, message = WAYS[way]
+    model, guide = model_of(where, look)
+    vi = private_vi(model, engine="dpvi", guide=guide)
+    X = rows_of(1)
+    for call in (vi.explain, lambda X: vi.run(jax.random.key(0), X)):
+        with pytest.raises(nv.UnsafeModelError, match=message):
+            call(X)
+    assert vi.budget.remaining().epsilon == 1.0
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way not in DERIVATIVES])
+def test_vips_refuses_them_too(way: str) -> None:
+    look, message = WAYS[way]
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            seen = look(X)
+            numpyro.sample("y", dist.Normal(seen @ slope, 1), obs=jnp.ones(X.shape[0]))
+
+    with pytest.raises(nv.UnsafeModelError, match=message):
+        private_vi(model, engine="vips").explain(rows_of(1))
+
+
+@pytest.mark.parametrize("way", ["print in a derivative", "custom_vmap"])
+def test_conjugate_locals_show_nothing(way: str, capfd: Any) -> None:
+    """DPVI solves for them by itself, without the derivatives that an author gave."""
+    look, _ = WAYS[way]
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            t: Any = numpyro.sample("t", dist.Normal(look(jnp.tanh(X @ slope)), 1.0))
+            numpyro.sample("y", dist.Normal(t, 1.0), obs=jnp.ones(X.shape[0]))
+
+    refused = contextlib.nullcontext()
+    if way == "custom_vmap":
+        refused = pytest.raises(nv.UnsafeModelError, match="custom_vmap")
+    with refused:
+        private_vi(model, engine="dpvi").run(jax.random.key(0), rows_of(1))
+    assert capfd.readouterr().out == ""
+
+
+def test_what_never_runs_is_not_refused() -> None:
+    """A key of another kind that only unused draws were made from harms nobody."""
+
+    def of_row(shared: Any, row: Any) -> Any:
+        jax.random.normal(jax.random.key(0, impl="rbg"))
+        return shared * row
+
+    found = over_rows(of_row)(jnp.asarray(2.0), jnp.arange(3.0))
+    np.testing.assert_array_equal(found, [0.0, 2.0, 4.0])
+
+
+def test_functions_of_jax_are_allowed() -> None:
+    """Those that people write likelihoods and encoders with."""
+
+    def program(x: Any, key: Any) -> Any:
+        found = [
+            jnp.linalg.cholesky(jnp.eye(3) + jnp.outer(x, x)).sum(),
+            jnp.linalg.solve(jnp.eye(3) + jnp.outer(x, x), x).sum(),
+            jax.scipy.special.logsumexp(x) + jax.scipy.special.gammaln(x**2).sum(),
+            jax.nn.softmax(x)[0] + jnp.sort(x)[0] + jnp.cumsum(x)[-1],
+            jax.lax.while_loop(lambda c: c < 3, lambda c: c + 1, jnp.argmax(x)),
+            jax.lax.cond(x[0] > 0, jnp.sin, jnp.cos, x[1]),
+            jax.random.gamma(key, 1.0 + x[0] ** 2) + jax.random.normal(key),
+            jax.random.categorical(key, x) + jax.random.permutation(key, x)[0],
+            jnp.fft.rfft(x).real[0] + jnp.interp(0.5, x, x) + jnp.convolve(x, x)[0],
+            jax.checkpoint(jnp.tanh)(x).sum() + jnp.searchsorted(x, 0.0),
+            x.at[jnp.argmax(x)].add(1.0)[0] + jnp.einsum("i,i", x, x),
+        ]
+        return sum(found, jnp.zeros(()))
+
+    key = jax.random.key(0)
+    check_row_program(jax.make_jaxpr(jax.grad(program))(jnp.ones(3), key))
+
+
+# --- norms of any size ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clipping_norm", [1e-29, 1e-20, 1e20])
+@pytest.mark.parametrize("is_product", [True, False])
+def test_dpvi_clips_numbers_of_every_size(
+    is_product: bool, clipping_norm: float
+) -> None:
+    """A row of entries whose squares are zero in single precision has a norm."""
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([64]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            each = X @ slope if is_product else jnp.sum(jnp.sin(slope) * X, -1)
+            numpyro.factor("gradient", each)
+            numpyro.sample("y", dist.StudentT(4, 0.0, 1), obs=jnp.ones(X.shape[0]))
+
+    largest = 0.0
+    for size in (1e-35, 1e-28, 1e-22, 1e-19, 1e-15, 1.0, 1e15, 1e25, 1e37):
+        X = np.full((1, 64), size, np.float32)
+        vi = private_vi(model, engine="dpvi", clipping_norm=clipping_norm)
+        with watched_sums() as found:
+            vi.run(jax.random.key(0), X)
+        ((sensitivity, sums),) = found
+        norm = np.linalg.norm(sums["loc"])
+        assert norm <= sensitivity == clipping_norm
+        largest = max(largest, norm)
+    assert largest > 0.9 * clipping_norm
+
+
+def test_a_default_clipping_norm_is_held_to_what_a_given_one_is() -> None:
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            logits = 1e-33 * (X @ slope)
+            numpyro.sample("y", dist.StudentT(4, logits, 1), obs=jnp.ones(X.shape[0]))
+
+    vi = private_vi(model, engine="dpvi", clipping_norm=None)
+    with pytest.raises(ValueError, match="between 1e-30 and 1e30"):
+        vi.explain(rows_of(1))
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_checks_for_numbers_that_are_not_finite_show_no_row(engine: str) -> None:
+    """JAX would raise, and so tell, when a private row makes such a number."""
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        mean: Any = numpyro.sample("mean", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=X)
+
+    X = rows_of(1)
+    X[0, 0] = np.nan
+    with jax.debug_nans(True), jax.debug_infs(True):
+        private_vi(model, engine=engine).run(jax.random.key(0), X)

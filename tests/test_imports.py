@@ -1,0 +1,136 @@
+"""The folders of the package import one way, in the order that docs/index.md shows."""
+
+import ast
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = "numpyro_vips"
+ROOT = Path(__file__).resolve().parents[1] / PACKAGE
+# From the top down: each place imports only from those below it.
+ORDER = (
+    "__init__.py",
+    "inference.py",
+    "fitting/",
+    "dpvi/",
+    "vips/",
+    "result.py",
+    "conjugacy/structure/",
+    "conjugacy/densities/",
+    "conjugacy/interpreter/",
+    "conjugacy/families/",
+    "conjugacy/algebra/",
+    "model/",
+    "privacy/",
+    "accounting/",
+    "polya_gamma.py",
+    "jax_tools/",
+    "handlers.py",
+    "errors.py",
+    "_validate.py",
+)
+# Only a docstring is in it: what it would import, every folder in it would import.
+NO_IMPORTS = "conjugacy/__init__.py"
+
+
+@functools.cache
+def files() -> tuple[str, ...]:
+    return tuple(sorted(p.relative_to(ROOT).as_posix() for p in ROOT.rglob("*.py")))
+
+
+def place_of(file: str) -> str | None:
+    """The entry of `ORDER` that a file belongs to, if it belongs to one."""
+    folder, slash, _ = file.rpartition("/")
+    place = folder + slash if slash else file
+    return place if place in ORDER else None
+
+
+def file_of(module: str) -> str | None:
+    """The file of a dotted module of the package, None for any other name."""
+    path = module.replace(".", "/").removeprefix(PACKAGE).removeprefix("/")
+    candidates = (f"{path}.py", f"{path}/__init__.py" if path else "__init__.py")
+    return next((file for file in candidates if file in files()), None)
+
+
+def imported_modules(file: str) -> Iterator[str]:
+    """Modules of the package in all import statements of a file.
+
+    Those inside of functions and under `TYPE_CHECKING` count too: who reads the file
+    has to know what they name.
+    """
+    for node in ast.walk(ast.parse((ROOT / file).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import, line {node.lineno}"
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield name if file_of(name) is not None else str(node.module)
+
+
+@functools.cache
+def imports_of(file: str) -> tuple[str, ...]:
+    found = set()
+    for module in imported_modules(file):
+        if module.split(".")[0] == PACKAGE:
+            imported = file_of(module)
+            assert imported is not None, f"{file} imports {module}, which is no file"
+            found.add(imported)
+    return tuple(sorted(found))
+
+
+def longest_chain() -> list[str]:
+    """The files of the longest chain of imports; fails where there is a cycle."""
+    chains: dict[str, list[str]] = {}
+
+    def visit(file: str, above: list[str]) -> list[str]:
+        assert file not in above, f"a cycle of imports: {' -> '.join((*above, file))}"
+        if file not in chains:
+            below = [visit(other, [*above, file]) for other in imports_of(file)]
+            chains[file] = [file, *max(below, key=len, default=[])]
+        return chains[file]
+
+    return max((visit(file, []) for file in files()), key=len)
+
+
+def test_every_module_has_a_place():
+    assert len(files()) > 100
+    homeless = [file for file in files() if place_of(file) is None]
+    assert homeless == [NO_IMPORTS]
+    assert imports_of(NO_IMPORTS) == ()
+    assert set(ORDER) == {place_of(file) for file in files()} - {None}
+
+
+@pytest.mark.parametrize("place", ORDER)
+def test_a_place_imports_only_from_those_below_it(place):
+    height = {name: -i for i, name in enumerate(ORDER)}
+    wrong = []
+    for file in files():
+        if place_of(file) != place:
+            continue
+        for other in imports_of(file):
+            target = place_of(other)
+            assert target is not None, f"{file} imports {other}, which has no place"
+            if target != place and height[target] > height[place]:
+                wrong.append(f"{file} imports {other}")
+    assert not wrong
+
+
+def test_no_modules_import_each_other():
+    chain = longest_chain()
+    print(f"{len(chain)} levels of imports: {' -> '.join(chain)}")
+    assert chain[0] == "__init__.py"
+
+
+def test_the_picture_in_the_docs_is_this_order(repository):
+    page = (repository / "docs" / "index.md").read_text(encoding="utf-8")
+    picture = re.search(
+        r"^## Where things are\n.*?^```text\n(.*?)^```", page, re.M | re.S
+    )
+    assert picture is not None, "docs/index.md has no picture of the folders"
+    # A line that is indented goes on with the one before.
+    names = re.findall(r"^(\S+)", picture[1], re.MULTILINE)
+    assert tuple(names) == ORDER
