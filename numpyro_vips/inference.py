@@ -29,6 +29,7 @@ from numpyro_vips.fitting.private_step import chunks_of, noise_of_sums, run_step
 from numpyro_vips.fitting.schedule import Settings, Step, events_of
 from numpyro_vips.handlers import name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
+from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -581,13 +582,11 @@ def _public_facts(analysis: Analysis) -> tuple[str, ...]:
         f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
     ]
     facts += [
-        f"the array {name!r} that the model holds" for name in analysis.graph.captured
+        f"{array} that the model holds" for array in listed(analysis.graph.captured)
     ]
     if isinstance(analysis.engine, DpviEngine):
-        facts += [
-            f"the array {name!r} that the guide holds"
-            for name in analysis.engine.captured
-        ]
+        held = listed(analysis.engine.captured)
+        facts += [f"{array} that the guide holds" for array in held]
     facts += [
         f"that at most {width} entries of a row of {name!r} are looked at, the largest"
         for name, width in arguments.widths.items()

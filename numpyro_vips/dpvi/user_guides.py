@@ -18,12 +18,13 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.program_constants import refuse_program_constants
 from numpyro_vips.model.arguments import captured_arrays
 from numpyro_vips.model.graph import (
     ModelGraph,
     check_params,
-    refuse_captured_constants,
     refuse_captured_rows,
+    with_captured_constants,
 )
 from numpyro_vips.model.log_joint import made_up_row, site_log_density
 from numpyro_vips.model.run import run_model
@@ -71,7 +72,10 @@ class UserGuide:
             refuse_captured_rows(self.captured, arguments)
             one, two, three = (Trace(self._marked, arguments, n) for n in (1, 2, 3))
             for trace in (one, two, three):
-                refuse_captured_constants(trace, arguments)
+                refuse_program_constants(trace.closed, arguments)
+            self.captured = with_captured_constants(
+                self.captured, guide, one, arguments
+            )
             check_params(self._marked, arguments, two, three)
         except UnsafeModelError as error:
             raise UnsafeModelError(f"In the guide: {error}") from None

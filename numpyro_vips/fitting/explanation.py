@@ -13,7 +13,9 @@ from numpyro_vips.accounting import json_number
 from numpyro_vips.conjugacy.structure.posterior_factors import Group
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting.schedule import Settings, Step
+from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.vips.engine import VipsEngine
 
@@ -160,7 +162,7 @@ def explain_plan(
         reasons=dict(reasons),
         schedule=tuple(_schedule(steps)),
         notes=(
-            *_notes(graph, structure, settings),
+            *_notes(graph, structure, settings, engine),
             *_notes_on_widths(graph, engine),
             *(f"{engine.name.upper()} does not look at {name}=." for name in unused),
         ),
@@ -244,7 +246,7 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
 
 
 def _notes(
-    graph: ModelGraph, structure: Structure | None, settings: Settings
+    graph: ModelGraph, structure: Structure | None, settings: Settings, engine: Any
 ) -> Iterable[str]:
     if settings.private and settings.clipping_norm is None:
         yield (
@@ -264,8 +266,11 @@ def _notes(
                 "public knowledge, cost less noise."
             )
     if graph.captured:
-        names = ", ".join(map(repr, sorted(graph.captured)))
+        names = ", ".join(listed(sorted(graph.captured)))
         yield f"Treated as public because the model holds them: {names}."
+    if isinstance(engine, DpviEngine) and engine.captured:
+        names = ", ".join(listed(sorted(engine.captured)))
+        yield f"Treated as public because the guide holds them: {names}."
 
 
 def _notes_on_widths(graph: ModelGraph, engine: Any) -> Iterable[str]:

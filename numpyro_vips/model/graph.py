@@ -22,6 +22,12 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.errors import UnsafeModelError, did_you_mean
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.program_constants import (
+    constants_of,
+    refuse_length,
+    refuse_program_constants,
+    unnamed,
+)
 from numpyro_vips.jax_tools.row_programs import without_dead_code
 from numpyro_vips.model.arguments import ModelArguments, captured_arrays
 from numpyro_vips.model.run import run_model
@@ -123,7 +129,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
             f"belongs to one row under the plate {model.unit!r}."
         )
     for trace in (two, three, one):
-        refuse_captured_constants(trace, arguments)
+        refuse_program_constants(trace.closed, arguments)
     sites = {}
     for name, msg in one.messages.items():
         sites[name] = _site(name, msg, model.unit, one, two, three)
@@ -144,6 +150,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
             "statement in it has obs=None. Pass the observations, as in "
             "run(rng_key, X, y)."
         )
+    captured = with_captured_constants(captured, model.fn, one, arguments)
     return ModelGraph(
         unit=model.unit,
         sites=sites,
@@ -349,37 +356,35 @@ def check_params(
 def refuse_captured_rows(
     captured: Mapping[str, np.ndarray], arguments: ModelArguments
 ) -> None:
+    """Refuses arrays of the data's length that the model holds."""
     for name, array in captured.items():
-        _refuse_length(repr(name), np.shape(array), arguments.num_rows)
+        refuse_length(repr(name), np.shape(array), arguments.num_rows)
 
 
-def refuse_captured_constants(trace: Trace, arguments: ModelArguments) -> None:
-    """Refuses arrays of the data's length that the model got hold of in any other way.
+def with_captured_constants(
+    captured: Mapping[str, np.ndarray],
+    fn: Callable[..., Any],
+    one: Trace,
+    arguments: ModelArguments,
+) -> dict[str, np.ndarray]:
+    """The captured arrays, and those that only show when the model runs.
 
-    They enter the program as constants. Not meant are arguments that were declared
-    public, and arrays without information, such as a prior's np.zeros(num_features)
-    where there happen to be as many features as rows.
+    They are in the programs of its draws and densities, or have come to where the model
+    refers to them while it ran, such as into a cache.
+
+    Args:
+      captured: What the model held before it ran.
+      fn: The model or guide.
+      one: Its trace.
+      arguments: Its arguments.
+
+    Raises:
+      UnsafeModelError: One of them is of the data's length.
     """
-    for constant in trace.closed.consts:
-        if jax.dtypes.issubdtype(constant.dtype, jax.dtypes.prng_key):
-            continue  # Such as the one that a network is initialised with.
-        array = np.asarray(constant)
-        declared = any(
-            np.array_equal(array, np.asarray(public, array.dtype))
-            for public in arguments.public.values()
-            if np.shape(public) == array.shape
-        )
-        uniform = array.size > 0 and bool(np.all(array == array.flat[0]))
-        if not (declared or uniform):
-            what = "an array inside the model"
-            _refuse_length(what, array.shape, arguments.num_rows)
-
-
-def _refuse_length(name: str, shape: tuple[int, ...], num_rows: int) -> None:
-    if num_rows > 1 and num_rows in shape:
-        raise UnsafeModelError(
-            f"The model captures {name} of shape {shape}, which has an axis of the "
-            "length of the data. A captured array is not clipped and not subsampled. "
-            "Pass it as an argument of the model instead (and name it in public= if it "
-            "really is public)."
-        )
+    found = {**captured_arrays(fn, with_traced=False), **captured}
+    refuse_captured_rows(found, arguments)
+    constants = []
+    for program in one.programs():
+        refuse_program_constants(program, arguments)
+        constants += constants_of(program)
+    return {**found, **unnamed(constants, found, arguments)}

@@ -185,22 +185,30 @@ def abstract_taken_rows(arguments: ModelArguments, count: int) -> dict[str, Any]
 
 
 class Trace:
-    """The model's program on `count` abstract rows."""
+    """The model's program on `count` abstract rows.
+
+    Attributes:
+      closed: The program of the sites' parameters, given the latents.
+      drawn: The program that draws the latents and initialises the parameters.
+    """
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
         self.count = count
         self._model, self._arguments = model, arguments
         rows = abstract_rows(arguments, count)
 
-        def shapes(rows):
+        def drawn(rows):
             trace, self.unit_plate = run_model(model, arguments, rows, latents=None)
-            return {
+            latents = {
                 name: msg["value"]
                 for name, msg in trace.items()
                 if msg["type"] == "sample" and not msg["is_observed"]
             }
+            return latents, [m["value"] for m in trace.values() if m["type"] == "param"]
 
-        latents = _traced(lambda: jax.eval_shape(shapes, rows))
+        self.drawn, (latents, _) = _traced(
+            lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
+        )
         self.messages: dict[str, Any] = {}
         self.structures: dict[str, Distributed] = {}
         self.params: dict[str, Any] = {}
@@ -226,6 +234,22 @@ class Trace:
             self.messages[name] = msg
             self.structures[name], outputs[name] = site_outputs(msg)
         return outputs
+
+    def programs(self) -> list[Any]:
+        """All that the model computes: its draws, its parameters, its densities."""
+        densities = _traced(lambda: jax.make_jaxpr(self._densities)(*self.inputs))
+        for program in (self.drawn, densities):
+            check_row_program(program)
+        return [self.drawn, self.closed, densities]
+
+    def _densities(self, rows: Any, latents: Any) -> dict[str, Any]:
+        trace, _ = run_model(self._model, self._arguments, rows, latents=latents)
+        with numpyro.validation_enabled(False):
+            return {
+                name: msg["fn"].log_prob(msg["value"])
+                for name, msg in trace.items()
+                if msg["type"] == "sample"
+            }
 
     def picks_rows_only(self, local: set[str]) -> bool:
         """Whether the unit plate's index serves to pick rows and nothing else.

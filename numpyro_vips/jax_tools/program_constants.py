@@ -1,0 +1,257 @@
+"""The arrays inside a traced program that are none of its arguments.
+
+However a model got hold of an array (a closure, a file, a function compiled by
+`jax.jit`), it enters the program as a constant, of the program itself or of one inside
+it. Such constants are neither clipped nor subsampled, so they count as public.
+"""
+
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.extend.core as jex_core
+import jax.scipy.special as special
+import numpy as np
+
+from numpyro_vips.errors import UnsafeModelError
+
+# What no variable of the caller's has a name for.
+_UNNAMED = "an array of shape"
+Array = jax.Array | np.ndarray
+
+
+class Declared(Protocol):
+    """What has to be known of a model's arguments."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows the private arguments have."""
+        ...
+
+    @property
+    def public(self) -> Mapping[str, Any]:
+        """The arguments that were declared public, by name."""
+        ...
+
+
+def constants_of(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> list[Array]:
+    """The constants with at least one axis, of the program and of all inside it.
+
+    Looked through are the constants of every inner program (of `jit`, `scan`, `cond`,
+    `while_loop`, `checkpoint`, custom derivatives and whatever else has one among its
+    parameters), array literals, and arrays and bytes among the parameters of
+    operations. Not seen are constants of derivative rules that the program does not
+    run, and of programs that were compiled ahead.
+
+    Returns:
+      Each object once; bytes are given as an array. A single random key is no array.
+    """
+    found: dict[int, Array] = {}
+    for value in _leaves(closed, {}):
+        if isinstance(value, bytes | bytearray):
+            value = np.frombuffer(bytes(value), np.uint8)
+        if np.ndim(value) > 0:
+            found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def refuse_program_constants(
+    closed: jex_core.ClosedJaxpr,
+    arguments: Declared,
+    what: str = "model",
+) -> None:
+    """Refuses a program that holds an array with an axis as long as the data.
+
+    Not meant are arguments that were declared public, and arrays without information,
+    such as a prior's np.zeros(num_features) where there happen to be as many features
+    as rows.
+
+    Args:
+      closed: The program. What the engines made up, such as a made-up row, must be
+        among its arguments.
+      arguments: Of the model.
+      what: Whose program it is, for the message: `"model"` or `"guide"`.
+
+    Raises:
+      UnsafeModelError: There is such an array, or a program that was compiled ahead,
+        of which nobody can see what it holds.
+    """
+    _refuse_compiled_ahead(closed.jaxpr, what)
+    for array in constants_of(closed):
+        is_long = has_length(np.shape(array), arguments.num_rows)
+        if is_long and not (is_declared(array, arguments) or is_plain(array)):
+            name = "an array inside it"
+            refuse_length(name, np.shape(array), arguments.num_rows, what)
+
+
+def refuse_length(
+    name: str, shape: tuple[int, ...], num_rows: int, what: str = "model"
+) -> None:
+    """Refuses an array with an axis as long as the data; `name` is for the message."""
+    if has_length(shape, num_rows):
+        raise UnsafeModelError(
+            f"The {what} captures {name} of shape {shape}, which has an axis of the "
+            "length of the data. A captured array is not clipped and not subsampled. "
+            "Pass it as an argument of the model instead (and name it in public= if it "
+            "really is public)."
+        )
+
+
+def has_length(shape: tuple[int, ...], num_rows: int) -> bool:
+    """Whether an axis is as long as the data; a single row is no length."""
+    return num_rows > 1 and num_rows in shape
+
+
+def unnamed(
+    constants: list[Array], named: Mapping[str, Array], arguments: Declared
+) -> dict[str, np.ndarray]:
+    """The constants that are told neither by `named` nor by the arguments, by a name.
+
+    Zeros, ones and other arrays without information are left out.
+    """
+    found: dict[str, np.ndarray] = {}
+    known = [array for array in named.values() if isinstance(array, np.ndarray)]
+    for array in constants:
+        if is_declared(array, arguments) or is_plain(array, units_only=True):
+            continue
+        if any(_equal(array, other) for other in known):
+            continue
+        known.append(_values(array))
+        stem = f"{_UNNAMED} {tuple(np.shape(array))}"
+        name, count = stem, 2
+        while name in found:
+            name, count = f"{stem} ({count})", count + 1
+        found[name] = _values(array)
+    return found
+
+
+def listed(names: Iterable[str]) -> list[str]:
+    """How explanations and statements refer to captured arrays."""
+    return [n if n.startswith(_UNNAMED) else f"the array {n!r}" for n in names]
+
+
+def is_declared(array: Array, arguments: Declared) -> bool:
+    """Whether it is an argument that was declared public."""
+    return any(_equal(array, public) for public in arguments.public.values())
+
+
+def is_plain(array: Array, *, units_only: bool = False) -> bool:
+    """Whether it says nothing of data.
+
+    That is one number throughout, 0, 1, ..., an identity matrix, or coefficients of a
+    function of JAX.
+
+    Args:
+      array: What is asked about.
+      units_only: Whether the one number must be 0 or 1.
+    """
+    values = _values(array)
+    if values.size == 0 or values.dtype == object:
+        return values.size == 0
+    if bool(np.all(values == values.flat[0])):
+        return not units_only or values.flat[0] in (0, 1)
+    if values.dtype.kind not in "biuf":
+        return False
+    if values.ndim == 1:
+        is_index = bool(np.all(values == np.arange(values.size)))
+        return is_index or any(_equal(values, known) for known in _coefficients())
+    is_square = values.ndim == 2 and values.shape[0] == values.shape[1]
+    return is_square and bool(np.all(values == np.eye(len(values))))
+
+
+@functools.cache
+def _coefficients() -> list[Array]:
+    """The arrays inside functions that JAX computes by polynomials and tables."""
+    # Not every version of JAX has all of them.
+    names = ["dawsn", "erfcx", "expi", "fresnel", "ndtri", "sici", "spence", "wofz"]
+    functions = [getattr(special, name) for name in names if hasattr(special, name)]
+    with jax.enable_x64(True):
+        number, key = np.float64(0.5), jax.random.key(0)
+        programs = [jax.make_jaxpr(f)(number) for f in functions]
+        if hasattr(special, "owens_t"):
+            programs.append(jax.make_jaxpr(special.owens_t)(number, number))
+        programs.append(jax.make_jaxpr(jax.random.binomial)(key, 9.0, number))
+    return [array for program in programs for array in constants_of(program)]
+
+
+def _equal(array: Array, other: Any) -> bool:
+    """Whether they hold the same numbers, in the precision of the first."""
+    if array is other:
+        return True
+    left, right = _values(array), _values(other)
+    if left.shape != right.shape:
+        return False
+    if left.dtype.kind not in "biufc" or right.dtype.kind not in "biufc":
+        return bool(np.array_equal(left, right))
+    with np.errstate(all="ignore"):
+        return bool(np.array_equal(left, right.astype(left.dtype), equal_nan=True))
+
+
+def _values(array: Any) -> np.ndarray:
+    """The numbers of an array, or those that random keys are made of."""
+    is_key = isinstance(array, jax.Array) and jax.dtypes.issubdtype(
+        array.dtype, jax.dtypes.prng_key
+    )
+    return np.asarray(jax.random.key_data(array) if is_key else array)
+
+
+def _leaves(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """Every array and string of bytes in a program or a parameter of an operation."""
+    if isinstance(value, jax.Array | np.ndarray | bytes | bytearray):
+        yield value
+    elif _is_array_like(value):
+        yield np.asarray(value)
+    elif isinstance(value, jex_core.ClosedJaxpr):
+        for constant in value.consts:
+            yield from _leaves(constant, seen)
+        yield from _leaves(value.jaxpr, seen)
+    elif isinstance(value, jex_core.Jaxpr):
+        if id(value) in seen:
+            return
+        seen[id(value)] = value
+        for eqn in value.eqns:
+            for operand in eqn.invars:
+                if isinstance(operand, jex_core.Literal):
+                    yield from _leaves(operand.val, seen)
+            for parameter in eqn.params.values():
+                yield from _leaves(parameter, seen)
+        for output in value.outvars:
+            if isinstance(output, jex_core.Literal):
+                yield from _leaves(output.val, seen)
+    elif isinstance(value, tuple | list | set | frozenset):
+        for part in value:
+            yield from _leaves(part, seen)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _leaves(part, seen)
+
+
+def _is_array_like(value: Any) -> bool:
+    """Such as the arrays of NumPy that JAX has wrapped; not shapes without values."""
+    return hasattr(type(value), "__array__") and hasattr(value, "shape")
+
+
+def _refuse_compiled_ahead(jaxpr: jex_core.Jaxpr, what: str) -> None:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "call_exported":
+            raise UnsafeModelError(
+                f"The {what} calls a program that was compiled ahead by jax.export. "
+                "Arrays inside it cannot be seen, and may hold rows that nothing "
+                "clips. Call the function itself instead."
+            )
+        for inner in _inner(eqn.params):
+            _refuse_compiled_ahead(inner, what)
+
+
+def _inner(value: Any) -> Iterator[jex_core.Jaxpr]:
+    if isinstance(value, jex_core.Jaxpr):
+        yield value
+    elif isinstance(value, jex_core.ClosedJaxpr):
+        yield value.jaxpr
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _inner(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _inner(part)
