@@ -423,6 +423,7 @@ def test_noise_may_be_asked_for_without_a_budget():
     result = fitted(logistic, X, Y, budget=budget, epsilon=1.0, delta=1e-6)
     assert 0.99 < result.privacy.epsilon <= 1.0
     assert result.privacy.delta == 1e-6
+    assert result.privacy.platform == "cpu"
 
 
 def test_model_and_budget_are_checked():

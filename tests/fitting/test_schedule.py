@@ -49,14 +49,14 @@ def test_the_squared_budget_is_shared_as_stated():
 @pytest.mark.parametrize(
     ("sampling", "sampling_rate", "num_rows", "chunks"),
     [
-        ("without_replacement", 400 / 60_000, 60_000, (1, 400)),
-        ("without_replacement", 0.1, 60_000, (2, 3_000)),  # No padding.
-        ("full", 1.0, 60_000, (15, 4_000)),
-        ("full", 1.0, 3, (1, 3)),
-        ("poisson", 0.01, 10_000, (1, 161)),  # Six standard deviations above 100.
-        ("poisson", 0.1, 60_000, (2, 3_233)),
-        ("poisson", 0.5, 10, (1, 10)),
-        ("poisson", 1e-9, 10, (1, 2)),
+        ("without_replacement", 400 / 60_000, 60_000, (1, 448)),
+        ("without_replacement", 6_016 / 60_000, 60_000, (2, 3_008)),  # No padding.
+        ("full", 1.0, 60_000, (15, 4_032)),
+        ("full", 1.0, 3, (1, 64)),
+        ("poisson", 0.01, 10_000, (1, 192)),  # Six standard deviations above 100: 161.
+        ("poisson", 0.1, 60_000, (2, 3_264)),
+        ("poisson", 0.5, 10, (1, 64)),
+        ("poisson", 1e-9, 10, (1, 64)),
     ],
 )
 def test_a_batch_is_worked_on_in_few_equal_chunks(
@@ -67,9 +67,9 @@ def test_a_batch_is_worked_on_in_few_equal_chunks(
     )
     (step,) = vips_schedule((), (MATRIX,), NORMS, settings)
     assert private_step.chunks_of(step, num_rows, None) == chunks
-    number, size = private_step.chunks_of(step, num_rows, 7)
-    assert size <= 7
-    assert abs(number * size - math.prod(chunks)) < max(number, chunks[0])
+    number, size = private_step.chunks_of(step, num_rows, 65)
+    assert size in (64, 128)  # The next multiple of 64, or less.
+    assert abs(number * size - math.prod(chunks)) < 64 * max(number, chunks[0])
 
 
 def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
@@ -88,9 +88,9 @@ def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeyp
         insecure_seed=3,
         sampling_rate=0.1,
         num_steps=8,
-        max_batch_size=7,
+        max_batch_size=64,
     )
-    X = np.eye(3, dtype=np.float32)[np.arange(200) % 3]
+    X = np.eye(3, dtype=np.float32)[np.arange(1300) % 3]
     with pytest.warns(UserWarning):
         vi.run(jax.random.key(0), X, (X[:, 0] > 0).astype(np.float32))
     poisson = [
@@ -99,7 +99,7 @@ def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeyp
         if event.sampling == "poisson"
     ]
     counts, sizes = zip(*poisson, strict=True)
-    assert len({math.ceil(size / 7) for size in sizes}) > 1
+    assert len({math.ceil(size / 64) for size in sizes}) > 1
     assert len(set(counts)) == 1
 
 
@@ -174,7 +174,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "sampling_rate": 0.1,
         "num_steps": 4,
     },
-    "several passes per step": {"max_batch_size": 16, "num_steps": 2},
+    "several passes per step": {"max_batch_size": 64, "num_steps": 2},
     "dpvi": {"engine": "dpvi", "sampling_rate": 0.2, "num_steps": 5},
 }
 
@@ -199,7 +199,7 @@ def watched(monkeypatch) -> _Watched:
         for block in self.blocks:
             # Clipping as promised: a sum of n rows has at most n times the norm.
             norm = block.scale * np.linalg.norm(sums[block.name])
-            assert norm <= 200 * self.clipping_norm * (1 + 1e-5)
+            assert norm <= seen.batches[-1][1] * self.clipping_norm * (1 + 1e-5)
             assert np.any(noisy[block.name] != sums[block.name])
         return noisy
 

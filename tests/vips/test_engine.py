@@ -433,10 +433,10 @@ def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
     return analysis, steps
 
 
-@pytest.mark.parametrize("max_batch_size", [None, 7])
+@pytest.mark.parametrize("max_batch_size", [None, 64])
 def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -> None:
     """Many releases of the same step, against the noise that the event states."""
-    rows = tuple(a.astype(np.float32) for a in MODELS["logistic_fixed"].rows(60))
+    rows = tuple(a.astype(np.float32) for a in MODELS["logistic_fixed"].rows(100))
     vi = nv.PrivateVI(
         nv.private(MODELS["logistic_fixed"].fn, unit=UNIT),
         budget=nv.PrivacyBudget(1.0, 1e-5),
@@ -451,8 +451,8 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
         scale = {block.name: block.scale}
         exact = engine.bounded_sum(
             start,
-            analysis.arguments.take(np.arange(60)),
-            np.ones(60, bool),
+            analysis.arguments.take(np.arange(100)),
+            np.ones(100, bool),
             scales=scale,
             clipping_norm=step.clipping_norm,
         )[block.name]
