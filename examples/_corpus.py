@@ -1,4 +1,4 @@
-"""Corpora of the topic model example: readers, preparation, and a made-up corpus.
+"""Corpora of the topic model example: readers, preparation, and a synthetic corpus.
 
 A corpus is a sparse matrix of word counts with a public vocabulary. Preparing a
 document reads no other document: brought to a fixed length, or cut to a public number
@@ -28,7 +28,7 @@ _ENTRIES_PER_CHUNK = 1_000_000
 _DRAWS_PER_CHUNK = 5_000_000
 _LARGEST_COUNT = np.iinfo(np.int32).max
 
-# The made-up corpus: each theme is a topic over its own words and the common ones.
+# The synthetic corpus: each theme is a topic over its own words and the common ones.
 THEMES = {
     "sea": "ship harbour wave sail captain tide anchor island storm whale coast crew",
     "kitchen": "butter flour oven sugar recipe onion salt soup bake pepper garlic bowl",
@@ -323,7 +323,7 @@ def split(
 
 
 def generated(num_documents: int = 2000, mean_length: float = 60.0) -> Corpus:
-    """A made-up corpus: every document is a blend of a few of the six `THEMES`."""
+    """A synthetic corpus: every document is a blend of a few of the six `THEMES`."""
     rng = np.random.default_rng(0)
     themes = [words.split() for words in THEMES.values()]
     common = COMMON_WORDS.split()
@@ -338,7 +338,7 @@ def generated(num_documents: int = 2000, mean_length: float = 60.0) -> Corpus:
     lengths = rng.poisson(mean_length, num_documents)
     counts = rng.multinomial(lengths, proportions @ topics).astype(np.int32)
     return Corpus(
-        name="made-up corpus",
+        name="synthetic corpus",
         counts=sp.csr_matrix(counts),
         vocabulary=tuple(vocabulary),
     )

@@ -6,7 +6,7 @@
     python examples/lda.py --data docword.arxiv.txt.xz --vocabulary vocab.arxiv.txt \\
         --topics 50 --paper --minibatch 20000 --sigma 1 1.24 2
 
-Without options it reads a made-up corpus. A corpus is a UCI docword file, a matrix of
+Without options it reads a synthetic corpus. A corpus is a UCI docword file, a matrix of
 counts (Matrix Market or scipy.sparse, one row for each document) or raw text (--text,
 one document a line); its vocabulary must be public. Prints the topics, the privacy
 statement and the perplexity of held-out documents; leaves the posterior for ArviZ and
@@ -382,7 +382,7 @@ def _num_held_out(args: argparse.Namespace, corpus: _corpus.Corpus) -> int:
 
 def _complete(args: argparse.Namespace, num_documents: int) -> None:
     """Fills in what was not given, from public facts alone."""
-    made_up = args.data is None
+    is_synthetic = args.data is None
     if args.paper:
         args.document_length = args.document_length or _lda_paper.DOCUMENT_LENGTH
         args.minibatch = args.minibatch or max(1, num_documents // 20)
@@ -394,12 +394,12 @@ def _complete(args: argparse.Namespace, num_documents: int) -> None:
                 f"documents, {num_documents}."
             )
     args.delta = args.delta or 1e-5
-    args.topics = args.topics or (8 if made_up else 50)
-    args.max_distinct_words = args.max_distinct_words or (48 if made_up else 128)
+    args.topics = args.topics or (8 if is_synthetic else 50)
+    args.max_distinct_words = args.max_distinct_words or (48 if is_synthetic else 128)
     if args.clipping_norm is None:
         if args.document_length is not None:
             args.clipping_norm = _lda_paper.CLIPPING_SHARE * args.document_length
-        elif args.typical_length or made_up:
+        elif args.typical_length or is_synthetic:
             # A document of L different words, each surely of one topic, has norm √L.
             args.clipping_norm = math.sqrt(args.typical_length or 60.0)
         else:

@@ -19,14 +19,14 @@ from numpyro_vips.errors import (
     BudgetExceededError,
 )
 from numpyro_vips.fitting.engine_choice import (
-    Analysis,
-    Options,
-    analyse,
+    EngineOptions,
+    PreparedFit,
+    prepare_fit,
     unused_options,
 )
 from numpyro_vips.fitting.explanation import Plan, explain_plan
 from numpyro_vips.fitting.private_step import chunks_of, noise_of_sums, run_step
-from numpyro_vips.fitting.schedule import Settings, Step, events_of
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
 from numpyro_vips.handlers import name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.program_constants import listed
@@ -205,7 +205,7 @@ class PrivateVI:
         self.epsilon = epsilon
         self.delta = delta
         self.label = label
-        self.settings = Settings(
+        self.schedule_options = ScheduleOptions(
             relation=_relation(sampling, relation),
             sampling=sampling,
             num_steps=num_steps,
@@ -216,7 +216,7 @@ class PrivateVI:
             release_once=release_once,
             private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
         )
-        self.options = Options(
+        self.engine_options = EngineOptions(
             engine=engine,
             structure=dict(structure or {}),
             augmentation=(
@@ -227,7 +227,7 @@ class PrivateVI:
             optimizer=optimizer,
             dpvi={"loss": loss, "perturb": perturb, "averaging": averaging},
         )
-        unused = unused_options(engine, self.settings, self.options)
+        unused = unused_options(engine, self.schedule_options, self.engine_options)
         if unused:
             other = "DPVI" if engine == "vips" else "VIPS"
             raise ValueError(
@@ -248,10 +248,10 @@ class PrivateVI:
           What `run` raises before it charges the budget, except that the budget itself
           is not looked at.
         """
-        analysis = self._analyse(args, kwargs)
-        return self._plan(analysis)
+        prepared = self._prepare_fit(args, kwargs)
+        return self._plan(prepared)
 
-    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Analysis:
+    def _prepare_fit(self, args: tuple, kwargs: Mapping[str, Any]) -> PreparedFit:
         arguments = bind_arguments(
             self.model,
             args,
@@ -259,16 +259,20 @@ class PrivateVI:
             num_rows=self.num_rows,
             max_nonzeros=self.max_nonzeros,
         )
-        return analyse(self.model, arguments, self.settings, self.options)
+        return prepare_fit(
+            self.model, arguments, self.schedule_options, self.engine_options
+        )
 
-    def _plan(self, analysis: Analysis) -> Plan:
+    def _plan(self, prepared: PreparedFit) -> Plan:
         return explain_plan(
-            analysis.graph,
-            analysis.engine,
-            analysis.steps,
-            analysis.reasons,
-            self.settings,
-            unused_options(analysis.engine.name, self.settings, self.options),
+            prepared.graph,
+            prepared.engine,
+            prepared.steps,
+            prepared.reasons,
+            self.schedule_options,
+            unused_options(
+                prepared.engine.name, self.schedule_options, self.engine_options
+            ),
         )
 
     # --- the fit ----------------------------------------------------------------------
@@ -295,39 +299,39 @@ class PrivateVI:
         """
         _check_key(rng_key)
         started = time.perf_counter()
-        analysis = self._analyse(args, kwargs)
-        plan = self._plan(analysis)
-        steps, epsilon, delta = self._price(analysis.steps)
+        prepared = self._prepare_fit(args, kwargs)
+        plan = self._plan(prepared)
+        steps, epsilon, delta = self._price(prepared.steps)
         random = SecureRandom(insecure_seed=self.insecure_seed)
         statement = self._statement(
-            analysis, steps, epsilon, delta, random, _platform(rng_key)
+            prepared, steps, epsilon, delta, random, _platform(rng_key)
         )
-        state = analysis.engine.initial_state(rng_key)
+        state = prepared.engine.initial_state(rng_key)
         planned = time.perf_counter()
-        self._rehearse(analysis, steps, state)
+        self._rehearse(prepared, steps, state)
         compiled = time.perf_counter()
-        if self.settings.private:
+        if self.schedule_options.private:
             self.budget.charge(
                 epsilon=epsilon,
                 delta=delta,
                 unit=self.model.unit,
-                relation=self.settings.relation,
+                relation=self.schedule_options.relation,
                 events=events_of(steps),
                 accountant=self.accountant,
                 label=self.label
-                or f"{name_of(self.model.fn)} ({analysis.engine.name})",
+                or f"{name_of(self.model.fn)} ({prepared.engine.name})",
             )
         programs: dict[str, Any] = {}
 
         def result_of(state: Any) -> PrivateVIResult:
-            posterior = analysis.engine.posterior(state)
+            posterior = prepared.engine.posterior(state)
             jax.block_until_ready(posterior.params)
             return PrivateVIResult(
                 posterior=posterior,
                 privacy=statement,
-                engine=analysis.engine.name,
+                engine=prepared.engine.name,
                 plan=str(plan),
-                settings=self._settings_used(steps, analysis.arguments.widths),
+                settings=self._settings_used(steps, prepared.arguments.widths),
                 seconds={
                     "planning": planned - started,
                     "compiling": compiled - planned,
@@ -337,28 +341,30 @@ class PrivateVI:
                 _programs=programs,
             )
 
-        shown = f"{epsilon:.3g}" if self.settings.private else "NOT PRIVATE"
+        shown = f"{epsilon:.3g}" if self.schedule_options.private else "NOT PRIVATE"
         with tqdm(steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
             bar.set_postfix_str(f"ε spent {shown}")
             for number, step in enumerate(bar):
                 state = run_step(
-                    analysis.arguments,
-                    analysis.engine,
+                    prepared.arguments,
+                    prepared.engine,
                     step,
                     state,
                     random,
                     self.max_batch_size,
                 )
-                if self.callback is not None and analysis.engine.has_posterior(state):
+                if self.callback is not None and prepared.engine.has_posterior(state):
                     self.callback(number, result_of(state))
         return result_of(state)
 
-    def _rehearse(self, analysis: Analysis, steps: Sequence[Step], state: Any) -> None:
+    def _rehearse(
+        self, prepared: PreparedFit, steps: Sequence[Step], state: Any
+    ) -> None:
         """Runs every kind of step on zeros, so that what can fail fails unpaid.
 
         It also compiles everything, so that the fit itself is quick to interrupt.
         """
-        arguments = analysis.arguments
+        arguments = prepared.arguments
         kinds = {tuple(b.name for b in step.blocks): step for step in steps}
         for step in kinds.values():
             _, size = chunks_of(step, arguments.public_num_rows, self.max_batch_size)
@@ -367,24 +373,24 @@ class PrivateVI:
                 for name, row in arguments.row_shapes().items()
             }
             rows = arguments.as_taken(zeros)
-            sums = analysis.engine.bounded_sum(
+            sums = prepared.engine.bounded_sum(
                 state,
                 rows,
                 np.zeros(size, bool),
                 scales={block.name: block.scale for block in step.blocks},
                 clipping_norm=step.clipping_norm,
             )
-            state = analysis.engine.update(
+            state = prepared.engine.update(
                 state,
                 {name: np.asarray(value, np.float64) for name, value in sums.items()},
                 noise_of_sums(step),
                 step.step_size,
             )
-        analysis.engine.posterior(state)
+        prepared.engine.posterior(state)
 
     def _price(self, steps: Sequence[Step]) -> tuple[tuple[Step, ...], float, float]:
         """Finds the noise that the share affords, and what the steps then cost."""
-        if not self.settings.private:
+        if not self.schedule_options.private:
             return tuple(steps), math.inf, self.budget.delta
         left = self.budget.remaining()
         delta = left.delta if self.delta is None else self.delta
@@ -396,7 +402,7 @@ class PrivateVI:
         if not steps:
             return (), 0.0, delta
         events = events_of(steps)
-        if self.settings.noise_multiplier is None:
+        if self.schedule_options.noise_multiplier is None:
             factor = self.budget.calibrate_events(
                 events,
                 epsilon=self.epsilon,
@@ -409,14 +415,15 @@ class PrivateVI:
             events, delta=delta, accountant=self.accountant
         )
         share = left.epsilon if self.epsilon is None else self.epsilon
-        is_fixed = self.settings.noise_multiplier is not None
+        is_fixed = self.schedule_options.noise_multiplier is not None
         # A Rényi filter says by itself what is left, but knows nothing of shares.
         has_share = self.budget.composition == "split" or self.epsilon is not None
         if is_fixed and has_share and epsilon > share:
             raise BudgetExceededError(
                 f"{len(steps)} steps at noise_multiplier="
-                f"{self.settings.noise_multiplier:g} cost epsilon={epsilon:.4g} at "
-                f"delta={delta:.3g}, and this fit may spend {share:.4g}. Take fewer "
+                f"{self.schedule_options.noise_multiplier:g} cost "
+                f"epsilon={epsilon:.4g} at delta={delta:.3g}, and this fit may spend "
+                f"{share:.4g}. Take fewer "
                 "steps (num_steps=), a lower sampling_rate or more noise, or leave "
                 "noise_multiplier out. Nothing was charged."
             )
@@ -424,7 +431,7 @@ class PrivateVI:
             epsilon=epsilon,
             delta=delta,
             unit=self.model.unit,
-            relation=self.settings.relation,
+            relation=self.schedule_options.relation,
             events=events,
             accountant=self.accountant,
         )
@@ -432,7 +439,7 @@ class PrivateVI:
 
     def _statement(
         self,
-        analysis: Analysis,
+        prepared: PreparedFit,
         steps: Sequence[Step],
         epsilon: float,
         delta: float,
@@ -442,37 +449,37 @@ class PrivateVI:
         norms = tuple(dict.fromkeys(step.clipping_norm for step in steps))
         return PrivacyStatement(
             unit=self.model.unit,
-            relation=self.settings.relation,
-            sampling=self.settings.scheme,
+            relation=self.schedule_options.relation,
+            sampling=self.schedule_options.scheme,
             epsilon=epsilon,
             delta=delta,
             accountant=self.accountant,
-            events=events_of(steps) if self.settings.private else (),
+            events=events_of(steps) if self.schedule_options.private else (),
             noise_source=random.source,
-            public=_public_facts(analysis),
+            public=_public_facts(prepared),
             clipping_norm=norms[0] if len(norms) == 1 else norms,
-            engine=analysis.engine.name,
+            engine=prepared.engine.name,
             platform=platform,
-            num_rows=analysis.arguments.public_num_rows,
-            num_rows_declared=analysis.arguments.num_rows_declared,
+            num_rows=prepared.arguments.public_num_rows,
+            num_rows_declared=prepared.arguments.num_rows_declared,
         )
 
     def _settings_used(
         self, steps: Sequence[Step], widths: Mapping[str, int]
     ) -> dict[str, Any]:
-        guide = self.options.guide
+        guide = self.engine_options.guide
         return {
-            "engine": self.options.engine,
-            "sampling": self.settings.sampling,
-            "sampling_rate": self.settings.rate,
+            "engine": self.engine_options.engine,
+            "sampling": self.schedule_options.sampling,
+            "sampling_rate": self.schedule_options.rate,
             "num_steps": len(steps),
-            "local_steps": self.options.local_steps,
+            "local_steps": self.engine_options.local_steps,
             "max_batch_size": self.max_batch_size,
             "max_nonzeros": dict(widths),
-            "structure": self.options.structure,
-            "augmentation": self.options.augmentation,
+            "structure": self.engine_options.structure,
+            "augmentation": self.engine_options.augmentation,
             "guide": guide if isinstance(guide, str | None) else "own",
-            "perturb": self.options.dpvi["perturb"],
+            "perturb": self.engine_options.dpvi["perturb"],
             # Whether, not which: the seed would take the noise off again.
             "insecure_seed": self.insecure_seed is not None,
         }
@@ -571,8 +578,8 @@ def _platform(rng_key: Any) -> str:
     return ", ".join(sorted({d.platform for x in arrays for d in x.devices()}))
 
 
-def _public_facts(analysis: Analysis) -> tuple[str, ...]:
-    arguments = analysis.arguments
+def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
+    arguments = prepared.arguments
     facts = [
         "the model, its priors and plates, and every setting of the fit",
         "the names, shapes (but for the number of rows) and dtypes of the arguments",
@@ -582,10 +589,10 @@ def _public_facts(analysis: Analysis) -> tuple[str, ...]:
         f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
     ]
     facts += [
-        f"{array} that the model holds" for array in listed(analysis.graph.captured)
+        f"{array} that the model holds" for array in listed(prepared.graph.captured)
     ]
-    if isinstance(analysis.engine, DpviEngine):
-        held = listed(analysis.engine.captured)
+    if isinstance(prepared.engine, DpviEngine):
+        held = listed(prepared.engine.captured)
         facts += [f"{array} that the guide holds" for array in held]
     facts += [
         f"that at most {width} entries of a row of {name!r} are looked at, the largest"

@@ -22,7 +22,7 @@ from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.row_queries import Query
+from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.privacy.statement import PrivacyStatement
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _FORMAT = "numpyro_vips result"
 _FORMAT_VERSION = 1
 _SAMPLE_DIMS = ("chain", "draw")
-# What `to_arviz` tells of the privacy statement.
+# What `to_arviz` keeps of the privacy statement.
 _PRIVACY_ATTRIBUTES = (
     *("unit", "relation", "sampling", "epsilon", "delta", "accountant"),
     "noise_source",
@@ -62,11 +62,11 @@ class Posterior(Protocol):
         """Independent draws of every global latent."""
         ...
 
-    def local_posterior(self, query: Query) -> Mapping[str, Any]:
+    def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """The posterior of the latents of rows that the caller may see."""
         ...
 
-    def elbo(self, query: Query) -> np.ndarray:
+    def elbo(self, query: RowQuery) -> np.ndarray:
         """The bound on the log density of each row that the caller may see."""
         ...
 
@@ -185,13 +185,13 @@ class PrivateVIResult:
         """
         return self.posterior.elbo(self._query(args, kwargs))
 
-    def _query(self, args: tuple, kwargs: Mapping[str, Any]) -> Query:
+    def _query(self, args: tuple, kwargs: Mapping[str, Any]) -> RowQuery:
         if self.model is None:
             raise ValueError(
                 "The latents of a row follow from the model, and this result was "
                 "loaded without it. Use load(path, model=model)."
             )
-        return Query(
+        return RowQuery(
             model=self.model,
             arguments=bind_arguments(self.model, args, dict(kwargs), num_rows=None),
             settings=self.settings,

@@ -61,10 +61,10 @@ class FullBatch:
     @functools.cached_property
     def _bound(self) -> Any:
         def bound(moments: Any, natural: Any) -> jax.Array:
-            joint = self.program.joint_moments(moments)
+            expected_natural = self.program.expected_natural_of(moments)
 
             def of_row(row: Row) -> jax.Array:
-                return self.program.row_bound(joint, row, self.local_sweeps)
+                return self.program.row_bound(expected_natural, row, self.local_sweeps)
 
             of_globals = self.program.global_bound(moments, natural, self.first)
             return jax.vmap(of_row)(self.rows).sum() + of_globals
@@ -75,7 +75,9 @@ class FullBatch:
 
     def local_factors(self, state: VipsState, row: Row) -> tuple[dict, dict]:
         """Moments and natural parameters of a row's factors, at convergence."""
-        factors = self.program.local_factors(state.joint, row, self.local_sweeps)
+        factors = self.program.local_factors(
+            state.expected_natural, row, self.local_sweeps
+        )
         moments = {name: mine for name, (mine, _) in factors.items()}
         return moments, {name: natural for name, (_, natural) in factors.items()}
 
@@ -89,15 +91,15 @@ class FullBatch:
         def of_row(row: Row) -> jax.Array:
             found, terms, _ = program.row_terms(row)
             moments, natural = self.local_factors(state, row)
-            total = program.expected(terms, state.joint, moments)
-            for group in program.structure.groups_of("local"):
-                latent = found.latents[group.latents[0]]
+            total = program.expected(terms, state.expected_natural, moments)
+            for factor in program.structure.posterior_factors_of("local"):
+                latent = found.latents[factor.latents[0]]
                 if latent.family is not None:
                     assert latent.weight is not None
                     total += entropy(
-                        group,
-                        natural[group.name],
-                        moments[group.name],
+                        factor,
+                        natural[factor.name],
+                        moments[factor.name],
                         forms.constant_array(latent.weight),
                     )
             return total
@@ -105,16 +107,16 @@ class FullBatch:
         total = jax.jit(jax.vmap(of_row))(self.rows).sum()
         terms = program.prior_terms(self.first)
         total += program.expected(terms, None, state.moments)
-        for group in program.structure.groups_of("global"):
-            latent = program.structure.latents[group.latents[0]]
+        for factor in program.structure.posterior_factors_of("global"):
+            latent = program.structure.latents[factor.latents[0]]
             if latent.family is not None:
                 assert latent.weight is not None
                 weight = forms.constant_array(latent.weight)
-                natural = state.natural[group.name]
+                natural = state.natural[factor.name]
                 total += entropy(
-                    group,
-                    divided_by_weight(natural, weight, group.family),
-                    state.moments[group.name],
+                    factor,
+                    divided_by_weight(natural, weight, factor.family),
+                    state.moments[factor.name],
                     weight,
                 )
         return float(total)
@@ -147,23 +149,23 @@ class FullBatch:
         self, natural: Mapping[str, Any], key: jax.Array, count: int
     ) -> dict[str, jax.Array]:
         drawn: dict[str, jax.Array] = {}
-        groups = [
-            group
-            for group in self.program.structure.groups_of("local")
-            if self.program.structure.latents[group.latents[0]].family is None
+        factors = [
+            factor
+            for factor in self.program.structure.posterior_factors_of("local")
+            if self.program.structure.latents[factor.latents[0]].family is None
         ]
-        keys = jax.random.split(key, max(len(groups), 1))
-        for group, key in zip(groups, keys, strict=False):
-            family, mine = group.family, natural[group.name]
+        keys = jax.random.split(key, max(len(factors), 1))
+        for factor, key in zip(factors, keys, strict=False):
+            family, mine = factor.family, natural[factor.name]
             if isinstance(family, JointCategorical):
                 drawn.update(_draw_jointly(family, mine, key, count))
                 continue
             distribution = family.distribution(family.parameters(mine))
             draw = jnp.asarray(distribution.sample(key, (count,)))
-            if group.layout is not None:
-                drawn.update(group.layout.sites(draw, leading=1))
+            if factor.layout is not None:
+                drawn.update(factor.layout.sites(draw, leading=1))
             else:
-                drawn[group.name] = draw
+                drawn[factor.name] = draw
         return drawn
 
 

@@ -273,4 +273,4 @@ def away_from_prior(
         for number, statistic in enumerate(program.structure.statistics)
         if statistic.release != "public"
     }
-    return program.joint_moments(start), scales
+    return program.expected_natural_of(start), scales

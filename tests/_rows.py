@@ -1,4 +1,4 @@
-"""Sources of made-up rows for tables of models, one function per kind of data."""
+"""Sources of synthetic rows for tables of models, one function per kind of data."""
 
 import numpy as np
 

@@ -26,7 +26,7 @@ class Setup:
         self.names = tuple(self.program.graph.arguments.row_shapes())
         self.rows = self.as_dict(rows)
         first = {name: jnp.asarray(row[0]) for name, row in self.rows.items()}
-        self.joint, self.scales = away_from_prior(self.program, first)
+        self.expected_natural, self.scales = away_from_prior(self.program, first)
 
     def as_dict(self, rows: Rows) -> dict[str, np.ndarray]:
         return dict(zip(self.names, rows, strict=True))
@@ -35,7 +35,7 @@ class Setup:
     def _bounded_sum(self) -> Any:
         return jax.jit(
             lambda rows, mask, norm: self.program.bounded_sum(
-                self.joint, rows, mask, self.scales, norm, SWEEPS
+                self.expected_natural, rows, mask, self.scales, norm, SWEEPS
             )
         )
 
@@ -48,13 +48,17 @@ class Setup:
     @functools.cached_property
     def _row_by_row(self) -> Any:
         def one(row: Mapping[str, Any]) -> Any:
-            mine = self.program.solve_locals(self.joint, row, SWEEPS)
+            mine = self.program.solve_locals(self.expected_natural, row, SWEEPS)
 
             def expected(released: Mapping[str, Any]) -> jax.Array:
                 _, terms, _ = self.program.row_terms(row)
-                return self.program.expected(terms, {**self.joint, **released}, mine)
+                return self.program.expected(
+                    terms, {**self.expected_natural, **released}, mine
+                )
 
-            made = jax.grad(expected)({name: self.joint[name] for name in self.scales})
+            made = jax.grad(expected)(
+                {name: self.expected_natural[name] for name in self.scales}
+            )
             blocks = {
                 s.name: _symmetrised(s, made[s.name])
                 for s in self.program.structure.statistics

@@ -285,7 +285,7 @@ def test_the_split_is_fixed_and_complete():
     np.testing.assert_array_equal(held_out.toarray(), again.toarray())
 
 
-def test_the_made_up_corpus_is_made_of_its_themes():
+def test_the_synthetic_corpus_is_made_of_its_themes():
     corpus = _corpus.generated(num_documents=300)
     index = {word: column for column, word in enumerate(corpus.vocabulary)}
     own = np.array(

@@ -373,7 +373,9 @@ def draw_value(program: ConjugateProgram, name: str, rng: np.random.Generator) -
     )
     if site.is_discrete:
         return rng.integers(0, 3, shape)
-    family = program.structure.groups[program.structure.group_of[name]].family.name
+    family = program.structure.posterior_factors[
+        program.structure.factor_of[name]
+    ].family.name
     if family == "Normal":
         return rng.normal(0.0, 2.0, shape)
     if family == "Dirichlet":
@@ -454,18 +456,18 @@ def check_conjugacy(
         return total
 
     density = trace_in_double(remaining, base)
-    for group in structure.groups.values():
-        names = [n for n in group.latents if n in base]
+    for factor in structure.posterior_factors.values():
+        names = [n for n in factor.latents if n in base]
         if (
             not names
-            or "is" in group.family.statistics
+            or "is" in factor.family.statistics
             or program.graph.sites[names[0]].is_discrete
         ):
             continue
         features, values = [], []
         for _ in range(40):
             point = dict(base)
-            if group.family is Normal:
+            if factor.family is Normal:
                 # Along a line through the whole block it must be a parabola.
                 t = rng.uniform(-3.0, 3.0)
                 direction = np.random.default_rng(9)
@@ -477,7 +479,7 @@ def check_conjugacy(
                 (name,) = names
                 new = draw_value(program, name, rng)
                 point[name] = new
-                columns = [STATISTICS[s](new).ravel() for s in group.family.statistics]
+                columns = [STATISTICS[s](new).ravel() for s in factor.family.statistics]
                 features.append([1.0, *np.concatenate(columns)])
             values.append(float(density(point)))
         matrix, target = np.asarray(features), np.asarray(values)
@@ -486,7 +488,7 @@ def check_conjugacy(
         solution, *_ = np.linalg.lstsq(matrix, target, rcond=None)
         residual = np.abs(matrix @ solution - target).max()
         size = np.abs(matrix * solution).max() + 1.0
-        assert residual <= 1e-8 * size, (group.name, group.family.name, residual)
+        assert residual <= 1e-8 * size, (factor.name, factor.family.name, residual)
 
 
 def verdict(source: str, observed: Sequence[str]) -> NotConjugate | None:

@@ -1158,8 +1158,8 @@ def noisy_xor_of_weights(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
-# Made-up floats lie in (0.1, 0.9), where the next ones look conjugate: their rules, not
-# the numbers that they are tried on, must refuse them.
+# Synthetic floats lie in (0.1, 0.9), where the next ones look conjugate: their rules,
+# not the numbers that they are tried on, must refuse them.
 
 
 @not_conjugate(points, "theta")

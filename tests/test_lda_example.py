@@ -130,7 +130,7 @@ def test_the_paper_is_priced_as_counted_and_as_corrected():
 
 
 def write_corpus(folder: Path, num_documents: int) -> list[str]:
-    """A docword file of made-up documents; returns the options that read it."""
+    """A docword file of synthetic documents; returns the options that read it."""
     corpus = _corpus.generated(num_documents)
     entries: Any = sp.coo_matrix(corpus.counts)
     lines = [*map(str, entries.shape), str(entries.nnz)]

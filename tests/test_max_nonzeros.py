@@ -169,13 +169,13 @@ class Setup:
         arguments = self.program.graph.arguments
         self.rows = jax.tree.map(jnp.asarray, arguments.take(np.arange(len(rows[0]))))
         first = jax.tree.map(lambda array: array[0], self.rows)
-        self.joint, self.scales = away_from_prior(self.program, first)
+        self.expected_natural, self.scales = away_from_prior(self.program, first)
 
     def norms_and_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         def of_row(row: Any) -> Any:
-            mine = self.program.solve_locals(self.joint, row, SWEEPS)
+            mine = self.program.solve_locals(self.expected_natural, row, SWEEPS)
             norm = self.program.row_norms(row, mine, self.scales)
-            return norm, self.program.row_bound(self.joint, row, SWEEPS)
+            return norm, self.program.row_bound(self.expected_natural, row, SWEEPS)
 
         norms, bounds = jax.jit(jax.vmap(of_row))(self.rows)
         return np.asarray(norms), np.asarray(bounds)
@@ -184,7 +184,7 @@ class Setup:
         if not hasattr(self, "_sum"):
             self._sum = jax.jit(
                 lambda rows, mask, norm: self.program.bounded_sum(
-                    self.joint, rows, mask, self.scales, norm, SWEEPS
+                    self.expected_natural, rows, mask, self.scales, norm, SWEEPS
                 )
             )
         return jax.tree.map(np.asarray, self._sum(rows, jnp.asarray(mask), norm))
@@ -209,7 +209,7 @@ class Setup:
 def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
     fn, rows = MODELS[name].fn, MODELS[name].rows()
     by_entries, by_rows = Setup(fn, rows, WIDTH), Setup(fn, rows, None)
-    assert not by_entries.program.whole
+    assert not by_entries.program.dense
     for found, expected in zip(
         by_entries.program.structure.statistics,
         by_rows.program.structure.statistics,
@@ -235,7 +235,7 @@ def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
 def test_it_is_said_for_what_a_row_is_written_out() -> None:
     def written_out(name: str) -> Any:
         fn, rows = MODELS[name].fn, MODELS[name].rows()
-        return compiled(fn, rows, WIDTH).written_out["x"]
+        return compiled(fn, rows, WIDTH).densified["x"]
 
     assert written_out("multinomial") == ()
     assert written_out("used_in_other_ways") == ("'slice'",)
@@ -379,7 +379,7 @@ def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
     """Of an index no function is known that entries would be enough for."""
     x = counts(np.random.default_rng(0)).astype(np.int32)
     by_entries, by_rows = Setup(tokens, (x,), WIDTH), Setup(tokens, (x,), None)
-    assert "a gather at an index" in by_entries.program.whole["x"]
+    assert "a gather at an index" in by_entries.program.dense["x"]
     everyone = np.ones(COUNT, bool)
     found = by_entries.bounded_sum(by_entries.rows, everyone, 1.0)
     expected = by_rows.bounded_sum(by_rows.rows, everyone, 1.0)
@@ -407,7 +407,7 @@ def test_whole_rows_are_worked_on_where_less_noise_is_worth_it() -> None:
             numpyro.sample("y", dist.Normal(jnp.cos(x) @ w, 1.0), obs=y)
 
     program = compiled(regression, MODELS["linear_regression"].rows(), WIDTH)
-    assert program.whole["x"] == (
+    assert program.dense["x"] == (
         "by entries ⟨w w⟩ would not be known to have one sign"
     )
     geometries = {s.name: s.geometry for s in program.structure.statistics}
@@ -419,7 +419,7 @@ def test_a_wrong_rule_for_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     rules = {**entries._REDUCTIONS, "reduce_sum": lambda told, other, count: told + 1}
     monkeypatch.setattr(entries, "_REDUCTIONS", rules)
     program = compiled(MODELS["multinomial"].fn, MODELS["multinomial"].rows(), WIDTH)
-    assert "certificate" in program.whole["x"]
+    assert "certificate" in program.dense["x"]
 
 
 def test_dpvi_gets_rows_with_their_largest_entries() -> None:

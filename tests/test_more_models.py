@@ -111,7 +111,7 @@ def _one_coin(y: Any) -> Any:
 
 for _name, _rows, _density in (
     (
-        "a signal in a window that made-up rows never leave",
+        "a signal in a window that synthetic rows never leave",
         feature_and_count,
         lambda x, y: dist.Poisson(jnp.where(x < 0.95, gammas("a"), 0.0) + gammas("c")),
     ),

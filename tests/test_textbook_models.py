@@ -841,7 +841,7 @@ def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     assert reasons_of(case) == {}
     _, graph = graph_of(case.fn, rows_of(case))
     check_rows_are_separate(graph)
-    # The rows of the test, with every index, in place of made-up ones.
+    # The rows of the test, with every index, in place of synthetic ones.
     certify(ConjugateProgram(graph=graph, structure=_analyse(graph, {})), seed=3)
 
 

@@ -117,7 +117,7 @@ def _fallback_epsilon(groups: Groups, delta: float) -> float:
 
 
 def _loss_stddev(groups: Groups) -> float:
-    """Of one step's loss, averaged over the steps.
+    """Root mean variance of one step's privacy loss, over all steps.
 
     Connecting the dots over an interval of length h adds at most h²/4 to the variance
     of one step's loss, so this is the scale that a grid has to resolve.

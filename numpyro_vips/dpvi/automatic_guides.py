@@ -98,7 +98,8 @@ class NormalGuide:
         return arrays["loc"] + jnp.exp(arrays["log_scale"]) * unit
 
     def entropy(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
-        """Of q(z), up to a constant."""
+        """Differential entropy of q(z) in nats, up to a constant that depends on the
+        space alone."""
         entropy = jnp.sum(arrays["log_scale"])
         if self.family == "low_rank":
             factor = arrays["factor"]
@@ -109,7 +110,8 @@ class NormalGuide:
     def marginals(
         self, arrays: Mapping[str, jax.Array], event_dims: Mapping[str, int]
     ) -> dict[str, Any]:
-        """Of a mean-field guide: the distribution of every site, in its support."""
+        """The distribution of every site in its support, by name, under a mean-field
+        guide."""
         scale = self.space.split(jnp.exp(arrays["log_scale"]))
         found = {}
         for site, loc in zip(

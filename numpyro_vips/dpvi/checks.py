@@ -1,4 +1,5 @@
-"""What DPVI cannot do, told before anything else: options, and models with a remedy."""
+"""What DPVI cannot do, reported before anything else: options, and models with a
+remedy."""
 
 from typing import Any
 

@@ -27,7 +27,7 @@ import numpyro
 import numpyro.distributions as dist
 from jax.interpreters import partial_eval
 
-from numpyro_vips.conjugacy.structure.log_joint import energy
+from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, find_structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
@@ -40,10 +40,10 @@ from numpyro_vips.model.log_joint import (
     site_log_density,
 )
 from numpyro_vips.model.prior_centre import initial_params
-from numpyro_vips.model.synthetic_rows import made_up_rows
+from numpyro_vips.model.synthetic_rows import synthetic_rows
 from numpyro_vips.model.trace import site_outputs
-from numpyro_vips.vips.certificate import made_up_latents, row_and_validity
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_STEPS
+from numpyro_vips.vips.certificate import row_and_validity, synthetic_latents
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.program import ConjugateProgram
 
 _CERTIFIED_ROWS = 8
@@ -75,7 +75,7 @@ class ConjugateLocals:
             if not (site.is_discrete and is_enumerated)
         )
         self._graph = graph
-        self._sweeps = sweeps or DEFAULT_LOCAL_STEPS
+        self._sweeps = sweeps or DEFAULT_LOCAL_SWEEPS
         self._sites = _sites_with(graph, self.solved)
         for name in self._sites:
             if graph.sites[name].distributed.kind is dist.Unit:
@@ -124,7 +124,7 @@ class ConjugateLocals:
 
         def analyse(rows: Mapping[str, Any]) -> None:
             # The globals come from a guide, and are legal up to rounding.
-            found.append(energy(graph, rows, check_parameters=False))
+            found.append(symbolic_log_joint(graph, rows, check_parameters=False))
             found.append(find_structure(found[0], {}))
 
         jax.eval_shape(analyse, rows)
@@ -151,7 +151,7 @@ class ConjugateLocals:
         programs: Any = None
         rows = _certified_rows(graph)
         for number, row in enumerate(rows):
-            latents = made_up_latents(graph, 1, seed=number)
+            latents = synthetic_latents(graph, 1, seed=number)
             if programs is None:
                 programs = [
                     trace_in_double(f, row, latents) for f in (numpyros, compiled)
@@ -168,12 +168,12 @@ class ConjugateLocals:
             if not abs(found - expected) <= _TOLERANCE * (1 + abs(expected)):
                 raise NotConjugate(
                     {
-                        "certificate": "the compiled log density of a made-up row is "
+                        "certificate": "the compiled log density of a synthetic row is "
                         f"{found:.6g}, and NumPyro's is {expected:.6g}"
                     }
                 )
         if not compared:
-            reason = "the log density of no made-up row is finite"
+            reason = "the log density of no synthetic row is finite"
             raise NotConjugate({"certificate": reason})
 
 
@@ -309,7 +309,7 @@ def _abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
 def _certified_rows(graph: ModelGraph) -> list[dict[str, np.ndarray]]:
     """Usual rows, then as many with numbers of either sign, which may choose others."""
     arguments = graph.arguments
-    usual = made_up_rows(arguments, _CERTIFIED_ROWS, 0, dtype=np.dtype(np.float64))
+    usual = synthetic_rows(arguments, _CERTIFIED_ROWS, 0, dtype=np.dtype(np.float64))
     rows = [{k: v[i] for k, v in usual.items()} for i in range(_CERTIFIED_ROWS // 2)]
     rng = np.random.default_rng(0)
     for _ in range(_CERTIFIED_ROWS - len(rows)):

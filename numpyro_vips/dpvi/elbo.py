@@ -17,7 +17,11 @@ from numpyro_vips.dpvi.conjugate_locals import ConjugateLocals
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import made_up_row, row_log_density, site_log_density
+from numpyro_vips.model.log_joint import (
+    row_log_density,
+    site_log_density,
+    synthetic_row,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class RowElbo:
           values: The globals.
           params: The parameters without a prior.
           row: One row of every private argument.
-          key: Of the draws of the row's own latents.
+          key: Key for the draws of the row's own latents.
         """
         graph, guide = self.graph, self.user_guide
         if self.conjugate is not None:
@@ -89,12 +93,12 @@ class PublicElbo:
         *,
         is_analytic: bool,
     ) -> None:
-        """Of the globals in `space` and their guide; see `RowElbo` for the others."""
+        """The prior's part of the bound, for the globals in `space` and their guide."""
         self._graph = graph
         self._space = space
         self._guide = guide
         self._is_analytic = is_analytic
-        self._row = made_up_row(graph)
+        self._row = synthetic_row(graph)
 
     def __call__(
         self, arrays: Mapping[str, jax.Array], params: Any, draws: jax.Array
@@ -102,7 +106,7 @@ class PublicElbo:
         """The average over draws.
 
         Args:
-          arrays: Of an automatic guide.
+          arrays: Variational parameters of an automatic guide.
           params: The parameters without a prior, in their supports.
           draws: Numbers for an automatic guide, keys for a user's own.
         """
@@ -145,7 +149,8 @@ class PublicElbo:
         return total
 
     def _run_model(self, values: Mapping[str, Any], params: Any) -> Mapping[str, Any]:
-        """The model's messages for the globals; the made-up row has no effect there."""
+        """The model's messages for the globals; the synthetic row has no effect
+        there."""
         rows = {name: value[None] for name, value in self._row.items()}
         return self._graph.run(rows, values, params=params)
 

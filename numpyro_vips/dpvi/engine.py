@@ -51,7 +51,7 @@ from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.log_joint import made_up_row
+from numpyro_vips.model.log_joint import synthetic_row
 from numpyro_vips.model.prior_centre import global_values, initial_params
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -117,7 +117,7 @@ class DpviEngine:
         averaging: float | None = 3.0,
         local_steps: int | None = None,
     ) -> None:
-        """Traces the model on a single made-up row; no private value is read.
+        """Traces the model on a single synthetic row; no private value is read.
 
         Args:
           graph: The model.
@@ -164,7 +164,7 @@ class DpviEngine:
         self._averaging = averaging
         self._is_analytic = isinstance(loss, TraceMeanField_ELBO)
         self._num_rows = graph.arguments.public_num_rows
-        self._row = made_up_row(graph)
+        self._row = synthetic_row(graph)
         self._user_guide = UserGuide(guide, graph) if callable(guide) else None
         self._conjugate = None
         if self._user_guide is None:
@@ -310,7 +310,7 @@ class DpviEngine:
         return [*of_guide, *released]
 
     def _tree(self, variational: Variational, z: jax.Array) -> tuple[Any, Any]:
-        """In what the rows' gradients are taken: the globals or φ, and θ."""
+        """The arrays in which rows' gradients are taken: the globals or φ, and θ."""
         is_location = self._perturb == "location"
         first = self.space.split(z) if is_location else variational.guide
         return first, variational.params
@@ -400,10 +400,11 @@ class DpviEngine:
         """One optimiser step on the negative ELBO, from public quantities alone.
 
         Args:
-          state: As given to `bounded_sum`.
+          state: The state that was given to `bounded_sum`.
           released: Noisy sums of every block over the sampling rate, so that they
             estimate the sums over all rows.
-          noise_stddev: Of the entries of `released`; the optimiser does not use it.
+          noise_stddev: Standard deviation of the noise in the entries of `released`;
+            not used by the optimiser.
           step_size: Factor on the optimiser's update.
         """
         dtype = self._start.dtype
@@ -416,7 +417,7 @@ class DpviEngine:
     ) -> dict[str, np.ndarray]:
         """Norms of unclipped contributions of rows that the caller may see.
 
-        Such as made-up ones: from their sizes a clipping norm can be chosen.
+        Such as synthetic ones: from their sizes a clipping norm can be chosen.
 
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
@@ -534,7 +535,7 @@ class DpviEngine:
             shared, rows, mask, scales, clipping_norm
         )
 
-    # --- below the wall ---------------------------------------------------------------
+    # --- the public side --------------------------------------------------------------
 
     def _updated(
         self,

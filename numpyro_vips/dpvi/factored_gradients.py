@@ -51,12 +51,12 @@ class AffineUse:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the coordinates: that of the equation's result."""
+        """Shape of one row's coordinates, which is that of the equation's result."""
         return tuple(_aval(self.equation.outvars[0]).shape)
 
     @property
     def dtype(self) -> Any:
-        """Of the coordinates."""
+        """Type of one row's coordinates."""
         return _aval(self.equation.outvars[0]).dtype
 
     def others(self, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ class AffineUse:
         """A row's gradient as a frame and coordinates.
 
         Args:
-          others: As found while the row's program ran.
+          others: The values of `others` that the row's program computed.
           cotangent: The gradient in the equation's result.
 
         Returns:
@@ -99,7 +99,7 @@ class AffineUse:
 
         Args:
           like: The input, for its shape and dtype.
-          frames, coordinates: As of `isometric`, with a leading axis of rows.
+          frames, coordinates: Results of `isometric`, with a leading axis of rows.
         """
 
         def of_row(value: Any, frame: Sequence[Any]) -> jax.Array:

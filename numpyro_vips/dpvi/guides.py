@@ -17,7 +17,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
-from numpyro_vips.model.row_queries import Query
+from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
 
 # Supports with a name of their own, and those made from bounds or another support.
@@ -91,9 +91,9 @@ class GuideSite:
     """A global latent, as the guide sees it.
 
     Attributes:
-      name: Of the latent.
+      name: Name of the latent.
       support: Where its value lies.
-      shape: Of its value.
+      shape: Shape of its value.
       dims: Names of its leading axes, as in `Posterior.site_dims`.
     """
 
@@ -104,7 +104,7 @@ class GuideSite:
 
     @property
     def transform(self) -> Any:
-        """From the unconstrained space to the support."""
+        """The bijection from the unconstrained space to the support."""
         return biject_to(self.support)
 
     @property
@@ -191,7 +191,7 @@ class _GuidePosterior(abc.ABC):
     def site_dims(self) -> dict[str, tuple[str, ...]]:
         return {site.name: site.dims for site in self.sites}
 
-    def local_posterior(self, query: Query) -> Mapping[str, Any]:
+    def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """Refuses: the guide is what knows about latents of single rows."""
         raise ValueError(
             "DPVI has no posterior of its own for latents of single rows. With an "
@@ -200,7 +200,7 @@ class _GuidePosterior(abc.ABC):
             "numpyro.infer.infer_discrete at draws of the globals."
         )
 
-    def elbo(self, query: Query) -> np.ndarray:
+    def elbo(self, query: RowQuery) -> np.ndarray:
         """The average of the rows' log densities over draws of the globals."""
         draws = self.sample(threefry_key(0), (NUM_DRAWS,))
         return monte_carlo_bound(query, draws, self.points)

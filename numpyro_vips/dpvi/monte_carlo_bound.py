@@ -1,4 +1,4 @@
-"""The bound on the log density of visible rows, by draws of the globals.
+"""The bound on the log density of queried rows, by draws of the globals.
 
 E_q[log p(row | globals)] has no closed form for models that are not conjugate. Discrete
 latents of a row are summed out exactly and conjugate ones are solved for, as in a fit,
@@ -16,14 +16,14 @@ from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.log_joint import row_log_density
-from numpyro_vips.model.row_queries import Query, map_rows
-from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.model.row_queries import RowQuery, map_rows
+from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 
 NUM_DRAWS = 100
 
 
 def monte_carlo_bound(
-    query: Query, draws: Mapping[str, jax.Array], points: Mapping[str, Any]
+    query: RowQuery, draws: Mapping[str, jax.Array], points: Mapping[str, Any]
 ) -> np.ndarray:
     """Averages the rows' log densities over draws of the globals.
 
@@ -45,9 +45,9 @@ def monte_carlo_bound(
     return np.concatenate([np.asarray(part) for part in parts])
 
 
-def _compiled(query: Query) -> Any:
+def _compiled(query: RowQuery) -> Any:
     """The bound of many rows, as a function of draws, points and rows."""
-    arguments = with_made_up_rows(query.arguments, 3, seed=0)
+    arguments = with_synthetic_rows(query.arguments, 3, seed=0)
     graph = build_graph(query.model, arguments)
     try:
         conjugate = find_conjugate_locals(

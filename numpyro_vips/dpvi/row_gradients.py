@@ -133,7 +133,7 @@ class RowGradients:
         """Refuses a model or guide by which rows could meet or leave.
 
         Args:
-          shared, row: Of which only shapes and types are looked at.
+          shared, row: Arrays of which only shapes and dtypes are used.
 
         Raises:
           UnsafeModelError: See `row_programs.check_row_program`.

@@ -1,8 +1,8 @@
 """Guides of the user's own: NumPyro functions with `sample` and `param` statements.
 
-A guide never sees the private rows as a whole. Its globals are drawn on a made-up row,
-of which they must not depend; its latents of single rows are drawn by a program of one
-row, which `dpvi` maps over the minibatch like the model. So an encoder's output can
+A guide never sees the private rows as a whole. Its globals are drawn on a synthetic
+row, of which they must not depend; its latents of single rows are drawn by a program of
+one row, which `dpvi` maps over the minibatch like the model. So an encoder's output can
 depend on its own row only, and its parameters learn from clipped per-row gradients.
 """
 
@@ -26,7 +26,7 @@ from numpyro_vips.model.graph import (
     refuse_captured_rows,
     with_captured_constants,
 )
-from numpyro_vips.model.log_joint import made_up_row, site_log_density
+from numpyro_vips.model.log_joint import site_log_density, synthetic_row
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.trace import Trace, abstract_rows
 
@@ -65,7 +65,7 @@ class UserGuide:
         """
         self._graph = graph
         self._marked = private(_with_arguments(guide, graph), unit=graph.unit)
-        self._row = made_up_row(graph)
+        self._row = synthetic_row(graph)
         arguments = graph.arguments
         self.captured = captured_arrays(guide)
         try:

@@ -12,7 +12,12 @@ from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.schedule import Settings, Step, dpvi_schedule, vips_schedule
+from numpyro_vips.fitting.schedule import (
+    ScheduleOptions,
+    Step,
+    dpvi_schedule,
+    vips_schedule,
+)
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
@@ -24,7 +29,7 @@ from numpyro_vips.vips.certificate import check_rows_are_separate
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 
-# How many made-up rows the default clipping norms are read off.
+# How many synthetic rows the default clipping norms are read off.
 NUM_TYPICAL_ROWS = 64
 
 
@@ -65,7 +70,7 @@ class Engine(Protocol):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Options:
+class EngineOptions:
     """What a caller asks of the engines; see `PrivateVI`.
 
     `dpvi` holds the options that only DPVI has, by name.
@@ -82,29 +87,31 @@ class Options:
     )
 
 
-def unused_options(engine: str, settings: Settings, options: Options) -> list[str]:
+def unused_options(
+    engine: str, schedule_options: ScheduleOptions, engine_options: EngineOptions
+) -> list[str]:
     """The options that were given and that the engine, once it is known, ignores."""
     if engine == "auto":
         return []
-    default = Options()
+    default = EngineOptions()
     if engine == "dpvi":
         given = {
-            "structure": bool(options.structure),
-            "augmentation": options.augmentation != default.augmentation,
-            "step_size": settings.step_size is not None,
-            "release_once": not settings.release_once,
+            "structure": bool(engine_options.structure),
+            "augmentation": engine_options.augmentation != default.augmentation,
+            "step_size": schedule_options.step_size is not None,
+            "release_once": not schedule_options.release_once,
         }
     else:
-        given = {k: options.dpvi.get(k, x) != x for k, x in default.dpvi.items()}
+        given = {k: engine_options.dpvi.get(k, x) != x for k, x in default.dpvi.items()}
         given |= {
-            "guide": options.guide is not None,
-            "optimizer": options.optimizer is not None,
+            "guide": engine_options.guide is not None,
+            "optimizer": engine_options.optimizer is not None,
         }
     return [name for name, is_given in given.items() if is_given]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Analysis:
+class PreparedFit:
     """Everything about a fit that is known before the data are read."""
 
     arguments: ModelArguments
@@ -114,9 +121,12 @@ class Analysis:
     reasons: Mapping[str, str]
 
 
-def analyse(
-    model: private, arguments: ModelArguments, settings: Settings, options: Options
-) -> Analysis:
+def prepare_fit(
+    model: private,
+    arguments: ModelArguments,
+    schedule_options: ScheduleOptions,
+    engine_options: EngineOptions,
+) -> PreparedFit:
     """Chooses an engine and plans its steps; reads shapes, not values.
 
     Raises:
@@ -124,8 +134,8 @@ def analyse(
       UnsafeModelError: No engine may run the model.
       TypeError, ValueError: The settings do not fit the model.
     """
-    if settings.scheme == "without_replacement":
-        fixed_batch_size(settings.rate, arguments.num_rows)
+    if schedule_options.scheme == "without_replacement":
+        fixed_batch_size(schedule_options.rate, arguments.num_rows)
     try:
         graph = build_graph(model, arguments)
         check_rows_are_separate(graph)
@@ -133,7 +143,7 @@ def analyse(
         if not isinstance(error, UnsafeModelError):
             # Perhaps the model's own, as after arguments in the wrong order.
             error.add_note(
-                "This happened while the model was tried on made-up arrays shaped "
+                "This happened while the model was tried on synthetic arrays shaped "
                 f"like its arguments, {arguments!r}, with fewer rows. Nothing was "
                 "charged to the privacy budget."
             )
@@ -141,13 +151,13 @@ def analyse(
     reasons: dict[str, str] = {}
     if graph.params:
         reasons = dict.fromkeys(graph.params, "a parameter without a prior")
-    elif options.engine != "dpvi" and options.guide is None:
+    elif engine_options.engine != "dpvi" and engine_options.guide is None:
         try:
             program = compile_model(
                 model,
                 graph,
-                structure=options.structure,
-                augmentation=options.augmentation,
+                structure=engine_options.structure,
+                augmentation=engine_options.augmentation,
             )
         except NotConjugate as error:
             reasons = error.reasons
@@ -155,18 +165,18 @@ def analyse(
             engine = VipsEngine(
                 program,
                 num_rows=arguments.public_num_rows,
-                local_steps=options.local_steps,
-                num_steps=settings.num_steps,
+                local_steps=engine_options.local_steps,
+                num_steps=schedule_options.num_steps,
             )
-            steps = _vips_steps(engine, arguments, settings)
-            return Analysis(
+            steps = _vips_steps(engine, arguments, schedule_options)
+            return PreparedFit(
                 arguments=arguments,
                 graph=graph,
                 engine=engine,
                 steps=steps,
                 reasons={},
             )
-    if options.engine == "vips":
+    if engine_options.engine == "vips":
         details = "; ".join(f"{site}: {why}" for site, why in reasons.items())
         raise NotConjugateError(
             f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
@@ -175,10 +185,10 @@ def analyse(
     try:
         dpvi = DpviEngine(
             graph,
-            guide=options.guide or "mean_field",
-            optimizer=options.optimizer,
-            local_steps=options.local_steps,
-            **options.dpvi,
+            guide=engine_options.guide or "mean_field",
+            optimizer=engine_options.optimizer,
+            local_steps=engine_options.local_steps,
+            **engine_options.dpvi,
         )
     except UnsafeModelError as error:
         if not reasons:
@@ -187,43 +197,45 @@ def analyse(
         raise UnsafeModelError(
             f"{error} VIPS cannot run it either. {details}"
         ) from None
-    if isinstance(settings.clipping_norm, Mapping):
+    if isinstance(schedule_options.clipping_norm, Mapping):
         raise ValueError(
             "Expected clipping_norm= to be one number: the model runs by DPVI, "
             "whose gradient is one vector. See explain for the reason."
         )
     steps = dpvi_schedule(
         dpvi.blocks,
-        _typical_norms(dpvi, [b.name for b in dpvi.blocks], arguments, settings),
-        settings,
-        has_own_optimizer=options.optimizer is not None,
+        _typical_norms(
+            dpvi, [b.name for b in dpvi.blocks], arguments, schedule_options
+        ),
+        schedule_options,
+        has_own_optimizer=engine_options.optimizer is not None,
     )
-    return Analysis(
+    return PreparedFit(
         arguments=arguments, graph=graph, engine=dpvi, steps=steps, reasons=reasons
     )
 
 
 def _vips_steps(
-    engine: VipsEngine, arguments: ModelArguments, settings: Settings
+    engine: VipsEngine, arguments: ModelArguments, schedule_options: ScheduleOptions
 ) -> tuple[Step, ...]:
-    if isinstance(settings.clipping_norm, Mapping):
+    if isinstance(schedule_options.clipping_norm, Mapping):
         known = [s.name for s in engine.program.structure.statistics]
-        given = settings.clipping_norm
+        given = schedule_options.clipping_norm
         _validate.names("clipping_norm", given, known, of="statistics")
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
     names = [block.name for block in (*once, *adaptive)]
-    norms = _typical_norms(engine, names, arguments, settings)
-    return vips_schedule(once, adaptive, norms, settings)
+    norms = _typical_norms(engine, names, arguments, schedule_options)
+    return vips_schedule(once, adaptive, norms, schedule_options)
 
 
 def _typical_norms(
     engine: VipsEngine | DpviEngine,
     names: Sequence[str],
     arguments: ModelArguments,
-    settings: Settings,
+    schedule_options: ScheduleOptions,
 ) -> Mapping[str, np.ndarray]:
-    """Norms of each block in made-up rows, where a default is read off them."""
-    if not settings.private or settings.clipping_norm is not None:
+    """Norms of each block in synthetic rows, where a default is read off them."""
+    if not schedule_options.private or schedule_options.clipping_norm is not None:
         return {}
     state: Any = engine.initial_state(threefry_key(0))
     for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
@@ -235,7 +247,7 @@ def _typical_norms(
         if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in needed):
             return norms
     raise ValueError(
-        "No default clipping norm could be found for this model: made-up rows are "
+        "No default clipping norm could be found for this model: synthetic rows are "
         "not valid observations of it. Pass clipping_norm=, a bound on the L2 norm "
         "of one row's statistics, chosen from public knowledge."
     )

@@ -1,6 +1,6 @@
 """What `explain` says: which engine, site by site, and why.
 
-It describes shapes, programs and settings; no data value is read for it.
+It describes shapes, programs and options; no data value is read for it.
 """
 
 import dataclasses
@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.accounting import json_number
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.fitting.schedule import Settings, Step
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.vips.engine import VipsEngine
@@ -134,7 +134,7 @@ def explain_plan(
     engine: Any,
     steps: Sequence[Step],
     reasons: Mapping[str, str],
-    settings: Settings,
+    options: ScheduleOptions,
     unused: Sequence[str] = (),
 ) -> Plan:
     """Describes an analysed model and its schedule; `unused` names ignored options."""
@@ -142,7 +142,7 @@ def explain_plan(
     released = {b.name: step for step in reversed(steps) for b in step.blocks}
     statistics: list[dict[str, Any]] = []
     if structure is not None:
-        statistics = [_statistic(s, released, settings) for s in structure.statistics]
+        statistics = [_statistic(s, released, options) for s in structure.statistics]
     else:
         for step in steps[:1]:
             statistics += [
@@ -151,7 +151,7 @@ def explain_plan(
                     "shape": list(block.shape),
                     "released": "adaptive",
                     "clipping_norm": step.clipping_norm,
-                    "sensitivity": _sensitivity(step, settings),
+                    "sensitivity": _sensitivity(step, options),
                 }
                 for block in step.blocks
             ]
@@ -162,7 +162,7 @@ def explain_plan(
         reasons=dict(reasons),
         schedule=tuple(_schedule(steps)),
         notes=(
-            *_notes(graph, structure, settings, engine),
+            *_notes(graph, structure, options, engine),
             *_notes_on_widths(graph, engine),
             *(f"{engine.name.upper()} does not look at {name}=." for name in unused),
         ),
@@ -177,9 +177,9 @@ def _site(
     posterior = augmentation = None
     if structure is not None:
         if site.is_latent:
-            group = structure.groups[structure.group_of[name]]
-            posterior = _posterior(group, structure)
-            prior_only = group.role == "global" and not any(
+            factor = structure.posterior_factors[structure.factor_of[name]]
+            posterior = _posterior(factor, structure)
+            prior_only = factor.role == "global" and not any(
                 latent == name for s in structure.statistics for latent, *_ in s.atoms
             )
             role = "hyper" if prior_only else role
@@ -201,18 +201,18 @@ def _site(
     }
 
 
-def _posterior(group: Group, structure: Structure) -> str:
-    used = sorted({s for latent in group.latents for s in structure.used[latent]})
-    family = group.family.name
-    if group.layout is not None and group.layout.size > 1:
-        family = f"Normal block of {group.layout.size}"
-        if len(group.latents) > 1:
-            family += f" ({', '.join(group.latents)})"
+def _posterior(factor: PosteriorFactor, structure: Structure) -> str:
+    used = sorted({s for latent in factor.latents for s in structure.used[latent]})
+    family = factor.family.name
+    if factor.layout is not None and factor.layout.size > 1:
+        family = f"Normal block of {factor.layout.size}"
+        if len(factor.latents) > 1:
+            family += f" ({', '.join(factor.latents)})"
     return f"{family} [{', '.join(used)}]"
 
 
 def _statistic(
-    statistic: Statistic, released: Mapping[str, Step], settings: Settings
+    statistic: Statistic, released: Mapping[str, Step], options: ScheduleOptions
 ) -> dict[str, Any]:
     step = released.get(statistic.name)
     return {
@@ -220,14 +220,14 @@ def _statistic(
         "shape": list(statistic.block_shape),
         "released": statistic.release,
         "clipping_norm": None if step is None else step.clipping_norm,
-        "sensitivity": None if step is None else _sensitivity(step, settings),
+        "sensitivity": None if step is None else _sensitivity(step, options),
     }
 
 
-def _sensitivity(step: Step, settings: Settings) -> float:
-    if not settings.private:
+def _sensitivity(step: Step, options: ScheduleOptions) -> float:
+    if not options.private:
         return math.inf
-    return step.mechanism.sensitivity(settings.relation)
+    return step.mechanism.sensitivity(options.relation)
 
 
 def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
@@ -246,19 +246,24 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
 
 
 def _notes(
-    graph: ModelGraph, structure: Structure | None, settings: Settings, engine: Any
+    graph: ModelGraph,
+    structure: Structure | None,
+    options: ScheduleOptions,
+    engine: Any,
 ) -> Iterable[str]:
-    if settings.private and settings.clipping_norm is None:
+    if options.private and options.clipping_norm is None:
         yield (
             "Clipping norms are defaults for rows whose features have L2 norm 1 and "
-            "whose real observations lie in [0, 1] (they are read off made-up rows, "
+            "whose real observations lie in [0, 1] (they are read off synthetic rows, "
             "never off the data). Scale both by public ranges, or pass clipping_norm= "
             "from public knowledge."
         )
-    if not settings.private:
+    if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
     if structure is not None:
-        sizes = [g.layout.size for g in structure.groups.values() if g.layout]
+        sizes = [
+            g.layout.size for g in structure.posterior_factors.values() if g.layout
+        ]
         if max(sizes, default=0) > 300:
             yield (
                 f"The joint covariance has {max(sizes)} coordinates, so about "
@@ -282,11 +287,11 @@ def _notes_on_widths(graph: ModelGraph, engine: Any) -> Iterable[str]:
         )
         if not isinstance(engine, VipsEngine):
             yield f"{about}. DPVI writes the row out again."
-        elif name in engine.program.whole:
-            reason = engine.program.whole[name]
+        elif name in engine.program.dense:
+            reason = engine.program.dense[name]
             yield f"{about}. The row is written out again: {reason}."
-        elif engine.program.written_out.get(name):
-            reasons = ", ".join(engine.program.written_out[name])
+        elif engine.program.densified.get(name):
+            reasons = ", ".join(engine.program.densified[name])
             yield f"{about}, and all the work is done on them but for {reasons}."
         else:
             yield f"{about}, and all the work is done on them."

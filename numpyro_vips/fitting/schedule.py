@@ -78,8 +78,8 @@ def events_of(steps: Sequence[Step]) -> tuple[GaussianEvent, ...]:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What the caller chose; None leaves a choice to the planner.
+class ScheduleOptions:
+    """The caller's choices about the schedule; None leaves a choice to the planner.
 
     Attributes:
       num_steps: Steps that release what depends on the globals.
@@ -125,7 +125,7 @@ def vips_schedule(
     once: Sequence[Block],
     adaptive: Sequence[Block],
     typical_norms: Mapping[str, np.ndarray],
-    settings: Settings,
+    options: ScheduleOptions,
 ) -> tuple[Step, ...]:
     """Plans the steps of a conjugate model, with noise up to a common factor.
 
@@ -136,74 +136,76 @@ def vips_schedule(
 
     Args:
       once, adaptive: The blocks, by release label.
-      typical_norms: For each block, its norm in each of some made-up rows.
-      settings: The caller's choices.
+      typical_norms: For each block, its norm in each of some synthetic rows.
+      options: The caller's choices.
 
     Returns:
       The steps. Their noise multipliers are in the right proportion to each other;
       `accounting.calibrate_events` finds the factor.
     """
     steps = []
-    if not settings.release_once:
+    if not options.release_once:
         once, adaptive = (), (*once, *adaptive)
-    default = DEFAULT_STEPS if settings.private else DEFAULT_STEPS_WITHOUT_NOISE
-    num_steps = settings.num_steps or default
+    default = DEFAULT_STEPS if options.private else DEFAULT_STEPS_WITHOUT_NOISE
+    num_steps = options.num_steps or default
     share = ONCE_SHARE if adaptive else 1.0
     if once:
-        blocks, norm = bounded_blocks(once, typical_norms, settings)
+        blocks, norm = bounded_blocks(once, typical_norms, options)
         steps.append(
             Step(
                 blocks=blocks,
                 clipping_norm=norm,
-                noise_multiplier=_noise(settings, 1.0 / math.sqrt(share)),
-                relation=settings.relation,
+                noise_multiplier=_noise(options, 1.0 / math.sqrt(share)),
+                relation=options.relation,
                 sampling="full",
                 sampling_rate=1.0,
             )
         )
     if adaptive:
-        blocks, norm = bounded_blocks(adaptive, typical_norms, settings)
+        blocks, norm = bounded_blocks(adaptive, typical_norms, options)
         share = 1.0 - ONCE_SHARE if once else 1.0
-        multiplier = settings.rate * math.sqrt(num_steps / share)
+        multiplier = options.rate * math.sqrt(num_steps / share)
         for number in range(num_steps):
             steps.append(
                 Step(
                     blocks=blocks,
                     clipping_norm=norm,
-                    noise_multiplier=_noise(settings, multiplier),
-                    relation=settings.relation,
-                    sampling=settings.scheme,
-                    sampling_rate=settings.rate,
-                    step_size=_step_size(number, settings),
+                    noise_multiplier=_noise(options, multiplier),
+                    relation=options.relation,
+                    sampling=options.scheme,
+                    sampling_rate=options.rate,
+                    step_size=_step_size(number, options),
                 )
             )
     return tuple(steps)
 
 
-def _step_size(number: int, settings: Settings) -> float:
+def _step_size(number: int, options: ScheduleOptions) -> float:
     """The weight of an adaptive step; the first one counts fully by default."""
-    if settings.step_size is not None:
-        value = float(settings.step_size(number))
+    if options.step_size is not None:
+        value = float(options.step_size(number))
         if not 0 < value <= 1:
             raise ValueError(
                 f"Expected step_size({number}) to be in (0, 1], got {value!r}."
             )
         return value
-    if not settings.private and settings.scheme == "full":
+    if not options.private and options.scheme == "full":
         return 1.0  # Full batches without noise need no averaging at all.
     return 2.0 / (number + 2.0)
 
 
-def _noise(settings: Settings, relative: float) -> float:
-    if not settings.private:
+def _noise(options: ScheduleOptions, relative: float) -> float:
+    if not options.private:
         return 0.0
-    if settings.noise_multiplier is not None:
-        return settings.noise_multiplier
+    if options.noise_multiplier is not None:
+        return options.noise_multiplier
     return relative
 
 
 def bounded_blocks(
-    blocks: Sequence[Block], typical_norms: Mapping[str, np.ndarray], settings: Settings
+    blocks: Sequence[Block],
+    typical_norms: Mapping[str, np.ndarray],
+    options: ScheduleOptions,
 ) -> tuple[tuple[Block, ...], float]:
     """Scales the blocks of one step against each other and bounds their joint norm.
 
@@ -211,11 +213,11 @@ def bounded_blocks(
     norms that the caller gave become the statistics' units, and the joint bound is that
     of a row in which each statistic has its typical norm. By default
     the blocks are scaled so that their relative errors are alike, and the bound is the
-    largest joint norm among made-up rows of unit size.
+    largest joint norm among synthetic rows of unit size.
     """
-    if not settings.private:
+    if not options.private:
         return tuple(blocks), math.inf
-    given = settings.clipping_norm
+    given = options.clipping_norm
     if isinstance(given, Mapping):
         missing = [block.name for block in blocks if block.name not in given]
         if missing:
@@ -231,7 +233,7 @@ def bounded_blocks(
     scales = optimal_scales(
         blocks,
         bounds,
-        relation=settings.relation,
+        relation=options.relation,
         weights={name: bound**-2 for name, bound in bounds.items()},
     )
     if len(blocks) == 1:
@@ -267,13 +269,13 @@ DPVI_LONGEST_STEP = 2.0
 def dpvi_schedule(
     blocks: Sequence[Block],
     typical_norms: Mapping[str, np.ndarray],
-    settings: Settings,
+    options: ScheduleOptions,
     *,
     has_own_optimizer: bool = False,
 ) -> tuple[Step, ...]:
     """Plans equal gradient steps.
 
-    The default clipping norm is the largest joint norm of the gradient among made-up
+    The default clipping norm is the largest joint norm of the gradient among synthetic
     rows of unit size, at the start. For a logistic model that is about 1/2.
 
     Under noise all steps together should go a fixed distance: the noise of a step grows
@@ -281,29 +283,29 @@ def dpvi_schedule(
 
     Args:
       blocks: What a step releases.
-      typical_norms: For each block, its norm in each of some made-up rows.
-      settings: The caller's choices.
+      typical_norms: For each block, its norm in each of some synthetic rows.
+      options: The caller's choices.
       has_own_optimizer: Whether the caller gave an optimiser, whose learning rate then
         is what it says.
     """
-    default = DPVI_STEPS if settings.private else DPVI_STEPS_WITHOUT_NOISE
-    num_steps = settings.num_steps or default
+    default = DPVI_STEPS if options.private else DPVI_STEPS_WITHOUT_NOISE
+    num_steps = options.num_steps or default
     clipping_norm = math.inf
-    if settings.private:
-        given = settings.clipping_norm
+    if options.private:
+        given = options.clipping_norm
         assert not isinstance(given, Mapping)  # Refused by the caller.
         joint = np.sqrt(sum(norms**2 for norms in typical_norms.values()))
         clipping_norm = _default_norm(joint) if given is None else given
     step_size = 1.0
-    if settings.private and not has_own_optimizer:
+    if options.private and not has_own_optimizer:
         step_size = min(DPVI_LONGEST_STEP, DPVI_STEPS / num_steps)
     step = Step(
         blocks=tuple(blocks),
         clipping_norm=clipping_norm,
-        noise_multiplier=_noise(settings, 1.0),
-        relation=settings.relation,
-        sampling=settings.scheme,
-        sampling_rate=settings.rate,
+        noise_multiplier=_noise(options, 1.0),
+        relation=options.relation,
+        sampling=options.scheme,
+        sampling_rate=options.rate,
         step_size=step_size,
     )
     return (step,) * num_steps

@@ -1,4 +1,4 @@
-"""Whether a program's array indices lie in range, where JAX itself does not tell.
+"""Whether a program's array indices lie in range, where JAX itself does not check.
 
 JAX clamps an index that is out of range: `beta[8]` of a vector of length 8 is its last
 entry. A row with such an id would be counted as if it had another one. The engines

@@ -1,7 +1,7 @@
 """JAX's primitives on NumPy arrays, so that small programs run without compiling.
 
 XLA takes tens of milliseconds for a program of any size, and JAX nearly as long to hand
-it over; a model is analysed on a few made-up numbers, which NumPy evaluates at once.
+it over; a model is analysed on a few synthetic numbers, which NumPy evaluates at once.
 What is missing here is left to JAX by the callers.
 """
 

@@ -68,7 +68,7 @@ def refuse_program_constants(
     as rows.
 
     Args:
-      closed: The program. What the engines made up, such as a made-up row, must be
+      closed: The program. What the engines made up, such as a synthetic row, must be
         among its arguments.
       arguments: Of the model.
       what: Whose program it is, for the message: `"model"` or `"guide"`.

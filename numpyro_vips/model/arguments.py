@@ -55,7 +55,7 @@ class ModelArguments:
 
     Attributes:
       num_rows: Number of rows present.
-      public_num_rows: Number of rows that may be told: the declared one, or
+      public_num_rows: Number of rows that may be released: the declared one, or
         `num_rows` where none was declared.
       num_rows_declared: Whether a number of rows was declared.
       private: Rows, with the leading axis that of the unit plate, by name.
@@ -63,8 +63,8 @@ class ModelArguments:
       constants: Public Python values by name.
       positional: The positional arguments, with slots in place of private arrays.
       keywords: The same for the keyword arguments.
-      widths: Of private arguments of which a row has few entries that differ from
-        zero: how many are looked at, a public number.
+      widths: For each sparse private argument, how many entries of a row are used, a
+        public number.
     """
 
     num_rows: int
@@ -95,12 +95,12 @@ class ModelArguments:
             return dataclasses.replace(rows, values=values)
 
         # A number too large for its new dtype must not warn, nor raise where the caller
-        # has asked NumPy to: it would tell of the row.
+        # has asked NumPy to: a warning would depend on the row.
         with np.errstate(all="ignore"):
             return {name: taken(name, leaf) for name, leaf in self.private.items()}
 
     def as_taken(self, rows: Mapping[str, Any]) -> dict[str, Any]:
-        """Made-up rows in the form in which `take` returns private ones."""
+        """Synthetic rows in the form in which `take` returns private ones."""
         return {
             name: keep_largest(np.asarray(array), self.widths[name])
             if name in self.widths
@@ -108,8 +108,9 @@ class ModelArguments:
             for name, array in rows.items()
         }
 
-    def told_by_entries(self, names: Iterable[str]) -> "ModelArguments":
-        """The same arguments, those of `names` with a width that leaves nothing out.
+    def sparse(self, names: Iterable[str]) -> "ModelArguments":
+        """The same arguments, those in `names` sparse, with a width that leaves nothing
+        out.
 
         It is read off the rows, so only for rows that the caller may see.
         """
@@ -523,7 +524,7 @@ def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseR
 
 
 def _most_entries(leaf: PrivateLeaf) -> int:
-    """At most so many entries of a row differ from zero."""
+    """The largest number of entries of a row that may differ from zero."""
     if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
         row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
         return int(np.bincount(row, minlength=1).max())

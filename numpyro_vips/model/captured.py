@@ -516,10 +516,10 @@ def _of_module(module: types.ModuleType, name: str, code: types.CodeType) -> Any
     if value is None and name not in contents:
         # Made on demand, by a function that may hold it.
         value = contents.get("__getattr__")
-    is_known = any(value is known for known in (*_LOOKUPS, *_INSPECTION))
+    is_public = any(value is known for known in (*_LOOKUPS, *_INSPECTION))
     if not _is_library(module.__name__) or isinstance(value, types.ModuleType):
         return value
-    return value if is_known or _is_foreign(value) else None
+    return value if is_public or _is_foreign(value) else None
 
 
 def _is_foreign(value: Any) -> bool:

@@ -14,12 +14,12 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.synthetic_rows import made_up_rows
+from numpyro_vips.model.synthetic_rows import synthetic_rows
 
 
-def made_up_row(graph: ModelGraph) -> dict[str, jax.Array]:
+def synthetic_row(graph: ModelGraph) -> dict[str, jax.Array]:
     """Stands for a row where only shapes and dtypes matter."""
-    rows = made_up_rows(graph.arguments, 1, 0)
+    rows = synthetic_rows(graph.arguments, 1, 0)
     shapes = graph.arguments.row_shapes()
     return {
         name: jnp.asarray(values[0], shapes[name].dtype)

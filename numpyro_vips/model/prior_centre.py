@@ -13,14 +13,14 @@ from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.synthetic_rows import made_up_rows
+from numpyro_vips.model.synthetic_rows import synthetic_rows
 
 _MEDIAN_DRAWS = 101
 _MOST_MEDIAN_NUMBERS = 10_000_000
 
 
 class GlobalValues(NamedTuple):
-    """What a run of the model on a made-up row tells about its globals.
+    """What a run of the model on a synthetic row says about its globals.
 
     `moved_supports` are those at other values of the latents.
     """
@@ -32,7 +32,7 @@ class GlobalValues(NamedTuple):
 
 def global_values(graph: ModelGraph) -> GlobalValues:
     """Runs the model twice, with other latents the second time."""
-    rows = made_up_rows(graph.arguments, 1, 0)
+    rows = synthetic_rows(graph.arguments, 1, 0)
     with _PriorCentres():
         messages = graph.run(rows, {})
     with _PriorCentres(distance=1.0):
@@ -46,10 +46,11 @@ def global_values(graph: ModelGraph) -> GlobalValues:
 
 
 def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:
-    """The model's parameters as its own initialisers make them, from a made-up row."""
+    """The model's parameters as its own initialisers make them, from a synthetic
+    row."""
     if not graph.params:
         return {}
-    rows = made_up_rows(graph.arguments, 1, 0)
+    rows = synthetic_rows(graph.arguments, 1, 0)
     with _PriorCentres():
         messages = graph.run(rows, {}, rng_key=rng_key)
     return {name: messages[name]["value"] for name in graph.params}

@@ -1,4 +1,4 @@
-"""Questions about rows that the caller may see, answered a chunk at a time."""
+"""Queries about rows that the caller may see, answered a chunk at a time."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ def map_rows(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Query:
+class RowQuery:
     """What is asked about rows that the caller may see.
 
     Attributes:
@@ -43,10 +43,10 @@ class Query:
     settings: Mapping[str, Any]
     programs: dict[str, Any]
 
-    def told_by_entries(self) -> "Query":
-        """The same question, of rows that tell their entries where the fit's did."""
+    def sparse(self) -> "RowQuery":
+        """The same query, with arguments sparse where the fit's were."""
         names = self.settings.get("max_nonzeros", {})
-        arguments = self.arguments.told_by_entries(names)
+        arguments = self.arguments.sparse(names)
         return dataclasses.replace(self, arguments=arguments)
 
     def program(self, compiled: Callable[[], Any]) -> Any:

@@ -1,10 +1,10 @@
 """Rows of which a public number of entries may differ from zero.
 
 A document uses few words of a vocabulary. Its counts, one for each word there is, are
-then told by the words that it uses, and how often. How many of them a row may tell,
-its *width*, is public: a row with more keeps the largest, and a row with fewer tells
-some of its zeros too. So all rows have one shape, and what a row loses depends on no
-other.
+then stored sparsely: the words that it uses, and how often. How many entries a row may
+store, its *width*, is public: a row with more keeps the largest, and a row with fewer
+stores some of its zeros too. So all rows have one shape, and what a row loses depends
+on no other.
 """
 
 import dataclasses
@@ -55,8 +55,8 @@ def scattered(indices: Any, values: Any, length: int, elsewhere: Any) -> jax.Arr
     values = jnp.asarray(values)
     grid = np.ix_(*(np.arange(size) for size in values.shape[:-1]))
     where = (*(index[..., None] for index in grid), indices)
-    whole = jnp.full((*values.shape[:-1], length), elsewhere, values.dtype)
-    return whole.at[where].set(values)
+    dense = jnp.full((*values.shape[:-1], length), elsewhere, values.dtype)
+    return dense.at[where].set(values)
 
 
 def dense_rows(
@@ -105,7 +105,7 @@ def keep_largest_entries(
       row, column: Where each entry stands, in the order of rows and within a row of
         columns, none twice.
       value: The entries; some may be zero.
-      shape: Of the matrix.
+      shape: Shape of the matrix, (rows, columns).
       width: How many are kept of each row, fewer than there are columns.
     """
     listed = value != 0

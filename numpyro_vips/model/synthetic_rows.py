@@ -1,4 +1,4 @@
-"""Rows that are made up: what a model may be tried on before any budget is spent."""
+"""Synthetic rows: what a model may be tried on before any budget is spent."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,7 @@ import numpy as np
 from numpyro_vips.model.arguments import ModelArguments
 
 
-def made_up_rows(
+def synthetic_rows(
     arguments: ModelArguments, count: int, seed: int, *, dtype: np.dtype | None = None
 ) -> dict[str, np.ndarray]:
     """Rows of the right shapes that have nothing to do with the private ones.
@@ -30,12 +30,12 @@ def made_up_rows(
     return rows
 
 
-def with_made_up_rows(
+def with_synthetic_rows(
     arguments: ModelArguments, count: int, seed: int
 ) -> ModelArguments:
-    """The same call with made-up rows in place of the private ones."""
+    """The same call with synthetic rows in place of the private ones."""
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
-    rows = made_up_rows(arguments, count, seed, dtype=dtype)
+    rows = synthetic_rows(arguments, count, seed, dtype=dtype)
     return dataclasses.replace(arguments, private=rows, num_rows=count)
 
 
@@ -45,11 +45,11 @@ def rows_of_unit_size(
     """Guesses at what a row looks like whose features were scaled as advised.
 
     Arrays of floats are directions of L2 norm 1; single floats and integers are as in
-    `made_up_rows`. Observations may have to be zeros and ones, so every float is tried
-    both ways; the caller takes the first guess whose rows are valid.
+    `synthetic_rows`. Observations may have to be zeros and ones, so every float is
+    tried both ways; the caller takes the first guess whose rows are valid.
     """
     rng = np.random.default_rng(0)
-    rows = made_up_rows(arguments, count, seed=0)
+    rows = synthetic_rows(arguments, count, seed=0)
     floats = [name for name, row in rows.items() if row.dtype.kind == "f"]
     for name in floats:
         if rows[name].ndim > 1:

@@ -33,7 +33,7 @@ def select_rows(
     Args:
       event: What the accountant priced.
       num_rows: The number of rows that are really present. Under add-or-remove it is
-        private; nothing here tells it but the batch itself.
+        private; nothing here depends on it but the batch itself.
       rng: Secure generator of the sampling stream.
 
     Returns:

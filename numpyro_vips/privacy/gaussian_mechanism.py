@@ -252,13 +252,15 @@ class GaussianMechanism:
 
     @property
     def noise_stddev(self) -> float:
-        """Of each coordinate of the scaled joint vector."""
+        """Standard deviation of the noise in each coordinate of the scaled joint
+        vector."""
         if self.noise_multiplier == 0:
             return 0.0
         return self.noise_multiplier * self.sensitivity()
 
     def block_noise_stddev(self, name: str) -> float:
-        """Of an entry of the named block, in the block's own units.
+        """Standard deviation of the noise in an entry of the named block, in the
+        block's own units.
 
         In a symmetric block this is a diagonal entry's; off the diagonal it is smaller
         by √2.

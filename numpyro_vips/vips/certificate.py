@@ -1,7 +1,7 @@
-"""Checks a compiled model against NumPyro's own log density, on made-up values.
+"""Checks a compiled model against NumPyro's own log density, on synthetic values.
 
 The bounds of all augmentations are tight where the posterior is a point, so at fixed
-values of the latents the compiled energy must equal the log joint density exactly. A
+values of the latents the compiled density must equal the log joint density exactly. A
 rule of the algebra that lies is caught here, in double precision, before any budget
 is spent. The check that rows do not act on each other serves both engines.
 """
@@ -18,14 +18,14 @@ from numpyro.distributions import biject_to
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.row_programs import check_row_program
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.sparse_rows import dense_rows
-from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.model.trace import abstract_taken_rows
 from numpyro_vips.vips.program import ConjugateProgram, divided_by_weight
 
@@ -43,10 +43,10 @@ TOLERANCE = 1e-7
 
 
 class CertificateError(Exception):
-    """The compiled energy differs from the model's log density."""
+    """The compiled log joint density differs from the model's."""
 
 
-def log_joint(
+def numpyro_log_joint(
     graph: ModelGraph, rows: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
     """NumPyro's log density of the sites under the unit plate, and of the others."""
@@ -62,7 +62,9 @@ def log_joint(
     return totals[0], totals[1]
 
 
-def made_up_latents(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:
+def synthetic_latents(
+    graph: ModelGraph, count: int, seed: int
+) -> dict[str, np.ndarray]:
     """A value in the support of every latent, for `count` rows."""
     rng = np.random.default_rng(seed)
     latents = {}
@@ -106,11 +108,11 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
 
     graph = at_initial_params(graph)
     with jax.enable_x64(True):
-        rows = with_made_up_rows(graph.arguments, NUM_ROWS, seed).private
-        latents = made_up_latents(graph, NUM_ROWS, seed)
+        rows = with_synthetic_rows(graph.arguments, NUM_ROWS, seed).private
+        latents = synthetic_latents(graph, NUM_ROWS, seed)
 
     def of_rows(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
-        return log_joint(graph, rows, latents)[0]
+        return numpyro_log_joint(graph, rows, latents)[0]
 
     singles = [
         ({k: v[number : number + 1] for k, v in rows.items()}, mine)
@@ -141,7 +143,7 @@ def _close(a: Any, b: Any) -> bool:
 def certify(program: ConjugateProgram, seed: int = 0) -> None:
     """Compares a compiled model with NumPyro's log density at random points.
 
-    The program must have been compiled in double precision, from made-up rows.
+    The program must have been compiled in double precision, from synthetic rows.
 
     Raises:
       CertificateError: They differ.
@@ -149,14 +151,14 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     graph = program.graph
     count = graph.arguments.num_rows
     rows = graph.arguments.as_taken(dict(graph.arguments.private))
-    latents = made_up_latents(graph, count, seed)
+    latents = synthetic_latents(graph, count, seed)
     singles = [
         (jax.tree.map(lambda leaf, number=number: leaf[number], rows), mine)
         for number, mine in enumerate(rows_apart(graph, latents, count))
     ]
 
     def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
-        return log_joint(graph, dense_rows(rows), latents)
+        return numpyro_log_joint(graph, dense_rows(rows), latents)
 
     def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
         return row_and_validity(program, row, latents)
@@ -174,7 +176,7 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     ):
         if not (np.isfinite(expected) and _close(expected, found)):
             raise CertificateError(
-                f"the compiled log density of the {what} is {found:.6g} at made-up "
+                f"the compiled log density of the {what} is {found:.6g} at synthetic "
                 f"values, and NumPyro's is {expected:.6g}"
             )
     _certify_unusual_rows(program, of_one, singles[0][1], seed)
@@ -197,13 +199,13 @@ def _certify_unusual_rows(
 
     def numpyros(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
         rows = {name: value[None] for name, value in dense_rows(row).items()}
-        return log_joint(graph, rows, latents)[0]
+        return numpyro_log_joint(graph, rows, latents)[0]
 
     rng = np.random.default_rng(seed)
     most = _most_alternatives(program)
     of_numpyro = None
     # Other latents too, as a function may differ on negative ones only.
-    others = made_up_latents(graph, 1, seed + 1)
+    others = synthetic_latents(graph, 1, seed + 1)
     for number in range(NUM_UNUSUAL_ROWS):
         if number == NUM_UNUSUAL_ROWS // 2:
             latents = others
@@ -225,7 +227,7 @@ def _certify_unusual_rows(
         expected = of_numpyro(row, latents)
         if np.isfinite(expected) and not _close(expected, found):
             raise CertificateError(
-                f"the compiled log density of a made-up row is {found:.6g}, and "
+                f"the compiled log density of a synthetic row is {found:.6g}, and "
                 f"NumPyro's is {expected:.6g}"
             )
 
@@ -239,9 +241,9 @@ def _most_alternatives(program: ConjugateProgram) -> int:
     )
 
     def collect(row: Mapping[str, Any]) -> None:
-        for term in program.row_terms(row, clear=False)[1]:
+        for term in program.row_terms(row, zero_invalid=False)[1]:
             for factor in term.factors:
-                if isinstance(factor, OneHot) and factor.row:
+                if isinstance(factor, OneHot) and factor.is_private:
                     sizes.append(factor.target.size)
 
     jax.eval_shape(collect, shapes)
@@ -249,23 +251,23 @@ def _most_alternatives(program: ConjugateProgram) -> int:
 
 
 def point_moments(
-    program: ConjugateProgram, group: Group, values: Mapping[str, Any]
+    program: ConjugateProgram, factor: PosteriorFactor, values: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
-    """The moments of a group whose posterior is a point."""
-    if isinstance(group.family, JointCategorical):
-        return _joint_point(program, group.family, values)
-    if group.layout is None:
-        value = values[group.name]
+    """The moments of a factor whose posterior is a point."""
+    if isinstance(factor.family, JointCategorical):
+        return _joint_point(program, factor.family, values)
+    if factor.layout is None:
+        value = values[factor.name]
         moments = {}
-        for statistic in group.family.statistics:
+        for statistic in factor.family.statistics:
             if statistic == "is":
-                states = program.structure.latents[group.name].states
+                states = program.structure.latents[factor.name].states
                 assert states is not None
                 moments["is"] = (value[..., None] == states).astype(float)
             else:
                 moments[statistic] = _POINT_STATISTICS[statistic](value)
         return moments
-    mean = group.layout.coordinates(values)
+    mean = factor.layout.coordinates(values)
     return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
 
 
@@ -324,13 +326,13 @@ def row_and_validity(
     program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
     """The same, and whether the row may count."""
-    # Made-up observations need not lie in the support; the densities agree anyway.
-    found, terms, _ = program.row_terms(row, clear=False)
+    # Synthetic observations need not lie in the support; the densities agree anyway.
+    found, terms, _ = program.row_terms(row, zero_invalid=False)
     structure = program.structure
     moments = {
-        group.name: point_moments(program, group, latents)
-        for group in structure.groups.values()
-        if group.name not in found.latents or not found.latents[group.name].family
+        factor.name: point_moments(program, factor, latents)
+        for factor in structure.posterior_factors.values()
+        if factor.name not in found.latents or not found.latents[factor.name].family
     }
     total = _with_auxiliaries(program, found.latents, terms, moments)
     return total, jnp.asarray(found.valid)
@@ -341,9 +343,9 @@ def _prior_at_point(
 ) -> jax.Array:
     structure = program.structure
     moments = {
-        group.name: point_moments(program, group, latents)
-        for group in structure.groups_of("global")
-        if not structure.latents[group.latents[0]].family
+        factor.name: point_moments(program, factor, latents)
+        for factor in structure.posterior_factors_of("global")
+        if not structure.latents[factor.latents[0]].family
     }
     terms = program.prior_terms(row)
     return _with_auxiliaries(program, structure.latents, terms, moments)
@@ -357,21 +359,23 @@ def _with_auxiliaries(
 ) -> jax.Array:
     """Adds auxiliary variables at their optimum, where their bound is tight."""
     total = jnp.zeros(())
-    for group in program.structure.groups.values():
-        latent = latents[group.latents[0]]
-        mine = [t for t in terms if any(a.latent == group.name for a in t.atoms)]
+    for factor in program.structure.posterior_factors.values():
+        latent = latents[factor.latents[0]]
+        mine = [t for t in terms if any(a.latent == factor.name for a in t.atoms)]
         if latent.family is None or not mine:
             continue
         weight = jnp.asarray(forms.constant_array(latent.weight))
 
-        def expected(value: Any, group: Group = group, mine: Any = mine) -> jax.Array:
-            return program.expected(mine, None, {**moments, group.name: value})
+        def expected(
+            value: Any, factor: PosteriorFactor = factor, mine: Any = mine
+        ) -> jax.Array:
+            return program.expected(mine, None, {**moments, factor.name: value})
 
-        natural = jax.grad(expected)(program.zero_moments(group))
-        natural = divided_by_weight(natural, weight, group.family)
-        moments[group.name] = group.family.moments(natural)
-        total += jnp.sum(weight * group.family.log_normalizer(natural))
+        natural = jax.grad(expected)(program.zero_moments(factor))
+        natural = divided_by_weight(natural, weight, factor.family)
+        moments[factor.name] = factor.family.moments(natural)
+        total += jnp.sum(weight * factor.family.log_normalizer(natural))
         for statistic, value in natural.items():
-            linear = value * moments[group.name][statistic]
+            linear = value * moments[factor.name][statistic]
             total -= jnp.sum(weight * linear.reshape((*weight.shape, -1)).sum(-1))
     return total + program.expected(terms, None, moments)

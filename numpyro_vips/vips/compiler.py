@@ -7,7 +7,7 @@ import jax
 
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.structure.log_joint import Energy, energy
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
 from numpyro_vips.conjugacy.structure.structure import (
     NotConjugate,
     Structure,
@@ -16,7 +16,7 @@ from numpyro_vips.conjugacy.structure.structure import (
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph, retrace
 from numpyro_vips.model.sparse_rows import dense_rows
-from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.model.trace import abstract_taken_rows
 from numpyro_vips.vips.certificate import CertificateError, certify
 from numpyro_vips.vips.factor_legality import illegal_factors
@@ -47,8 +47,8 @@ def compile_model(
     for option, given in {"structure": overrides, "augmentation": by_site}.items():
         _validate.names(option, given, graph.sites, of="sites")
 
-    def compiled(whole: Mapping[str, str]) -> ConjugateProgram:
-        return _compiled(model, graph, overrides, augmentation, whole)
+    def compiled(dense: Mapping[str, str]) -> ConjugateProgram:
+        return _compiled(model, graph, overrides, augmentation, dense)
 
     widths = graph.arguments.widths
     if not widths:
@@ -67,7 +67,7 @@ def compile_model(
 
 
 def _signs_lost(by_entries: Structure, of_rows: Structure) -> list[str]:
-    """The statistics whose sensitivity would be larger if rows told their entries.
+    """The statistics whose sensitivity would be larger with sparse arguments.
 
     Noise costs more than time.
     """
@@ -84,18 +84,18 @@ def _compiled(
     graph: ModelGraph,
     overrides: Mapping[str, str],
     augmentation: logistic_bounds.Choice,
-    whole: Mapping[str, str],
+    dense: Mapping[str, str],
 ) -> ConjugateProgram:
-    """The certified program; `whole` as of `ConjugateProgram`."""
-    found = _analyse(graph, overrides, augmentation, whole)
+    """Compiles and certifies a model whose arguments in `dense` are dense."""
+    found = _analyse(graph, overrides, augmentation, dense)
     with jax.enable_x64(True):
-        made_up = with_made_up_rows(graph.arguments, 3, seed=1)
-        double = retrace(graph, model, made_up)
+        synthetic = with_synthetic_rows(graph.arguments, 3, seed=1)
+        double = retrace(graph, model, synthetic)
         certified = ConjugateProgram(
             graph=double,
-            structure=_analyse(double, overrides, augmentation, whole),
+            structure=_analyse(double, overrides, augmentation, dense),
             augmentation=augmentation,
-            whole=whole,
+            dense=dense,
         )
         reasons = illegal_factors(certified)
         if reasons:
@@ -108,8 +108,8 @@ def _compiled(
         graph=graph,
         structure=found,
         augmentation=augmentation,
-        whole=whole,
-        written_out=_abstract_energy(graph, augmentation, whole).whole,
+        dense=dense,
+        densified=_abstract_log_joint(graph, augmentation, dense).densified,
     )
 
 
@@ -117,19 +117,23 @@ def _analyse(
     graph: ModelGraph,
     overrides: Mapping[str, str],
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
-    whole: Iterable[str] = (),
+    dense: Iterable[str] = (),
 ) -> Structure:
     """Finds the structure with abstract rows: nothing is computed."""
-    return find_structure(_abstract_energy(graph, augmentation, whole), overrides)
+    return find_structure(_abstract_log_joint(graph, augmentation, dense), overrides)
 
 
-def _abstract_energy(
-    graph: ModelGraph, augmentation: logistic_bounds.Choice, whole: Iterable[str]
-) -> Energy:
-    box: list[Energy] = []
+def _abstract_log_joint(
+    graph: ModelGraph, augmentation: logistic_bounds.Choice, dense: Iterable[str]
+) -> LogJoint:
+    box: list[LogJoint] = []
 
     def analyse(rows: Mapping[str, Any]) -> None:
-        box.append(energy(graph, dense_rows(rows, whole), augmentation=augmentation))
+        box.append(
+            symbolic_log_joint(
+                graph, dense_rows(rows, dense), augmentation=augmentation
+            )
+        )
 
     jax.eval_shape(analyse, abstract_taken_rows(graph.arguments, 1))
     return box[0]

@@ -1,4 +1,4 @@
-"""One factor of a row's posterior, given the others.
+"""The update of one factor of a row's posterior, given the others.
 
 Natural parameters are the gradient of the expected terms in the factor's moments. The
 two special cases have files of their own: `shared_messages` and `element_updates`.
@@ -17,29 +17,29 @@ from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.expectations import Moments, expected
+from numpyro_vips.vips.expectations import MomentsByFactor, expected
 from numpyro_vips.vips.starting_moments import zero_moments
 
 # Moments and natural parameters of one factor.
-Factor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+LocalFactor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Coordinate(abc.ABC):
     structure: Structure
-    group: Group
+    posterior_factor: PosteriorFactor
 
     @abc.abstractmethod
-    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+    def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
         """The factor given the others' moments; only `known` ones are looked at."""
 
-    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+    def moments(self, factor: LocalFactor) -> dict[str, jax.Array]:
         """What the other latents need to know of the factor."""
         return factor[0]
 
-    def dense(self, factor: Factor) -> Factor:
+    def dense(self, factor: LocalFactor) -> LocalFactor:
         """The factor with its moments written out."""
         return factor
 
@@ -57,37 +57,39 @@ class Whole(Coordinate):
     def __init__(
         self,
         structure: Structure,
-        group: Group,
+        factor: PosteriorFactor,
         terms: Sequence[Term],
         weight: jax.Array | None,
     ):
-        super().__init__(structure, group)
+        super().__init__(structure, factor)
         alone, coupled = by_coupling(structure, terms)
         self._coupled = coupled
         self._weight = weight
         self.of_own_terms = self._gradient(alone, {})
 
-    def _gradient(self, terms: Sequence[Term], moments: Moments) -> Any:
+    def _gradient(self, terms: Sequence[Term], moments: MomentsByFactor) -> Any:
         def value(mine: Mapping[str, jax.Array]) -> jax.Array:
-            with_mine = {**moments, self.group.name: mine}
+            with_mine = {**moments, self.posterior_factor.name: mine}
             return expected(self.structure, terms, None, with_mine)
 
-        return jax.grad(value)(zero_moments(self.structure, self.group))
+        return jax.grad(value)(zero_moments(self.structure, self.posterior_factor))
 
-    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+    def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
         terms = self._select(self._coupled, known)
         natural = self.of_own_terms
         if terms:
             natural = jax.tree.map(jnp.add, natural, self._gradient(terms, moments))
         if self._weight is not None:
-            natural = divided_by_weight(natural, self._weight, self.group.family)
-        return self.group.family.moments(natural), natural
+            natural = divided_by_weight(
+                natural, self._weight, self.posterior_factor.family
+            )
+        return self.posterior_factor.family.moments(natural), natural
 
 
 def locals_of(structure: Structure, term: Term) -> set[str]:
-    """The groups of row latents that a term mentions."""
+    """The factors of row latents that a term mentions."""
     return {
-        structure.group_of[atom.latent]
+        structure.factor_of[atom.latent]
         for atom in term.atoms
         if structure.latents[atom.latent].role == "local"
     }
@@ -96,15 +98,15 @@ def locals_of(structure: Structure, term: Term) -> set[str]:
 def by_coupling(
     structure: Structure, terms: Sequence[Term]
 ) -> tuple[list[Term], list[Term]]:
-    """Terms in this group alone, and terms that other latents of the row are in."""
+    """Terms in this factor alone, and terms that other latents of the row are in."""
     alone = [term for term in terms if len(locals_of(structure, term)) == 1]
     coupled = [term for term in terms if len(locals_of(structure, term)) > 1]
     return alone, coupled
 
 
-def copies(group: Group, latents: Mapping[str, Latent]) -> forms.Form | None:
-    """How many independent copies each element of a group stands for."""
-    weights = [latents[name].weight for name in group.latents]
+def copies(factor: PosteriorFactor, latents: Mapping[str, Latent]) -> forms.Form | None:
+    """The number of independent copies that each element of a factor stands for."""
+    weights = [latents[name].weight for name in factor.latents]
     return None if any(weight is None for weight in weights) else weights[0]
 
 

@@ -15,58 +15,75 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import Energy
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.coordinates import Coordinate, Factor, Whole, copies, locals_of
+from numpyro_vips.vips.coordinates import (
+    Coordinate,
+    LocalFactor,
+    Whole,
+    copies,
+    locals_of,
+)
 from numpyro_vips.vips.element_updates import Elements, couples_elements
 from numpyro_vips.vips.expectations import without_globals
-from numpyro_vips.vips.invalid_rows import Clear
+from numpyro_vips.vips.invalid_rows import ZeroInvalidRows
 from numpyro_vips.vips.shared_messages import Base, gathered_base, with_shared_message
 from numpyro_vips.vips.starting_moments import neutral_auxiliaries
 
 # Sweeps over a row's latents where it has several that act on each other.
-DEFAULT_LOCAL_STEPS = 20
+DEFAULT_LOCAL_SWEEPS = 20
 
 
 def solve_row(
     structure: Structure,
-    found: Energy,
+    found: LogJoint,
     terms: Sequence[Term],
-    cleared: Clear,
-    joint: Mapping[str, jax.Array],
+    zeroing: ZeroInvalidRows,
+    expected_natural: Mapping[str, jax.Array],
     sweeps: int,
-) -> dict[str, Factor]:
+) -> dict[str, LocalFactor]:
     """The factors of a row's latents.
 
     Args:
       structure: What was found in the model.
-      found: The row's energy.
-      terms: Its terms, cleared if the row is not valid.
-      cleared: What cleared them.
-      joint: n̄, one array per statistic.
+      found: The row's log joint density.
+      terms: Its terms, zeroed if the row is not valid.
+      zeroing: What zeroed them.
+      expected_natural: n̄, one array per statistic.
       sweeps: Number of sweeps where latents act on each other.
 
     Returns:
-      By group, its moments and its natural parameters. Those of a latent of which
+      By factor, its moments and its natural parameters. Those of a latent of which
       there are several copies (`Latent.weight`) are of one copy. Probabilities of a
       discrete latent may be `padded` with states that it does not have; see
       `without_padding`.
     """
-    groups = structure.groups_of("local")
+    posterior_factors = structure.posterior_factors_of("local")
     of_locals = [term for term in terms if locals_of(structure, term)]
-    local_terms = [without_globals(structure, term, joint) for term in of_locals]
+    local_terms = [
+        without_globals(structure, term, expected_natural) for term in of_locals
+    ]
 
-    def gathered(group: Group) -> Base | None:
-        return gathered_base(structure, group, of_locals, found.latents, cleared, joint)
+    def gathered(posterior_factor: PosteriorFactor) -> Base | None:
+        return gathered_base(
+            structure,
+            posterior_factor,
+            of_locals,
+            found.latents,
+            zeroing,
+            expected_natural,
+        )
 
     coordinates = [
-        _coordinate(structure, group, local_terms, gathered, found.latents, cleared)
-        for group in groups
+        _coordinate(
+            structure, posterior_factor, local_terms, gathered, found.latents, zeroing
+        )
+        for posterior_factor in posterior_factors
     ]
-    moments = neutral_auxiliaries(structure, groups)
+    moments = neutral_auxiliaries(structure, posterior_factors)
     for coordinate in coordinates:
-        name = coordinate.group.name
+        name = coordinate.posterior_factor.name
         if name not in moments:
             factor = coordinate.update(moments, known={*moments, name})
             moments[name] = coordinate.moments(factor)
@@ -80,13 +97,16 @@ def solve_row(
             lambda _, before: _sweep(coordinates, _moments_of(coordinates, before)),
             factors,
         )
-    return {c.group.name: c.dense(factors[c.group.name]) for c in coordinates}
+    return {
+        c.posterior_factor.name: c.dense(factors[c.posterior_factor.name])
+        for c in coordinates
+    }
 
 
-def without_padding(factors: Mapping[str, Factor]) -> dict[str, Factor]:
+def without_padding(factors: Mapping[str, LocalFactor]) -> dict[str, LocalFactor]:
     """Factors without the states that probabilities were padded with."""
 
-    def cut_one(factor: Factor) -> Factor:
+    def cut_one(factor: LocalFactor) -> LocalFactor:
         moments, natural = factor
         if "is" not in moments or "is" not in natural:
             return factor
@@ -98,40 +118,43 @@ def without_padding(factors: Mapping[str, Factor]) -> dict[str, Factor]:
 
 def _coordinate(
     structure: Structure,
-    group: Group,
+    factor: PosteriorFactor,
     terms: Sequence[Term],
-    gathered: Callable[[Group], Base | None],
+    gathered: Callable[[PosteriorFactor], Base | None],
     latents: Mapping[str, Latent],
-    cleared: Clear,
+    zeroing: ZeroInvalidRows,
 ) -> Coordinate:
-    """How a group's factor is found, with all that does not change computed."""
-    own = [t for t in terms if any(a.latent in group.latents for a in t.atoms)]
-    weight = copies(group, latents)
-    if any(couples_elements(term, group) for term in own):
-        return Elements(structure, group, own)
-    factored = with_shared_message(structure, group, own, gathered, weight, cleared)
+    """How a row's factor is updated, with all that does not change computed."""
+    own = [t for t in terms if any(a.latent in factor.latents for a in t.atoms)]
+    weight = copies(factor, latents)
+    if any(couples_elements(term, factor) for term in own):
+        return Elements(structure, factor, own)
+    factored = with_shared_message(structure, factor, own, gathered, weight, zeroing)
     if factored is not None:
         return factored
-    array = None if weight is None else cleared.array(forms.constant_array(weight))
-    return Whole(structure, group, own, array)
+    array = None if weight is None else zeroing.array(forms.constant_array(weight))
+    return Whole(structure, factor, own, array)
 
 
 def _sweep(
     coordinates: Sequence[Coordinate], moments: Mapping[str, Any]
-) -> dict[str, Factor]:
+) -> dict[str, LocalFactor]:
     moments = dict(moments)
     factors = {}
     for coordinate in reversed(coordinates):
-        name = coordinate.group.name
+        name = coordinate.posterior_factor.name
         factors[name] = coordinate.update(moments, known=None)
         moments[name] = coordinate.moments(factors[name])
     return factors
 
 
 def _moments_of(
-    coordinates: Sequence[Coordinate], factors: Mapping[str, Factor]
+    coordinates: Sequence[Coordinate], factors: Mapping[str, LocalFactor]
 ) -> dict[str, dict[str, jax.Array]]:
-    return {c.group.name: c.moments(factors[c.group.name]) for c in coordinates}
+    return {
+        c.posterior_factor.name: c.moments(factors[c.posterior_factor.name])
+        for c in coordinates
+    }
 
 
 def couples_latents(structure: Structure, terms: Sequence[Term]) -> bool:
@@ -140,7 +163,7 @@ def couples_latents(structure: Structure, terms: Sequence[Term]) -> bool:
 
 
 def entropy(
-    group: Group,
+    factor: PosteriorFactor,
     natural: Mapping[str, jax.Array],
     moments: Mapping[str, jax.Array],
     weight: jax.Array | None,
@@ -150,12 +173,12 @@ def entropy(
     Of an auxiliary variable: minus its divergence from its own base measure.
 
     Args:
-      group: Which factor.
+      factor: Which factor.
       natural: Its natural parameters, those of one copy.
       moments: Its moments.
       weight: Number of copies of each element; None for one.
     """
-    normalizer = group.family.log_normalizer(natural)
+    normalizer = factor.family.log_normalizer(natural)
     if weight is None:
         linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)
         return jnp.sum(normalizer) - linear

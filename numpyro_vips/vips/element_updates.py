@@ -6,36 +6,40 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.algebra.terms import Term
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.coordinates import Coordinate, Factor
-from numpyro_vips.vips.expectations import Moments, expected
+from numpyro_vips.vips.coordinates import Coordinate, LocalFactor
+from numpyro_vips.vips.expectations import MomentsByFactor, expected
 from numpyro_vips.vips.starting_moments import even
 
 
 class Elements(Coordinate):
     """Elements of one discrete latent that act on each other, updated in turn."""
 
-    def __init__(self, structure: Structure, group: Group, terms: Sequence[Term]):
-        super().__init__(structure, group)
+    def __init__(
+        self, structure: Structure, factor: PosteriorFactor, terms: Sequence[Term]
+    ):
+        super().__init__(structure, factor)
         self._terms = list(terms)
 
-    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+    def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
         terms = self._select(self._terms, known)
 
         def value(mine: Mapping[str, jax.Array]) -> jax.Array:
-            with_mine = {**moments, self.group.name: mine}
+            with_mine = {**moments, self.posterior_factor.name: mine}
             return expected(self.structure, terms, None, with_mine)
 
-        start = moments.get(self.group.name) or even(self.structure, self.group)
+        start = moments.get(self.posterior_factor.name) or even(
+            self.structure, self.posterior_factor
+        )
         found = one_by_one(value, start)
         smallest = jnp.finfo(found["is"].dtype).tiny
         return found, {"is": jnp.log(jnp.maximum(found["is"], smallest))}
 
 
-def couples_elements(term: Term, group: Group) -> bool:
+def couples_elements(term: Term, factor: PosteriorFactor) -> bool:
     """Whether a term multiplies two elements of one discrete latent."""
-    mine = [a for a in term.atoms if a.latent in group.latents and a.function == "is"]
+    mine = [a for a in term.atoms if a.latent in factor.latents and a.function == "is"]
     return len(mine) == 2 and mine[0].latent == mine[1].latent
 
 

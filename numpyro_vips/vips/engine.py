@@ -1,11 +1,11 @@
 """VIPS: variational Bayes with perturbed expected sufficient statistics.
 
-Park, Foulds, Chaudhuri and Welling (2020), algorithm 1. A step sums the rows' clipped
-expected sufficient statistics behind the wall; outside it, the noisy sums are averaged
-over the steps and the globals are brought to convergence for them. The running average
-is kept as it was released, without projection, so that its noise averages out; only
-reading it as a posterior projects (DESIGN: negative counts set to zero in every step
-would bias it).
+Park, Foulds, Chaudhuri and Welling (2020), algorithm 1. On the private side, a step
+sums the rows' clipped expected sufficient statistics; on the public side, the noisy
+sums are averaged over the steps and the globals are brought to convergence for them.
+The running average is kept as it was released, without projection, so that its noise
+averages out; only reading it as a posterior projects (DESIGN: negative counts set to
+zero in every step would bias it).
 """
 
 import functools
@@ -20,9 +20,9 @@ import numpy as np
 from numpyro_vips.conjugacy.structure.posterior_factors import exponential_family
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.model.synthetic_rows import made_up_rows
+from numpyro_vips.model.synthetic_rows import synthetic_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_STEPS
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import with_repeats
@@ -31,8 +31,8 @@ from numpyro_vips.vips.row_statistics import with_repeats
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
-# Rounds in which the globals, and statistics that depend on them alone, take turns.
-PUBLIC_ROUNDS = 100
+# Sweeps in which the globals, and statistics that depend on them alone, take turns.
+PUBLIC_SWEEPS = 100
 
 
 class VipsState(NamedTuple):
@@ -42,8 +42,8 @@ class VipsState(NamedTuple):
       statistics: Running average of each statistic, as an estimate of its sum over all
         rows: noisy, not projected.
       noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
-      moments, natural: Of every block of globals.
-      joint: n̄, what the rows of a step need to know of the globals.
+      moments, natural: Moments and natural parameters of every global factor.
+      expected_natural: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
@@ -53,7 +53,7 @@ class VipsState(NamedTuple):
     noise_stddev: dict[str, float]
     moments: dict[str, dict[str, jax.Array]]
     natural: dict[str, dict[str, jax.Array]]
-    joint: dict[str, jax.Array]
+    expected_natural: dict[str, jax.Array]
     released: frozenset[str]
     centre: dict[str, jax.Array]
 
@@ -92,9 +92,9 @@ class VipsEngine:
         self.program = program
         self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
-        self.local_steps = local_steps or DEFAULT_LOCAL_STEPS
+        self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
         arguments = program.graph.arguments
-        rows = arguments.as_taken(made_up_rows(arguments, 1, seed=0))
+        rows = arguments.as_taken(synthetic_rows(arguments, 1, seed=0))
         self._any_row = jax.tree.map(lambda array: jnp.asarray(array[0]), rows)
 
     @property
@@ -111,18 +111,18 @@ class VipsEngine:
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
         moments, start = self._start(as_threefry(rng_key), self._any_row)
-        joint = self._joint_moments(moments)
+        expected_natural = self._expected_natural_of(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
         for name, value in start.items():
             statistics[name] = np.asarray(value, dtype=np.float64)
-        public = self._public_sums(joint)
+        public = self._public_sums(expected_natural)
         statistics.update(public)
         return VipsState(
             statistics=statistics,
             noise_stddev={s.name: 0.0 for s in self.statistics},
             moments=moments,
             natural={},
-            joint=joint,
+            expected_natural=expected_natural,
             released=frozenset(public),
             centre={
                 name: jnp.zeros_like(moments[name]["x"])
@@ -136,19 +136,21 @@ class VipsEngine:
         return jax.jit(self.program.start)
 
     @functools.cached_property
-    def _joint_moments(self) -> Any:
-        return jax.jit(self.program.joint_moments)
+    def _expected_natural_of(self) -> Any:
+        return jax.jit(self.program.expected_natural_of)
 
-    def _public_sums(self, joint: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def _public_sums(
+        self, expected_natural: Mapping[str, Any]
+    ) -> dict[str, np.ndarray]:
         """What needs no noise: sums over all rows to which every row adds the same."""
-        shares = self._public_shares(joint, self._any_row)
+        contributions = self._public_contributions(expected_natural, self._any_row)
         return {
-            name: self.num_rows * np.asarray(share, dtype=np.float64)
-            for name, share in shares.items()
+            name: self.num_rows * np.asarray(contribution, dtype=np.float64)
+            for name, contribution in contributions.items()
         }
 
     @functools.cached_property
-    def _public_shares(self) -> Any:
+    def _public_contributions(self) -> Any:
         return jax.jit(
             functools.partial(self.program.public_statistics, sweeps=self.local_steps)
         )
@@ -156,10 +158,18 @@ class VipsEngine:
     @functools.cached_property
     def _bounded_sum(self) -> Any:
         @functools.partial(jax.jit, static_argnames="names")
-        def bounded_sum(joint, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
+        def bounded_sum(
+            expected_natural, means, rows, mask, scales, clipping_norm, names
+        ):  # type: ignore[no-untyped-def]
             by_name = dict(zip(names, scales, strict=True))
             return self.program.bounded_sum(
-                joint, rows, mask, by_name, clipping_norm, self.local_steps, means
+                expected_natural,
+                rows,
+                mask,
+                by_name,
+                clipping_norm,
+                self.local_steps,
+                means,
             )
 
         return bounded_sum
@@ -178,23 +188,34 @@ class VipsEngine:
         values = tuple(float(scales[name]) for name in names)
         means = self.program.means(state.moments)
         found = self._bounded_sum(
-            state.joint, means, dict(rows), mask, values, clipping_norm, names
+            state.expected_natural,
+            means,
+            dict(rows),
+            mask,
+            values,
+            clipping_norm,
+            names,
         )
         return {name: np.asarray(value) for name, value in found.items()}
 
     def row_norms(
         self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
     ) -> dict[str, np.ndarray]:
-        """Norm of each block for rows that the caller may see, such as made-up ones."""
+        """Norm of each block for rows that the caller may see, such as synthetic
+        ones."""
         means = self.program.means(state.moments)
-        norms = self._row_norms(state.joint, means, dict(rows), tuple(names))
+        norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
-        def norms(joint: Any, means: Any, rows: Any, names: tuple[str, ...]) -> Any:
+        def norms(
+            expected_natural: Any, means: Any, rows: Any, names: tuple[str, ...]
+        ) -> Any:
             def norms_of_row(row: Any) -> dict[str, jax.Array]:
-                local = self.program.solve_locals(joint, row, self.local_steps)
+                local = self.program.solve_locals(
+                    expected_natural, row, self.local_steps
+                )
                 return {
                     name: self.program.row_norms(row, local, {name: 1.0}, means)
                     for name in names
@@ -211,7 +232,7 @@ class VipsEngine:
         return frozenset(
             s.name
             for s in self.statistics
-            if sum(structure.group_of[a[0]] in structure.centred for a in s.atoms) == 1
+            if sum(structure.factor_of[a[0]] in structure.centred for a in s.atoms) == 1
         )
 
     @functools.cached_property
@@ -235,8 +256,8 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        whole = with_repeats(self.statistics, released)
-        new = {**self._public_sums(state.joint), **whole}
+        dense = with_repeats(self.statistics, released)
+        new = {**self._public_sums(state.expected_natural), **dense}
         for name, value in new.items():
             average = (1.0 - rho) * statistics[name]
             average += rho * value  # In place: blocks can have millions of entries.
@@ -258,8 +279,12 @@ class VipsEngine:
         )
         if state.released != {s.name for s in self.statistics}:
             return state  # Another step of the schedule releases what is missing.
-        for _ in range(self._rounds):
-            statistics |= self._public_sums(state.joint) if self._rounds > 1 else {}
+        for _ in range(self._public_sweeps):
+            statistics |= (
+                self._public_sums(state.expected_natural)
+                if self._public_sweeps > 1
+                else {}
+            )
             moments, natural = self._update_globals(
                 {k: jnp.asarray(v) for k, v in statistics.items()},
                 {k: jnp.asarray(v) for k, v in deviations.items()},
@@ -268,15 +293,18 @@ class VipsEngine:
                 self._any_row,
                 self.global_sweeps,
             )
-            joint = self._joint_moments(moments)
+            expected_natural = self._expected_natural_of(moments)
             state = state._replace(
-                statistics=statistics, moments=moments, natural=natural, joint=joint
+                statistics=statistics,
+                moments=moments,
+                natural=natural,
+                expected_natural=expected_natural,
             )
         return state
 
     @functools.cached_property
-    def _rounds(self) -> int:
-        """How often the globals are solved for in a step.
+    def _public_sweeps(self) -> int:
+        """The number of times that the globals are solved for in a step.
 
         Where no further step asks rows for anything, what depends on the globals alone
         is brought up to date here.
@@ -284,28 +312,30 @@ class VipsEngine:
         structure = self.program.structure
         if any(statistic.release == "adaptive" for statistic in self.statistics):
             return 1
-        names = {group.name for group in structure.groups_of("local")}
-        return PUBLIC_ROUNDS if names - structure.told_by_rows else 1
+        names = {group.name for group in structure.posterior_factors_of("local")}
+        return PUBLIC_SWEEPS if names - structure.data_dependent_factors else 1
 
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""
-        return bool(state.natural) or not self.program.structure.groups_of("global")
+        return bool(state.natural) or not self.program.structure.posterior_factors_of(
+            "global"
+        )
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
         structure = self.program.structure
-        blocks, params = [], {}
-        for group in structure.groups_of("global"):
+        factors, params = [], {}
+        for group in structure.posterior_factors_of("global"):
             if structure.latents[group.latents[0]].family is not None:
                 continue  # An auxiliary variable is no part of the user's posterior.
-            block: dict[str, Any] = {"name": group.name, "family": group.family.name}
+            factor: dict[str, Any] = {"name": group.name, "family": group.family.name}
             if group.layout is not None:
-                block["layout"] = group.layout.to_dict()
-            blocks.append(block)
+                factor["layout"] = group.layout.to_dict()
+            factors.append(factor)
             family = exponential_family(group)
             for name, value in family.parameters(state.natural[group.name]).items():
                 params[f"{group.name}/{name}"] = value
         sites = self.program.graph.latents("global")
         site_dims = {site.name: site.dims for site in sites}
-        specification = {"kind": KIND, "blocks": blocks, "site_dims": site_dims}
+        specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
         return ConjugatePosterior(specification, params)

@@ -1,8 +1,8 @@
 """Evaluates terms of the algebra under the posterior: E_q of sums of products.
 
-A term reads globals either from the joint moments n̄, one array per statistic of
-`Structure.statistics`, or from the moments of their groups; locals always come from
-the moments of their groups.
+A term reads globals either from the expected natural parameters n̄, one array per
+statistic of `Structure.statistics`, or from the moments of their factors; locals always
+come from the moments of their factors.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     labels_of,
 )
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.released_statistics import labels_in
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import (
@@ -32,26 +32,26 @@ from numpyro_vips.conjugacy.structure.structure import (
     statistic_name,
 )
 
-Moments = Mapping[str, Mapping[str, jax.Array]]
-Operand = tuple[Any, Labels]
+MomentsByFactor = Mapping[str, Mapping[str, jax.Array]]
+LabelledArray = tuple[Any, Labels]
 
 
 def expected(
     structure: Structure,
     terms: Sequence[Term],
-    joint: Mapping[str, jax.Array] | None,
-    moments: Moments,
+    expected_natural: Mapping[str, jax.Array] | None,
+    moments: MomentsByFactor,
 ) -> jax.Array:
     """E_q of a sum of terms.
 
-    Globals are read from the joint moments n̄ if those are given, else from the
-    moments of their groups.
+    Globals are read from the expected natural parameters n̄ if those are given, else
+    from the moments of their factors.
     """
     total = jnp.zeros(())
     for term in terms:
         operands = constants(term)
-        if joint is not None:
-            operands += joint_operand(structure, term, joint)
+        if expected_natural is not None:
+            operands += expected_natural_operand(structure, term, expected_natural)
             operands += moment_operands(structure, term, moments, role="local")
         else:
             operands += moment_operands(structure, term, moments, role=None)
@@ -59,7 +59,7 @@ def expected(
     return total
 
 
-def constants(term: Term) -> "list[Operand | OneHot]":
+def constants(term: Term) -> "list[LabelledArray | OneHot]":
     return [
         factor if isinstance(factor, OneHot) else (factor.array, factor.labels)
         for factor in term.factors
@@ -78,39 +78,41 @@ def binding(structure: Structure, term: Term) -> tuple[Statistic, Labels] | None
     raise AssertionError("every row term has a statistic")
 
 
-def joint_operand(
-    structure: Structure, term: Term, joint: Mapping[str, jax.Array]
-) -> "list[Operand | OneHot]":
+def expected_natural_operand(
+    structure: Structure, term: Term, expected_natural: Mapping[str, jax.Array]
+) -> "list[LabelledArray | OneHot]":
     found = binding(structure, term)
     if found is None:
         return []
     statistic, labels = found
-    return [(joint[statistic.name], labels)]
+    return [(expected_natural[statistic.name], labels)]
 
 
 def moment_operands(
-    structure: Structure, term: Term, moments: Moments, role: str | None
-) -> "list[Operand | OneHot]":
-    by_group: dict[str, list[Atom]] = {}
+    structure: Structure, term: Term, moments: MomentsByFactor, role: str | None
+) -> "list[LabelledArray | OneHot]":
+    by_factor: dict[str, list[Atom]] = {}
     for atom in term.atoms:
         if role is None or structure.latents[atom.latent].role == role:
-            by_group.setdefault(structure.group_of[atom.latent], []).append(atom)
-    operands: list[Operand | OneHot] = []
-    for name, atoms in by_group.items():
-        operands += moment(structure.groups[name], atoms, moments[name])
+            by_factor.setdefault(structure.factor_of[atom.latent], []).append(atom)
+    operands: list[LabelledArray | OneHot] = []
+    for name, atoms in by_factor.items():
+        operands += moment(structure.posterior_factors[name], atoms, moments[name])
     return operands
 
 
-def joint_moments(structure: Structure, moments: Moments) -> dict[str, jax.Array]:
+def expected_natural_of(
+    structure: Structure, moments: MomentsByFactor
+) -> dict[str, jax.Array]:
     """n̄: for every statistic, the product of global moments that it multiplies."""
     return {
-        statistic.name: _joint_moment(structure, statistic, moments)
+        statistic.name: _expected_natural_for(structure, statistic, moments)
         for statistic in structure.statistics
     }
 
 
-def _joint_moment(
-    structure: Structure, statistic: Statistic, moments: Moments
+def _expected_natural_for(
+    structure: Structure, statistic: Statistic, moments: MomentsByFactor
 ) -> jax.Array:
     labels = tuple(map(Label, statistic.shape + statistic.summed))
     atoms = tuple(
@@ -123,7 +125,7 @@ def _joint_moment(
 
 
 def without_globals(
-    structure: Structure, term: Term, joint: Mapping[str, jax.Array]
+    structure: Structure, term: Term, expected_natural: Mapping[str, jax.Array]
 ) -> Term:
     """The same function of a row's latents, with the globals put in.
 
@@ -132,28 +134,33 @@ def without_globals(
     """
     atoms = [a for a in term.atoms if structure.latents[a.latent].role == "local"]
     kept = {label for atom in atoms for label in atom.labels}
-    operands = [*constants(term), *joint_operand(structure, term, joint)]
+    operands = [
+        *constants(term),
+        *expected_natural_operand(structure, term, expected_natural),
+    ]
     factors: list[Factor] = []
     for part in _connected(operands, kept):
         if len(part) == 1 and _labels(part[0]) <= kept:
             (operand,) = part
             factors.append(
-                operand if isinstance(operand, OneHot) else Dense(*operand, row=True)
+                operand
+                if isinstance(operand, OneHot)
+                else Dense(*operand, is_private=True)
             )
             continue
         output = tuple(
             dict.fromkeys(x for o in part for x in labels_of_operand(o) if x in kept)
         )
         array = jnp.asarray(contract(1.0, part, output))
-        factors.append(Dense(array, output, row=True))
+        factors.append(Dense(array, output, is_private=True))
     return Term(term.scale, (*factors, *atoms), frozenset(kept))
 
 
 def _connected(
-    operands: "Sequence[Operand | OneHot]", kept: set[Label]
-) -> "list[list[Operand | OneHot]]":
+    operands: "Sequence[LabelledArray | OneHot]", kept: set[Label]
+) -> "list[list[LabelledArray | OneHot]]":
     """Splits operands into sets that share no label but kept ones."""
-    parts: list[tuple[set[Label], list[Operand | OneHot]]] = []
+    parts: list[tuple[set[Label], list[LabelledArray | OneHot]]] = []
     for operand in operands:
         labels, members = _labels(operand) - kept, [operand]
         apart = []
@@ -166,44 +173,44 @@ def _connected(
     return [members for _, members in parts]
 
 
-def labels_of_operand(operand: "Operand | OneHot") -> Labels:
+def labels_of_operand(operand: "LabelledArray | OneHot") -> Labels:
     return labels_of(operand) if isinstance(operand, OneHot) else operand[1]
 
 
-def _labels(operand: "Operand | OneHot") -> set[Label]:
+def _labels(operand: "LabelledArray | OneHot") -> set[Label]:
     return set(labels_of_operand(operand))
 
 
-# --- moments of a group ---------------------------------------------------------------
+# --- moments of a factor --------------------------------------------------------------
 
 
 def moment(
-    group: Group, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
-) -> "list[Operand | OneHot]":
-    """The moment of a group that one term asks for, as operands with its labels."""
-    if isinstance(group.family, JointCategorical):
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
+) -> "list[LabelledArray | OneHot]":
+    """The moment of a factor that one term asks for, as operands with its labels."""
+    if isinstance(factor.family, JointCategorical):
         by_latent = {atom.latent: atom for atom in atoms}
-        ordered = [by_latent[name] for name in group.latents if name in by_latent]
+        ordered = [by_latent[name] for name in factor.latents if name in by_latent]
         table = moments[",".join(atom.latent for atom in ordered)]
         return [(table, (*atoms[0].labels[:-1], *(a.labels[-1] for a in ordered)))]
     if "base" in moments:
         (atom,) = atoms
         return factored_operands(atom, moments)
-    if group.layout is None and len(atoms) == 2:
+    if factor.layout is None and len(atoms) == 2:
         pairs = moments.get("pairs")
         if pairs is None:
             pairs = pair_moment(moments["is"])
         return [(pairs, (*atoms[0].labels, *atoms[1].labels))]
-    if group.layout is None:
+    if factor.layout is None:
         (atom,) = atoms
         return [(moments[statistic_name(atom)], atom.labels)]
-    return [_gaussian_moment(group, atoms, moments)]
+    return [_gaussian_moment(factor, atoms, moments)]
 
 
 def _gaussian_moment(
-    group: Group, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
-) -> Operand:
-    layout = group.layout
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
+) -> LabelledArray:
+    layout = factor.layout
     assert layout is not None
     if len(atoms) == 1:
         (atom,) = atoms
@@ -246,7 +253,7 @@ def pair_moment(probabilities: jax.Array) -> jax.Array:
 
 def factored_operands(
     atom: Atom, moments: Mapping[str, jax.Array]
-) -> "list[Operand | OneHot]":
+) -> "list[LabelledArray | OneHot]":
     """Probabilities base · message / total; see `shared_messages`.
 
     The message lacks the axes along which it does not vary. It and the base may be

@@ -18,11 +18,14 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.algebra.terms import Dense, OneHot, Term
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure.posterior_factors import Group, exponential_family
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    exponential_family,
+)
 from numpyro_vips.conjugacy.structure.structure import normal_terms
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.model.trace import abstract_taken_rows
-from numpyro_vips.vips.certificate import made_up_latents, point_moments
+from numpyro_vips.vips.certificate import point_moments, synthetic_latents
 from numpyro_vips.vips.program import ConjugateProgram
 
 _DRAWS = 40
@@ -34,14 +37,14 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
 
     Args:
       program: The compiled model, in double precision.
-      seed: Of the free numbers.
+      seed: Seed of the free numbers.
     """
     reasons = {}
     for site in program.graph.sites.values():
         if site.distributed.kind is dist.Unit:
-            group = _first_illegal(program, site.name, seed)
-            if group is not None:
-                names = ", ".join(map(repr, group.latents))
+            factor = _first_illegal(program, site.name, seed)
+            if factor is not None:
+                names = ", ".join(map(repr, factor.latents))
                 reasons[site.name] = (
                     f"a factor that is no log density in {names} at some numbers "
                     "that a row may hold, so that there may be no posterior to update "
@@ -51,15 +54,17 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
     return reasons
 
 
-def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | None:
+def _first_illegal(
+    program: ConjugateProgram, site: str, seed: int
+) -> PosteriorFactor | None:
     terms = _terms_of(program, site)
     free = _free_arrays(terms)
-    groups = program.structure.groups
+    factors = program.structure.posterior_factors
     mine = [
-        group
-        for group in groups.values()
-        if not isinstance(group.family, JointCategorical)
-        and any(a.latent in group.latents for t in terms for a in t.atoms)
+        factor
+        for factor in factors.values()
+        if not isinstance(factor.family, JointCategorical)
+        and any(a.latent in factor.latents for t in terms for a in t.atoms)
     ]
 
     def statistics(
@@ -68,35 +73,35 @@ def _first_illegal(program: ConjugateProgram, site: str, seed: int) -> Group | N
         by_id = dict(zip(free, arrays, strict=True))
         replaced = [t.with_row_arrays(lambda array: by_id[id(array)]) for t in terms]
         moments = dict(chosen)
-        for group in groups.values():
-            if group.name not in chosen:
-                moments[group.name] = point_moments(program, group, values)
+        for factor in factors.values():
+            if factor.name not in chosen:
+                moments[factor.name] = point_moments(program, factor, values)
         found = {}
-        for group in mine:
+        for factor in mine:
 
-            def expected(own: Any, group: Group = group) -> jax.Array:
-                return program.expected(replaced, None, {**moments, group.name: own})
+            def expected(own: Any, factor: PosteriorFactor = factor) -> jax.Array:
+                return program.expected(replaced, None, {**moments, factor.name: own})
 
-            natural = jax.grad(expected)(program.zero_moments(group))
+            natural = jax.grad(expected)(program.zero_moments(factor))
             size = sum(jnp.abs(value).max() for value in natural.values())
             zero = jax.tree.map(jnp.zeros_like, natural)
             noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
-            legal = exponential_family(group).project(zero, natural, noise)
+            legal = exponential_family(factor).project(zero, natural, noise)
             change = sum(jnp.abs(legal[s] - natural[s]).max() for s in natural)
-            found[group.name] = change, size
+            found[factor.name] = change, size
         return found
 
     rng = np.random.default_rng(seed)
     evaluate = None
     for draw in range(_DRAWS):
         arrays = [_draw(*what, rng) for what in free.values()]
-        values = made_up_latents(program.graph, 1, seed + draw)
+        values = synthetic_latents(program.graph, 1, seed + draw)
         chosen = _random_auxiliaries(program, rng)
         if evaluate is None:
             evaluate = trace_in_double(statistics, arrays, values, chosen)
         for name, (change, size) in evaluate(arrays, values, chosen).items():
             if not change <= _TOLERANCE * size:
-                return groups[name]
+                return factors[name]
     return None
 
 
@@ -105,10 +110,10 @@ def _terms_of(program: ConjugateProgram, site: str) -> list[Term]:
     box: list[list[Term]] = []
 
     def collect(rows: Mapping[str, Any]) -> None:
-        found = program.energy_of(rows, weighted=False)
-        for piece in found.pieces:
-            if piece.site == site:
-                box.append(normal_terms(piece.form.terms, found.latents))
+        found = program.symbolic_log_joint(rows, weighted=False)
+        for density in found.densities:
+            if density.site == site:
+                box.append(normal_terms(density.form.terms, found.latents))
 
     jax.eval_shape(collect, abstract_taken_rows(program.graph.arguments, 1))
     return box[0]
@@ -122,9 +127,9 @@ def _free_arrays(
     found: dict[int, tuple[Any, int | None, bool]] = {}
     for term in terms:
         for factor in term.factors:
-            if isinstance(factor, OneHot) and factor.row:
+            if isinstance(factor, OneHot) and factor.is_private:
                 found[id(factor.indices)] = factor.indices, factor.target.size, True
-            elif isinstance(factor, Dense) and factor.row:
+            elif isinstance(factor, Dense) and factor.is_private:
                 top = 2 if factor.branch else None
                 found[id(factor.array)] = factor.array, top, factor.lower >= 0
     return found
@@ -150,11 +155,11 @@ def _random_auxiliaries(
 ) -> dict[str, dict[str, np.ndarray]]:
     """Some probabilities for every allocation variable."""
     moments = {}
-    for group in program.structure.groups.values():
-        latent = program.structure.latents[group.latents[0]]
+    for factor in program.structure.posterior_factors.values():
+        latent = program.structure.latents[factor.latents[0]]
         if latent.family is not None and latent.states is not None:
-            shape = (*group.shape, len(latent.states))
-            moments[group.name] = {
+            shape = (*factor.shape, len(latent.states))
+            moments[factor.name] = {
                 "is": rng.dirichlet(np.ones(shape[-1]), shape[:-1]).reshape(shape)
             }
     return moments

@@ -14,10 +14,17 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.families.positive_matrices import times
-from numpyro_vips.conjugacy.structure.posterior_factors import Group, exponential_family
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    exponential_family,
+)
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
-from numpyro_vips.vips.expectations import Moments, expected, joint_moments
+from numpyro_vips.vips.expectations import (
+    MomentsByFactor,
+    expected,
+    expected_natural_of,
+)
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
 from numpyro_vips.vips.starting_moments import neutral_auxiliaries, zero_moments
 
@@ -54,11 +61,11 @@ def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
             continue
         ((latent, function, _, numbers),) = statistic.atoms
-        group = structure.groups[structure.group_of[latent]]
+        factor = structure.posterior_factors[structure.factor_of[latent]]
         whole = sorted(numbers) == list(range(len(statistic.shape)))
-        if group.family in (Beta, Dirichlet) and whole:
+        if factor.family in (Beta, Dirichlet) and whole:
             order = [numbers.index(i) for i in range(len(numbers))]
-            found[statistic.name] = jnp.transpose(added[group.name][function], order)
+            found[statistic.name] = jnp.transpose(added[factor.name][function], order)
     return Start(moments, found)
 
 
@@ -66,39 +73,41 @@ def _perturbed(
     structure: Structure, prior: Sequence[Term], key: jax.Array
 ) -> tuple[dict[str, dict[str, jax.Array]], dict[str, dict[str, jax.Array]]]:
     """Moments at the start, and what the perturbation adds to natural parameters."""
-    groups = structure.groups_of("global")
+    factors = structure.posterior_factors_of("global")
     perturb = _may_start_symmetric(structure)
-    close = any(g.layout for g in groups) and not _has_real_products(structure)
+    close = any(g.layout for g in factors) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
-    moments = neutral_auxiliaries(structure, groups)
+    moments = neutral_auxiliaries(structure, factors)
     added: dict[str, dict[str, jax.Array]] = {}
-    ordered = _parents_first(structure, groups)
-    for number, group in enumerate(ordered):
+    ordered = _parents_first(structure, factors)
+    for number, factor in enumerate(ordered):
         subkey = jax.random.fold_in(key, number)
-        if group.name in moments:
+        if factor.name in moments:
             continue
         known = [
             term
             for term in prior
-            if any(atom.latent in group.latents for atom in term.atoms)
-            and {structure.group_of[a.latent] for a in term.atoms}
-            <= {*moments, group.name}
+            if any(atom.latent in factor.latents for atom in term.atoms)
+            and {structure.factor_of[a.latent] for a in term.atoms}
+            <= {*moments, factor.name}
         ]
 
-        def value(mine: Any, group: Group = group, known: Any = known) -> jax.Array:
-            return expected(structure, known, None, {**moments, group.name: mine})
+        def value(
+            mine: Any, factor: PosteriorFactor = factor, known: Any = known
+        ) -> jax.Array:
+            return expected(structure, known, None, {**moments, factor.name: mine})
 
-        natural = own = jax.grad(value)(zero_moments(structure, group))
+        natural = own = jax.grad(value)(zero_moments(structure, factor))
         if perturb:
-            distant = exponential_family(group).perturb(natural, subkey)
-            size = 1.0 if group.family in (Beta, Dirichlet) else displacement
+            distant = exponential_family(factor).perturb(natural, subkey)
+            size = 1.0 if factor.family in (Beta, Dirichlet) else displacement
             natural = {
                 s: value + size * (distant[s] - value) for s, value in natural.items()
             }
-            if close and group.layout is not None:
+            if close and factor.layout is not None:
                 natural = {s: v / _STARTING_VARIANCE for s, v in natural.items()}
-        added[group.name] = {s: natural[s] - own[s] for s in natural}
-        moments[group.name] = _with_finite_inverse(group.family.moments(natural))
+        added[factor.name] = {s: natural[s] - own[s] for s in natural}
+        moments[factor.name] = _with_finite_inverse(factor.family.moments(natural))
     return moments, added
 
 
@@ -120,14 +129,14 @@ _STARTING_VARIANCE = 0.01
 
 def _has_real_products(structure: Structure) -> bool:
     """Whether real factors are multiplied, which at 0 would hold each other there."""
-    latents, group_of = structure.latents, structure.group_of
+    latents, factor_of = structure.latents, structure.factor_of
     if any(latent.role == "local" and is_real(latent) for latent in latents.values()):
         return True
     real = [
-        {group_of[name] for name, *_ in statistic.atoms if is_real(latents[name])}
+        {factor_of[name] for name, *_ in statistic.atoms if is_real(latents[name])}
         for statistic in structure.statistics
     ]
-    return any(len(groups) > 1 for groups in real)
+    return any(len(factors) > 1 for factors in real)
 
 
 def _with_finite_inverse(moments: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -143,10 +152,12 @@ def _with_finite_inverse(moments: dict[str, jax.Array]) -> dict[str, jax.Array]:
     return found
 
 
-def _parents_first(structure: Structure, groups: Sequence[Group]) -> list[Group]:
-    """In the model's order; a block waits for the parents of all its sites."""
+def _parents_first(
+    structure: Structure, factors: Sequence[PosteriorFactor]
+) -> list[PosteriorFactor]:
+    """The factors in the model's order, each after the parents of all its sites."""
     position = {name: i for i, name in enumerate(structure.latents)}
-    return sorted(groups, key=lambda g: max(position[n] for n in g.latents))
+    return sorted(factors, key=lambda g: max(position[n] for n in g.latents))
 
 
 def _may_start_symmetric(structure: Structure) -> bool:
@@ -160,58 +171,63 @@ def _may_start_symmetric(structure: Structure) -> bool:
 
 
 def _from_prior(
-    structure: Structure, group: Group, moments: Moments, prior: Sequence[Term]
+    structure: Structure,
+    factor: PosteriorFactor,
+    moments: MomentsByFactor,
+    prior: Sequence[Term],
 ) -> dict[str, jax.Array]:
     """The prior's share of a factor's natural parameters, given the other factors."""
-    own = [t for t in prior if any(a.latent in group.latents for a in t.atoms)]
+    own = [t for t in prior if any(a.latent in factor.latents for a in t.atoms)]
 
     def value(mine: Any) -> jax.Array:
-        return expected(structure, own, None, {**moments, group.name: mine})
+        return expected(structure, own, None, {**moments, factor.name: mine})
 
-    return jax.grad(value)(dict(moments[group.name]))
+    return jax.grad(value)(dict(moments[factor.name]))
 
 
 def _from_data(
     structure: Structure,
-    group: Group,
+    factor: PosteriorFactor,
     statistics: Mapping[str, jax.Array],
     noise_stddev: Mapping[str, jax.Array],
-    moments: Moments,
+    moments: MomentsByFactor,
     centre: Mapping[str, jax.Array],
 ) -> dict[str, jax.Array]:
     """The statistics' share, projected to where it is legal."""
 
     def value(mine: Any, sums: Mapping[str, jax.Array]) -> jax.Array:
-        joint = joint_moments(structure, {**moments, group.name: mine})
+        expected_natural = expected_natural_of(
+            structure, {**moments, factor.name: mine}
+        )
         total = jnp.zeros(())
         for statistic in structure.statistics:
             summed = from_block(statistic, sums[statistic.name])
-            total = total + jnp.vdot(summed, joint[statistic.name])
+            total = total + jnp.vdot(summed, expected_natural[statistic.name])
         return total
 
-    here = dict(moments[group.name])
+    here = dict(moments[factor.name])
     of_blocks = {
         statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
         for statistic in structure.statistics
     }
     deviations = jax.tree.map(jnp.abs, with_repeats(structure.statistics, of_blocks))
-    share = exponential_family(group).project(
+    share = exponential_family(factor).project(
         jax.tree.map(jnp.zeros_like, here),
         jax.grad(value)(here, statistics),
         jax.grad(value)(here, deviations),
     )
-    if group.name in centre:
+    if factor.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.
-        shift = times(share["xx"], centre[group.name])
+        shift = times(share["xx"], centre[factor.name])
         share["x"] = share["x"] - 2.0 * shift
     return share
 
 
-def _depends_on_others(structure: Structure, group: Group) -> bool:
+def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
     """Whether a statistic multiplies moments of this factor by another's."""
     for statistic in structure.statistics:
-        factors = {structure.group_of[name] for name, *_ in statistic.atoms}
-        if group.name in factors and len(factors) > 1:
+        factors = {structure.factor_of[name] for name, *_ in statistic.atoms}
+        if posterior_factor.name in factors and len(factors) > 1:
             return True
     return False
 
@@ -231,7 +247,7 @@ def update_globals(
     prior: Sequence[Term],
     statistics: Mapping[str, jax.Array],
     noise_stddev: Mapping[str, jax.Array],
-    moments: Moments,
+    moments: MomentsByFactor,
     centre: Mapping[str, jax.Array],
     *,
     max_sweeps: int | jax.Array = 500,
@@ -245,37 +261,37 @@ def update_globals(
       statistics: One sum over all rows per statistic, noisy or public.
       noise_stddev: Standard deviation of the noise in each of them.
       moments: Where to start.
-      centre: By group, the point about which its linear statistics were taken; about
-        zero for other groups.
+      centre: By factor, the point about which its linear statistics were taken; about
+        zero for other factors.
       max_sweeps, tolerance: When to stop.
 
     Returns:
-      Moments and natural parameters of every global group.
+      Moments and natural parameters of every global factor.
     """
-    groups = structure.groups_of("global")
+    factors = structure.posterior_factors_of("global")
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
-        group.name: _from_data(
-            structure, group, statistics, noise_stddev, moments, centre
+        factor.name: _from_data(
+            structure, factor, statistics, noise_stddev, moments, centre
         )
-        for group in groups
-        if not _depends_on_others(structure, group)
+        for factor in factors
+        if not _depends_on_others(structure, factor)
     }
 
-    def sweep(moments: Moments) -> tuple[dict, dict]:
+    def sweep(moments: MomentsByFactor) -> tuple[dict, dict]:
         current, natural = dict(moments), {}
-        for group in groups:
-            share = fixed.get(group.name)
+        for factor in factors:
+            share = fixed.get(factor.name)
             if share is None:
                 share = _from_data(
-                    structure, group, statistics, noise_stddev, current, centre
+                    structure, factor, statistics, noise_stddev, current, centre
                 )
-            own = _from_prior(structure, group, current, prior)
-            natural[group.name] = jax.tree.map(jnp.add, own, share)
-            current[group.name] = group.family.moments(natural[group.name])
+            own = _from_prior(structure, factor, current, prior)
+            natural[factor.name] = jax.tree.map(jnp.add, own, share)
+            current[factor.name] = factor.family.moments(natural[factor.name])
         return current, natural
 
-    if len(groups) == 1:
+    if len(factors) == 1:
         return sweep(moments)
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular

@@ -1,4 +1,4 @@
-"""The posterior that VIPS releases: one exponential-family factor per block."""
+"""The posterior that VIPS releases: a product of exponential-family factors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,9 +12,9 @@ from numpyro_vips.conjugacy.families import FAMILIES
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.gaussian import FactorizedNormal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
-from numpyro_vips.model.row_queries import Query
+from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
-from numpyro_vips.vips.row_queries import VisibleRows
+from numpyro_vips.vips.row_queries import RowQueryProgram
 
 KIND = "conjugate"
 
@@ -23,9 +23,9 @@ class ConjugatePosterior:
     """Independent factors, each of a known family, over the global latents.
 
     Attributes:
-      params: Standard parameters, named `{block}/{parameter}`, for example
+      params: Standard parameters, named `{factor}/{parameter}`, for example
         `w/loc` and `w/covariance_matrix`.
-      specification: The family and layout of every block.
+      specification: The family and layout of every factor.
     """
 
     def __init__(
@@ -40,27 +40,27 @@ class ConjugatePosterior:
     ) -> "ConjugatePosterior":
         return cls(specification, params)
 
-    def local_posterior(self, query: Query) -> dict[str, dist.Distribution]:
+    def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
-        program = query.program(lambda: VisibleRows(query))
+        program = query.program(lambda: RowQueryProgram(query))
         return program.local_posterior(query.arguments, self._moments())
 
-    def elbo(self, query: Query) -> np.ndarray:
+    def elbo(self, query: RowQuery) -> np.ndarray:
         """The bound on the log density of each row that the caller may see."""
-        query = query.told_by_entries()
-        program = query.program(lambda: VisibleRows(query))
+        query = query.sparse()
+        program = query.program(lambda: RowQueryProgram(query))
         return program.elbo(query.arguments, self._moments())
 
     def _moments(self) -> dict[str, dict[str, jax.Array]]:
         return {
-            block["name"]: _FAMILIES[block["family"]].moments_of(
-                self._parameters(block["name"])
+            factor["name"]: _FAMILIES[factor["family"]].moments_of(
+                self._parameters(factor["name"])
             )
-            for block in self.specification["blocks"]
+            for factor in self.specification["blocks"]
         }
 
-    def _parameters(self, block: str) -> dict[str, jax.Array]:
-        prefix = f"{block}/"
+    def _parameters(self, factor: str) -> dict[str, jax.Array]:
+        prefix = f"{factor}/"
         return {
             name.removeprefix(prefix): value
             for name, value in self.params.items()
@@ -75,18 +75,18 @@ class ConjugatePosterior:
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
         draws: dict[str, jax.Array] = {}
-        blocks = self.specification["blocks"]
-        for key, block in zip(
-            jax.random.split(rng_key, len(blocks)), blocks, strict=True
+        factors = self.specification["blocks"]
+        for key, factor in zip(
+            jax.random.split(rng_key, len(factors)), factors, strict=True
         ):
-            family = _FAMILIES[block["family"]]
-            parameters = self._parameters(block["name"])
-            draws_of_block = family.distribution(parameters).sample(key, sample_shape)
-            draw = jnp.asarray(draws_of_block)
-            if "layout" not in block:
-                draws[block["name"]] = draw
+            family = _FAMILIES[factor["family"]]
+            parameters = self._parameters(factor["name"])
+            draws_of_factor = family.distribution(parameters).sample(key, sample_shape)
+            draw = jnp.asarray(draws_of_factor)
+            if "layout" not in factor:
+                draws[factor["name"]] = draw
             else:
-                layout = GaussianLayout.from_dict(block["layout"])
+                layout = GaussianLayout.from_dict(factor["layout"])
                 draws.update(layout.sites(draw, len(sample_shape)))
         return {name: draws[name] for name in self.specification["site_dims"]}
 

@@ -2,8 +2,8 @@
 
 The parts are in files of their own: `expectations` (E_q of a term), `e_step`
 (the E-step of a row), `row_statistics` (norms and clipped sums) and `m_step`
-(the M-step). The (n̄, s̄) of the VIPS paper are the joint moments of the globals and the
-gradient of a row's expected energy in them.
+(the M-step). The (n̄, s̄) of the VIPS paper are the expected natural parameters of the
+likelihood and the gradient of a row's expected log joint density in them.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure import centring
-from numpyro_vips.conjugacy.structure.log_joint import Energy, energy
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure, normal_terms
 from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import in_double, in_pieces
@@ -26,18 +26,23 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.vips import expectations
 from numpyro_vips.vips import m_step as globals_
-from numpyro_vips.vips.coordinates import Factor, copies, divided_by_weight, locals_of
+from numpyro_vips.vips.coordinates import (
+    LocalFactor,
+    copies,
+    divided_by_weight,
+    locals_of,
+)
 from numpyro_vips.vips.e_step import (
     couples_latents,
     entropy,
     solve_row,
     without_padding,
 )
-from numpyro_vips.vips.expectations import Moments
-from numpyro_vips.vips.invalid_rows import Clear
+from numpyro_vips.vips.expectations import MomentsByFactor
+from numpyro_vips.vips.invalid_rows import ZeroInvalidRows
 from numpyro_vips.vips.row_statistics import (
-    Part,
-    Share,
+    PartialSum,
+    RowContribution,
     add,
     as_block,
     clipping_weights,
@@ -65,27 +70,30 @@ class ConjugateProgram:
 
     Attributes:
       graph: The model that was compiled.
-      structure: Its families, blocks and statistics.
+      structure: Its families, posterior factors and statistics.
       augmentation: The bound for its logistic likelihoods, by site or for all.
-      check_parameters: As of `energy`.
-      whole: Of private arguments that rows tell by entries (`SparseRows`), those that
-        the program works on as a whole, and why.
-      written_out: Of those that it works on by entries, for what it also needs them as
-        a whole.
+      check_parameters: Whether a row is valid only if its parameters lie in NumPyro's
+        constraints.
+      dense: Sparse private arguments (`SparseRows`) that the program works on as dense
+        arrays, and why.
+      densified: For those that it works on by entries, the operations that need them
+        dense.
     """
 
     graph: ModelGraph
     structure: Structure
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
     check_parameters: bool = True
-    whole: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    written_out: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    dense: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    densified: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
-    def energy_of(self, rows: Mapping[str, Any], *, weighted: bool = True) -> Energy:
+    def symbolic_log_joint(
+        self, rows: Mapping[str, Any], *, weighted: bool = True
+    ) -> LogJoint:
         """The log joint density of one row, whose arguments have a leading axis."""
-        return energy(
+        return symbolic_log_joint(
             self.graph,
-            dense_rows(rows, self.whole),
+            dense_rows(rows, self.dense),
             weighted=weighted,
             augmentation=self.augmentation,
             check_parameters=self.check_parameters,
@@ -94,84 +102,101 @@ class ConjugateProgram:
     # --- one row ----------------------------------------------------------------------
 
     def row_terms(
-        self, row: Mapping[str, Any], *, clear: bool = True
-    ) -> tuple[Energy, list[Term], Clear]:
+        self, row: Mapping[str, Any], *, zero_invalid: bool = True
+    ) -> tuple[LogJoint, list[Term], ZeroInvalidRows]:
         """A single row's terms, all its constants zero if the row is not valid."""
-        found = self.energy_of(_with_leading_axis(row))
+        found = self.symbolic_log_joint(_with_leading_axis(row))
         terms: list[Term] = []
-        for piece in found.pieces:
-            if piece.is_row:
-                terms += normal_terms(piece.form.terms, found.latents)
-        cleared = Clear(found.valid if clear else True)
-        return found, [cleared.term(term) for term in terms], cleared
+        for density in found.densities:
+            if density.is_row:
+                terms += normal_terms(density.form.terms, found.latents)
+        zeroing = ZeroInvalidRows(found.valid if zero_invalid else True)
+        return found, [zeroing.term(term) for term in terms], zeroing
 
     def local_factors(
-        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
-    ) -> dict[str, Factor]:
+        self,
+        expected_natural: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        sweeps: int,
+    ) -> dict[str, LocalFactor]:
         """Moments and natural parameters of a row's factors; see `solve_row`."""
-        found, terms, cleared = self.row_terms(row)
-        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
+        found, terms, zeroing = self.row_terms(row)
+        factors = solve_row(
+            self.structure, found, terms, zeroing, expected_natural, sweeps
+        )
         return without_padding(factors)
 
     def solve_locals(
-        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
+        self,
+        expected_natural: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        sweeps: int,
     ) -> dict[str, dict[str, jax.Array]]:
         """Moments of a row's latents, by coordinate ascent from a fresh start.
 
         Those of a discrete latent may be padded with states that it does not have.
         """
-        found, terms, cleared = self.row_terms(row)
-        factors = solve_row(self.structure, found, terms, cleared, joint, sweeps)
+        found, terms, zeroing = self.row_terms(row)
+        factors = solve_row(
+            self.structure, found, terms, zeroing, expected_natural, sweeps
+        )
         return {name: moments for name, (moments, _) in factors.items()}
 
     def row_bound(
-        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
+        self,
+        expected_natural: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        sweeps: int,
     ) -> jax.Array:
         """The row's part of the evidence lower bound: E_q of its terms, plus entropies.
 
         For tests and for rows that the caller may see; it is not bounded and never
         released for private ones. Not a number if the row is not valid.
         """
-        factors = self.local_factors(joint, row, sweeps)
-        total, valid = self.row_bound_at(joint, row, factors)
+        factors = self.local_factors(expected_natural, row, sweeps)
+        total, valid = self.row_bound_at(expected_natural, row, factors)
         return jnp.where(valid, total, jnp.nan)
 
     def row_bound_at(
         self,
-        joint: Mapping[str, jax.Array],
+        expected_natural: Mapping[str, jax.Array],
         row: Mapping[str, Any],
-        factors: Mapping[str, Factor],
+        factors: Mapping[str, LocalFactor],
     ) -> tuple[jax.Array, jax.Array]:
         """The bound for given factors of the row's latents, and whether it is valid."""
-        found, terms, cleared = self.row_terms(row)
+        found, terms, zeroing = self.row_terms(row)
         moments = {name: mine for name, (mine, _) in factors.items()}
-        total = self.expected(terms, joint, moments)
-        for group in self.structure.groups_of("local"):
-            weight = copies(group, found.latents)
+        total = self.expected(terms, expected_natural, moments)
+        for posterior_factor in self.structure.posterior_factors_of("local"):
+            weight = copies(posterior_factor, found.latents)
             array = None
             if weight is not None:
-                array = cleared.array(forms.constant_array(weight))
-            mine, natural = factors[group.name]
-            total = total + entropy(group, natural, mine, array)
+                array = zeroing.array(forms.constant_array(weight))
+            mine, natural = factors[posterior_factor.name]
+            total = total + entropy(posterior_factor, natural, mine, array)
         return total, jnp.asarray(found.valid)
 
-    def global_bound(self, moments: Moments, natural: Moments, row: Any) -> jax.Array:
+    def global_bound(
+        self, moments: MomentsByFactor, natural: MomentsByFactor, row: Any
+    ) -> jax.Array:
         """The globals' part of the bound: E_q of their prior, plus entropies."""
         total = self.expected(self.prior_terms(row), None, moments)
-        for group in self.structure.groups_of("global"):
-            weight = copies(group, self.structure.latents)
+        for factor in self.structure.posterior_factors_of("global"):
+            weight = copies(factor, self.structure.latents)
             array = None if weight is None else forms.constant_array(weight)
-            each = natural[group.name]
+            each = natural[factor.name]
             if array is not None:
-                each = divided_by_weight(each, array, group.family)
-            total = total + entropy(group, each, moments[group.name], array)
+                each = divided_by_weight(each, array, factor.family)
+            total = total + entropy(factor, each, moments[factor.name], array)
         return total
 
     # --- statistics about the mean ---------------------------------------------------
 
-    def means(self, moments: Moments) -> dict[str, jax.Array]:
-        """About which points statistics are released; see `centring`."""
-        return centring.means_of(self.structure.groups, self.structure.centred, moments)
+    def means(self, moments: MomentsByFactor) -> dict[str, jax.Array]:
+        """The points about which statistics are released, by latent; see `centring`."""
+        return centring.means_of(
+            self.structure.posterior_factors, self.structure.centred, moments
+        )
 
     def _centred(self, terms: Sequence[Term], means: centring.Means) -> list[Term]:
         """Terms whose products of centred latents stand for those about the mean."""
@@ -179,10 +204,14 @@ class ConjugateProgram:
             return list(terms)
         structure = self.structure
         added = [
-            shadow
+            correction
             for term in terms
-            for shadow in centring.shadows(
-                term, structure.groups, structure.group_of, structure.centred, means
+            for correction in centring.mean_corrections(
+                term,
+                structure.posterior_factors,
+                structure.factor_of,
+                structure.centred,
+                means,
             )
         ]
         return normal_terms([*terms, *added], structure.latents)
@@ -192,25 +221,25 @@ class ConjugateProgram:
     def expected(
         self,
         terms: Sequence[Term],
-        joint: Mapping[str, jax.Array] | None,
-        moments: Moments,
+        expected_natural: Mapping[str, jax.Array] | None,
+        moments: MomentsByFactor,
     ) -> jax.Array:
         """E_q of a sum of terms; globals from n̄ if it is given, else from moments."""
-        return expectations.expected(self.structure, terms, joint, moments)
+        return expectations.expected(self.structure, terms, expected_natural, moments)
 
-    def joint_moments(self, moments: Moments) -> dict[str, jax.Array]:
+    def expected_natural_of(self, moments: MomentsByFactor) -> dict[str, jax.Array]:
         """n̄: for every statistic, the product of global moments that it multiplies."""
-        return expectations.joint_moments(self.structure, moments)
+        return expectations.expected_natural_of(self.structure, moments)
 
-    def zero_moments(self, group: Group) -> dict[str, jax.Array]:
-        return zero_moments(self.structure, group)
+    def zero_moments(self, factor: PosteriorFactor) -> dict[str, jax.Array]:
+        return zero_moments(self.structure, factor)
 
     # --- rows -------------------------------------------------------------------------
 
     def row_norms(
         self,
         row: Mapping[str, Any],
-        local_moments: Moments,
+        local_moments: MomentsByFactor,
         scales: Mapping[str, float],
         means: centring.Means | None = None,
     ) -> jax.Array:
@@ -219,20 +248,20 @@ class ConjugateProgram:
         Not finite if the row is not valid.
         """
         means = means or {}
-        terms, share = self._share(row, local_moments, scales, means)
+        terms, contribution = self._row_contribution(row, local_moments, scales, means)
         with jax.enable_x64(True):
             return self._norm(
-                terms, in_double(share), in_double(scales), in_double(means)
+                terms, in_double(contribution), in_double(scales), in_double(means)
             )
 
-    def _share(
+    def _row_contribution(
         self,
         row: Mapping[str, Any],
-        local_moments: Moments,
+        local_moments: MomentsByFactor,
         scales: Mapping[str, float],
         means: centring.Means,
-    ) -> tuple[list[Term], Share]:
-        """A row's terms and the numbers in them, from which norm and sum are made.
+    ) -> tuple[list[Term], RowContribution]:
+        """A row's terms and its contribution, from which norm and sum are made.
 
         Both are made of the same numbers and in double precision, where no product of a
         few of them is too large or too small. In single precision squares of small
@@ -243,29 +272,29 @@ class ConjugateProgram:
             self.structure, self._centred(terms, means), local_moments, scales
         )
         numbers = numbers_of(terms)
-        return terms, Share(
+        return terms, RowContribution(
             numbers, local_moments, scattered, whole_row.valid, epsilon()
         )
 
     def _norm(
         self,
         terms: Sequence[Term],
-        share: Share,
+        contribution: RowContribution,
         scales: Mapping[str, float],
         means: centring.Means,
     ) -> jax.Array:
         square = squared_row_norm(
             self.structure,
-            self._centred(with_numbers(terms, share.numbers), means),
-            share,
+            self._centred(with_numbers(terms, contribution.numbers), means),
+            contribution,
             scales,
         )
         norm = jnp.sqrt(jnp.maximum(square, 0.0))
-        return jnp.where(share.valid, norm, jnp.nan)
+        return jnp.where(contribution.valid, norm, jnp.nan)
 
     def bounded_sum(
         self,
-        joint: Mapping[str, jax.Array],
+        expected_natural: Mapping[str, jax.Array],
         rows: Mapping[str, jax.Array],
         mask: jax.Array,
         scales: Mapping[str, float],
@@ -281,13 +310,14 @@ class ConjugateProgram:
           something not finite or outside its support counts as zero.
 
         Args:
-          joint: n̄, one array per statistic.
+          expected_natural: n̄, one array per statistic.
           rows: The private arguments, with a leading axis of rows.
           mask: Whether each row is part of the minibatch.
           scales: Scale of each block that is released; the others are left out.
           clipping_norm: Bound on the norm of one row's scaled statistics.
           sweeps: Number of coordinate-ascent sweeps over a row's latents.
-          means: About which points statistics are taken; about zero if left out.
+          means: The points about which statistics are taken, by latent; zero if left
+            out.
 
         Returns:
           The sum of each block in `scales`, not yet private, in double precision.
@@ -295,14 +325,16 @@ class ConjugateProgram:
         # Which precision latents are solved for in is for the caller to say.
         is_double = jnp.result_type(float) == jnp.float64
 
-        def solve(rows: Mapping[str, jax.Array]) -> tuple[list[Term], Share]:
+        def solve(rows: Mapping[str, jax.Array]) -> tuple[list[Term], RowContribution]:
             with jax.enable_x64(is_double):
-                return self._shares(joint, rows, scales, sweeps, means or {})
+                return self._row_contributions(
+                    expected_natural, rows, scales, sweeps, means or {}
+                )
 
         with jax.enable_x64(True):
             return self._sum(
                 solve,
-                in_double(joint),
+                in_double(expected_natural),
                 rows,
                 mask,
                 in_double(scales),
@@ -312,42 +344,57 @@ class ConjugateProgram:
 
     def _sum(
         self,
-        solve: Callable[[Mapping[str, jax.Array]], tuple[list[Term], Share]],
-        joint: Mapping[str, jax.Array],
+        solve: Callable[[Mapping[str, jax.Array]], tuple[list[Term], RowContribution]],
+        expected_natural: Mapping[str, jax.Array],
         rows: Mapping[str, jax.Array],
         mask: jax.Array,
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         means: centring.Means,
     ) -> dict[str, jax.Array]:
-        """As of `bounded_sum`, in double precision all but `solve`."""
+        """Adds up the contributions that `solve` returns, in double precision.
 
-        def of_piece(rows: Any, mask: jax.Array) -> dict[str, Part]:
-            terms, shares = solve(rows)
-            return self._sum_of_shares(
-                joint, terms, in_double(shares), mask, scales, clipping_norm, means
+        `solve` maps rows to their terms and contributions in the caller's precision;
+        other arguments and the result are those of `bounded_sum`.
+        """
+
+        def of_piece(rows: Any, mask: jax.Array) -> dict[str, PartialSum]:
+            terms, contributions = solve(rows)
+            return self._sum_of_contributions(
+                expected_natural,
+                terms,
+                in_double(contributions),
+                mask,
+                scales,
+                clipping_norm,
+                means,
             )
 
-        def add_parts(sums: Any, parts: Mapping[str, Part]) -> dict[str, jax.Array]:
-            return {name: add(sums[name], parts[name]) for name in scales}
+        def add_partial_sums(
+            sums: Any, partial_sums: Mapping[str, PartialSum]
+        ) -> dict[str, jax.Array]:
+            return {name: add(sums[name], partial_sums[name]) for name in scales}
 
-        def zeros(parts: Mapping[str, Part]) -> dict[str, jax.Array]:
-            return {name: zero_sum(parts[name], joint[name].shape) for name in scales}
+        def zeros(partial_sums: Mapping[str, PartialSum]) -> dict[str, jax.Array]:
+            return {
+                name: zero_sum(partial_sums[name], expected_natural[name].shape)
+                for name in scales
+            }
 
         pieces = in_pieces(dict(rows), mask, self._piece_size(rows))
         first = jax.tree.map(lambda x: x[0], pieces)
         if len(pieces[1]) == 1:
-            parts = of_piece(*first)
-            sums = add_parts(zeros(parts), parts)
+            partial_sums = of_piece(*first)
+            sums = add_partial_sums(zeros(partial_sums), partial_sums)
         else:
-            parts = jax.eval_shape(of_piece, *first)
+            partial_sums = jax.eval_shape(of_piece, *first)
             sums, _ = jax.lax.scan(
-                lambda sums, piece: (add_parts(sums, of_piece(*piece)), None),
-                zeros(parts),
+                lambda sums, piece: (add_partial_sums(sums, of_piece(*piece)), None),
+                zeros(partial_sums),
                 pieces,
             )
         sums = {
-            name: in_order(sums[name], parts[name], joint[name].shape)
+            name: in_order(sums[name], partial_sums[name], expected_natural[name].shape)
             for name in scales
         }
         return {
@@ -356,57 +403,68 @@ class ConjugateProgram:
             if statistic.name in scales
         }
 
-    def _shares(
+    def _row_contributions(
         self,
-        joint: Mapping[str, jax.Array],
+        expected_natural: Mapping[str, jax.Array],
         rows: Mapping[str, jax.Array],
         scales: Mapping[str, float],
         sweeps: int,
         means: centring.Means,
-    ) -> tuple[list[Term], Share]:
+    ) -> tuple[list[Term], RowContribution]:
         """The E-step: rows' terms, and their numbers with a leading axis of rows."""
         found: list[list[Term]] = []
 
-        def solve(shared: Any, row: Mapping[str, Any]) -> Share:
-            joint, scales, means = shared
-            local_moments = self.solve_locals(joint, row, sweeps)
-            terms, share = self._share(row, local_moments, scales, means)
+        def solve(shared: Any, row: Mapping[str, Any]) -> RowContribution:
+            expected_natural, scales, means = shared
+            local_moments = self.solve_locals(expected_natural, row, sweeps)
+            terms, contribution = self._row_contribution(
+                row, local_moments, scales, means
+            )
             found.append(terms)
-            return share
+            return contribution
 
-        shared = jax.tree.map(jnp.asarray, (dict(joint), dict(scales), dict(means)))
-        shares = over_rows(solve)(shared, rows)
+        shared = jax.tree.map(
+            jnp.asarray, (dict(expected_natural), dict(scales), dict(means))
+        )
+        contributions = over_rows(solve)(shared, rows)
         # Else XLA may work out a number twice, for the norm and for the sum, and round
         # it in two ways.
-        return found[0], jax.lax.optimization_barrier(shares)
+        return found[0], jax.lax.optimization_barrier(contributions)
 
-    def _sum_of_shares(
+    def _sum_of_contributions(
         self,
-        joint: Mapping[str, jax.Array],
+        expected_natural: Mapping[str, jax.Array],
         terms: Sequence[Term],
-        shares: Share,
+        contributions: RowContribution,
         mask: jax.Array,
         scales: Mapping[str, float],
         clipping_norm: float | jax.Array,
         means: centring.Means,
-    ) -> dict[str, Part]:
-        norms = jax.vmap(lambda share: self._norm(terms, share, scales, means))(shares)
+    ) -> dict[str, PartialSum]:
+        norms = jax.vmap(
+            lambda contribution: self._norm(terms, contribution, scales, means)
+        )(contributions)
         weights, usable = clipping_weights(norms, mask, clipping_norm)
         # What is not usable must not reach the sum even as 0 · nan.
-        shares = jax.tree.map(lambda x: where_rows(usable, x), shares)
-        parts: dict[str, Part] = {
-            name: weighted(part, weights) for name, part in shares.scattered.items()
+        contributions = jax.tree.map(lambda x: where_rows(usable, x), contributions)
+        partial_sums: dict[str, PartialSum] = {
+            name: weighted(partial_sum, weights)
+            for name, partial_sum in contributions.scattered.items()
         }
 
         def total(released: Mapping[str, jax.Array]) -> jax.Array:
-            def expected(share: Share) -> jax.Array:
-                mine = self._centred(with_numbers(terms, share.numbers), means)
-                return self.expected(mine, {**joint, **released}, share.local_moments)
+            def expected(contribution: RowContribution) -> jax.Array:
+                mine = self._centred(with_numbers(terms, contribution.numbers), means)
+                return self.expected(
+                    mine, {**expected_natural, **released}, contribution.local_moments
+                )
 
-            return jnp.vdot(weights, jax.vmap(expected)(shares))
+            return jnp.vdot(weights, jax.vmap(expected)(contributions))
 
-        rest = {name: joint[name] for name in scales if name not in parts}
-        return parts | (jax.grad(total)(rest) if rest else {})
+        rest = {
+            name: expected_natural[name] for name in scales if name not in partial_sums
+        }
+        return partial_sums | (jax.grad(total)(rest) if rest else {})
 
     def _piece_size(self, rows: Mapping[str, jax.Array]) -> int | None:
         """Rows to work on together; None for all, where no latents are swept."""
@@ -420,39 +478,51 @@ class ConjugateProgram:
         if not found[0]:
             return None
         shapes = jax.eval_shape(
-            lambda: [self.zero_moments(g) for g in self.structure.groups_of("local")]
+            lambda: [
+                self.zero_moments(g)
+                for g in self.structure.posterior_factors_of("local")
+            ]
         )
         leaves = jax.tree.leaves(shapes)
         return piece_size(sum(leaf.size * leaf.dtype.itemsize for leaf in leaves))
 
     def public_statistics(
-        self, joint: Mapping[str, jax.Array], row: Mapping[str, Any], sweeps: int
+        self,
+        expected_natural: Mapping[str, jax.Array],
+        row: Mapping[str, Any],
+        sweeps: int,
     ) -> dict[str, jax.Array]:
-        """One row's share of each public statistic; any row gives the same.
+        """One row's contribution to each public statistic; any row gives the same.
 
-        Of the row's latents, only those take part that are alike in all rows.
+        Of the row's latents, only those take part whose factors do not depend on
+        private rows.
         """
-        # A made-up row need not be valid; nothing of it is looked at.
-        found, terms, cleared = self.row_terms(row, clear=False)
-        groups = {
-            name: group
-            for name, group in self.structure.groups.items()
-            if group.role == "global" or name not in self.structure.told_by_rows
+        # A synthetic row need not be valid; nothing of it is looked at.
+        found, terms, zeroing = self.row_terms(row, zero_invalid=False)
+        posterior_factors = {
+            name: posterior_factor
+            for name, posterior_factor in self.structure.posterior_factors.items()
+            if posterior_factor.role == "global"
+            or name not in self.structure.data_dependent_factors
         }
-        alike = [t for t in terms if locals_of(self.structure, t) <= set(groups)]
-        structure = dataclasses.replace(self.structure, groups=groups)
-        factors = solve_row(structure, found, alike, cleared, joint, sweeps)
+        alike = [
+            t for t in terms if locals_of(self.structure, t) <= set(posterior_factors)
+        ]
+        structure = dataclasses.replace(
+            self.structure, posterior_factors=posterior_factors
+        )
+        factors = solve_row(structure, found, alike, zeroing, expected_natural, sweeps)
         local_moments = {name: moments for name, (moments, _) in factors.items()}
 
-        def expected(joint: Mapping[str, jax.Array]) -> jax.Array:
+        def expected(expected_natural: Mapping[str, jax.Array]) -> jax.Array:
             public = []
             for term in alike:
                 found = expectations.binding(self.structure, term)
                 if found is not None and found[0].release == "public":
                     public.append(term)
-            return self.expected(public, joint, local_moments)
+            return self.expected(public, expected_natural, local_moments)
 
-        gradients = jax.grad(expected)(dict(joint))
+        gradients = jax.grad(expected)(dict(expected_natural))
         return {
             s.name: as_block(s, gradients[s.name])
             for s in self.structure.statistics
@@ -463,11 +533,11 @@ class ConjugateProgram:
 
     def prior_terms(self, row: Mapping[str, Any]) -> list[Term]:
         """Terms of the sites outside the unit plate (they do not depend on the row)."""
-        found = self.energy_of(_with_leading_axis(row))
+        found = self.symbolic_log_joint(_with_leading_axis(row))
         terms: list[Term] = []
-        for piece in found.pieces:
-            if not piece.is_row:
-                terms += normal_terms(piece.form.terms, found.latents)
+        for density in found.densities:
+            if not density.is_row:
+                terms += normal_terms(density.form.terms, found.latents)
         return terms
 
     def start(self, key: jax.Array, row: Mapping[str, Any]) -> globals_.Start:
@@ -478,14 +548,14 @@ class ConjugateProgram:
         self,
         statistics: Mapping[str, jax.Array],
         noise_stddev: Mapping[str, jax.Array],
-        moments: Moments,
+        moments: MomentsByFactor,
         centre: Mapping[str, jax.Array],
         row: Mapping[str, Any],
         max_sweeps: int | jax.Array = 500,
     ) -> tuple[dict, dict]:
         """Coordinate ascent over the globals for given sums of row statistics.
 
-        Any row will do, real or made up: the prior does not depend on it.
+        Any row will do, private or synthetic: the prior does not depend on it.
         """
         return globals_.update_globals(
             self.structure,

@@ -20,30 +20,30 @@ from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.model.row_queries import Query, map_rows
-from numpyro_vips.model.synthetic_rows import with_made_up_rows
+from numpyro_vips.model.row_queries import RowQuery, map_rows
+from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.coordinates import copies
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_STEPS
-from numpyro_vips.vips.expectations import Moments
-from numpyro_vips.vips.program import ConjugateProgram, Factor
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.expectations import MomentsByFactor
+from numpyro_vips.vips.program import ConjugateProgram, LocalFactor
 
 
-class VisibleRows:
+class RowQueryProgram:
     """A model compiled for rows that the caller may see; it holds none of them.
 
     Args:
       query: Which model, how it was fitted, and what its rows look like.
     """
 
-    def __init__(self, query: Query):
+    def __init__(self, query: RowQuery):
         settings = query.settings
-        local_steps = settings.get("local_steps") or DEFAULT_LOCAL_STEPS
+        local_steps = settings.get("local_steps") or DEFAULT_LOCAL_SWEEPS
         # The graph needs shapes only.
-        arguments = with_made_up_rows(query.arguments, 3, seed=0)
+        arguments = with_synthetic_rows(query.arguments, 3, seed=0)
         graph = build_graph(query.model, arguments)
         self._program = program = compile_model(
             query.model,
@@ -52,81 +52,90 @@ class VisibleRows:
             augmentation=settings.get("augmentation", logistic_bounds.DEFAULT),
         )
 
-        def bound(joint: Any, row: Mapping[str, Any]) -> jax.Array:
-            return program.row_bound(joint, row, local_steps)
+        def bound(expected_natural: Any, row: Mapping[str, Any]) -> jax.Array:
+            return program.row_bound(expected_natural, row, local_steps)
 
-        def factors(joint: Any, row: Mapping[str, Any]) -> dict[str, Factor]:
+        def factors(
+            expected_natural: Any, row: Mapping[str, Any]
+        ) -> dict[str, LocalFactor]:
             return _with_trials(
-                program, program.local_factors(joint, row, local_steps), row
+                program, program.local_factors(expected_natural, row, local_steps), row
             )
 
         self._bounds = jax.jit(jax.vmap(bound, in_axes=(None, 0)))
         self._factors = jax.jit(jax.vmap(factors, in_axes=(None, 0)))
 
-    def elbo(self, arguments: ModelArguments, of_globals: Moments) -> np.ndarray:
+    def elbo(
+        self, arguments: ModelArguments, of_globals: MomentsByFactor
+    ) -> np.ndarray:
         """For each row, the bound on its log density; the globals' KL is not in it."""
-        joint = self._program.joint_moments(of_globals)
-        parts = map_rows(arguments, lambda rows: self._bounds(joint, rows))
+        expected_natural = self._program.expected_natural_of(of_globals)
+        parts = map_rows(arguments, lambda rows: self._bounds(expected_natural, rows))
         return np.concatenate([np.asarray(part) for part in parts])
 
     def local_posterior(
-        self, arguments: ModelArguments, of_globals: Moments
+        self, arguments: ModelArguments, of_globals: MomentsByFactor
     ) -> dict[str, dist.Distribution]:
         """The posterior of each latent with one entry per row."""
-        joint = self._program.joint_moments(of_globals)
-        parts = list(map_rows(arguments, lambda rows: self._factors(joint, rows)))
+        expected_natural = self._program.expected_natural_of(of_globals)
+        parts = list(
+            map_rows(arguments, lambda rows: self._factors(expected_natural, rows))
+        )
         factors = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         found = {}
-        for group in self._program.structure.groups_of("local"):
-            moments, natural = factors[group.name]
-            found.update(_distributions(self._program, group, moments, natural))
+        for posterior_factor in self._program.structure.posterior_factors_of("local"):
+            moments, natural = factors[posterior_factor.name]
+            found.update(
+                _distributions(self._program, posterior_factor, moments, natural)
+            )
         return found
 
 
 def _with_trials(
-    program: ConjugateProgram, factors: dict[str, Factor], row: Mapping[str, Any]
-) -> dict[str, Factor]:
+    program: ConjugateProgram, factors: dict[str, LocalFactor], row: Mapping[str, Any]
+) -> dict[str, LocalFactor]:
     """Adds to each Pólya-Gamma variable's moments its number of trials."""
     found, _, _ = program.row_terms(row)
-    for group in program.structure.groups_of("local"):
-        weight = copies(group, found.latents)
-        if group.family is PolyaGamma and weight is not None:
-            moments, natural = factors[group.name]
+    for posterior_factor in program.structure.posterior_factors_of("local"):
+        weight = copies(posterior_factor, found.latents)
+        if posterior_factor.family is PolyaGamma and weight is not None:
+            moments, natural = factors[posterior_factor.name]
             trials = jnp.asarray(forms.constant_array(weight))
-            factors[group.name] = {**moments, "trials": trials}, natural
+            factors[posterior_factor.name] = {**moments, "trials": trials}, natural
     return factors
 
 
 def _distributions(
     program: ConjugateProgram,
-    group: Group,
+    factor: PosteriorFactor,
     moments: Mapping[str, jax.Array],
     natural: Mapping[str, jax.Array],
 ) -> dict[str, dist.Distribution]:
-    """The distribution of every latent of a group, from arrays with rows in front."""
+    """The distribution of every latent of a factor, from arrays with rows in front."""
     structure = program.structure
-    if isinstance(group.family, JointCategorical):
+    if isinstance(factor.family, JointCategorical):
         return {
             name: _discrete(
-                program, structure.latents[name], _marginal(group, name, moments)
+                program, structure.latents[name], _marginal(factor, name, moments)
             )
-            for name in group.latents
+            for name in factor.latents
         }
-    if issubclass(group.family, Normal):
-        parameters = group.family.parameters(natural)
+    if issubclass(factor.family, Normal):
+        parameters = factor.family.parameters(natural)
         return {
-            name: _gaussian(program, group, name, parameters) for name in group.latents
+            name: _gaussian(program, factor, name, parameters)
+            for name in factor.latents
         }
-    (name,) = group.latents
+    (name,) = factor.latents
     latent = structure.latents[name]
-    if group.family is Categorical:
+    if factor.family is Categorical:
         return {name: _discrete(program, latent, moments["is"])}
-    parameters = dict(group.family.parameters(natural))
-    if group.family is PolyaGamma:
+    parameters = dict(factor.family.parameters(natural))
+    if factor.family is PolyaGamma:
         parameters["b"] = moments["trials"]
     axis = _row_axis(program, latent)
     moved = {key: _rows_in_place(value, axis) for key, value in parameters.items()}
-    return {name: group.family.distribution(moved)}
+    return {name: factor.family.distribution(moved)}
 
 
 def _row_axis(program: ConjugateProgram, latent: Latent) -> int:
@@ -155,9 +164,11 @@ def _discrete(
     return dist.CategoricalProbs(moved)
 
 
-def _marginal(group: Group, name: str, moments: Mapping[str, jax.Array]) -> jax.Array:
+def _marginal(
+    factor: PosteriorFactor, name: str, moments: Mapping[str, jax.Array]
+) -> jax.Array:
     """Probabilities of one latent's states, from a table that it is in."""
-    family = group.family
+    family = factor.family
     assert isinstance(family, JointCategorical)
     clique = next(clique for clique in family.cliques if name in clique)
     table = moments[",".join(clique)]
@@ -168,16 +179,16 @@ def _marginal(group: Group, name: str, moments: Mapping[str, jax.Array]) -> jax.
 
 def _gaussian(
     program: ConjugateProgram,
-    group: Group,
+    factor: PosteriorFactor,
     name: str,
     parameters: Mapping[str, jax.Array],
 ) -> dist.Distribution:
-    """The marginal of one site of a Gaussian block.
+    """The marginal of one site of a Gaussian factor.
 
-    It is joint over the site's last axis where that is all that the block couples, and
+    It is joint over the site's last axis where that is all that the factor couples, and
     elementwise otherwise.
     """
-    layout = group.layout
+    layout = factor.layout
     assert layout is not None
     shape, span = layout.shapes[name], layout.span(name)
     axis = _row_axis(program, program.structure.latents[name])

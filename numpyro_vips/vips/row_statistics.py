@@ -1,10 +1,10 @@
 """Norms and clipped sums of the rows' expected sufficient statistics.
 
-The expected energy of a row is linear in the joint moments n̄, so the row's expected
-sufficient statistics are its gradient in them. No row's statistic is ever made: its
-norm comes from inner products of its terms, each a small contraction, and the clipped
-sum over rows is one weighted backward pass. What indices scatter is made as the few
-blocks that it is, for the norm and for the sum.
+The expected log joint density of a row is linear in the expected natural parameters n̄,
+so the row's expected sufficient statistics are its gradient in them. No row's statistic
+is ever made: its norm comes from inner products of its terms, each a small contraction,
+and the clipped sum over rows is one weighted backward pass. What indices scatter is
+made as the few entries that it is, for the norm and for the sum.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Labels,
     OneHot,
     Term,
-    is_known,
+    is_public,
     labels_of,
 )
 from numpyro_vips.conjugacy.structure.geometry import is_global
@@ -37,8 +37,8 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.jax_tools.row_sums import clipping_factor, piece_length
 from numpyro_vips.vips.expectations import (
-    Moments,
-    Operand,
+    LabelledArray,
+    MomentsByFactor,
     binding,
     constants,
     labels_of_operand,
@@ -53,24 +53,25 @@ Entry = tuple[Term, Labels]
 _ROUNDING = 64.0
 
 
-# --- what a row has a share in --------------------------------------------------------
+# --- contributions of rows --------------------------------------------------------
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Share:
-    """The numbers that norm and sum are made of, of one row or of several.
+class RowContribution:
+    """What a row's norm and its part of the sum are computed from, for one row or
+    several.
 
     Attributes:
       numbers: The row's arrays in its terms, in order.
-      local_moments: Of its latents.
+      local_moments: Moments of its latents, by factor.
       scattered: The statistics that are made already.
       valid: Whether the row may count.
-      epsilon: Of the precision in which latents were solved for.
+      epsilon: Machine epsilon of the precision in which latents were solved for.
     """
 
     numbers: tuple[jax.Array, ...]
-    local_moments: Moments
+    local_moments: MomentsByFactor
     scattered: "Mapping[str, Scattered]"
     valid: jax.Array
     epsilon: float = dataclasses.field(metadata={"static": True})
@@ -101,7 +102,7 @@ def with_numbers(terms: Sequence[Term], numbers: Sequence[jax.Array]) -> list[Te
 def squared_row_norm(
     structure: Structure,
     terms: Sequence[Term],
-    share: Share,
+    contribution: RowContribution,
     scales: Mapping[str, float],
 ) -> jax.Array:
     """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
@@ -117,14 +118,16 @@ def squared_row_norm(
         if name not in scales:
             continue
         diagonal = repeats[name]
-        if name in share.scattered:
+        if name in contribution.scattered:
             # A diagonal that is not released counts here, too.
-            square = _scattered_square(share.scattered[name])
+            square = _scattered_square(contribution.scattered[name])
         elif diagonal is None:
-            square = _squared_norm(structure, entries, share.local_moments)
+            square = _squared_norm(structure, entries, contribution.local_moments)
         else:
             others = by_statistic[diagonal.statistic]
-            square = _hollow_square(structure, entries, others, diagonal.factor, share)
+            square = _hollow_square(
+                structure, entries, others, diagonal.factor, contribution
+            )
         total = total + scales[name] ** 2 * square
     return total
 
@@ -142,7 +145,7 @@ def _by_statistic(
 
 
 def _squared_norm(
-    structure: Structure, entries: Sequence[Entry], local_moments: Moments
+    structure: Structure, entries: Sequence[Entry], local_moments: MomentsByFactor
 ) -> jax.Array:
     square = _square(structure, entries, local_moments, magnitudes=False)
     if not _may_cancel(entries):
@@ -156,25 +159,25 @@ def _hollow_square(
     entries: Sequence[Entry],
     others: Sequence[Entry],
     factor: float,
-    share: Share,
+    contribution: RowContribution,
 ) -> jax.Array:
     """Squared norm of a statistic without its diagonal, `factor` times the others'."""
 
     def difference(sign: float, magnitudes: bool) -> jax.Array:
-        mine = share.local_moments
+        mine = contribution.local_moments
         whole = _square(structure, entries, mine, magnitudes=magnitudes)
         other = _square(structure, others, mine, magnitudes=magnitudes)
         return whole + sign * factor**2 * other
 
     square = jnp.maximum(difference(-1.0, magnitudes=False), 0.0)
     # The latents' moments, of which that is true, were rounded when they were made.
-    return square + _ROUNDING * share.epsilon * difference(1.0, magnitudes=True)
+    return square + _ROUNDING * contribution.epsilon * difference(1.0, magnitudes=True)
 
 
 def _square(
     structure: Structure,
     entries: Sequence[Entry],
-    local_moments: Moments,
+    local_moments: MomentsByFactor,
     *,
     magnitudes: bool,
 ) -> jax.Array:
@@ -192,7 +195,7 @@ def _inner_product(
     structure: Structure,
     first: Entry,
     second: Entry,
-    local_moments: Moments,
+    local_moments: MomentsByFactor,
     *,
     magnitudes: bool,
 ) -> jax.Array:
@@ -217,7 +220,7 @@ def _inner_product(
         if x is not y:
             merged[y] = x
     substitution = {label: root(label) for label in merged}
-    operands: list[Operand | OneHot] = []
+    operands: list[LabelledArray | OneHot] = []
     for term in (a.renamed(substitution), b.renamed(substitution)):
         operands += constants(term)
         operands += moment_operands(structure, term, local_moments, role="local")
@@ -235,8 +238,8 @@ def _inner_product(
 
 
 def _magnitude(array: ArrayLike) -> ArrayLike:
-    # What is public stays known, and is contracted before what rows have a share in.
-    return np.abs(array) if is_known(array) else jnp.abs(array)
+    # What is public stays a NumPy array, and is contracted before what is private.
+    return np.abs(array) if is_public(array) else jnp.abs(array)
 
 
 @jax.tree_util.register_dataclass
@@ -248,20 +251,20 @@ class Scattered:
 
     Attributes:
       indices: index_l along each axis v, (L,).
-      blocks: a, with axes l and k. The last may be `padded`.
+      values: a, with axes l and k. The last may be `padded`.
       axes: For each axis of the statistic, which axis of the sum it is. Of two that
         are the same one, the statistic is the diagonal.
     """
 
     indices: tuple[jax.Array, ...]
-    blocks: jax.Array
+    values: jax.Array
     axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
 def scattered_statistics(
     structure: Structure,
     terms: Sequence[Term],
-    local_moments: Moments,
+    local_moments: MomentsByFactor,
     names: Collection[str],
 ) -> dict[str, Scattered]:
     """The row's statistics that are of this form, of those in `names`."""
@@ -275,13 +278,13 @@ def scattered_statistics(
 
 
 def _scattered(
-    structure: Structure, entry: Entry, local_moments: Moments
+    structure: Structure, entry: Entry, local_moments: MomentsByFactor
 ) -> Scattered | None:
     term, labels = entry
     scatters = [
         factor
         for factor in term.factors
-        if isinstance(factor, OneHot) and factor.row and factor.target in labels
+        if isinstance(factor, OneHot) and factor.is_private and factor.target in labels
     ]
     targets = tuple(factor.target for factor in scatters)
     index_labels = scatters[0].labels if scatters else ()
@@ -312,17 +315,17 @@ def _scattered(
     summed -= set(output)
     if any(label.size > 1 for label in summed):
         return None  # A sum inside of a[l, k] could cancel.
-    blocks = jnp.asarray(contract(term.scale, operands, output, cut=False))
+    values = jnp.asarray(contract(term.scale, operands, output, cut=False))
     # Without the barrier XLA makes an array of each factor in place of the product.
-    blocks = jax.lax.optimization_barrier(blocks)
-    blocks = blocks.reshape(-1, *blocks.shape[len(index_labels) :])
+    values = jax.lax.optimization_barrier(values)
+    values = values.reshape(-1, *values.shape[len(index_labels) :])
     indices = []
     for factor in scatters:
         order = [factor.labels.index(label) for label in index_labels]
         index = jnp.transpose(jnp.asarray(factor.indices), order).reshape(-1)
         indices.append(jnp.maximum(index, 0))
     axes = tuple((*targets, *kept).index(label) for label in labels)
-    return Scattered(tuple(indices), blocks, axes)
+    return Scattered(tuple(indices), values, axes)
 
 
 def _scattered_square(scattered: Scattered) -> jax.Array:
@@ -335,8 +338,8 @@ def _scattered_square(scattered: Scattered) -> jax.Array:
     with equality if indices are distinct, or entries that meet are equal. Nothing
     cancels in it.
     """
-    blocks = scattered.blocks
-    squares = (blocks.reshape(len(blocks), -1) ** 2).sum(1)
+    values = scattered.values
+    squares = (values.reshape(len(values), -1) ** 2).sum(1)
     # An entry of zero is no company: padding may repeat any index.
     return jnp.sum(_how_many_equal(scattered.indices, squares > 0) * squares)
 
@@ -375,40 +378,42 @@ def _may_cancel(entries: Sequence[Entry]) -> bool:
 
 # --- sums over rows -------------------------------------------------------------------
 
-# What some rows add to a statistic: an array, or their shares, still scattered.
-Part = jax.Array | Scattered
+# What some rows add to a statistic: an array, or their contributions, still scattered.
+PartialSum = jax.Array | Scattered
 
 
 def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
-    """Rows' shares, each times its weight (rows,)."""
-    blocks = scattered.blocks
-    each = weights.reshape(-1, *(1,) * (blocks.ndim - 1))
-    return dataclasses.replace(scattered, blocks=each * blocks)
+    """Rows' contributions, each times its weight (rows,)."""
+    values = scattered.values
+    each = weights.reshape(-1, *(1,) * (values.ndim - 1))
+    return dataclasses.replace(scattered, values=each * values)
 
 
-def zero_sum(part: Part, shape: tuple[int, ...]) -> jax.Array:
-    """Where a sum of such parts starts, given the statistic's own shape.
+def zero_sum(partial_sum: PartialSum, shape: tuple[int, ...]) -> jax.Array:
+    """The zeros from which partial sums are added up, given the statistic's own shape.
 
-    Only the shapes of the part are looked at.
+    Only the shapes of `partial_sum` are used.
     """
-    if not isinstance(part, Scattered):
-        return jnp.zeros(shape, part.dtype)
-    picked = [shape[part.axes.index(i)] for i in range(len(part.indices))]
-    # The blocks have axes of rows and of each row's entries first.
-    return jnp.zeros((*picked, *part.blocks.shape[2:]), part.blocks.dtype)
+    if not isinstance(partial_sum, Scattered):
+        return jnp.zeros(shape, partial_sum.dtype)
+    picked = [shape[partial_sum.axes.index(i)] for i in range(len(partial_sum.indices))]
+    # The values have axes of rows and of each row's entries first.
+    return jnp.zeros((*picked, *partial_sum.values.shape[2:]), partial_sum.values.dtype)
 
 
-def add(total: jax.Array, part: Part) -> jax.Array:
-    if not isinstance(part, Scattered):
-        return total + part
-    return total.at[part.indices].add(part.blocks, mode="drop")
+def add(total: jax.Array, partial_sum: PartialSum) -> jax.Array:
+    if not isinstance(partial_sum, Scattered):
+        return total + partial_sum
+    return total.at[partial_sum.indices].add(partial_sum.values, mode="drop")
 
 
-def in_order(total: jax.Array, part: Part, shape: tuple[int, ...]) -> jax.Array:
-    """A sum of such parts, with the statistic's own axes."""
-    if not isinstance(part, Scattered):
+def in_order(
+    total: jax.Array, partial_sum: PartialSum, shape: tuple[int, ...]
+) -> jax.Array:
+    """A total of partial sums, with the statistic's own axes."""
+    if not isinstance(partial_sum, Scattered):
         return total
-    axes = part.axes
+    axes = partial_sum.axes
     total = total[tuple(slice(shape[axes.index(i)]) for i in range(total.ndim))]
     if len(axes) == total.ndim:
         return jnp.transpose(total, axes)

@@ -22,19 +22,24 @@ from numpyro_vips.conjugacy.algebra.terms import (
 )
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import (
     Coordinate,
-    Factor,
+    LocalFactor,
     Whole,
     by_coupling,
     copies,
     divided_by_weight,
     locals_of,
 )
-from numpyro_vips.vips.expectations import Moments, binding, constants, moment_operands
-from numpyro_vips.vips.invalid_rows import Clear
+from numpyro_vips.vips.expectations import (
+    MomentsByFactor,
+    binding,
+    constants,
+    moment_operands,
+)
+from numpyro_vips.vips.invalid_rows import ZeroInvalidRows
 
 
 class Base(NamedTuple):
@@ -65,22 +70,22 @@ class SharedMessage(Coordinate):
     def __init__(
         self,
         structure: Structure,
-        group: Group,
+        factor: PosteriorFactor,
         base: Base,
         coupled: Sequence[Term],
         message_shape: tuple[int, ...],
     ):
-        super().__init__(structure, group)
+        super().__init__(structure, factor)
         self._log_base = base.log
         self._base = base.scaled
         self._coupled = coupled
         self._shape = message_shape
 
-    def update(self, moments: Moments, known: set[str] | None) -> Factor:
+    def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
         message = jnp.zeros(self._shape)
         for term in self._select(self._coupled, known):
             message = message + _coefficients(
-                self.structure, self.group, term, moments, self._shape
+                self.structure, self.posterior_factor, term, moments, self._shape
             )
         weights = padded(jnp.exp(message - message.max(-1, keepdims=True)))
         # einsum and not a sum of products, which would make an array of r.
@@ -93,11 +98,11 @@ class SharedMessage(Coordinate):
         total = total + jnp.finfo(total.dtype).tiny
         return {"message": weights, "total": total}, {"is": message}
 
-    def moments(self, factor: Factor) -> dict[str, jax.Array]:
+    def moments(self, factor: LocalFactor) -> dict[str, jax.Array]:
         # The base stays out of the loop over sweeps, which would copy it.
         return {**factor[0], "base": self._base}
 
-    def dense(self, factor: Factor) -> Factor:
+    def dense(self, factor: LocalFactor) -> LocalFactor:
         moments, natural = factor
         probabilities = self._base * moments["message"] / moments["total"][..., None]
         return {"is": probabilities}, {"is": self._log_base + natural["is"]}
@@ -105,28 +110,30 @@ class SharedMessage(Coordinate):
 
 def with_shared_message(
     structure: Structure,
-    group: Group,
+    posterior_factor: PosteriorFactor,
     terms: Sequence[Term],
-    gathered: Callable[[Group], Base | None],
+    gathered: Callable[[PosteriorFactor], Base | None],
     weight: forms.Form | None,
-    cleared: Clear,
+    zeroing: ZeroInvalidRows,
 ) -> SharedMessage | None:
-    """The group as a `SharedMessage` coordinate, if its messages lack some axis."""
-    if group.family is not Categorical or len(group.shape) == 0:
+    """The factor as a `SharedMessage` coordinate, if its messages lack some axis."""
+    if posterior_factor.family is not Categorical or len(posterior_factor.shape) == 0:
         return None
-    if any(sum(a.latent == group.name for a in t.atoms) != 1 for t in terms):
+    if any(sum(a.latent == posterior_factor.name for a in t.atoms) != 1 for t in terms):
         return None
     alone, coupled = by_coupling(structure, terms)
     if not coupled:
         return None
     if weight is not None:
-        divided = [_of_one_copy(term, group, weight, cleared) for term in coupled]
+        divided = [
+            _of_one_copy(term, posterior_factor, weight, zeroing) for term in coupled
+        ]
         if any(term is None for term in divided):
             return None
         coupled = [term for term in divided if term is not None]
     varying: set[int] = set()
     for term in coupled:
-        (atom,) = (a for a in term.atoms if a.latent == group.name)
+        (atom,) = (a for a in term.atoms if a.latent == posterior_factor.name)
         others = {
             label
             for factor in term.factors
@@ -134,21 +141,21 @@ def with_shared_message(
             for label in labels_of(factor)
         }
         varying |= {i for i, label in enumerate(atom.labels) if label in others}
-    states = structure.latents[group.name].states
+    states = structure.latents[posterior_factor.name].states
     assert states is not None
-    shape = (*group.shape, len(states))
+    shape = (*posterior_factor.shape, len(states))
     long = [i for i, size in enumerate(shape) if size > 1]
     if len(shape) - 1 not in varying or all(i in varying for i in long):
         return None
     message_shape = tuple(n if i in varying else 1 for i, n in enumerate(shape))
-    base = gathered(group)
+    base = gathered(posterior_factor)
     if base is None:
-        log = Whole(structure, group, alone, None).of_own_terms["is"]
+        log = Whole(structure, posterior_factor, alone, None).of_own_terms["is"]
         if weight is not None:
-            array = cleared.array(forms.constant_array(weight))
+            array = zeroing.array(forms.constant_array(weight))
             log = divided_by_weight({"is": log}, array, Categorical)["is"]
         base = Base(log, _scaled_exp(log))
-    return SharedMessage(structure, group, base, coupled, message_shape)
+    return SharedMessage(structure, posterior_factor, base, coupled, message_shape)
 
 
 def _scaled_exp(log: jax.Array) -> jax.Array:
@@ -159,11 +166,11 @@ def _scaled_exp(log: jax.Array) -> jax.Array:
 
 def gathered_base(
     structure: Structure,
-    group: Group,
+    posterior_factor: PosteriorFactor,
     terms: Sequence[Term],
     latents: Mapping[str, Latent],
-    cleared: Clear,
-    joint: Mapping[str, jax.Array],
+    zeroing: ZeroInvalidRows,
+    expected_natural: Mapping[str, jax.Array],
 ) -> Base | None:
     """The base of elements that each pick an entry of n̄ by an index of theirs.
 
@@ -171,25 +178,27 @@ def gathered_base(
     fewer entries than all words of a minibatch together, and the words pick from them.
 
     Returns:
-      The base, or None if the group's own terms are not of this form.
+      The base, or None if the factor's own terms are not of this form.
     """
-    alone = [term for term in terms if locals_of(structure, term) == {group.name}]
+    alone = [
+        term for term in terms if locals_of(structure, term) == {posterior_factor.name}
+    ]
     if len(alone) != 1:
         return None
     (term,) = alone
-    weight = copies(group, latents)
+    weight = copies(posterior_factor, latents)
     if weight is not None:
-        divided = _of_one_copy(term, group, weight, cleared)
+        divided = _of_one_copy(term, posterior_factor, weight, zeroing)
         if divided is None:
             return None
         term = divided
     found = binding(structure, term)
     factors = constants(term)
-    one_hots = [f for f in factors if isinstance(f, OneHot) and f.row]
+    one_hots = [f for f in factors if isinstance(f, OneHot) and f.is_private]
     if found is None or not one_hots or len(one_hots) < len(factors):
         return None
     statistic, labels = found
-    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    (atom,) = (a for a in term.atoms if a.latent == posterior_factor.name)
     targets = [factor.target for factor in one_hots]
     elements, states = atom.labels[:-1], atom.labels[-1]
     if (
@@ -204,7 +213,9 @@ def gathered_base(
     # it was, entry by entry, and take the exponential anew for every word.
     rest = [x for x in labels if x not in targets and x is not states]
     order = (*targets, *rest, states)
-    log = jnp.transpose(joint[statistic.name], [labels.index(x) for x in order])
+    log = jnp.transpose(
+        expected_natural[statistic.name], [labels.index(x) for x in order]
+    )
     log = term.scale * log
     scaled = jax.lax.optimization_barrier(_scaled_exp(log))
     longer = Label(scaled.shape[-1])
@@ -218,19 +229,22 @@ def gathered_base(
         return Base(*picked)
     # As in `divided_by_weight`: what an element of no copy picks may be anything. The
     # scaled ones are no larger than 1, and are not worth another copy.
-    array = jnp.asarray(cleared.array(forms.constant_array(weight)))[..., None]
+    array = jnp.asarray(zeroing.array(forms.constant_array(weight)))[..., None]
     log, scaled = picked
     return Base(jnp.where(array > 0, log, 0.0), scaled)
 
 
 def _of_one_copy(
-    term: Term, group: Group, weight: forms.Form, cleared: Clear
+    term: Term,
+    posterior_factor: PosteriorFactor,
+    weight: forms.Form,
+    zeroing: ZeroInvalidRows,
 ) -> Term | None:
     """A term divided by the number of copies, if that is among its factors."""
     if len(weight.terms) != 1:
         return None
-    divisor = cleared.term(weight.terms[0])
-    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    divisor = zeroing.term(weight.terms[0])
+    (atom,) = (a for a in term.atoms if a.latent == posterior_factor.name)
     position = dict(zip(weight.axes, atom.labels[:-1], strict=True))
     factors = list(term.factors)
     for factor in divisor.factors:
@@ -252,13 +266,13 @@ def _of_one_copy(
 
 def _coefficients(
     structure: Structure,
-    group: Group,
+    factor: PosteriorFactor,
     term: Term,
-    moments: Moments,
+    moments: MomentsByFactor,
     shape: tuple[int, ...],
 ) -> jax.Array:
-    """What a term that is linear in a group's one atom multiplies it by."""
-    (atom,) = (a for a in term.atoms if a.latent == group.name)
+    """What a term that is linear in a factor's one atom multiplies it by."""
+    (atom,) = (a for a in term.atoms if a.latent == factor.name)
     rest = Term(term.scale, tuple(f for f in term.factors if f is not atom), term.bound)
     operands = constants(rest) + moment_operands(structure, rest, moments, role=None)
     output = tuple(x for x, n in zip(atom.labels, shape, strict=True) if n > 1)

@@ -7,52 +7,54 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 
 
 def neutral_auxiliaries(
-    structure: Structure, groups: Sequence[Group]
+    structure: Structure, factors: Sequence[PosteriorFactor]
 ) -> dict[str, dict[str, jax.Array]]:
     """Moments from which auxiliary variables start."""
     moments: dict[str, dict[str, jax.Array]] = {}
-    for group in groups:
-        if structure.latents[group.latents[0]].family is None:
+    for factor in factors:
+        if structure.latents[factor.latents[0]].family is None:
             continue
-        if group.family is Categorical:
-            moments[group.name] = even(structure, group)
+        if factor.family is Categorical:
+            moments[factor.name] = even(structure, factor)
             continue
-        assert not isinstance(group.family, JointCategorical)
-        value = group.family.neutral_moment
-        moments[group.name] = {
-            statistic: jnp.full(group.shape, {"log": 0.0}.get(statistic, value))
-            for statistic in group.family.statistics
+        assert not isinstance(factor.family, JointCategorical)
+        value = factor.family.neutral_moment
+        moments[factor.name] = {
+            statistic: jnp.full(factor.shape, {"log": 0.0}.get(statistic, value))
+            for statistic in factor.family.statistics
         }
     return moments
 
 
-def zero_moments(structure: Structure, group: Group) -> dict[str, jax.Array]:
+def zero_moments(structure: Structure, factor: PosteriorFactor) -> dict[str, jax.Array]:
     return {
-        statistic: jnp.zeros(moment_shape(structure, group, statistic))
-        for statistic in group.family.statistics
+        statistic: jnp.zeros(moment_shape(structure, factor, statistic))
+        for statistic in factor.family.statistics
     }
 
 
-def even(structure: Structure, group: Group) -> dict[str, jax.Array]:
+def even(structure: Structure, factor: PosteriorFactor) -> dict[str, jax.Array]:
     """Every state of a discrete latent equally likely."""
-    shape = moment_shape(structure, group, "is")
+    shape = moment_shape(structure, factor, "is")
     return {"is": jnp.full(shape, 1.0 / shape[-1])}
 
 
-def moment_shape(structure: Structure, group: Group, statistic: str) -> tuple[int, ...]:
-    if isinstance(group.family, JointCategorical):
-        return (*group.shape, *group.family.table_shape(statistic))
+def moment_shape(
+    structure: Structure, factor: PosteriorFactor, statistic: str
+) -> tuple[int, ...]:
+    if isinstance(factor.family, JointCategorical):
+        return (*factor.shape, *factor.family.table_shape(statistic))
     if statistic == "xx":
-        return (*group.shape, group.shape[-1])
+        return (*factor.shape, factor.shape[-1])
     if statistic == "is":
-        states = structure.latents[group.name].states
+        states = structure.latents[factor.name].states
         assert states is not None
-        return (*group.shape, len(states))
+        return (*factor.shape, len(states))
     if statistic == "logdet":
-        return group.shape[:-2]
-    return group.shape
+        return factor.shape[:-2]
+    return factor.shape

@@ -45,9 +45,9 @@ class RepeatedFits:
 
     def __init__(self, vi: nv.PrivateVI):
         self._vi = vi
-        self._compile = vi._analyse
+        self._compile = vi._prepare_fit
         self._analysis: Any = None
-        vi._analyse = self._analyse  # type: ignore[method-assign]
+        vi._prepare_fit = self._prepare_fit  # type: ignore[method-assign]
         for name in ("_plan", "_price", "_rehearse"):
             setattr(vi, name, _once(getattr(vi, name)))
 

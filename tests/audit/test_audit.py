@@ -267,7 +267,7 @@ def papers_e_step(*, warm: bool) -> Any:
         ((name, scale),) = scales.items()
         start = kept.get("start", fresh_start(len(mask)))
         total, end = topics_sum(
-            np.asarray(state.joint[name], np.float64),
+            np.asarray(state.expected_natural[name], np.float64),
             np.asarray(rows["words"]),
             mask,
             start,

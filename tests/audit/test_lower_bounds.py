@@ -61,7 +61,7 @@ def test_with_all_the_runs_in_the_world_the_bounds_are_the_truth(mu, rate):
 
 @pytest.mark.parametrize(("mu", "rate"), [(2.5, 1.0), (2.5, 0.5)])
 def test_bounds_hold_as_often_as_they_say_and_come_close(mu, rate):
-    """On made-up scores, many audits over."""
+    """On synthetic scores, many audits over."""
     rng = np.random.default_rng(0)
     confidence, repeats, count, delta = 0.9, 40, 3000, 0.05
     mus, epsilons = [], []

@@ -419,7 +419,7 @@ def test_indices_are_checked(case):
     assert bool(check(jnp.asarray(-4))) is outside_is_fine
 
 
-# --- below the wall -------------------------------------------------------------------
+# --- the public side ------------------------------------------------------------------
 
 
 def test_start_is_the_centre_of_the_prior():

@@ -15,13 +15,13 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
-from numpyro_vips.fitting.schedule import Settings, events_of, vips_schedule
+from numpyro_vips.fitting.schedule import ScheduleOptions, events_of, vips_schedule
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 
 MEAN = Block(name="mean", shape=(3,))
 MATRIX = Block(name="matrix", shape=(3, 3), symmetric=True)
 NORMS = {"mean": np.array([0.4, 0.5]), "matrix": np.array([0.125, 0.1])}
-SETTINGS = Settings(relation="add_or_remove", sampling="poisson")
+SETTINGS = ScheduleOptions(relation="add_or_remove", sampling="poisson")
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -114,7 +114,7 @@ def test_weights_forget_the_start_and_average_the_rest():
     np.testing.assert_allclose(weights, expected / expected.sum())
 
 
-def test_clipping_norms_come_from_the_caller_or_from_made_up_rows():
+def test_clipping_norms_come_from_the_caller_or_from_synthetic_rows():
     (once, *_) = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
     assert once.clipping_norm == pytest.approx(0.5)
     given = dataclasses.replace(SETTINGS, clipping_norm=2.0)
@@ -148,10 +148,10 @@ def test_events_merge_equal_neighbours_only():
 
 def test_a_rate_of_one_is_the_full_batch():
     for sampling in ("poisson", "without_replacement", "full"):
-        settings = Settings(
+        options = ScheduleOptions(
             relation="replace_one", sampling=sampling, sampling_rate=1.0
         )
-        assert settings.scheme == "full"
+        assert options.scheme == "full"
 
 
 # --- what runs is what was priced -----------------------------------------------------

@@ -20,7 +20,7 @@ from numpyro_vips.vips.certificate import check_rows_are_separate
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_compiled_models_are_certified(name: str) -> None:
-    """`compiled` raises if the energy differs from NumPyro's log density."""
+    """`compiled` raises if its log joint density differs from NumPyro's."""
     program = compiled(MODELS[name].fn, MODELS[name].rows(5))
     assert program.structure.statistics
     check_rows_are_separate(program.graph)

@@ -272,8 +272,8 @@ def test_gaussian_mixture_of_scikit_learn() -> None:
         "xx": (centres**2 + 0.1).reshape(moments["mu"]["xx"].shape),
     }
     moments["tau"] = {"x": jnp.ones(2), "log": jnp.full(2, -0.1)}
-    joint = batch.program.joint_moments(moments)
-    start = start._replace(moments=moments, joint=joint)
+    expected_natural = batch.program.expected_natural_of(moments)
+    start = start._replace(moments=moments, expected_natural=expected_natural)
     found = ascended(batch, start, sweeps=80)
     other = BayesianGaussianMixture(
         n_components=2,
@@ -324,7 +324,7 @@ def test_hidden_markov_chain() -> None:
             density = -0.5 * squares / 0.64 - math.log(0.8 * math.sqrt(2 * math.pi))
             paths.append(steps + density.sum())
         row = {name: value[number] for name, value in batch.rows.items()}
-        found = batch.program.row_bound(state.joint, row, 1)
+        found = batch.program.row_bound(state.expected_natural, row, 1)
         close(found, logsumexp(paths), 1e-10)
 
 

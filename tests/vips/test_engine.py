@@ -428,7 +428,7 @@ def test_an_unusable_row_is_as_good_as_absent() -> None:
 
 
 def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
-    analysis = vi._analyse(rows, {})
+    analysis = vi._prepare_fit(rows, {})
     steps, _, _ = vi._price(analysis.steps)
     return analysis, steps
 

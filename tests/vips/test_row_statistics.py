@@ -167,7 +167,12 @@ def _contributions(
     def contribution(row: Mapping[str, Any]) -> dict[str, jax.Array]:
         alone = {key: value[None] for key, value in row.items()}
         return this.program.bounded_sum(
-            this.joint, alone, jnp.ones(1, bool), scales, CLIPPING_NORM, SWEEPS
+            this.expected_natural,
+            alone,
+            jnp.ones(1, bool),
+            scales,
+            CLIPPING_NORM,
+            SWEEPS,
         )
 
     found = jax.jit(jax.vmap(contribution))(_search_rows(this, 400))

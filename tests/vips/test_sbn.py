@@ -76,12 +76,14 @@ def test_follows_the_papers_updates(prior: str, x64: None):
     q = as_reference(state.moments)
 
     @jax.jit
-    def row_bounds(joint: Any, y: jax.Array) -> jax.Array:
-        return jax.vmap(lambda y: full.program.row_bound(joint, {"y": y}, sweeps))(y)
+    def row_bounds(expected_natural: Any, y: jax.Array) -> jax.Array:
+        return jax.vmap(
+            lambda y: full.program.row_bound(expected_natural, {"y": y}, sweeps)
+        )(y)
 
     for _ in range(rounds):
         rows = reference.e_step(y, q, sweeps)
-        bounds = row_bounds(state.joint, y)
+        bounds = row_bounds(state.expected_natural, y)
         np.testing.assert_allclose(
             bounds, reference.row_bound(y, q, rows), rtol=1e-8, atol=1e-8
         )
@@ -108,11 +110,11 @@ def random_globals(
 ) -> dict[str, dict[str, jax.Array]]:
     """Moments of Gaussian factors with means of a given size."""
     moments = {}
-    for group in program.structure.groups_of("global"):
+    for factor in program.structure.posterior_factors_of("global"):
         key, subkey = jax.random.split(key)
-        mean = scale * jax.random.normal(subkey, group.shape)
-        square = mean[..., None] * mean[..., None, :] + 0.1 * jnp.eye(group.shape[-1])
-        moments[group.name] = {"x": mean, "xx": square}
+        mean = scale * jax.random.normal(subkey, factor.shape)
+        square = mean[..., None] * mean[..., None, :] + 0.1 * jnp.eye(factor.shape[-1])
+        moments[factor.name] = {"x": mean, "xx": square}
     return moments
 
 
@@ -120,11 +122,13 @@ def random_globals(
 def test_bound_of_a_row_never_decreases(scale: float, x64: None):
     y = images(20, 8, 6, seed=1)
     program = compiled(belief_network(6, "gaussian"), y)
-    joint = program.joint_moments(random_globals(program, jax.random.key(1), scale))
+    expected_natural = program.expected_natural_of(
+        random_globals(program, jax.random.key(1), scale)
+    )
 
     @jax.jit
     def row_bounds(sweeps: Any) -> jax.Array:
-        of_row = functools.partial(program.row_bound, joint, sweeps=sweeps)
+        of_row = functools.partial(program.row_bound, expected_natural, sweeps=sweeps)
         return jax.vmap(of_row)({"y": jnp.asarray(y)})
 
     bounds = [np.asarray(row_bounds(sweeps)) for sweeps in (1, 2, 3, 5, 9)]
@@ -151,12 +155,12 @@ def test_statistics_are_scaled_by_the_norms_given():
     }
     model = belief_network(2, "gaussian")
     vi = nv.PrivateVI(model, clipping_norm=norms, release_once=False, **settings)
-    (analysis,) = [vi._analyse((y,), {})]
+    (analysis,) = [vi._prepare_fit((y,), {})]
     assert len(analysis.steps) == 3
     for step in analysis.steps:
         assert {b.name: 1.0 / b.scale for b in step.blocks} == pytest.approx(norms)
         assert step.clipping_norm == pytest.approx(math.sqrt(6))
-    apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._analyse((y,), {})
+    apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._prepare_fit((y,), {})
     assert [len(step.blocks) for step in apart.steps] == [1, 5, 5, 5]
     del norms["⟨W⟩"]
     with pytest.raises(ValueError, match="⟨W⟩"):
@@ -395,7 +399,7 @@ def test_no_unit_is_dead_at_the_start():
     program = compiled(sigmoid_belief_network.belief_network(num_units), y)
     full = FullBatch(program, {"y": y}, 5)
     state = full.start()
-    solve = functools.partial(program.solve_locals, state.joint, sweeps=5)
+    solve = functools.partial(program.solve_locals, state.expected_natural, sweeps=5)
     moments = jax.vmap(lambda y: solve({"y": y}))(jnp.asarray(y))
     on = np.asarray(moments["z"]["is"])[..., 1].reshape(60, num_units)
     in_use = (on.max(axis=0) > 0.5) & (on.min(axis=0) < 0.5)

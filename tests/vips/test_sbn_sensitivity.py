@@ -64,7 +64,7 @@ class Contributions:
         def of_candidate(parameters: Any, y: Any, scales: Any, clipping: Any) -> Any:
             moments = self._moments(parameters)
             return self.program.bounded_sum(
-                self.program.joint_moments(moments),
+                self.program.expected_natural_of(moments),
                 {"y": y[None]},
                 jnp.ones(1, bool),
                 scales,

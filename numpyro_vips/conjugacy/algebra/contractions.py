@@ -19,7 +19,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Labels,
     NotInAlgebra,
     OneHot,
-    is_known,
+    is_public,
     labels_of,
 )
 from numpyro_vips.model.sparse_rows import scattered
@@ -61,7 +61,7 @@ def gather(
     # A label that occurs twice stands for a diagonal.
     kept = tuple(dict.fromkeys(label for label in labels if label is not target))
     union = (*index_labels, *(label for label in kept if label not in index_labels))
-    xp = np if is_known(array) and is_known(indices) else jnp
+    xp = np if is_public(array) and is_public(indices) else jnp
     indices = xp.maximum(indices, 0)
     if not set(index_labels) & set(kept) and len(kept) == len(labels) - 1:
         moved = xp.moveaxis(array, labels.index(target), 0)
@@ -91,9 +91,9 @@ def contract(
     An operand may be longer than its labels say, if it is zero from there on, as are
     those that are `padded` for speed. So may the result be, unless it is to be cut.
     """
-    written_out = _written_out(scale, operands, output)
-    if written_out is not None:
-        return written_out
+    densified = _densified(scale, operands, output)
+    if densified is not None:
+        return densified
     arrays = [operand for operand in operands if not isinstance(operand, OneHot)]
     by_target: dict[Label, list[OneHot]] = {}
     for operand in operands:
@@ -106,11 +106,11 @@ def contract(
         else:
             arrays = _selected(arrays, target, one_hots)
     arrays = _equally_long(arrays)
-    arrays = _without_known_vectors(arrays, output)
+    arrays = _without_public_vectors(arrays, output)
     # The sum of truth values is a number, and einsum's own is whether there is any.
     arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
-    known = all(is_known(array) for array, _ in arrays)
-    xp: Any = np if known else jnp
+    all_public = all(is_public(array) for array, _ in arrays)
+    xp: Any = np if all_public else jnp
     if not arrays:
         return np.broadcast_to(np.asarray(scale), [label.size for label in output])
     letters: dict[Label, str] = {}
@@ -122,7 +122,7 @@ def contract(
     inputs = ",".join("".join(letters[x] for x in labels) for _, labels in arrays)
     kept = tuple(label for label in output if label in letters)
     # Norms must bound sums, so no accelerator may round these products to half floats.
-    precision = {} if known else {"precision": "highest"}
+    precision = {} if all_public else {"precision": "highest"}
     result = xp.einsum(
         f"{inputs}->{''.join(letters[label] for label in kept)}",
         *(array for array, _ in arrays),
@@ -166,7 +166,7 @@ def _equally_long(
             (0, longer.get(label, size) - size if size == label.size else 0)
             for label, size in zip(labels, array.shape, strict=True)
         ]
-        xp: Any = np if is_known(array) else jnp
+        xp: Any = np if is_public(array) else jnp
         found.append((xp.pad(array, missing), labels))
     return found
 
@@ -187,7 +187,7 @@ def _selected(
         if target in labels:
             array, labels = gather(array, labels, first.indices, first.labels, target)
         found.append((array, labels))
-    if is_known(first.indices) and np.any(first.indices < 0):
+    if is_public(first.indices) and np.any(first.indices < 0):
         present = (first.indices >= 0).astype(np.float32)
         found.append((present, first.labels))
     for other in others:
@@ -199,7 +199,7 @@ def _selected(
     return found
 
 
-def _written_out(
+def _densified(
     scale: float,
     operands: Sequence["tuple[ArrayLike, Labels] | OneHot"],
     output: Labels,
@@ -218,7 +218,7 @@ def _written_out(
     used = [x for o in rest for x in (labels_of(o) if isinstance(o, OneHot) else o[1])]
     if one_hot.target in used or entry in output or not set(leading) <= set(output):
         return None
-    one_hot.origin.written_out("an array of all its entries")
+    one_hot.origin.densify("an array of all its entries")
     others = [x for x in output if x is not one_hot.target and x not in leading]
     placed = (*leading, *others, entry)
     values = jnp.asarray(contract(scale, rest, placed))
@@ -230,7 +230,7 @@ def _written_out(
     return whole.transpose([labels.index(x) for x in output])
 
 
-def _without_known_vectors(
+def _without_public_vectors(
     arrays: "list[tuple[ArrayLike, Labels]]", output: Labels
 ) -> "list[tuple[ArrayLike, Labels]]":
     """Contracts known vectors, such as the values of a latent's states, at once.
@@ -241,7 +241,7 @@ def _without_known_vectors(
     rest = list(arrays)
     for vector in arrays:
         array, labels = vector
-        if not is_known(array) or len(labels) != 1 or labels[0] in output:
+        if not is_public(array) or len(labels) != 1 or labels[0] in output:
             continue
         users = [x for x in rest if x is not vector and labels[0] in x[1]]
         if len(users) != 1 or users[0][1].count(labels[0]) != 1:
@@ -257,9 +257,9 @@ def _without_known_vectors(
 
 def _times_vector(array: ArrayLike, vector: np.ndarray, axis: int) -> ArrayLike:
     """The sum over an axis, with a known vector's weights."""
-    xp: Any = np if is_known(array) else jnp
+    xp: Any = np if is_public(array) else jnp
     if len(vector) > _LANES:
-        precision = {} if is_known(array) else {"precision": "highest"}
+        precision = {} if is_public(array) else {"precision": "highest"}
         return xp.tensordot(array, vector, ((axis,), (0,)), **precision)
     # Unlike a dot product, a few slices become one loop with what is around them.
     before = (slice(None),) * axis
@@ -270,7 +270,7 @@ def _times_vector(array: ArrayLike, vector: np.ndarray, axis: int) -> ArrayLike:
 
 
 def one_hot_array(one_hot: OneHot) -> tuple[ArrayLike, Labels]:
-    xp = np if is_known(one_hot.indices) else jnp
+    xp = np if is_public(one_hot.indices) else jnp
     states = np.arange(one_hot.target.size)
     array = (one_hot.indices[..., None] == states).astype(xp.float32)
     return array, (*one_hot.labels, one_hot.target)

@@ -24,7 +24,7 @@ from numpyro_vips.conjugacy.algebra.forms import (
     product,
     simplified,
 )
-from numpyro_vips.conjugacy.algebra.normal_form import Operand, simplify
+from numpyro_vips.conjugacy.algebra.normal_form import OperandMark, simplify
 from numpyro_vips.conjugacy.algebra.scatters import map_scatters
 from numpyro_vips.conjugacy.algebra.terms import (
     ArrayLike,
@@ -34,7 +34,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     NotInAlgebra,
     Term,
-    is_known,
+    is_public,
     split_selectors,
 )
 
@@ -52,7 +52,7 @@ def map_dense(
             union = tuple(dict.fromkeys((*labels, *mask.labels)))
             array = expand_to(array, labels, union)
             chosen = expand_to(mask.array, mask.labels, union)
-            xp = np if is_known(array) and is_known(chosen) else jnp
+            xp = np if is_public(array) and is_public(chosen) else jnp
             array, labels = xp.where(chosen != 0, array, instead), union
     with np.errstate(all="ignore"):
         return dataclasses.replace(
@@ -72,8 +72,10 @@ def spared(term: Term) -> Term:
     masks = [f for f in term.factors if isinstance(f, Dense) and f.branch]
     factors: list[Factor] = []
     for factor in term.factors:
-        if isinstance(factor, Dense) and factor.row and not factor.branch:
-            over = [m for m in masks if m.row and set(m.labels) <= set(factor.labels)]
+        if isinstance(factor, Dense) and factor.is_private and not factor.branch:
+            over = [
+                m for m in masks if m.is_private and set(m.labels) <= set(factor.labels)
+            ]
             lower, upper = min(factor.lower, 1.0), max(factor.upper, 1.0)
             factor = map_dense(lambda a: a, factor, list(over)) if over else factor
             factor = dataclasses.replace(factor, lower=lower, upper=upper)
@@ -258,15 +260,15 @@ def exponential(form: Form) -> Form | None:
 
 
 def _log_array(array: ArrayLike) -> ArrayLike:
-    return (np if is_known(array) else jnp).log(array)
+    return (np if is_public(array) else jnp).log(array)
 
 
 def _log1m_array(array: ArrayLike) -> ArrayLike:
-    return (np if is_known(array) else jnp).log1p(-array)
+    return (np if is_public(array) else jnp).log1p(-array)
 
 
 def _log_or_finite(array: ArrayLike) -> ArrayLike:
-    xp = np if is_known(array) else jnp
+    xp = np if is_public(array) else jnp
     return xp.where(array == 0, LOG_OF_ZERO, xp.log(xp.where(array == 0, 1, array)))
 
 
@@ -286,8 +288,10 @@ def log1m(form: Form) -> Form:
         selectors, values = split_selectors(term)
         if all(isinstance(value, Dense) for value in values):
             array, labels = product_array(term.scale, values)
-            row = any(value.row for value in values if isinstance(value, Dense))
-            dense = Dense(array, labels, row)
+            is_private = any(
+                value.is_private for value in values if isinstance(value, Dense)
+            )
+            dense = Dense(array, labels, is_private)
             number = map_dense(_log1m_array, dense, selectors, instead=0.0)
             terms.append(Term(1.0, (*selectors, number), term.bound))
             continue
@@ -330,12 +334,12 @@ def map_constant(
         return Form(axes, entries, False)
     arrays = [constant_array(form) for form in placed]
     with np.errstate(all="ignore"):
-        if all(map(is_known, arrays)):
+        if all(map(is_public, arrays)):
             result = constant(np.asarray(known(*arrays)))
             return place(result, axes, range(len(axes)))
     array = traced(*arrays)
-    row = any(form.row for form in forms)
-    return Form(axes, (Term(1.0, (Dense(array, axes, row),)),))
+    is_private = any(form.is_private for form in forms)
+    return Form(axes, (Term(1.0, (Dense(array, axes, is_private),)),))
 
 
 def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
@@ -354,9 +358,9 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
             term = term.refreshed()
             selectors, values = split_selectors(term)
             array, labels = product_array(term.scale, values)
-            row = any(v.row for v in values if not isinstance(v, Atom))
+            is_private = any(v.is_private for v in values if not isinstance(v, Atom))
             # Kept apart through simplification as a branch of its own.
-            value = Dense(array, labels, row, branch=(Operand(), position))
+            value = Dense(array, labels, is_private, branch=(OperandMark(), position))
             marked += [*selectors, value]
             bound |= term.bound
         joint = simplify(Term(1.0, tuple(marked), bound))
@@ -365,7 +369,9 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         operands = [
             f
             for f in joint.factors
-            if isinstance(f, Dense) and f.branch and isinstance(f.branch[0], Operand)
+            if isinstance(f, Dense)
+            and f.branch
+            and isinstance(f.branch[0], OperandMark)
         ]
         operands.sort(key=lambda f: f.branch[1] if f.branch else 0)
         union = tuple(dict.fromkeys(label for f in operands for label in f.labels))
@@ -373,12 +379,12 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         result = function(*arrays)
         result = (
             np.broadcast_to(result, [label.size for label in union])
-            if (is_known(result))
+            if (is_public(result))
             else jnp.broadcast_to(result, [label.size for label in union])
         )
-        row = any(f.row for f in operands)
+        is_private = any(f.is_private for f in operands)
         rest = [f for f in joint.factors if f not in operands]
-        factors = (*rest, Dense(result, union, row))
+        factors = (*rest, Dense(result, union, is_private))
         terms.append(Term(1.0, factors, joint.bound))
     return Form(axes, tuple(terms), True)
 

@@ -1,4 +1,4 @@
-"""The algebra in which a model's links and energies are written.
+"""The algebra in which a model's links and log densities are written.
 
 A `Form` is an array-valued expression in the latent variables: a sum of terms, each
 a contraction of constants and of views of latents (see `terms`),
@@ -34,7 +34,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Labels,
     OneHot,
     Term,
-    is_known,
+    is_public,
     range_of,
     selected_labels,
 )
@@ -55,8 +55,8 @@ class Form:
         return {atom.latent for term in self.terms for atom in term.atoms}
 
     @property
-    def row(self) -> bool:
-        return any(term.row for term in self.terms)
+    def is_private(self) -> bool:
+        return any(term.is_private for term in self.terms)
 
     @property
     def is_constant(self) -> bool:
@@ -99,17 +99,17 @@ class Form:
 # --- making forms -----------------------------------------------------------------
 
 
-def constant(array: ArrayLike, *, row: bool = False) -> Form:
+def constant(array: ArrayLike, *, is_private: bool = False) -> Form:
     """The form of a constant array."""
     axes = tuple(map(Label, np.shape(array)))
-    if not is_known(array):
-        return Form(axes, (Term(1.0, (Dense(array, axes, row),)),))
+    if not is_public(array):
+        return Form(axes, (Term(1.0, (Dense(array, axes, is_private),)),))
     array, kept = without_constant_axes(array)
     if array.ndim == 0:
         value = float(array)
         return Form(axes, (Term(value),) if value != 0.0 else ())
     labels = tuple(axes[i] for i in kept)
-    return Form(axes, (Term(1.0, (Dense(array, labels, row),)),))
+    return Form(axes, (Term(1.0, (Dense(array, labels, is_private),)),))
 
 
 def without_constant_axes(array: np.ndarray) -> tuple[np.ndarray, list[int]]:
@@ -283,10 +283,10 @@ def _numbers_merged(terms: Sequence[Term]) -> tuple[Term, ...]:
 
 def _as_single_constant(form: Form) -> Form:
     array = constant_array(form)
-    if is_known(array):
+    if is_public(array):
         return place(constant(array), form.axes, range(len(form.axes)))
     lower, upper = _range_of_constants(form.terms)
-    dense = Dense(array, form.axes, form.row, lower=lower, upper=upper)
+    dense = Dense(array, form.axes, form.is_private, lower=lower, upper=upper)
     return Form(form.axes, (Term(1.0, (dense,)),))
 
 
@@ -330,7 +330,7 @@ def is_single_choice(form: Form) -> bool:
         targets = []
         for factor in term.factors:
             if isinstance(factor, OneHot):
-                if is_known(factor.indices) and bool(np.any(factor.indices < 0)):
+                if is_public(factor.indices) and bool(np.any(factor.indices < 0)):
                     return False
                 targets.append(factor.target)
             elif isinstance(factor, Atom) and factor.function == "is":

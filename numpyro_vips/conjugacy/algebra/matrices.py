@@ -14,7 +14,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     NotInAlgebra,
     OneHot,
     Term,
-    is_known,
+    is_public,
     labels_of,
     split_selectors,
 )
@@ -88,11 +88,11 @@ def _diagonal_of(factor: Factor, row: Label, column: Label) -> list[Factor] | No
     if row.size == 1 or isinstance(factor, Atom):
         return None
     if isinstance(factor, OneHot):
-        if not is_known(factor.indices) or set(labels_of(factor)) != {row, column}:
+        if not is_public(factor.indices) or set(labels_of(factor)) != {row, column}:
             return None
         is_identity = np.array_equal(factor.indices, np.arange(row.size))
         return [] if is_identity else None
-    if not is_known(factor.array) or set(factor.labels) != {row, column}:
+    if not is_public(factor.array) or set(factor.labels) != {row, column}:
         return None
     entries = np.diagonal(factor.array)
     if len(factor.labels) != 2 or np.any(factor.array != np.diag(entries)):

@@ -21,7 +21,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     OneHot,
     Term,
-    is_known,
+    is_public,
     labels_of,
     same_labels,
     selected_labels,
@@ -121,7 +121,7 @@ def _merge_entries(term: Term) -> Term:
 
 
 def _same_array(a: ArrayLike, b: ArrayLike) -> bool:
-    return a is b or (is_known(a) and is_known(b) and np.array_equal(a, b))
+    return a is b or (is_public(a) and is_public(b) and np.array_equal(a, b))
 
 
 def _merge_branches(term: Term) -> Term | None:
@@ -143,7 +143,7 @@ def _merge_branches(term: Term) -> Term | None:
 def _drop_identity(term: Term) -> Term | None:
     """A selection of every entry in order only renames a label."""
     for factor in term.factors:
-        if not isinstance(factor, OneHot) or not is_known(factor.indices):
+        if not isinstance(factor, OneHot) or not is_public(factor.indices):
             continue
         if np.all(factor.indices < 0):
             return None
@@ -174,17 +174,18 @@ def _follow_one_hot(term: Term) -> Term:
         for user in users:
             if not isinstance(user, Atom):
                 kept += _follow(user, factor)
-        if is_known(factor.indices) and np.any(factor.indices < 0):
+        if is_public(factor.indices) and np.any(factor.indices < 0):
             mask = (factor.indices >= 0).astype(np.float32)
-            kept.append(Dense(mask, factor.labels, factor.row, factor.branch))
-        elif not users and not is_known(factor.indices) and factor.origin is None:
+            kept.append(Dense(mask, factor.labels, factor.is_private, factor.branch))
+        elif not users and not is_public(factor.indices) and factor.origin is None:
             continue
         return Term(term.scale, tuple(kept), term.bound - {factor.target})
     return term
 
 
 class _Picked:
-    """By which indices an alternative was selected from; equal for equal indices."""
+    """The indices by which an alternative was selected from; equal for equal
+    indices."""
 
     def __init__(self, indices: ArrayLike):
         self.indices = indices
@@ -197,7 +198,7 @@ class _Picked:
 
 
 def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
-    if factor.branch is not None and not isinstance(factor.branch[0], Operand):
+    if factor.branch is not None and not isinstance(factor.branch[0], OperandMark):
         # Entry i may come from another alternative than entry j.
         group = (factor.branch[0], _Picked(selection.indices))
         factor = dataclasses.replace(factor, branch=(group, factor.branch[1]))
@@ -205,30 +206,36 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
     array, labels = gather(
         array, factor.labels, selection.indices, selection.labels, selection.target
     )
-    row = factor.row or selection.row
+    is_private = factor.is_private or selection.is_private
     if isinstance(factor, Dense):
-        return [dataclasses.replace(factor, array=array, labels=labels, row=row)]
+        return [
+            dataclasses.replace(
+                factor, array=array, labels=labels, is_private=is_private
+            )
+        ]
     if selection.target is factor.labels[-1] or labels[-1] is not factor.labels[-1]:
         factor = dataclasses.replace(factor, origin=None)  # They need not differ now.
-    if is_known(array) and is_known(selection.indices):
+    if is_public(array) and is_public(selection.indices):
         missing = expand_to(selection.indices < 0, selection.labels, labels)
         array = np.where(missing, -1, array)
-    elif is_known(factor.indices) and np.any(factor.indices < 0):
+    elif is_public(factor.indices) and np.any(factor.indices < 0):
         # Whether an index that a row brings picks an entry or none has to be said in
         # a factor of its own: -1 stands for none among public indices only.
         present = dataclasses.replace(factor, indices=jnp.maximum(array, 0))
-        present = dataclasses.replace(present, labels=labels, row=row)
+        present = dataclasses.replace(present, labels=labels, is_private=is_private)
         mask = (array >= 0).astype(np.float32)
-        return [present, Dense(mask, labels, row, factor.branch)]
-    return [dataclasses.replace(factor, indices=array, labels=labels, row=row)]
+        return [present, Dense(mask, labels, is_private, factor.branch)]
+    return [
+        dataclasses.replace(factor, indices=array, labels=labels, is_private=is_private)
+    ]
 
 
 def _drop_uniform(term: Term) -> Term | None:
     """A known constant that is the same everywhere is a number."""
     for factor in term.factors:
-        if not isinstance(factor, Dense) or not is_known(factor.array):
+        if not isinstance(factor, Dense) or not is_public(factor.array):
             continue
-        if factor.branch is not None and isinstance(factor.branch[0], Operand):
+        if factor.branch is not None and isinstance(factor.branch[0], OperandMark):
             continue
         if factor.array.size == 0 or np.any(factor.array != factor.array.flat[0]):
             continue
@@ -240,7 +247,7 @@ def _drop_uniform(term: Term) -> Term | None:
     return term
 
 
-def _known_one_hot(term: Term) -> Term:
+def _public_one_hot(term: Term) -> Term:
     """Writes a known 0/1 matrix with a single 1 per row as a selection.
 
     Where something else selects along the same axis, the matrix says whether both
@@ -248,7 +255,7 @@ def _known_one_hot(term: Term) -> Term:
     """
     selected = selected_labels(term)
     for factor in term.factors:
-        if not isinstance(factor, Dense) or not is_known(factor.array):
+        if not isinstance(factor, Dense) or not is_public(factor.array):
             continue
         if len(factor.labels) != 2 or factor.branch or factor.array.size > 10**6:
             continue
@@ -272,11 +279,11 @@ _RULES: tuple[Callable[[Term], Term | None], ...] = (
     _merge_entries,
     _merge_branches,
     _drop_uniform,
-    _known_one_hot,
+    _public_one_hot,
     _drop_identity,
     _follow_one_hot,
 )
 
 
-class Operand:
-    """Marks one operand's values while selectors are merged."""
+class OperandMark:
+    """A mark on one operand's values while selectors are merged."""

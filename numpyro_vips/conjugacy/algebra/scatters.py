@@ -23,7 +23,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Labels,
     OneHot,
     Term,
-    is_known,
+    is_public,
 )
 
 
@@ -93,7 +93,7 @@ def _of_term(axes: Labels, term: Term) -> Scatter | None:
         shape = [label.size if label in labels else 1 for label in one_hot.labels]
         order = [labels.index(label) for label in one_hot.labels if label in labels]
         array = array.transpose(order).reshape(shape)
-        values = Dense(_spread(array, one_hot), one_hot.labels, row=True)
+        values = Dense(_spread(array, one_hot), one_hot.labels, is_private=True)
     return Scatter(values, one_hot)
 
 
@@ -104,7 +104,7 @@ def _at_entries(factor: Dense, one_hot: OneHot) -> Dense:
     array, labels = gather(
         factor.array, factor.labels, one_hot.indices, one_hot.labels, one_hot.target
     )
-    return Dense(array, labels, row=True)
+    return Dense(array, labels, is_private=True)
 
 
 def _spread(array: Any, one_hot: OneHot) -> Any:
@@ -151,7 +151,7 @@ def map_scatters(
     ]
     result = traced(*arrays)
     first = scatters[0]
-    values = Dense(_plus(result, -elsewhere), first.one_hot.labels, row=True)
+    values = Dense(_plus(result, -elsewhere), first.one_hot.labels, is_private=True)
     return Scatter(values, first.one_hot, elsewhere).terms
 
 
@@ -169,4 +169,4 @@ def _same_places(a: Scatter, b: Scatter) -> bool:
 
 def is_public_number(array: Any) -> bool:
     """Whether a constant is public and the same everywhere."""
-    return is_known(array) and array.size > 0 and bool(np.all(array == array.flat[0]))
+    return is_public(array) and array.size > 0 and bool(np.all(array == array.flat[0]))

@@ -15,7 +15,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     OneHot,
     Term,
-    is_known,
+    is_public,
     labels_of,
     selected_labels,
     split_selectors,
@@ -83,14 +83,14 @@ def _switches_as_values(form: Form) -> list[Term]:
             always = target in term.bound and target not in picked
             if isinstance(selector, OneHot):
                 always = always and not (
-                    is_known(selector.indices) and bool(np.any(selector.indices < 0))
+                    is_public(selector.indices) and bool(np.any(selector.indices < 0))
                 )
             picked.add(target)
             if always:
                 factors.append(selector)
             elif isinstance(selector, OneHot):
                 array, labels = one_hot_array(selector)
-                factors.append(Dense(array, labels, selector.row))
+                factors.append(Dense(array, labels, selector.is_private))
             else:
                 state = Label(target.size)
                 bound.add(state)

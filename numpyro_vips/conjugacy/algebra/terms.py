@@ -42,32 +42,32 @@ Labels = tuple[Label, ...]
 class Dense:
     """A constant array with one label per axis.
 
-    `row` says whether it depends on private rows; `branch` is set where the array
-    holds zeros and ones that select; `lower` and `upper` bound the entries of every row
-    that counts, because that is checked.
+    `is_private` says whether it depends on private rows; `branch` is set where the
+    array holds zeros and ones that select; `lower` and `upper` bound the entries of
+    every row that counts, because that is checked.
     """
 
     array: ArrayLike
     labels: Labels
-    row: bool = False
+    is_private: bool = False
     branch: Branch | None = None
     lower: float = -math.inf
     upper: float = math.inf
 
 
 class Origin:
-    """A private argument that is told by its entries; see `entries`.
+    """A private argument that is stored sparsely, by its entries; see `entries`.
 
-    `whole` collects what it had to be written out for, along its whole last axis.
+    `densified` collects the operations that need its whole last axis as a dense array.
     """
 
     def __init__(self, name: str):
         self.name = name
-        self.whole: list[str] = []
+        self.densified: list[str] = []
 
-    def written_out(self, reason: str) -> None:
-        if reason not in self.whole:
-            self.whole.append(reason)
+    def densify(self, reason: str) -> None:
+        if reason not in self.densified:
+            self.densified.append(reason)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ class OneHot:
     indices: ArrayLike
     labels: Labels
     target: Label
-    row: bool = False
+    is_private: bool = False
     branch: Branch | None = None
     origin: Origin | None = None
 
@@ -107,7 +107,7 @@ class NotInAlgebra(Exception):
     """An operation leaves the algebra; the message says which and why."""
 
 
-def is_known(array: ArrayLike) -> bool:
+def is_public(array: ArrayLike) -> bool:
     """Whether a constant is public, so that its value may shape the program."""
     return isinstance(array, np.ndarray)
 
@@ -131,8 +131,8 @@ class Term:
         return [f for f in self.factors if isinstance(f, Atom)]
 
     @property
-    def row(self) -> bool:
-        return any(f.row for f in self.factors if not isinstance(f, Atom))
+    def is_private(self) -> bool:
+        return any(f.is_private for f in self.factors if not isinstance(f, Atom))
 
     def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
         """The term with labels replaced; a bound label that is replaced is unbound."""
@@ -144,9 +144,9 @@ class Term:
         """The term with another array for each that depends on private rows."""
         factors: list[Factor] = []
         for factor in self.factors:
-            if isinstance(factor, Dense) and factor.row:
+            if isinstance(factor, Dense) and factor.is_private:
                 factor = dataclasses.replace(factor, array=replace(factor.array))
-            elif isinstance(factor, OneHot) and factor.row:
+            elif isinstance(factor, OneHot) and factor.is_private:
                 factor = dataclasses.replace(factor, indices=replace(factor.indices))
             factors.append(factor)
         return Term(self.scale, tuple(factors), self.bound)
@@ -172,7 +172,7 @@ def range_of(factor: Dense | OneHot) -> tuple[float, float]:
     """The least and the largest that an entry of a constant can be."""
     if isinstance(factor, OneHot):
         return 0.0, 1.0
-    if is_known(factor.array) and np.size(factor.array):
+    if is_public(factor.array) and np.size(factor.array):
         return float(np.min(factor.array)), float(np.max(factor.array))
     return factor.lower, factor.upper
 

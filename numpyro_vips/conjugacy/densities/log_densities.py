@@ -18,7 +18,7 @@ from scipy import special as ssp
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
-from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra, is_known
+from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra, is_public
 from numpyro_vips.conjugacy.interpreter.indexing_rules import (
     index_alternatives,
     select_by,
@@ -334,7 +334,7 @@ def weibull(x: Form, scale: Value, concentration: Value, *, augment: Augment) ->
     k = as_form(concentration)
     require_constant(k, "the concentration of a Weibull as a function")
     array = forms.constant_array(k)
-    if not is_known(array) or np.ptp(array) != 0:
+    if not is_public(array) or np.ptp(array) != 0:
         raise NotInAlgebra("a concentration of a Weibull that is not one public number")
     shape = float(array.flat[0])
     rate = elementwise.power(as_form(scale), -shape)
@@ -402,7 +402,7 @@ def _is_one(form: Form) -> bool:
     if not form.is_constant:
         return False
     array = forms.constant_array(form)
-    return is_known(array) and bool(np.all(array == 1))
+    return is_public(array) and bool(np.all(array == 1))
 
 
 @log_density(dist.Uniform)

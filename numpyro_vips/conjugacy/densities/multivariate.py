@@ -18,7 +18,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     NotInAlgebra,
     Term,
-    is_known,
+    is_public,
     labels_of,
 )
 from numpyro_vips.conjugacy.densities.log_densities import (
@@ -100,22 +100,23 @@ def _diagonal_precision(spellings: Mapping[str, Value]) -> Form | None:
 
 def _constant_precision(name: str, matrix: Form) -> tuple[Form, Form]:
     array = forms.constant_array(matrix)
-    xp = np if is_known(array) else jnp
+    xp = np if is_public(array) else jnp
     if name == "scale_tril":
         array = array @ xp.swapaxes(array, -1, -2)
     if name != "precision_matrix":
-        inverse = np.linalg.inv if is_known(array) else positive_matrices.inverse
+        inverse = np.linalg.inv if is_public(array) else positive_matrices.inverse
         array = inverse(array)
     log_determinant = _log_determinant(array)
     return (
-        forms.constant(xp.asarray(array), row=matrix.row),
-        forms.constant(log_determinant, row=matrix.row),
+        forms.constant(xp.asarray(array), is_private=matrix.is_private),
+        forms.constant(log_determinant, is_private=matrix.is_private),
     )
 
 
 def _log_determinant(array: Any) -> Any:
-    """Of a positive definite matrix; not finite where a row brings another one."""
-    if not is_known(array):
+    """Log determinant of positive definite matrices (..., n, n); not finite where a
+    row's matrix is not one."""
+    if not is_public(array):
         return positive_matrices.log_det(array)
     if np.any(np.linalg.eigvalsh(array) <= 0):
         raise NotInAlgebra("a matrix that is not positive definite")
@@ -229,10 +230,10 @@ def low_rank_multivariate_normal(
     for part in (factor, diagonal):
         require_constant(part, "the covariance of a LowRankMultivariateNormal as one")
     arrays = [forms.constant_array(part) for part in (factor, diagonal)]
-    xp = np if all(map(is_known, arrays)) else jnp
+    xp = np if all(map(is_public, arrays)) else jnp
     covariance = arrays[0] @ xp.swapaxes(arrays[0], -1, -2)
     covariance = covariance + arrays[1][..., None] * np.eye(x.axes[-1].size)
-    given = Constant(covariance, row=factor.row or diagonal.row)
+    given = Constant(covariance, is_private=factor.is_private or diagonal.is_private)
     return multivariate_normal(x, loc, augment=augment, covariance_matrix=given)
 
 
@@ -291,10 +292,11 @@ def conditional_autoregression(
     require_constant(rho, "the correlation of a CAR as a function")
     require_constant(neighbours, "the neighbours of a CAR as a function")
     W, r = forms.constant_array(neighbours), forms.constant_array(rho)
-    xp = np if is_known(W) and is_known(r) else jnp
+    xp = np if is_public(W) and is_public(r) else jnp
     degrees = W.sum(-1)[..., None] * np.eye(x.axes[-1].size)
     given = Constant(
-        xp.asarray(degrees - r[..., None, None] * W), row=neighbours.row or rho.row
+        xp.asarray(degrees - r[..., None, None] * W),
+        is_private=neighbours.is_private or rho.is_private,
     )
     matrix, log_determinant = precision_of({"precision_matrix": given})
     tau, size = as_form(conditional_precision), float(x.axes[-1].size)

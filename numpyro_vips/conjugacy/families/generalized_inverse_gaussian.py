@@ -72,7 +72,7 @@ def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
 def _integrals_of_rows(
     axis_size: int, in_batched: Any, order: jax.Array, alpha: jax.Array
 ) -> tuple[tuple[jax.Array, ...], Any]:
-    # How long a step takes may not tell what rows there are.
+    # How long a step takes may not depend on the rows.
     found = _trapezoidal_rule(order, alpha, _most_points(alpha))
     return found, (any(in_batched),) * len(found)
 
@@ -133,11 +133,11 @@ def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
     farthest = 200.0
 
     def quadratic(slope: jax.Array) -> jax.Array:
-        """Where slope·x²/2 = depth + x."""
+        """The positive x where slope·x²/2 = depth + x."""
         return (1.0 + jnp.sqrt(1.0 + 2.0 * slope * depth)) / slope
 
     def exponential(factor: jax.Array, nearer: jax.Array) -> jax.Array:
-        """Where factor (exp(x)/2 - 1) is depth + x or more, for an x below `nearer`."""
+        """An x below `nearer` where factor (exp(x)/2 - 1) is depth + x or more."""
         enough = depth + jnp.minimum(nearer, farthest)
         return jnp.log(2.0 + 2.0 * enough / factor)
 

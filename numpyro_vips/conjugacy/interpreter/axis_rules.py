@@ -253,7 +253,7 @@ def joined_forms(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Fo
 
 @rule_for(RULES, "pad")
 def _pad(eqn: Any, x: Value, fill: Value) -> Value:
-    if not isinstance(fill, Constant) or not fill.known:
+    if not isinstance(fill, Constant) or not fill.is_public:
         raise NotInAlgebra("padding with a value that is not public")
     number = float(fill.array)
     if isinstance(x, Transformed) and x.function == "exp" and number > 0:

@@ -32,7 +32,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     names_of,
     rule_for,
     sum_of_exponents,
-    traced_or_known,
+    traced_or_public,
 )
 
 RULES: dict[str, Rule] = {}
@@ -99,7 +99,7 @@ def _div(eqn: Any, x: Value, y: Value) -> Value:
             return Transformed("exp", exponent)
     if isinstance(y, Constant):
         exponent = sum_of_exponents(
-            x, Constant(traced_or_known(lambda a: 1 / a, y), y.row)
+            x, Constant(traced_or_public(lambda a: 1 / a, y), y.is_private)
         )
         if exponent is not None:
             return Transformed("exp", exponent)
@@ -148,7 +148,7 @@ def _rsqrt(eqn: Any, x: Value) -> Value:
 
 @rule_for(RULES, "pow")
 def _pow(eqn: Any, x: Value, y: Value) -> Value:
-    if isinstance(y, Constant) and y.known and np.ptp(y.array) == 0:
+    if isinstance(y, Constant) and y.is_public and np.ptp(y.array) == 0:
         return _power_of(x, float(y.array.flat[0]))
     raise NotInAlgebra("a power that is not a public number")
 
@@ -243,7 +243,7 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
 def _not_equal(eqn: Any, x: Value, y: Value) -> Value:
     """Whether a product of positive latents differs from zero: it does."""
     if isinstance(x, Form) and is_uniform(y, 0.0) and _is_positive(x):
-        return Constant(np.ones(aval_of(eqn.outvars[0]).shape, bool), row=False)
+        return Constant(np.ones(aval_of(eqn.outvars[0]).shape, bool), is_private=False)
     raise NotInAlgebra(f"a comparison of {names_of(latents_of(x) | latents_of(y))}")
 
 

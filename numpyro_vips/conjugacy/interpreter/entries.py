@@ -1,7 +1,7 @@
-"""Operations on constants of which a row tells few entries.
+"""Operations on sparse constants, by their entries.
 
-An operation that treats all places along the last axis alike is done on the entries
-that a row tells, and once for all others. After any other, the constant is an array.
+An operation that treats all places along the last axis alike is done on a row's
+entries, and once for all others. After any other, the constant is a dense array.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ def constant_of(rows: SparseRows, origin: Origin) -> Constant:
 def _constant(entries: Entries, length: int, *, nonnegative: bool) -> Constant:
     # Whatever nobody reads is left out when the program is compiled.
     array = scattered(entries.indices, entries.values, length, entries.elsewhere)
-    return Constant(array, row=True, nonnegative=nonnegative, entries=entries)
+    return Constant(array, is_private=True, nonnegative=nonnegative, entries=entries)
 
 
 def apply_to_entries(
@@ -43,7 +43,7 @@ def apply_to_entries(
       nonnegative: Whether its result is.
 
     Returns:
-      None if they are not; the arguments that have to be written out then know why.
+      None if they are not; the arguments that have to be dense then know why.
     """
     name = eqn.primitive.name
     result: Constant | None = None
@@ -56,17 +56,17 @@ def apply_to_entries(
     if result is None:
         for operand in operands:
             if operand.entries is not None:
-                operand.entries.origin.written_out(f"{name!r}")
+                operand.entries.origin.densify(f"{name!r}")
     return result
 
 
 def _elementwise(
     eqn: Any, operands: Sequence[Constant], nonnegative: bool
 ) -> Constant | None:
-    told = [operand for operand in operands if operand.entries is not None]
-    first = told[0].entries
+    sparse = [operand for operand in operands if operand.entries is not None]
+    first = sparse[0].entries
     assert first is not None
-    shape = told[0].array.shape
+    shape = sparse[0].array.shape
     if tuple(aval_of(eqn.outvars[0]).shape) != shape:
         return None
     values, others = [], []
@@ -77,7 +77,7 @@ def _elementwise(
                 return None
             values.append(operand.entries.values)
             others.append(operand.entries.elsewhere)
-        elif operand.known and is_public_number(operand.array):
+        elif operand.is_public and is_public_number(operand.array):
             number = np.asarray(operand.array.flat[0], dtype)
             values.append(jnp.full(first.values.shape, number, dtype))
             others.append(number)
@@ -129,11 +129,13 @@ def _reshaped(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None
 
 
 _REDUCTIONS: dict[str, Callable[[Any, np.ndarray, int], Any]] = {
-    "reduce_sum": lambda told, other, count: told + other * other.dtype.type(count),
-    "reduce_max": lambda told, other, count: jnp.maximum(told, other),
-    "reduce_min": lambda told, other, count: jnp.minimum(told, other),
-    "reduce_and": lambda told, other, count: told & other,
-    "reduce_or": lambda told, other, count: told | other,
+    "reduce_sum": lambda of_entries, other, count: (
+        of_entries + other * other.dtype.type(count)
+    ),
+    "reduce_max": lambda of_entries, other, count: jnp.maximum(of_entries, other),
+    "reduce_min": lambda of_entries, other, count: jnp.minimum(of_entries, other),
+    "reduce_and": lambda of_entries, other, count: of_entries & other,
+    "reduce_or": lambda of_entries, other, count: of_entries | other,
 }
 
 
@@ -151,4 +153,4 @@ def _reduced(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None:
     )
     result = _REDUCTIONS[eqn.primitive.name](result, entries.elsewhere, others)
     dtype = aval_of(eqn.outvars[0]).dtype
-    return Constant(result.astype(dtype), row=True, nonnegative=nonnegative)
+    return Constant(result.astype(dtype), is_private=True, nonnegative=nonnegative)

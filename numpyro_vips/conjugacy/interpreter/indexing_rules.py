@@ -18,7 +18,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     NotInAlgebra,
     OneHot,
     Term,
-    is_known,
+    is_public,
     split_selectors,
 )
 from numpyro_vips.conjugacy.interpreter.axis_rules import reshape_to, take_known
@@ -97,7 +97,7 @@ class Alternative:
     bound: frozenset[Label]
     indices: Any
     labels: tuple[Label, ...]
-    row: bool
+    is_private: bool
 
 
 def index_alternatives(index: Form) -> list[Alternative]:
@@ -108,14 +108,14 @@ def index_alternatives(index: Form) -> list[Alternative]:
     for term in terms:
         selectors, values = split_selectors(term)
         array, labels = product_array(term.scale, values)
-        xp = np if is_known(array) else jnp
+        xp = np if is_public(array) else jnp
         alternatives.append(
             Alternative(
                 tuple(selectors),
                 term.bound,
                 xp.round(array).astype(np.int32),
                 labels,
-                any(getattr(v, "row", False) for v in values),
+                any(getattr(v, "is_private", False) for v in values),
             )
         )
     return alternatives
@@ -135,7 +135,7 @@ def select_by(
     for alternative in alternatives:
         target = Label(axis.size)
         one_hot = OneHot(
-            alternative.indices, alternative.labels, target, alternative.row
+            alternative.indices, alternative.labels, target, alternative.is_private
         )
         for term in form.terms:
             renamed = term.renamed({axis: target})
@@ -158,7 +158,7 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
         length = form.axes[axis].size
         if size == length:
             continue
-        if isinstance(start, Constant) and start.known:
+        if isinstance(start, Constant) and start.is_public:
             first = int(np.clip(int(start.array), 0, length - size))
             form = take_known(form, axis, np.arange(first, first + size))
             continue
@@ -177,7 +177,7 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
 @rule_for(RULES, "scatter", "scatter-add", "scatter-mul")
 def _scatter(eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
     """`x.at[i].set(y)`, `add` and `multiply`, at public positions that differ."""
-    if not isinstance(indices, Constant) or not indices.known:
+    if not isinstance(indices, Constant) or not indices.is_public:
         raise NotInAlgebra("an update at an index that is not public")
     shape = tuple(aval_of(eqn.outvars[0]).shape)
     targets, unique = _scattered(eqn, indices.array, shape)

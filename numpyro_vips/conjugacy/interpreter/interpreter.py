@@ -16,7 +16,7 @@ import numpy as np
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
-from numpyro_vips.conjugacy.algebra.terms import Label, NotInAlgebra, is_known
+from numpyro_vips.conjugacy.algebra.terms import Label, NotInAlgebra, is_public
 from numpyro_vips.conjugacy.interpreter import (
     axis_rules,
     elementwise_rules,
@@ -69,7 +69,7 @@ def interpret(
       checks: Receives boolean arrays that are true where a private index into a
         constant lies in range; a row that fails one must count as zero.
     """
-    constants = [Constant(_public(c), row=False) for c in closed.consts]
+    constants = [Constant(_public(c), is_private=False) for c in closed.consts]
     return _interpret(closed.jaxpr, constants, inputs, checks)
 
 
@@ -87,7 +87,7 @@ def _interpret(
 
     def read(atom: Any) -> Value:
         if isinstance(atom, jex_core.Literal):
-            return Constant(np.asarray(atom.val), row=False)
+            return Constant(np.asarray(atom.val), is_private=False)
         return values[atom]
 
     values.update(zip(jaxpr.constvars, constants, strict=True))
@@ -156,7 +156,7 @@ def _known_function(
 ) -> Value | None:
     """The value of a function of JAX's that the algebra has a form for.
 
-    It is told by doing, step by step, exactly what JAX's own function does.
+    It is recognised by doing, step by step, exactly what JAX's own function does.
     """
     if eqn.primitive.name != "custom_jvp_call" or len(operands) != 2:
         return None
@@ -204,28 +204,28 @@ _KNOWN_FUNCTIONS: dict[Callable[..., Any], Callable[..., Value]] = {
 def _apply_to_constants(
     eqn: jex_core.JaxprEqn, operands: Sequence[Constant]
 ) -> list[Value]:
-    row = any(operand.row for operand in operands)
+    is_private = any(operand.is_private for operand in operands)
     nonnegative = is_nonnegative(eqn, [_has_no_negative(op) for op in operands])
     if any(operand.entries is not None for operand in operands):
-        told = apply_to_entries(
+        of_entries = apply_to_entries(
             eqn,
             operands,
             elementwise=eqn.primitive.name in _ELEMENTWISE,
             nonnegative=nonnegative,
         )
-        if told is not None:
-            return [told]
+        if of_entries is not None:
+            return [of_entries]
     arrays = [operand.array for operand in operands]
-    if all(operand.known for operand in operands):
+    if all(operand.is_public for operand in operands):
         results = _evaluate_known(eqn, arrays)
     else:
         results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    return [Constant(result, row, nonnegative) for result in results]
+    return [Constant(result, is_private, nonnegative) for result in results]
 
 
 def _has_no_negative(x: Constant) -> bool:
-    if x.known:
+    if x.is_public:
         return known_is_nonnegative(x.array)
     return x.nonnegative or x.array.dtype == bool
 
@@ -234,7 +234,7 @@ def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[
     """Whether private indices into a constant array lie in range."""
     if eqn.primitive.name == "gather":
         operand, indices = operands
-        if not indices.row:
+        if not indices.is_private:
             return []
         numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
         limits = [
@@ -249,7 +249,7 @@ def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[
             for start, length, size in zip(
                 starts, operand.array.shape, sizes, strict=True
             )
-            if start.row
+            if start.is_private
         ]
     return []
 
@@ -257,7 +257,7 @@ def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[
 def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
     """Gives public NumPy arrays the dtype that the program was traced with."""
     return [
-        jnp.asarray(a, dtype=aval_of(var).dtype) if is_known(a) else a
+        jnp.asarray(a, dtype=aval_of(var).dtype) if is_public(a) else a
         for a, var in zip(arrays, eqn.invars, strict=True)
     ]
 
@@ -324,7 +324,7 @@ def _apply_state_by_state(
         return None
 
     def function(*arrays: Any) -> Any:
-        if all(map(is_known, arrays)) and eqn.primitive.name in NUMPY:
+        if all(map(is_public, arrays)) and eqn.primitive.name in NUMPY:
             typed = [
                 np.asarray(a, aval_of(v).dtype)
                 for a, v in zip(arrays, eqn.invars, strict=True)
@@ -338,7 +338,7 @@ def _apply_state_by_state(
         ]
         shape = jnp.broadcast_shapes(*(a.shape for a in typed))
         typed = [jnp.broadcast_to(a, shape) for a in typed]
-        if all(map(is_known, arrays)):
+        if all(map(is_public, arrays)):
             with jax.ensure_compile_time_eval():
                 return np.asarray(eqn.primitive.bind(*typed, **eqn.params))
         return eqn.primitive.bind(*typed, **eqn.params)
@@ -394,7 +394,7 @@ def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]
 
 def _with_leading_axis(x: Value) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.whole("a loop")[None], x.row)
+        return Constant(x.dense("a loop")[None], x.is_private)
     if isinstance(x, Transformed) and x.function != "logsumexp":
         return Transformed(x.function, as_form(_with_leading_axis(x.form)))
     form = as_form(x)
@@ -404,7 +404,7 @@ def _with_leading_axis(x: Value) -> Value:
 def _cond(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
     """The branch that a public index chooses."""
     index, *rest = operands
-    if not isinstance(index, Constant) or not index.known:
+    if not isinstance(index, Constant) or not index.is_public:
         raise NotInAlgebra("a lax.cond, in place of jnp.where,")
     branches = eqn.params["branches"]
     chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
@@ -416,5 +416,5 @@ _CONTROL_FLOW = {"scan": _scan, "cond": _cond}
 
 def _step_of(x: Value, step: int) -> Value:
     if isinstance(x, Constant):
-        return Constant(x.whole("a loop")[step], x.row)
+        return Constant(x.dense("a loop")[step], x.is_private)
     return along_axis(x, 0, np.arange(step, step + 1), squeeze=True)

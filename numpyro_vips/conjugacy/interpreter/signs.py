@@ -1,10 +1,9 @@
 """Which constants of a program cannot be negative, whatever the rows hold.
 
 Sums of factors that rows bring are legal only with the right sign: `-rate * abs(t)` is
-the log density of something, `-rate * t` is not for a negative t. What is said here
-also tells how far a row's statistic can move when the row is replaced, so that nothing
-is listed that could be negative and finite. What is not finite never counts, such as
-1 / -0.0.
+the log density of something, `-rate * t` is not for a negative t. This also bounds how
+far a row's statistic can move when the row is replaced, so that nothing is listed that
+could be negative and finite. What is not finite never counts, such as 1 / -0.0.
 """
 
 from collections.abc import Sequence
@@ -36,7 +35,7 @@ def is_nonnegative(eqn: Any, signs: Sequence[bool]) -> bool:
 
     Args:
       eqn: The operation.
-      signs: Of each operand, whether it is nonnegative.
+      signs: For each operand, whether it is nonnegative.
     """
     name = eqn.primitive.name
     # Integers may overflow and wrap around.

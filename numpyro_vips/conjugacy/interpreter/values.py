@@ -26,7 +26,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     NotInAlgebra,
     OneHot,
     Origin,
-    is_known,
+    is_public,
 )
 
 
@@ -35,7 +35,8 @@ class Entries:
     """Which entries of a row's constant differ along its last axis, and what they are.
 
     Attributes:
-      indices, values: Of the entries, (..., width); see `SparseRows`.
+      indices, values: Positions and values of the entries, (..., width); see
+        `SparseRows`.
       elsewhere: What all others are, a public number of the constant's type.
       origin: The argument whose entries they are.
     """
@@ -48,25 +49,27 @@ class Entries:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Constant:
-    """A value without latents; `array` is a NumPy array only if it is public.
+    """A value without latents.
 
-    `nonnegative` says that no entry is negative, whatever the rows hold. `entries` is
-    set where all but a few are alike; `array` is then better left alone.
+    `array` is a NumPy array only if it is public; `is_private` says whether it depends
+    on private rows, and `nonnegative` that no entry is negative, whatever the rows
+    hold. `entries` is set where all but a few are alike; `array` is then better left
+    alone.
     """
 
     array: Any
-    row: bool
+    is_private: bool
     nonnegative: bool = False
     entries: Entries | None = None
 
     @property
-    def known(self) -> bool:
-        return is_known(self.array)
+    def is_public(self) -> bool:
+        return is_public(self.array)
 
-    def whole(self, reason: str) -> Any:
+    def dense(self, reason: str) -> Any:
         """The array, for what entries are not enough for."""
         if self.entries is not None:
-            self.entries.origin.written_out(reason)
+            self.entries.origin.densify(reason)
         return self.array
 
 
@@ -159,8 +162,8 @@ def as_form(value: Value) -> Form:
         if entries is not None and np.isfinite(entries.elsewhere):
             form = _form_of_entries(value.array.shape, entries)
         else:
-            array = value.whole("a function without a value at zero")
-            form = forms.constant(array, row=value.row)
+            array = value.dense("a function without a value at zero")
+            form = forms.constant(array, is_private=value.is_private)
         return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
         product = (
@@ -179,8 +182,10 @@ def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
     # The same array where nothing is subtracted, so that factors stay recognisable.
     values = entries.values if elsewhere == 0.0 else entries.values - elsewhere
     scatter = Scatter(
-        Dense(values, labels, row=True),
-        OneHot(entries.indices, labels, axes[-1], row=True, origin=entries.origin),
+        Dense(values, labels, is_private=True),
+        OneHot(
+            entries.indices, labels, axes[-1], is_private=True, origin=entries.origin
+        ),
         elsewhere,
     )
     return Form(axes, scatter.terms, False)
@@ -219,7 +224,7 @@ def logarithm_of(value: Value) -> Form | None:
     if isinstance(value, Transformed):
         return value.form if value.function == "exp" else None
     if isinstance(value, Constant):
-        log = Constant(traced_or_known(lambda a: jnp.log(a), value), value.row)
+        log = Constant(traced_or_public(lambda a: jnp.log(a), value), value.is_private)
         return as_form(log)
     if not isinstance(value, Form) or may_be_negative(value):
         return None
@@ -251,16 +256,16 @@ def exponents_of(parts: Sequence[Value]) -> list[Form] | None:
     return None if None in logarithms else [log for log in logarithms if log]
 
 
-def traced_or_known(function: Callable[[Any], Any], value: Constant) -> Any:
-    if value.known:
+def traced_or_public(function: Callable[[Any], Any], value: Constant) -> Any:
+    if value.is_public:
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
             return np.asarray(function(value.array))
-    return function(value.whole("a logarithm"))
+    return function(value.dense("a logarithm"))
 
 
 def is_uniform(value: Value, number: float) -> bool:
     return (
         isinstance(value, Constant)
-        and value.known
+        and value.is_public
         and bool(np.all(value.array == number))
     )

@@ -193,7 +193,7 @@ def _at_places(factor: Form, shape: tuple[int, ...], places: Places) -> Form:
 
     Args:
       factor: The mask or scale.
-      shape: Of the elements that remain.
+      shape: Shape of the elements that remain.
       places: Where they are.
     """
     leading, axis, one_hot = places

@@ -1,15 +1,16 @@
 """Statistics about the current mean of a Gaussian, rather than about zero.
 
-With a bound of fixed curvature, a row's share in the linear statistic of a regression
-is (κ + f'(ψ))x, the sum of a residual, which is at most 1 times x, and of ψx/4, which
-is as large as the weights make it. But over all rows the latter is Σ xxᵀ/4 times the
-mean of the weights, and so follows from the quadratic statistic. Written in second
-moments about the public mean m,
+With a bound of fixed curvature, a row's contribution to the linear statistic of a
+regression is (κ + f'(ψ))x, the sum of a residual, which is at most 1 times x, and of
+ψx/4, which is as large as the weights make it. But over all rows the latter is Σ xxᵀ/4
+times the mean of the weights, and so follows from the quadratic statistic. Written in
+second moments about the public mean m,
 
     ww' = (w - m)(w' - m') + mw' + wm' - mm',
 
-the energy has the residual alone in the place of the linear statistic, and noise in
-Σ xxᵀ/4 only slows the approach to the optimum, where residuals and prior balance.
+the log joint density has the residual alone in the place of the linear statistic, and
+noise in Σ xxᵀ/4 only slows the approach to the optimum, where residuals and prior
+balance.
 
 Over several steps both are averaged alike: residuals R_t about m_t, and the m_t. What
 the linear statistic would be about zero is then R̄ + (Σ xxᵀ/4)·m̄, with the best estimate
@@ -26,49 +27,50 @@ from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Term
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import Tangent
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
-# By latent, the mean with the batch axes of its block in front.
+# By latent, the mean with the batch axes of its factor in front.
 Means = Mapping[str, Any]
 
 
-def centred_groups(
+def centred_factors(
     terms: Sequence[Term],
     latents: Mapping[str, Latent],
-    groups: Mapping[str, Group],
-    group_of: Mapping[str, str],
+    factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
 ) -> frozenset[str]:
-    """The global Gaussian blocks whose logits have a bound of fixed curvature."""
+    """The global Gaussian factors whose logits have a bound of fixed curvature."""
     found, others = set(), set()
     for term in terms:
         names = [a.latent for a in term.atoms]
         if any(latents[name].family == Tangent.name for name in names):
-            found |= {group_of[name] for name in names}
-        mine = {group_of[n] for n in names if latents[n].role == "global"}
+            found |= {factor_of[name] for name in names}
+        mine = {factor_of[n] for n in names if latents[n].role == "global"}
         if len(mine) > 1:
             others |= mine  # Its statistics are about a product of moments.
     return frozenset(
         name
         for name in found - others
-        if groups[name].role == "global" and groups[name].layout is not None
+        if factors[name].role == "global" and factors[name].layout is not None
     )
 
 
-def shadows(
+def mean_corrections(
     term: Term,
-    groups: Mapping[str, Group],
-    group_of: Mapping[str, str],
+    posterior_factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
     centred: frozenset[str],
     means: Means,
 ) -> list[Term]:
-    """mw' + wm' - mm' for a term in ww'; nothing for others."""
-    pair = [a for a in term.atoms if group_of[a.latent] in centred]
+    """The corrections mw' + wm' - mm' of a term in ww' about the means m; none for
+    other terms."""
+    pair = [a for a in term.atoms if factor_of[a.latent] in centred]
     if len(pair) != 2:
         return []
-    assert group_of[pair[0].latent] == group_of[pair[1].latent]
+    assert factor_of[pair[0].latent] == factor_of[pair[1].latent]
 
     def mean(atom: Atom) -> Dense:
-        layout = groups[group_of[atom.latent]].layout
+        layout = posterior_factors[factor_of[atom.latent]].layout
         assert layout is not None
         batch, block = layout.labels(atom.latent, atom.labels)
         return Dense(means[atom.latent], (*batch, *block))
@@ -89,16 +91,16 @@ def shadows(
 
 
 def means_of(
-    groups: Mapping[str, Group],
+    factors: Mapping[str, PosteriorFactor],
     centred: frozenset[str],
     moments: Mapping[str, Mapping[str, jax.Array]],
 ) -> dict[str, jax.Array]:
-    """The means of the latents of centred blocks, from the blocks' moments."""
+    """The means of the latents of centred factors, from the factors' moments."""
     means = {}
     for name in sorted(centred):
-        layout = groups[name].layout
-        assert layout is not None and issubclass(groups[name].family, Normal)  # type: ignore[arg-type]
-        for latent in groups[name].latents:
+        layout = factors[name].layout
+        assert layout is not None and issubclass(factors[name].family, Normal)  # type: ignore[arg-type]
+        for latent in factors[name].latents:
             shape = (*layout.batch_shape, *layout.block_shape(latent))
             array = moments[name]["x"][..., layout.span(latent)]
             means[latent] = array.reshape(shape)

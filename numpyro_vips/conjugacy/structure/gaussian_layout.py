@@ -13,7 +13,7 @@ from numpyro_vips.conjugacy.algebra.terms import Labels
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GaussianLayout:
-    """How the sites of a Gaussian block fill its coordinates.
+    """How the sites of a Gaussian factor fill its coordinates.
 
     The block's mean has shape (*batch_shape, size): there is one independent Gaussian
     per entry of the batch axes, over the flattened block axes of all its sites.

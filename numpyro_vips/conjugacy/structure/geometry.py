@@ -69,7 +69,7 @@ def _with_what_is_taken_off(
 ) -> list[Entry]:
     """Leaves out terms that take less off another one than there is of it.
 
-    That is how 1 - y is written for a label y of which rows tell few entries: as one
+    That is how 1 - y is written for a sparse label y: as one
     everywhere, less y where there are entries. No two of these are at the same place.
     """
     taken_off: list[Entry] = []

@@ -1,4 +1,4 @@
-"""The model's log joint density, site by site, as forms in the latents.
+"""The model's log joint density as symbolic forms, one per site.
 
 Two callers: `structure` runs it on abstract rows to see which statistics occur, and
 `program` runs it on the traced rows of a minibatch to evaluate them. It makes the
@@ -24,7 +24,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     NotInAlgebra,
     OneHot,
     Origin,
-    is_known,
+    is_public,
 )
 from numpyro_vips.conjugacy.densities import log_densities, logistic_bounds
 from numpyro_vips.conjugacy.families import supports
@@ -45,7 +45,7 @@ from numpyro_vips.model.trace import Distributed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Piece:
+class SiteLogDensity:
     """The expected log density of one site, summed over its elements.
 
     `mask` and `scale` are what it has been multiplied by already.
@@ -59,35 +59,34 @@ class Piece:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Energy:
-    """All pieces, and what else was found.
+class LogJoint:
+    """A model's log joint density: one form per site, and what else was found.
 
     `valid` is whether the row may count; `failures` says what is not in the algebra, by
-    site; `whole`, for each argument that rows tell by entries, for what it had to be
-    written out.
+    site; `densified`, for each sparse argument, the operations that need it dense.
     """
 
-    pieces: list[Piece]
+    densities: list[SiteLogDensity]
     latents: dict[str, Latent]
     valid: Any
     failures: dict[str, str]
-    whole: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    densified: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
 
 
-def energy(
+def symbolic_log_joint(
     graph: ModelGraph,
     rows: Mapping[str, Any],
     *,
     weighted: bool = True,
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     check_parameters: bool = True,
-) -> Energy:
-    """Writes the log joint density of one row and of the globals.
+) -> LogJoint:
+    """Writes the log joint density of one row and of the globals as forms.
 
     Args:
       graph: The model.
-      rows: Its private arguments, with a leading axis of length 1; traced. What is told
-        by entries (`SparseRows`) is worked on by entries where that is possible.
+      rows: Its private arguments, with a leading axis of length 1; traced. Sparse
+        arguments (`SparseRows`) stay sparse where that is possible.
       weighted: Whether masks and scales are applied.
       augmentation: The bound for logistic likelihoods, by site or for all.
       check_parameters: Whether a row is valid only if the parameters that it brings lie
@@ -104,7 +103,7 @@ def energy(
             origins.append(Origin(name))
             inputs.append(constant_of(value, origins[-1]))
         else:
-            inputs.append(Constant(value, row=True))
+            inputs.append(Constant(value, is_private=True))
     for name in sorted(latent_inputs):
         latent = latents[name]
         if graph.sites[name].is_discrete and latent.states is None:
@@ -122,7 +121,7 @@ def energy(
     latent_values = dict(
         zip(sorted(latent_inputs), inputs[len(row_inputs) :], strict=True)
     )
-    pieces = []
+    densities = []
     for site in graph.sites.values():
         output = outputs[site.name]
         value = output.get("value", latent_values.get(site.name))
@@ -131,13 +130,13 @@ def energy(
         try:
             if check_parameters:
                 checks += _legal_parameters(site.distributed, output["parameters"])
-            piece = _site_energy(
+            density = _symbolic_site_density(
                 site, value, output, augment, weighted=weighted, checks=checks
             )
         except NotInAlgebra as error:
             failures[site.name] = str(error)
             continue
-        pieces.append(piece)
+        densities.append(density)
         for latent in augment.latents:
             latents[latent.name] = latent
         if _checked(output):
@@ -146,17 +145,17 @@ def energy(
         if latent.states is None or latent.role != "local" or latent.family is not None:
             continue
         try:
-            weight = _copies(graph.sites[name], pieces)
+            weight = _copies(graph.sites[name], densities)
         except NotInAlgebra as error:
             failures[name] = str(error)
             continue
         latents[name] = dataclasses.replace(latent, weight=weight)
-    return Energy(
-        pieces=pieces,
+    return LogJoint(
+        densities=densities,
         latents=latents,
-        valid=_all_valid(pieces, checks),
+        valid=_all_valid(densities, checks),
         failures=failures,
-        whole={origin.name: tuple(origin.whole) for origin in origins},
+        densified={origin.name: tuple(origin.densified) for origin in origins},
     )
 
 
@@ -174,7 +173,7 @@ def _observed_part(site: Site, output: Mapping[str, Any]) -> Any:
         if entries is not None:
             return jnp.all(entries.values) & bool(entries.elsewhere)
         return in_support.array
-    inside, seen = in_support.whole("a mask"), mask.whole("a mask")
+    inside, seen = in_support.dense("a mask"), mask.dense("a mask")
     rank, shape = np.ndim(inside), np.shape(seen)
     if shape[:rank] == np.shape(inside) and set(shape[rank:]) <= {1}:
         seen = jnp.reshape(seen, np.shape(inside))
@@ -188,7 +187,7 @@ def _unmasked(output: Mapping[str, Any], legal: Any) -> Any:
     if not isinstance(mask, Constant):
         return legal
     try:
-        return jnp.logical_or(legal, jnp.logical_not(mask.whole("a mask")))
+        return jnp.logical_or(legal, jnp.logical_not(mask.dense("a mask")))
     except TypeError:  # Shapes that do not match; then every entry has to be legal.
         return legal
 
@@ -201,10 +200,14 @@ def _legal_parameters(
     for name in distributed.parameters:
         value = parameters[name]
         constraint = distributed.kind.arg_constraints.get(name)
-        if not isinstance(value, Constant) or not value.row or constraint is None:
+        if (
+            not isinstance(value, Constant)
+            or not value.is_private
+            or constraint is None
+        ):
             continue
         try:
-            legal = constraint(value.whole("a check of parameters"))
+            legal = constraint(value.dense("a check of parameters"))
         except NotImplementedError:  # It depends on the other parameters.
             continue
         checks.append(_unmasked(parameters, legal))
@@ -213,7 +216,7 @@ def _legal_parameters(
     return checks
 
 
-def _site_energy(
+def _symbolic_site_density(
     site: Site,
     value: Value,
     output: Mapping[str, Any],
@@ -221,7 +224,7 @@ def _site_energy(
     *,
     weighted: bool,
     checks: list[Any],
-) -> Piece:
+) -> SiteLogDensity:
     """The log density of one site, masked and scaled, summed over its elements.
 
     `checks` gets what must hold of the row's numbers.
@@ -241,7 +244,7 @@ def _site_energy(
         if not scale.is_constant:
             raise NotInAlgebra("a scale that depends on a latent")
         array = forms.constant_array(scale)
-        if not is_known(array):
+        if not is_public(array):
             checks.append(jnp.asarray(array) >= 0)
         elif np.any(np.asarray(array) < 0):
             raise NotInAlgebra("a negative scale")
@@ -266,7 +269,7 @@ def _site_energy(
         )
         for latent in augmentation.latents
     ]
-    return Piece(
+    return SiteLogDensity(
         site=site.name,
         is_row=site.row_axis is not None,
         form=forms.sum_over(form, range(rank)),
@@ -275,7 +278,7 @@ def _site_energy(
     )
 
 
-def _copies(site: Site, pieces: list[Piece]) -> Form | None:
+def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
     """How many copies a discrete latent of a row stands for, if masks or scales say.
 
     NumPyro sums a discrete latent out before it scales, and asks that all it has to do
@@ -285,8 +288,8 @@ def _copies(site: Site, pieces: list[Piece]) -> Form | None:
     Raises:
       NotInAlgebra: The latent and what depends on it are scaled differently.
     """
-    mine = [piece for piece in pieces if site.name in piece.form.latents]
-    own = [piece for piece in mine if piece.site == site.name]
+    mine = [density for density in densities if site.name in density.form.latents]
+    own = [density for density in mine if density.site == site.name]
     if not own or all(p.mask is None and p.scale is None for p in mine):
         return None
     if len({(_identity(p.mask), _identity(p.scale)) for p in mine}) > 1:
@@ -319,7 +322,7 @@ def _identity(form: Form | None) -> Any:
     def of(factor: Factor) -> Any:
         assert not isinstance(factor, Atom)
         array = factor.array if isinstance(factor, Dense) else factor.indices
-        return array.tobytes() if is_known(array) else id(array)
+        return array.tobytes() if is_public(array) else id(array)
 
     return tuple((term.scale, *map(of, term.factors)) for term in form.terms)
 
@@ -393,15 +396,15 @@ class _Component:
         return forms.sum_over(form, range(rank - self._distributed.reinterpreted, rank))
 
 
-def _all_valid(pieces: list[Piece], checks: list[Any]) -> Any:
+def _all_valid(densities: list[SiteLogDensity], checks: list[Any]) -> Any:
     """Whether everything that the row brings is finite, in range and in support."""
     results = [jnp.all(check) for check in checks]
     seen: set[int] = set()
-    all_forms = [piece.form for piece in pieces if piece.is_row]
+    all_forms = [density.form for density in densities if density.is_row]
     for form in all_forms:
         for term in form.terms:
             for factor in term.factors:
-                if isinstance(factor, Atom) or not factor.row:
+                if isinstance(factor, Atom) or not factor.is_private:
                     continue
                 array = factor.array if isinstance(factor, Dense) else factor.indices
                 if id(array) in seen:

@@ -21,7 +21,7 @@ from numpyro_vips.conjugacy.families.joint_categorical import (
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import Piece
+from numpyro_vips.conjugacy.structure.log_joint import SiteLogDensity
 
 # A joint covariance of more coordinates than this is not worth its d² noisy numbers
 # by default: latents that meet only in the prior then get factors of their own.
@@ -29,8 +29,8 @@ MAX_JOINT_SIZE = 512
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Group:
-    """Latents that share one factor of the posterior, and its family."""
+class PosteriorFactor:
+    """One factor of the posterior: its latents and its exponential family."""
 
     name: str
     role: str
@@ -40,33 +40,34 @@ class Group:
     layout: GaussianLayout | None = None
 
 
-def exponential_family(group: Group) -> type[Family]:
-    """The family of a global group; only locals have joint discrete posteriors."""
-    assert not isinstance(group.family, JointCategorical)
-    return group.family
+def exponential_family(factor: PosteriorFactor) -> type[Family]:
+    """The family of a global factor; only locals have joint discrete posteriors."""
+    assert not isinstance(factor.family, JointCategorical)
+    return factor.family
 
 
-def find_groups(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+def find_posterior_factors(
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
     latents: Mapping[str, Latent],
     chosen: Mapping[str, type[Family]],
     overrides: Mapping[str, str],
-) -> dict[str, Group]:
-    """The groups of all latents, by name, from the terms in which they meet."""
+) -> dict[str, PosteriorFactor]:
+    """The posterior factors of all latents, by name, from the terms in which they
+    meet."""
     gaussian = [n for n in latents if chosen[n] is Normal]
-    pairs = _gaussian_pairs(pieces, set(gaussian), latents)
-    apart = _kept_apart(pieces, set(gaussian), latents)
-    groups: dict[str, Group] = {}
+    pairs = _gaussian_pairs(densities, set(gaussian), latents)
+    apart = _kept_apart(densities, set(gaussian), latents)
+    factors: dict[str, PosteriorFactor] = {}
     done: set[str] = set()
-    for joint in _joint_discrete(pieces, latents):
-        groups[joint.name] = joint
+    for joint in _joint_discrete(densities, latents):
+        factors[joint.name] = joint
         done.update(joint.latents)
     for name in latents:
         if name in done:
             continue
         if name not in gaussian:
             latent = latents[name]
-            groups[name] = Group(
+            factors[name] = PosteriorFactor(
                 name=name,
                 role=latent.role,
                 family=chosen[name],
@@ -79,26 +80,27 @@ def find_groups(
         done.update(members)
         layout = _layout(members, pairs, latents)
         diagonal = overrides.get(name) == "diag"
-        group_name = "+".join(members)
-        groups[group_name] = Group(
-            name=group_name,
+        factor_name = "+".join(members)
+        factors[factor_name] = PosteriorFactor(
+            name=factor_name,
             role=latents[name].role,
             family=FactorizedNormal if diagonal else Normal,
             latents=tuple(members),
             shape=(*layout.batch_shape, layout.size),
             layout=layout,
         )
-    return groups
+    return factors
 
 
 def _joint_discrete(
-    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
-) -> list[Group]:
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
+    latents: Mapping[str, Latent],
+) -> list[PosteriorFactor]:
     """Discrete latents of a row that meet and can be summed out exactly."""
     cliques: dict[tuple[str, ...], None] = {}
     apart: set[str] = set()
     number = {name: i for i, name in enumerate(latents)}
-    for _, terms in pieces:
+    for _, terms in densities:
         for term in terms:
             atoms = [
                 atom
@@ -114,7 +116,7 @@ def _joint_discrete(
                 apart.update(names)
             elif names:
                 cliques[tuple(names)] = None
-    groups, seen = [], set()
+    factors, seen = [], set()
     for name in latents:
         members = _reachable(name, list(cliques), apart)
         if len(members) < 2 or name in seen:
@@ -125,8 +127,8 @@ def _joint_discrete(
         mine = [clique for clique in cliques if set(clique) <= members]
         if elimination_order(states, mine)[1] > MAX_TABLE:
             continue
-        groups.append(
-            Group(
+        factors.append(
+            PosteriorFactor(
                 name=",".join(ordered),
                 role=latents[name].role,
                 family=JointCategorical(states, mine),
@@ -134,7 +136,7 @@ def _joint_discrete(
                 shape=latents[name].shape,
             )
         )
-    return groups
+    return factors
 
 
 def _reachable(
@@ -155,24 +157,24 @@ Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
 
 
 def _gaussian_pairs(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
     gaussian: set[str],
     latents: Mapping[str, Latent],
 ) -> Pairs:
     """The products of two real latents that occur; the flag marks a row's terms."""
     pairs: Pairs = defaultdict(list)
-    for piece, terms in pieces:
+    for density, terms in densities:
         for term in terms:
             atoms = [a for a in term.atoms if a.latent in gaussian]
             for i, a in enumerate(atoms):
                 for b in atoms[i + 1 :]:
                     if latents[a.latent].role == latents[b.latent].role:
-                        pairs[a.latent, b.latent].append((a, b, piece.is_row))
+                        pairs[a.latent, b.latent].append((a, b, density.is_row))
     return pairs
 
 
 def _kept_apart(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
     gaussian: set[str],
     latents: Mapping[str, Latent],
 ) -> set[frozenset[str]]:
@@ -182,7 +184,7 @@ def _kept_apart(
     of their own, a and b have all that the term needs.
     """
     crowded: list[dict[str, int]] = []
-    for _, terms in pieces:
+    for _, terms in densities:
         for term in terms:
             for role in ("global", "local"):
                 counts: dict[str, int] = defaultdict(int)
@@ -246,10 +248,10 @@ def _layout(
     pairs: Pairs,
     latents: Mapping[str, Latent],
 ) -> GaussianLayout:
-    """Splits the axes of a block's sites into batch axes and coordinates.
+    """Splits the axes of a factor's sites into batch axes and coordinates.
 
     An axis is a batch axis if no term multiplies two different entries along it, for
-    every site of the block alike.
+    every site of the factor alike.
     """
     own = {name: _own_batch_axes(name, pairs, latents) for name in members}
     reference = min(members, key=lambda name: len(own[name]))

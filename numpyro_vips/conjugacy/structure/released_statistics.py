@@ -22,7 +22,7 @@ from numpyro_vips.conjugacy.structure.geometry import (
     is_global,
 )
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import Group
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.repeated_diagonals import repeated_diagonal
 from numpyro_vips.conjugacy.structure.statistic import Release, Statistic
 
@@ -93,24 +93,26 @@ def labels_in(
 def find_statistics(
     terms: Sequence[Term],
     latents: Mapping[str, Latent],
-    groups: Mapping[str, Group],
-    group_of: Mapping[str, str],
-    told: frozenset[str],
+    factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
+    data_dependent: frozenset[str],
     centred: frozenset[str],
 ) -> tuple[Statistic, ...]:
     """The statistics of the terms of a row, each term having exactly one."""
     means = {
         name: jnp.zeros(tuple(latents[name].shape))
-        for group in centred
-        for name in groups[group].latents
+        for factor in centred
+        for name in factors[factor].latents
     }
     # What a product of two latents adds elsewhere when it is taken about their means.
     added = [
-        shadow
+        correction
         for term in terms
-        for shadow in centring.shadows(term, groups, group_of, centred, means)
+        for correction in centring.mean_corrections(
+            term, factors, factor_of, centred, means
+        )
     ]
-    is_shadow = {id(term) for term in added}
+    is_correction = {id(term) for term in added}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
     for term in (*terms, *added):
         part = global_part(term, latents)
@@ -120,7 +122,7 @@ def find_statistics(
     ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
     kept: list[tuple[Statistic, list[Term]]] = []
     for part, terms in ordered:
-        candidate = _statistic(part, latents, groups, group_of)
+        candidate = _statistic(part, latents, factors, factor_of)
         for statistic, others in kept:
             if labels_in(terms[0], statistic, latents) is not None:
                 others += terms
@@ -133,8 +135,8 @@ def find_statistics(
         name = statistic.name
         while any(name == other.name for other, _ in named):
             name += "′"  # The same latents, multiplied along other axes.
-        release = _release(terms, latents, group_of, told)
-        if release == "once" and any(id(term) in is_shadow for term in terms):
+        release = _release(terms, latents, factor_of, data_dependent)
+        if release == "once" and any(id(term) in is_correction for term in terms):
             release = "adaptive"
         bound = [(term, labels_in(term, statistic, latents)) for term in terms]
         entries = [(term, labels) for term, labels in bound if labels is not None]
@@ -168,14 +170,16 @@ def _summed_over(
     for term in terms:
         labels = labels_in(term, statistic, latents)
         assert labels is not None
-        told = {
+        per_label = {
             label
             for factor in term.factors
             if not is_global(factor, latents)
             for label in labels_of(factor)
         }
         # On a diagonal the labels cannot be summed one by one.
-        summed -= {i for i, x in enumerate(labels) if x in told or labels.count(x) > 1}
+        summed -= {
+            i for i, x in enumerate(labels) if x in per_label or labels.count(x) > 1
+        }
     if not summed:
         return statistic
     order = [*(i for i in range(len(sizes)) if i not in summed), *sorted(summed)]
@@ -195,32 +199,32 @@ def _summed_over(
     )
 
 
-def told_by_rows(
+def data_dependent_factors(
     terms: Sequence[Term],
     latents: Mapping[str, Latent],
-    group_of: Mapping[str, str],
+    factor_of: Mapping[str, str],
 ) -> frozenset[str]:
-    """The local groups whose factors depend on what a row holds.
+    """The names of the local factors that depend on private rows.
 
     The others are alike in all rows, given the globals: the Pólya-Gamma variable of a
     latent whose logits are a global, for one.
     """
     weights = {
-        group_of[name]
+        factor_of[name]
         for name, latent in latents.items()
         if latent.role == "local"
         and latent.weight is not None
-        and any(term.row for term in latent.weight.terms)
+        and any(term.is_private for term in latent.weight.terms)
     }
     members = []
     found = set(weights)
     for term in terms:
-        groups = {group_of[a.latent] for a in term.atoms if _is_local(a, latents)}
-        members.append(groups)
-        if term.row:
-            found |= groups
+        factors = {factor_of[a.latent] for a in term.atoms if _is_local(a, latents)}
+        members.append(factors)
+        if term.is_private:
+            found |= factors
     while True:
-        more = set().union(*(groups for groups in members if groups & found)) - found
+        more = set().union(*(factors for factors in members if factors & found)) - found
         if not more:
             return frozenset(found)
         found |= more
@@ -233,25 +237,27 @@ def _is_local(atom: Atom, latents: Mapping[str, Latent]) -> bool:
 def _release(
     terms: Sequence[Term],
     latents: Mapping[str, Latent],
-    group_of: Mapping[str, str],
-    told: frozenset[str],
+    factor_of: Mapping[str, str],
+    data_dependent: frozenset[str],
 ) -> Release:
-    mine = {group_of[a.latent] for t in terms for a in t.atoms if _is_local(a, latents)}
-    if mine & told or (mine and any(term.row for term in terms)):
+    mine = {
+        factor_of[a.latent] for t in terms for a in t.atoms if _is_local(a, latents)
+    }
+    if mine & data_dependent or (mine and any(term.is_private for term in terms)):
         return "adaptive"
-    return "once" if any(term.row for term in terms) else "public"
+    return "once" if any(term.is_private for term in terms) else "public"
 
 
 def _statistic(
     part: GlobalPart,
     latents: Mapping[str, Latent],
-    groups: Mapping[str, Group],
-    group_of: Mapping[str, str],
+    factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
 ) -> Statistic:
-    by_group: dict[str, list[str]] = defaultdict(list)
+    by_factor: dict[str, list[str]] = defaultdict(list)
     for latent, function, power, _ in part.atoms:
-        by_group[group_of[latent]].append(_readable(latent, function, power))
-    name = "".join(f"⟨{' '.join(names)}⟩" for names in by_group.values())
+        by_factor[factor_of[latent]].append(_readable(latent, function, power))
+    name = "".join(f"⟨{' '.join(names)}⟩" for names in by_factor.values())
     return Statistic(
         name=name,
         atoms=part.atoms,

@@ -1,9 +1,9 @@
 """Diagonals of a statistic that repeat another one, and so are not released.
 
 An indicator is its own square. Where the units z of a row are zeros and ones, what
-multiplies w_k² in the energy, the diagonal of Σ_kl ξ z_k z_l w_k w_l / 2, is half of
-what multiplies w_k c in Σ_k ξ z_k w_k c, in every row. The latter is released, and the
-diagonal is read off it, so the released matrix is hollow: zero on its diagonal.
+multiplies w_k² in the log joint density, the diagonal of Σ_kl ξ z_k z_l w_k w_l / 2, is
+half of what multiplies w_k c in Σ_k ξ z_k w_k c, in every row. The latter is released,
+and the diagonal is read off it, so the released matrix is hollow: zero on its diagonal.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     Labels,
     Term,
-    is_known,
+    is_public,
     labels_of,
 )
 from numpyro_vips.conjugacy.structure.geometry import Entry, Matrix, is_global
@@ -37,7 +37,7 @@ def without_diagonal(block: jax.Array) -> jax.Array:
 
 def with_diagonal(block: Any, diagonal: Any) -> Any:
     """A block of matrices with other diagonals; noisy sums stay in double precision."""
-    xp = np if is_known(block) else jnp
+    xp = np if is_public(block) else jnp
     return xp.where(np.eye(block.shape[-1], dtype=bool), diagonal[..., None], block)
 
 
@@ -127,8 +127,8 @@ def _constants_multiplied(factors: Sequence[Factor]) -> list[Factor]:
             if (
                 isinstance(factor, Dense)
                 and isinstance(other, Dense)
-                and is_known(factor.array)
-                and is_known(other.array)
+                and is_public(factor.array)
+                and is_public(other.array)
                 and factor.labels == other.labels
             ):
                 product = np.multiply(factor.array, other.array)
@@ -143,7 +143,7 @@ def _head(factor: Factor) -> tuple:
     if isinstance(factor, Atom):
         return "atom", factor.latent, factor.function, factor.power
     array = factor.array if isinstance(factor, Dense) else factor.indices
-    if is_known(array):
+    if is_public(array):
         content: Any = np.asarray(array, np.float64).tobytes()
     else:
         content = id(array)

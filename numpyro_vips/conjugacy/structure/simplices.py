@@ -21,7 +21,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Dense,
     OneHot,
     Term,
-    is_known,
+    is_public,
     labels_of,
     split_selectors,
 )
@@ -35,7 +35,7 @@ _TOLERANCE = 1e-6
 _MOST_NUMBERS = 10**7
 
 
-class Latent(Protocol):
+class LatentDomain(Protocol):
     """What has to be known of a latent; see `latents.Latent`."""
 
     @property
@@ -47,7 +47,7 @@ class Latent(Protocol):
 
 
 def adds_up_to_one(
-    form: Form, latents: Mapping[str, Latent], *, logarithms: bool = False
+    form: Form, latents: Mapping[str, LatentDomain], *, logarithms: bool = False
 ) -> bool | None:
     """Whether a form's entries along its last axis are probabilities.
 
@@ -64,14 +64,14 @@ def adds_up_to_one(
     states = form.axes[-1]
     for term in form.terms:
         for factor in term.factors:
-            if isinstance(factor, Atom) or not factor.row:
+            if isinstance(factor, Atom) or not factor.is_private:
                 continue
             if states in factor.labels and states.size > 1:
                 return None
             if isinstance(factor, Dense) and factor.branch is None:
                 return None
     rng = np.random.default_rng(0)
-    for _ in range(_DRAWS_PER_BRANCH if form.row else _DRAWS):
+    for _ in range(_DRAWS_PER_BRANCH if form.is_private else _DRAWS):
         values = _at_random_point(form, latents, rng)
         if values is None:
             return None
@@ -82,7 +82,7 @@ def adds_up_to_one(
 
 
 def _is_choice_of_simplices(
-    form: Form, latents: Mapping[str, Latent], logarithms: bool
+    form: Form, latents: Mapping[str, LatentDomain], logarithms: bool
 ) -> bool:
     """Whether a form selects whole simplices: their entries may not be mixed."""
     states = form.axes[-1]
@@ -106,7 +106,7 @@ def is_simplex(support: Any) -> bool:
 
 
 def _at_random_point(
-    form: Form, latents: Mapping[str, Latent], rng: np.random.Generator
+    form: Form, latents: Mapping[str, LatentDomain], rng: np.random.Generator
 ) -> np.ndarray | None:
     """The form at random latents, indices and branches; None if that is impossible."""
     drawn: dict[Any, Any] = {}
@@ -138,7 +138,7 @@ def _at_random_point(
                 operands.append((array, factor.labels))
             elif isinstance(factor, OneHot):
                 operands.append(_public_selection(factor, remembered, rng))
-            elif factor.row:
+            elif factor.is_private:
                 assert factor.branch is not None
                 group, number = factor.branch
                 numbers = branches[group]
@@ -146,7 +146,7 @@ def _at_random_point(
                 array = np.full(np.shape(factor.array), float(chosen == number))
                 operands.append((array, factor.labels))
             else:
-                if not is_known(factor.array):
+                if not is_public(factor.array):
                     return None
                 operands.append((factor.array, factor.labels))
         if _size(term, form) > _MOST_NUMBERS:
@@ -158,7 +158,7 @@ def _at_random_point(
 def _public_selection(
     factor: OneHot, remembered: Any, rng: np.random.Generator
 ) -> OneHot:
-    if is_known(factor.indices):
+    if is_public(factor.indices):
         return factor
     shape = np.shape(factor.indices)
     indices = remembered(
@@ -187,7 +187,7 @@ def _function(atom: Atom, value: np.ndarray, states: np.ndarray | None) -> np.nd
     return np.asarray(_FUNCTIONS[atom.function](value) ** atom.power)
 
 
-def _draw(latent: Latent, rng: np.random.Generator) -> np.ndarray | None:
+def _draw(latent: LatentDomain, rng: np.random.Generator) -> np.ndarray | None:
     """Some value in the support of a latent."""
     if latent.states is not None:
         return rng.choice(latent.states, latent.shape)

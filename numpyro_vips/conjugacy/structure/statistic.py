@@ -40,10 +40,11 @@ class Statistic:
     Attributes:
       name: Such as `⟨tau⟩⟨w w⟩`.
       atoms: (latent, function, power, label numbers) of each factor.
-      shape: Size of each label that rows tell apart, in the order of their numbers.
+      shape: Size of each label on which rows' coefficients depend, in the order of
+        their numbers.
       summed: Sizes of the labels with the numbers that follow. No row has different
         numbers along these, so the products are summed over them: of Σ_j z_k z_l w_jk
-        w_jl a row has z_k z_l to tell, once and not for every j.
+        w_jl a row releases z_k z_l, once and not for every j.
       rank: A term that fits several statistics belongs to the one that comes first.
       release: "public" if no row changes it, though the globals may; "once" if it
         does not depend on the globals, else "adaptive".

@@ -1,6 +1,7 @@
-"""Finds the conjugate structure in an energy: families, blocks and statistics.
+"""Finds the conjugate structure in a log joint density: families, factors and
+statistics.
 
-Every term of the energy is a constant times functions of latents. Collected over all
+Every term of the density is a constant times functions of latents. Collected over all
 terms, the functions in which a latent occurs name its exponential family.
 `posterior_factors` says which latents share one of its factors, and
 `released_statistics` what rows release.
@@ -30,11 +31,14 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.supports import base_support
 from numpyro_vips.conjugacy.structure import centring
 from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import Energy, Piece
-from numpyro_vips.conjugacy.structure.posterior_factors import Group, find_groups
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint, SiteLogDensity
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    find_posterior_factors,
+)
 from numpyro_vips.conjugacy.structure.released_statistics import (
+    data_dependent_factors,
     find_statistics,
-    told_by_rows,
 )
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 
@@ -44,25 +48,27 @@ class Structure:
     """What was found in a model.
 
     Attributes:
-      groups: The factors of the posterior, by name.
+      factors: The factors of the posterior, by name.
       statistics: What rows release.
-      group_of: The group of each latent.
+      factor_of: The name of each latent's factor.
       latents: All latents, auxiliary ones included.
       used: The statistics in which each latent occurs.
-      told_by_rows: Local groups whose factors depend on what a row holds.
-      centred: Gaussian groups whose statistics are released about the current mean.
+      data_dependent_factors: Local factors that depend on private rows.
+      centred: Gaussian factors whose statistics are released about the current mean.
     """
 
-    groups: Mapping[str, Group]
+    posterior_factors: Mapping[str, PosteriorFactor]
     statistics: tuple[Statistic, ...]
-    group_of: Mapping[str, str]
+    factor_of: Mapping[str, str]
     latents: Mapping[str, Latent]
     used: Mapping[str, tuple[str, ...]]
-    told_by_rows: frozenset[str]
+    data_dependent_factors: frozenset[str]
     centred: frozenset[str] = frozenset()
 
-    def groups_of(self, role: str) -> list[Group]:
-        return [group for group in self.groups.values() if group.role == role]
+    def posterior_factors_of(self, role: str) -> list[PosteriorFactor]:
+        return [
+            factor for factor in self.posterior_factors.values() if factor.role == role
+        ]
 
 
 class NotConjugate(Exception):
@@ -73,22 +79,22 @@ class NotConjugate(Exception):
         super().__init__("; ".join(f"{k}: {v}" for k, v in self.reasons.items()))
 
 
-def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
-    """Finds families, blocks and statistics.
+def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structure:
+    """Finds families, factors and statistics.
 
     Raises:
       NotConjugate: Some latent has no exponential family, or a density is outside
         the algebra.
     """
-    if energy.failures:
-        raise NotConjugate(energy.failures)
-    pieces = [
-        (piece, normal_terms(piece.form.terms, energy.latents))
-        for piece in energy.pieces
+    if log_joint.failures:
+        raise NotConjugate(log_joint.failures)
+    densities = [
+        (density, normal_terms(density.form.terms, log_joint.latents))
+        for density in log_joint.densities
     ]
-    used, sites = _usage(pieces, energy.latents)
+    used, sites = _usage(densities, log_joint.latents)
     chosen, reasons = {}, {}
-    for name, latent in energy.latents.items():
+    for name, latent in log_joint.latents.items():
         family = _family_of(latent, used[name])
         if family is None:
             reasons[name] = _no_family(latent, used[name], sites[name])
@@ -96,20 +102,22 @@ def find_structure(energy: Energy, overrides: Mapping[str, str]) -> Structure:
             chosen[name] = family
     if reasons:
         raise NotConjugate(reasons)
-    groups = find_groups(pieces, energy.latents, chosen, overrides)
-    group_of = {latent: g.name for g in groups.values() for latent in g.latents}
-    _check_products(pieces, energy.latents, group_of)
-    terms = [term for piece, terms in pieces if piece.is_row for term in terms]
-    told = told_by_rows(terms, energy.latents, group_of)
-    centred = centring.centred_groups(terms, energy.latents, groups, group_of)
-    statistics = find_statistics(terms, energy.latents, groups, group_of, told, centred)
+    factors = find_posterior_factors(densities, log_joint.latents, chosen, overrides)
+    factor_of = {latent: g.name for g in factors.values() for latent in g.latents}
+    _check_products(densities, log_joint.latents, factor_of)
+    terms = [term for density, terms in densities if density.is_row for term in terms]
+    data_dependent = data_dependent_factors(terms, log_joint.latents, factor_of)
+    centred = centring.centred_factors(terms, log_joint.latents, factors, factor_of)
+    statistics = find_statistics(
+        terms, log_joint.latents, factors, factor_of, data_dependent, centred
+    )
     return Structure(
-        groups=groups,
+        posterior_factors=factors,
         statistics=statistics,
-        group_of=group_of,
-        latents=energy.latents,
+        factor_of=factor_of,
+        latents=log_joint.latents,
         used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
-        told_by_rows=told,
+        data_dependent_factors=data_dependent,
         centred=centred,
     )
 
@@ -204,17 +212,18 @@ def _by_latent(term: Term) -> dict[str, list[Atom]]:
 
 
 def _usage(
-    pieces: Sequence[tuple[Piece, list[Term]]], latents: Mapping[str, Latent]
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
+    latents: Mapping[str, Latent],
 ) -> tuple[dict[str, set[str]], dict[str, dict[str, set[str]]]]:
     """The statistics in which each latent occurs, and at which sites."""
     used: dict[str, set[str]] = {name: set() for name in latents}
     sites: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in latents}
-    for piece, terms in pieces:
+    for density, terms in densities:
         for term in terms:
             for name, atoms in _by_latent(term).items():
                 statistic = _statistic_name(atoms, latents[name])
                 used[name].add(statistic)
-                sites[name][statistic].add(piece.site)
+                sites[name][statistic].add(density.site)
     return used, sites
 
 
@@ -240,18 +249,18 @@ def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) ->
 
 
 def _check_products(
-    pieces: Sequence[tuple[Piece, list[Term]]],
+    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
     latents: Mapping[str, Latent],
-    group_of: Mapping[str, str],
+    factor_of: Mapping[str, str],
 ) -> None:
     """Refuses products within one factor that its moments do not cover."""
     reasons = {}
-    for piece, terms in pieces:
+    for density, terms in densities:
         for term in terms:
             counts: dict[str, list[Atom]] = defaultdict(list)
             for atom in term.atoms:
-                counts[group_of[atom.latent]].append(atom)
-            for group, atoms in counts.items():
+                counts[factor_of[atom.latent]].append(atom)
+            for factor, atoms in counts.items():
                 if len(atoms) == 1:
                     continue
                 real = all(is_real(latents[a.latent]) for a in atoms)
@@ -263,7 +272,7 @@ def _check_products(
                 ):
                     continue
                 names = " · ".join(sorted(a.latent for a in atoms))
-                reasons[group] = f"a product of {names} in {piece.site!r}"
+                reasons[factor] = f"a product of {names} in {density.site!r}"
     if reasons:
         raise NotConjugate(reasons)
 

@@ -73,7 +73,9 @@ def test_bound_is_below_the_expectation_and_tight_at_a_point(trials: int, x64: N
     X, y = data(8, trials)
     program = compiled(regression, X, y, trials)
     row_bound = jax.jit(
-        lambda joint, x, y: program.row_bound(joint, {"X": x, "y": y}, 2)
+        lambda expected_natural, x, y: program.row_bound(
+            expected_natural, {"X": x, "y": y}, 2
+        )
     )
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
     weights = weights / weights.sum()
@@ -82,9 +84,9 @@ def test_bound_is_below_the_expectation_and_tight_at_a_point(trials: int, x64: N
         mean = size * rng.normal(size=3)
         square = np.outer(mean, mean) + variance * np.eye(3)
         moments = {"w": {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}}
-        joint = program.joint_moments(moments)
+        expected_natural = program.expected_natural_of(moments)
         for x, successes in zip(X, y, strict=True):
-            found = float(row_bound(joint, x, successes))
+            found = float(row_bound(expected_natural, x, successes))
             logits = x @ mean + nodes * math.sqrt(variance) * np.linalg.norm(x)
             likelihood = successes * logits - trials * np.logaddexp(0.0, logits)
             exact = weights @ likelihood + np.log(special.binom(trials, successes))
@@ -145,7 +147,9 @@ def test_residuals_and_shared_curvature(x64: None):
     state = engine.initial_state(jax.random.key(0))
     mean = np.array([3.0, -2.0, 1.0])
     moments = {"w": {"x": jnp.asarray(mean), "xx": np.outer(mean, mean) + np.eye(3)}}
-    state = state._replace(moments=moments, joint=program.joint_moments(moments))
+    state = state._replace(
+        moments=moments, expected_natural=program.expected_natural_of(moments)
+    )
     rows = {"X": jnp.asarray(X), "y": jnp.asarray(y)}
     scales = {"⟨w⟩": 1.0, "⟨w w⟩": 1.0}
     mask = np.ones(len(X), bool)
@@ -176,7 +180,9 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
     }
     state = engine.initial_state(jax.random.key(3))
     rows = {"y": jnp.asarray(y)}
-    factors = jax.vmap(lambda row: program.solve_locals(state.joint, row, 5))(rows)
+    factors = jax.vmap(
+        lambda row: program.solve_locals(state.expected_natural, row, 5)
+    )(rows)
     z = np.asarray(factors["z"]["is"])[:, 0, :, 1]
     pairs = z[:, :, None] * z[:, None, :]
     mean = np.asarray(state.moments["c+W"]["x"])
@@ -219,12 +225,12 @@ def test_one_row_moves_the_sum_by_no_more_than_the_norm(model: str, x64: None):
     for seed, size in itertools.product(range(3), (0.1, 3.0, 50.0)):
         state = engine.initial_state(jax.random.key(seed))
         moments = {}
-        for group in program.structure.groups_of("global"):
-            mean = size * rng.normal(size=group.shape)
-            square = mean[..., None] * mean[..., None, :] + np.eye(group.shape[-1])
-            moments[group.name] = {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}
-        joint = program.joint_moments(moments)
-        state = state._replace(moments=moments, joint=joint)
+        for factor in program.structure.posterior_factors_of("global"):
+            mean = size * rng.normal(size=factor.shape)
+            square = mean[..., None] * mean[..., None, :] + np.eye(factor.shape[-1])
+            moments[factor.name] = {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}
+        expected_natural = program.expected_natural_of(moments)
+        state = state._replace(moments=moments, expected_natural=expected_natural)
         for number in range(4):
             mask = np.arange(4) == number
             sums = engine.bounded_sum(
@@ -344,7 +350,7 @@ def test_curvature_has_the_noise_of_one_release():
         clipping_norm=0.7,
         progress_bar=False,
     )
-    analysis = vi._analyse((X, y), {})
+    analysis = vi._prepare_fit((X, y), {})
     first, *others = analysis.steps
     assert [block.name for block in first.blocks] == ["⟨w w⟩"]
     state: Any = analysis.engine.initial_state(jax.random.key(0))
@@ -384,7 +390,7 @@ def test_a_belief_network_has_nothing_to_release_once():
             progress_bar=False,
             **options,
         )
-        steps = vi._analyse((y,), {}).steps
+        steps = vi._prepare_fit((y,), {}).steps
         assert sum(s.noise_multiplier**-2 for s in steps) == pytest.approx(1.0)
         return [[block.name for block in step.blocks] for step in steps]
 

@@ -118,14 +118,14 @@ def test_compiled_models_give_lapack_no_batch(
     rows = program.graph.arguments.as_taken(program.graph.arguments.take(np.arange(12)))
     row = {name: jnp.asarray(array[0]) for name, array in rows.items()}
     start = program.start(jax.random.key(0), row)
-    joint = program.joint_moments(start.moments)
+    expected_natural = program.expected_natural_of(start.moments)
     sums = {s.name: jnp.zeros(s.block_shape) for s in program.structure.statistics}
     noise = dict.fromkeys(sums, jnp.ones(()))
 
     def e_step(rows: Any) -> Any:
         scales = dict.fromkeys(sums, 1.0)
         mask = jnp.ones(12, bool)
-        return program.bounded_sum(joint, rows, mask, scales, 1.0, sweeps=3)
+        return program.bounded_sum(expected_natural, rows, mask, scales, 1.0, sweeps=3)
 
     def m_step(sums: Any) -> Any:
         return program.update_globals(sums, noise, start.moments, {}, row)

@@ -76,7 +76,7 @@ def run(program: Program, *, public: bool) -> tuple[Value, np.ndarray, list[Any]
     ]
     for value in ROWS.values():
         array = value if public else jnp.asarray(value)
-        inputs.append(Constant(array, row=not public))
+        inputs.append(Constant(array, is_private=not public))
     checks: list[Any] = []
     (result,) = interpret(closed, inputs, checks)
     expected = program(Named({k: jnp.asarray(v) for k, v in arrays.items()}))
@@ -294,7 +294,7 @@ def test_private_indices_out_of_range_are_noticed(bad: int) -> None:
         checks: list[Any] = []
         inputs: list[Value] = [
             forms.latent("w", (3,)),
-            Constant(jnp.asarray(indices), row=True),
+            Constant(jnp.asarray(indices), is_private=True),
         ]
         interpret(closed, inputs, checks)
         assert bool(np.all([np.all(check) for check in checks])) is expected

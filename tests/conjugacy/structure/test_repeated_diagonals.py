@@ -112,10 +112,10 @@ def moments_at_random(program: ConjugateProgram) -> Any:
     """Moments of Gaussian globals with means of either sign."""
     rng = np.random.default_rng(3)
     moments = {}
-    for group in program.structure.groups_of("global"):
-        mean = 0.3 * rng.normal(size=group.shape)
-        square = mean[..., None] * mean[..., None, :] + 0.2 * np.eye(group.shape[-1])
-        moments[group.name] = {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}
+    for factor in program.structure.posterior_factors_of("global"):
+        mean = 0.3 * rng.normal(size=factor.shape)
+        square = mean[..., None] * mean[..., None, :] + 0.2 * np.eye(factor.shape[-1])
+        moments[factor.name] = {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}
     return moments
 
 
@@ -127,20 +127,27 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     program = compiled(model, augmentation)
     statistics = program.structure.statistics
     moments = moments_at_random(program)
-    joint, means = program.joint_moments(moments), program.means(moments)
+    expected_natural, means = (
+        program.expected_natural_of(moments),
+        program.means(moments),
+    )
     names = [s.name for s in statistics if s.release != "public"]
 
     def of_row(row: Any) -> Any:
-        mine = program.solve_locals(joint, row, SWEEPS)
+        mine = program.solve_locals(expected_natural, row, SWEEPS)
         norm = program.row_norms(row, mine, {"⟨W W⟩": 1.0}, means)
         _, terms, _ = program.row_terms(row)
-        return norm, jax.grad(lambda n: program.expected(terms, n, mine))(dict(joint))
+        return norm, jax.grad(lambda n: program.expected(terms, n, mine))(
+            dict(expected_natural)
+        )
 
     @jax.jit
     def found(rows: Any) -> Any:
         scales = dict.fromkeys(names, 1.0)
         mask = jnp.ones(len(rows["y"]), bool)
-        sums = program.bounded_sum(joint, rows, mask, scales, 1e9, SWEEPS, means)
+        sums = program.bounded_sum(
+            expected_natural, rows, mask, scales, 1e9, SWEEPS, means
+        )
         return sums, *jax.vmap(of_row)(rows)
 
     rng = np.random.default_rng(1)
@@ -165,13 +172,13 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
 def test_a_row_with_one_unit_on_has_nothing_off_the_diagonal():
     """Where rounding is all that is left, in single precision, the norm is small."""
     program = compiled(logistic, FIXED)
-    joint = program.joint_moments(moments_at_random(program))
+    expected_natural = program.expected_natural_of(moments_at_random(program))
     certain = np.zeros((1, 3, 2), np.float32)
     certain[0, :, 0], certain[0, 1] = 1.0, (0.0, 1.0)
 
     @jax.jit
     def norm_of(row: Any) -> jax.Array:
-        local = dict(program.solve_locals(joint, row, SWEEPS))
+        local = dict(program.solve_locals(expected_natural, row, SWEEPS))
         local["z"] = {"is": jnp.asarray(certain)}
         return program.row_norms(row, local, {"⟨W W⟩": 1.0})
 

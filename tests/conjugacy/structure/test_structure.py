@@ -81,7 +81,7 @@ FOUND: dict[str, Expected] = {
 def test_blocks_and_statistics(name: str) -> None:
     groups, statistics = FOUND[name]
     structure = uncertified(MODELS[name].fn, MODELS[name].rows()).structure
-    found = {g.name: g.family.name for g in structure.groups_of("global")}
+    found = {g.name: g.family.name for g in structure.posterior_factors_of("global")}
     assert found == groups
     assert {s.name: (s.shape, s.release) for s in structure.statistics} == statistics
 
@@ -108,12 +108,12 @@ def test_latents_that_are_independent_given_the_data_get_blocks_of_their_own() -
         with numpyro.plate(UNIT, x.shape[0]):
             numpyro.sample("x", dist.Normal(mu, 1.0).to_event(1), obs=x)
 
-    (group,) = uncertified(model, MODELS["mixture"].rows()).structure.groups_of(
-        "global"
-    )
-    assert group.shape == (2, 1)
-    assert group.layout is not None
-    assert group.layout.batch_shape == (2,)
+    (factor,) = uncertified(
+        model, MODELS["mixture"].rows()
+    ).structure.posterior_factors_of("global")
+    assert factor.shape == (2, 1)
+    assert factor.layout is not None
+    assert factor.layout.batch_shape == (2,)
 
 
 # --- what is not conjugate --------------------------------------------------------
