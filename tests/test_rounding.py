@@ -196,7 +196,7 @@ def test_no_piece_leaves_rows_over() -> None:
         # One by one only if there is no other way.
         assert size > 1 or WIDEST * bytes_per_row > 2**28
         assert size <= WIDEST or size * bytes_per_row <= 2**26
-    rows, mask = {"x": np.arange(1.0, 1001.0)}, np.ones(1000, bool)
+    rows, mask = {"x": np.arange(1.0, 1001.0)}, jnp.ones(1000, bool)
     for size, shape in [(256, (4, 256)), (192, (6, 192)), (1, (1000, 1))]:
         split, present = in_pieces(rows, mask, size)
         assert split["x"].shape == present.shape == shape

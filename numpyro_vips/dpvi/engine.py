@@ -239,7 +239,7 @@ class DpviEngine:
         shared = jax.eval_shape(
             self._shared, self._initial(key), *self._draws_at(key, 0)
         )
-        self._row_gradients.check(shared, self._row)
+        self._row_gradients.check(shared, self._row, graph.arguments)
 
     def _initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
         """Every parameter's initial value, unconstrained."""

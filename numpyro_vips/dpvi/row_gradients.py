@@ -15,6 +15,11 @@ import numpy as np
 
 from numpyro_vips.dpvi.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.program_constants import (
+    Declared,
+    constants_of,
+    refuse_program_constants,
+)
 from numpyro_vips.jax_tools.row_programs import (
     check_row_program,
     over_rows,
@@ -129,16 +134,24 @@ class RowGradients:
         self._of_row = jax.jit(self._gradient_of_row)
         self._of_rows = over_rows(self._of_row)
 
-    def check(self, shared: Shared, row: Mapping[str, Any]) -> None:
-        """Refuses a model or guide by which rows could meet or leave.
+    def check(
+        self, shared: Shared, row: Mapping[str, Any], arguments: Declared
+    ) -> None:
+        """Refuses a model or guide by which rows could meet, leave or enter unseen.
 
         Args:
-          shared, row: Arrays of which only shapes and dtypes are used.
+          shared, row: Of which only shapes and types are looked at.
+          arguments: The model's.
 
         Raises:
-          UnsafeModelError: See `row_programs.check_row_program`.
+          UnsafeModelError: See `row_programs.check_row_program`, or a derivative that
+            the author gave holds an array that is as long as the data.
         """
-        row_program(self._of_row, shared, row)
+        program, _ = row_program(self._of_row, shared, row)
+        # What is in the row's program without derivatives was looked at with the model.
+        refuse_program_constants(
+            program, arguments, "model or guide", looked_at=constants_of(self._closed)
+        )
 
     def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
         tree, draws, key = shared

@@ -60,6 +60,8 @@ def refuse_program_constants(
     closed: jex_core.ClosedJaxpr,
     arguments: Declared,
     what: str = "model",
+    *,
+    looked_at: Iterable[Array] = (),
 ) -> None:
     """Refuses a program that holds an array with an axis as long as the data.
 
@@ -72,6 +74,7 @@ def refuse_program_constants(
         among its arguments.
       arguments: Of the model.
       what: Whose program it is, for the message: `"model"` or `"guide"`.
+      looked_at: Arrays that may be among its constants.
 
     Raises:
       UnsafeModelError: There is such an array, or a program that was compiled ahead,
@@ -80,7 +83,9 @@ def refuse_program_constants(
     _refuse_compiled_ahead(closed.jaxpr, what)
     for array in constants_of(closed):
         is_long = has_length(np.shape(array), arguments.num_rows)
-        if is_long and not (is_declared(array, arguments) or is_plain(array)):
+        is_known = any(_equal(array, other) for other in looked_at)
+        is_known = is_known or is_declared(array, arguments) or is_plain(array)
+        if is_long and not is_known:
             name = "an array inside it"
             refuse_length(name, np.shape(array), arguments.num_rows, what)
 

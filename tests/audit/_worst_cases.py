@@ -51,7 +51,7 @@ class RepeatedFits:
         for name in ("_plan", "_price", "_rehearse"):
             setattr(vi, name, _once(getattr(vi, name)))
 
-    def _analyse(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+    def _prepare_fit(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         vi = self._vi
         arguments = bind_arguments(vi.model, args, kwargs, num_rows=vi.num_rows)
         if self._analysis is None:

@@ -319,6 +319,29 @@ def test_conjugate_locals_show_nothing(way: str, capfd: Any) -> None:
     assert capfd.readouterr().out == ""
 
 
+def test_rows_inside_a_derivative_are_refused() -> None:
+    """A rule that the author gave is part of what runs, and so are its constants."""
+    hidden = [float(x) for x in rows_of(5)[:, 0]]
+    # No reference to the numbers is left but that of the function's own code.
+    rule = f"lambda _, gradient: (gradient * jnp.asarray({hidden})[0],)"
+
+    @jax.custom_vjp
+    def identity(x: Any) -> Any:
+        return x
+
+    identity.defvjp(lambda x: (x, None), eval(rule, {"jnp": jnp, "__name__": "math"}))
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        slope: Any = numpyro.sample("slope", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            loc = identity(X @ slope)
+            numpyro.sample("y", dist.StudentT(4, loc, 1), obs=jnp.ones(X.shape[0]))
+
+    with pytest.raises(nv.UnsafeModelError, match="axis of the length of the data"):
+        private_vi(model, engine="dpvi").explain(rows_of(1))
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 
