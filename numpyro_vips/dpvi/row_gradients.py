@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_vips.dpvi.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
@@ -292,17 +291,28 @@ class RowGradients:
 def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
     """A number made of the bits of a row, to tell the draws of rows apart.
 
-    It need not be secure: draws of single rows protect nothing and are not released.
+    Each word of the row is multiplied by an odd number that depends on its place. It
+    need not be secure: draws of single rows protect nothing and are not released.
     """
     total = jnp.zeros((), jnp.uint32)
-    rng = np.random.default_rng(0)
+    place = 0
     for leaf in jax.tree.leaves(row):
         bits = jax.lax.bitcast_convert_type(
             jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
         )
-        factors = rng.integers(0, 2**32, bits.shape, dtype=np.uint32) | np.uint32(1)
-        total += jnp.sum(bits * factors, dtype=jnp.uint32)
+        places = jnp.arange(place, place + bits.size, dtype=jnp.uint32)
+        total += jnp.sum(bits * (_mixed(places) | 1), dtype=jnp.uint32)
+        place += bits.size
     return total
+
+
+def _mixed(numbers: jax.Array) -> jax.Array:
+    """The finaliser of MurmurHash3: 32 bits that depend on all bits of a number."""
+    numbers ^= numbers >> 16
+    numbers *= jnp.uint32(0x85EBCA6B)
+    numbers ^= numbers >> 13
+    numbers *= jnp.uint32(0xC2B2AE35)
+    return numbers ^ (numbers >> 16)
 
 
 def _clipped(

@@ -9,20 +9,24 @@ program is what runs. An operation is refused unless it is known to be safe:
 | refused                               | because                                   |
 |---------------------------------------|-------------------------------------------|
 | callbacks, prints, checks of values   | Python code sees rows                     |
-| `jax.custom_batching.custom_vmap`     | its rule sees all rows at once            |
+| `custom_vmap` functions               | their rules see all rows at once          |
 | foreign calls, kernels, primitives of | nothing is known of their rules           |
 | one's own                             |                                           |
 | keys other than threefry              | a row's draws depend on other rows' keys  |
 | collectives                           | they add up what others hold              |
 | mutable arrays (`jax.new_ref`)        | they keep what a row wrote into them      |
 
+`jax.custom_batching.sequential_vmap`, whose rule is JAX's own, takes rows one by one,
+and so do the rules in this package that are marked by `treats_rows_alone`.
+
 Derivatives that an author has given a function (`jax.custom_jvp`, `jax.custom_vjp`) are
 part of the traced program wherever a derivative is taken.
 """
 
 import functools
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex_core
@@ -33,6 +37,8 @@ from jax.interpreters import partial_eval
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
 from numpyro_vips.jax_tools.random_keys import is_threefry, threefry_key
+
+_Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 # Of JAX's own operations, those by which rows could meet, leave or be kept.
 _REFUSED = (
@@ -60,6 +66,36 @@ def _allowed() -> frozenset[jex_core.Primitive]:
         program = jax.make_jaxpr(function)(threefry_key(0))
         found |= {equation.primitive for equation in equations_of(program.jaxpr)}
     return frozenset(found)
+
+
+_RULES_OF_OURS: set[types.CodeType] = set()
+
+
+def treats_rows_alone(rule: _Rule) -> _Rule:
+    """Marks a rule of `custom_vmap` in this package.
+
+    Under the rule a row's result must depend on that row alone, to the last digit.
+    """
+    _RULES_OF_OURS.add(rule.__code__)
+    return rule
+
+
+@functools.cache
+def _rule_of_sequential_vmap() -> types.CodeType | None:
+    program = jax.make_jaxpr(jax.custom_batching.sequential_vmap(jnp.sin))(0.0)
+    return _code_of_rule(program.jaxpr.eqns[0])
+
+
+def _code_of_rule(equation: jex_core.JaxprEqn) -> types.CodeType | None:
+    rule = getattr(equation.params.get("rule"), "__wrapped__", None)
+    return getattr(rule, "__code__", None)
+
+
+def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
+    code = _code_of_rule(equation)
+    return code is not None and (
+        code in _RULES_OF_OURS or code is _rule_of_sequential_vmap()
+    )
 
 
 def equations_of(jaxpr: jex_core.Jaxpr) -> Iterator[jex_core.JaxprEqn]:
@@ -90,11 +126,13 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "it for runs of the plain model."
             )
         if name == "custom_vmap_call":
+            if _is_safe_batching(equation):
+                continue
             raise UnsafeModelError(
                 "The model or guide has a jax.custom_batching.custom_vmap function, "
                 "whose rule sees all rows of a batch at once: one record could act on "
                 "what another one contributes. Take the decorator off, so that JAX "
-                "maps the function itself."
+                "maps the function itself, or use sequential_vmap."
             )
         if equation.primitive not in _allowed():
             raise UnsafeModelError(

@@ -353,6 +353,31 @@ def test_what_never_runs_is_not_refused() -> None:
     np.testing.assert_array_equal(found, [0.0, 2.0, 4.0])
 
 
+def test_rules_that_take_rows_one_by_one_are_allowed() -> None:
+    sequential = jax.custom_batching.sequential_vmap(jnp.sin)
+    found = over_rows(lambda shared, row: shared * sequential(row))(
+        jnp.asarray(2.0), jnp.arange(3.0)
+    )
+    np.testing.assert_allclose(found, 2 * np.sin(np.arange(3.0)), rtol=1e-6)
+
+
+def test_as_many_columns_as_rows_are_no_captured_rows() -> None:
+    """What the engine itself makes for a row is as wide as the row."""
+
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        size = X.shape[1]
+        slope: Any = numpyro.sample(
+            "slope", dist.Normal(0, 1).expand([size]).to_event(1)
+        )
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("x", dist.StudentT(4, slope, 1).to_event(1), obs=X)
+
+    for guide in (None, "full_rank"):
+        vi = private_vi(model, engine="dpvi", guide=guide)
+        vi.explain(np.random.default_rng(0).normal(size=(17, 17)))
+
+
 def test_functions_of_jax_are_allowed() -> None:
     """Those that people write likelihoods and encoders with."""
 

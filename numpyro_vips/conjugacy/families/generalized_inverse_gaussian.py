@@ -19,6 +19,7 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy.families.family import Family, Moments
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.jax_tools.host_calls import call_on_host
+from numpyro_vips.jax_tools.row_programs import treats_rows_alone
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
 _TINY = 1e-30
@@ -69,6 +70,7 @@ def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
 
 
 @_integrals.def_vmap
+@treats_rows_alone
 def _integrals_of_rows(
     axis_size: int, in_batched: Any, order: jax.Array, alpha: jax.Array
 ) -> tuple[tuple[jax.Array, ...], Any]:

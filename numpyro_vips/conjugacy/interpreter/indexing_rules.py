@@ -115,7 +115,7 @@ def index_alternatives(index: Form) -> list[Alternative]:
                 term.bound,
                 xp.round(array).astype(np.int32),
                 labels,
-                any(getattr(v, "is_private", False) for v in values),
+                any(v.is_private for v in values),
             )
         )
     return alternatives
