@@ -20,17 +20,16 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jax.interpreters import partial_eval
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, find_structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_joint import (
@@ -212,8 +211,7 @@ def _sites_with(graph: ModelGraph, solved: Collection[str]) -> list[str]:
             name: jax.tree.map(lambda _, keep=name == site.name: keep, outputs)
             for name, outputs in graph.program_outputs.items()
         }
-        leaves = jax.tree.leaves(wanted)
-        _, used = partial_eval.dce_jaxpr(graph.program.jaxpr, leaves, instantiate=False)
+        _, used = with_used_inputs(graph.program, jax.tree.leaves(wanted))
         reads = {name for name, is_used in zip(inputs, used, strict=True) if is_used}
         if site.name in solved or reads & set(solved):
             found.append(site.name)
@@ -281,9 +279,6 @@ def _given_globals(
         return outputs
 
     closed, outputs = jax.make_jaxpr(program, return_shape=True)(given, mine)
-    jaxpr, _ = partial_eval.dce_jaxpr(
-        closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True
-    )
 
     def kept(name: str) -> Any:
         site = graph.sites[name]
@@ -292,7 +287,7 @@ def _given_globals(
     return dataclasses.replace(
         graph,
         sites={name: kept(name) for name in sites},
-        program=jex_core.ClosedJaxpr(jaxpr, closed.consts),
+        program=without_dead_code(closed),
         program_outputs=outputs,
         program_inputs=(given, mine),
         params={},

@@ -35,7 +35,6 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.interpreters import partial_eval
 from numpyro.distributions import biject_to
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
@@ -49,6 +48,7 @@ from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
@@ -615,8 +615,7 @@ def _draws_of_step(
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
-    traced = jax.make_jaxpr(function)(*arguments)
-    _, used = partial_eval.dce_jaxpr(traced.jaxpr, [True])
+    _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
 
 

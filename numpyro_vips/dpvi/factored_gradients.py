@@ -13,7 +13,6 @@ this form has its gradient taken entry by entry. The norms are those of Goodfell
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -21,12 +20,10 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 
+from numpyro_vips.jax_tools.jaxprs import apply_equation, evaluate, inlined
 from numpyro_vips.jax_tools.row_sums import in_double
 
-# Programs inside programs that are nothing but calls.
-_CALLS = ("jit", "pjit", "closed_call", "core_call")
 # These move the entries of an array, one to one.
 _VIEWS = ("reshape", "squeeze", "transpose", "broadcast_in_dim", "copy", "copy_p")
 
@@ -104,7 +101,7 @@ class AffineUse:
 
         def of_row(value: Any, frame: Sequence[Any]) -> jax.Array:
             for view in self.views:
-                (value,) = _run(view, [value])
+                (value,) = apply_equation(view, [value])
             operands = [*frame[: self.side], value, *frame[self.side :]]
             equation = self.equation
             if self._is_product:
@@ -113,7 +110,7 @@ class AffineUse:
                 params = {**equation.params, "precision": precision}
                 params["preferred_element_type"] = dtype
                 equation = equation.replace(params=params)
-            return _run(equation, operands)[0]
+            return apply_equation(equation, operands)[0]
 
         def of_rows(value: Any) -> jax.Array:
             return jax.vmap(of_row, in_axes=(None, 0))(value, frames)
@@ -161,14 +158,10 @@ class FactoredProgram:
 
     def __init__(self, program: jex_core.ClosedJaxpr, inputs: Iterable[int]) -> None:
         """Looks for uses of some inputs; `program` takes floats, integers and keys."""
-        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
-        inlined = jax.make_jaxpr(lambda *args: _inlined(program, args))(*shapes)
-        outputs = [True] * len(inlined.jaxpr.outvars)
-        self._jaxpr, _ = partial_eval.dce_jaxpr(
-            inlined.jaxpr, outputs, instantiate=True
-        )
-        self._consts = inlined.consts
-        found = {number: _only_use(self._jaxpr, number) for number in inputs}
+        # Derivatives are taken of what runs here, so they stay their authors'.
+        self._program = inlined(program, keep_rules=True)
+        jaxpr = self._program.jaxpr
+        found = {number: _only_use(jaxpr, number) for number in inputs}
         self.uses = {number: use for number, use in found.items() if use is not None}
 
     def __call__(
@@ -188,14 +181,14 @@ class FactoredProgram:
         others: dict[int, tuple[Any, ...]] = {}
 
         def run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Any:
-            results = _run(equation, operands)
             number = at.get(id(equation))
             if number is None:
-                return results
+                return None
+            results = apply_equation(equation, operands)
             others[number] = self.uses[number].others(operands)
             return [results[0] + taps[number]]
 
-        return _evaluated(self._jaxpr, self._consts, arguments, run), others
+        return evaluate(self._program, arguments, run, keep_rules=True), others
 
 
 def _only_use(jaxpr: Any, number: int) -> AffineUse | None:
@@ -239,55 +232,6 @@ def _is_isometric(equation: jex_core.JaxprEqn, side: int) -> bool:
         # Of several slices some might be the same.
         return side == 0 and math.prod(_aval(equation.invars[1]).shape[:-1]) == 1
     return name == "dynamic_slice" and side == 0
-
-
-def _inlined(program: jex_core.ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
-    """Evaluates a program whose calls are part of it."""
-
-    def run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Any:
-        inner = equation.params.get("jaxpr")
-        if equation.primitive.name in _CALLS and inner is not None:
-            return _inlined(inner, operands)
-        return _run(equation, operands)
-
-    return _evaluated(program.jaxpr, program.consts, arguments, run)
-
-
-def _evaluated(
-    jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any], run: Any
-) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(var: Any) -> Any:
-        return var.val if isinstance(var, jex_core.Literal) else values[var]
-
-    for equation in jaxpr.eqns:
-        results = run(equation, [read(var) for var in equation.invars])
-        values.update(zip(equation.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Applies one equation, with the derivative that its author may have given it."""
-    given = {
-        var: operand
-        for var, operand in zip(equation.invars, operands, strict=True)
-        if not isinstance(var, jex_core.Literal)
-    }
-    program = _empty_program().replace(
-        invars=list(given),
-        outvars=equation.outvars,
-        eqns=[equation],
-        effects=equation.effects,
-    )
-    closed = jex_core.ClosedJaxpr(program, ())
-    return jex_core.jaxpr_as_fun(closed)(*given.values())
-
-
-@functools.cache
-def _empty_program() -> Any:
-    return jax.make_jaxpr(lambda: ())().jaxpr
 
 
 def _aval(var: Any) -> Any:

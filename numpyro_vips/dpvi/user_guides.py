@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
 from numpyro_vips.model.arguments import captured_arrays
 from numpyro_vips.model.graph import (
@@ -162,8 +162,7 @@ class UserGuide:
                     )
                     return messages[name]["value"]
 
-                closed = jax.make_jaxpr(value)(rows)
-                jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, [True])
+                program, used = with_used_inputs(jax.make_jaxpr(value)(rows))
                 if any(used):
                     argument = sorted(rows)[used.index(True)]
                     raise UnsafeModelError(
@@ -171,7 +170,7 @@ class UserGuide:
                         f"depends on the private argument {argument!r}: its parameters "
                         "would reveal the data. Use numpyro.param instead."
                     )
-                programs.append(str(jaxpr))
+                programs.append(str(program))
             if programs[0] != programs[1]:
                 raise UnsafeModelError(
                     f"The guide's distribution of {name!r}, which all rows share, "

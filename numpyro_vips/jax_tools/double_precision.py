@@ -14,17 +14,14 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
-from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
-
-# Programs inside programs that run exactly once, with the same inputs.
-_INNER_PROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr", "call")
-_CALLS = (
-    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-    "custom_vmap_call",
+from numpyro_vips.jax_tools.jaxprs import (
+    apply_equation,
+    called_program,
+    evaluate,
+    without_dead_code,
 )
+from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
 
 
 def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -37,23 +34,16 @@ def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., A
     with jax.enable_x64(True):
         program, shape = jax.make_jaxpr(function, return_shape=True)(*args)
     # What only a discarded random draw or an unused site needs is left out.
-    jaxpr, used = partial_eval.dce_jaxpr(
-        program.jaxpr, [True] * len(program.jaxpr.outvars)
-    )
-    constants = dict(
-        zip(program.jaxpr.constvars, map(_in_double, program.consts), strict=True)
-    )
+    program = without_dead_code(program)
     structure = jax.tree.structure(shape)
 
-    def evaluate(*args: Any) -> Any:
-        leaves = [_in_double(leaf) for leaf in jax.tree.leaves(args)]
-        kept = [leaf for leaf, is_used in zip(leaves, used, strict=True) if is_used]
-        needed = [constants[var] for var in jaxpr.constvars]
+    def run(*args: Any) -> Any:
+        leaves = map(_in_double, jax.tree.leaves(args))
         with np.errstate(all="ignore"), jax.enable_x64(True):
-            results = _evaluate(jaxpr, needed, kept)
+            results = evaluate(program, leaves, _apply, constant=_in_double)
         return jax.tree.unflatten(structure, results)
 
-    return evaluate
+    return run
 
 
 def evaluate_in_double(function: Callable[..., Any], *args: Any) -> Any:
@@ -71,30 +61,14 @@ def _in_double(value: Any) -> Any:
     return array.astype(np.float64) if is_real else array
 
 
-def _evaluate(jaxpr: Any, constants: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-    values: dict[Any, Any] = dict(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(var: Any) -> Any:
-        return _in_double(var.val) if isinstance(var, jex_core.Literal) else values[var]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        results = _apply(eqn, operands)
-        for var, result in zip(eqn.outvars, results, strict=True):
-            values[var] = result
-    return [read(var) for var in jaxpr.outvars]
-
-
-def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
+    if called_program(eqn) is not None:
+        return None
     name, params = eqn.primitive.name, eqn.params
-    inner = next((params[k] for k in _INNER_PROGRAMS if k in params), None)
-    if name in _CALLS and inner is not None:
-        return _evaluate_inner(inner, operands)
     if name == "cond":
         branches = params["branches"]
         which = int(np.clip(int(operands[0]), 0, len(branches) - 1))
-        return _evaluate_inner(branches[which], operands[1:])
+        return evaluate(branches[which], operands[1:], _apply, constant=_in_double)
     if name == "platform_index":
         return [_platform(params["platforms"])]
     if name in NUMPY:
@@ -111,11 +85,6 @@ def _platform(choices: Sequence[Sequence[str] | None]) -> np.ndarray:
     here = jax.default_backend()
     fits = [names is None or here in names for names in choices]
     return np.asarray(fits.index(True))
-
-
-def _evaluate_inner(inner: Any, operands: Sequence[Any]) -> list[Any]:
-    constants = [_in_double(constant) for constant in getattr(inner, "consts", ())]
-    return _evaluate(getattr(inner, "jaxpr", inner), constants, operands)
 
 
 def _as_traced(result: Any, var: Any) -> np.ndarray:
@@ -139,6 +108,4 @@ def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
         else jnp.asarray(operand, aval.dtype)
         for operand, aval in zip(operands, avals, strict=True)
     ]
-    results = eqn.primitive.bind(*typed, **eqn.params)
-    results = results if eqn.primitive.multiple_results else [results]
-    return [_in_double(result) for result in results]
+    return [_in_double(result) for result in apply_equation(eqn, typed)]

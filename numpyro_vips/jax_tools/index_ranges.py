@@ -11,12 +11,10 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+import numpy as np
 from jax.lax import GatherScatterMode
 
-# Programs inside programs that run exactly once, so that their checks always hold.
-_INNER_PROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
-_CUSTOM_CALLS = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+from numpyro_vips.jax_tools.jaxprs import inlined, without_dead_code
 
 
 def indices_in_range(
@@ -36,55 +34,44 @@ def indices_in_range(
     Returns:
       A boolean. Compiled, it costs no more than the computation of the indices.
     """
-    checks: list[jax.Array] = []
-    _evaluate(program.jaxpr, program.consts, arguments, checks)
+    flat = inlined(program)
+    looked_up = [
+        (equation.invars[position], largest)
+        for equation in flat.jaxpr.eqns
+        if equation.params.get("mode") is not GatherScatterMode.FILL_OR_DROP
+        for position, largest in index_operands(equation)
+    ]
+    # What comes out of this program are the indices.
+    jaxpr = flat.jaxpr.replace(outvars=[index for index, _ in looked_up])
+    indices = without_dead_code(jex_core.ClosedJaxpr(jaxpr, flat.consts))
+    found = jex_core.jaxpr_as_fun(indices)(*arguments)
     in_range = jnp.ones((), bool)
-    for check in checks:
-        in_range &= jnp.all(check)
+    for index, (_, largest) in zip(found, looked_up, strict=True):
+        in_range &= jnp.all(is_in_range(index, largest))
     return in_range
 
 
-def _evaluate(
-    jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Any], checks: list
-) -> list[Any]:
-    values: dict[Any, Any] = {}
-    values.update(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
+def index_operands(equation: jex_core.JaxprEqn) -> list[tuple[int, np.ndarray]]:
+    """The operands of an equation that say where in an array it looks.
 
-    def read(var: Any) -> Any:
-        return var.val if isinstance(var, jex_core.Literal) else values[var]
-
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        name = eqn.primitive.name
-        inner = next((eqn.params[k] for k in _INNER_PROGRAMS if k in eqn.params), None)
-        if name in _CALLS + _CUSTOM_CALLS and inner is not None:
-            if isinstance(inner, jex_core.ClosedJaxpr):
-                results = _evaluate(inner.jaxpr, inner.consts, operands, checks)
-            else:
-                results = _evaluate(inner, (), operands, checks)
-        else:
-            checks += _checks(eqn, operands)
-            results = eqn.primitive.bind(*operands, **eqn.params)
-            results = results if eqn.primitive.multiple_results else [results]
-        values.update(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
+    Returns:
+      The position of each such operand, and the largest index that is in range for it,
+      which broadcasts against it; the smallest is 0.
+    """
+    name, sizes = equation.primitive.name, equation.params.get("slice_sizes")
+    if name not in ("gather", "dynamic_slice"):
+        return []
+    array: Any = equation.invars[0].aval
+    if name == "gather":
+        axes = equation.params["dimension_numbers"].start_index_map
+        return [(1, np.asarray([array.shape[a] - sizes[a] for a in axes]))]
+    largest = [length - size for length, size in zip(array.shape, sizes, strict=True)]
+    return [(1 + axis, np.asarray(last)) for axis, last in enumerate(largest)]
 
 
-def _checks(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[jax.Array]:
-    if eqn.primitive.name == "gather":
-        if eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP:
-            return []
-        operand, indices = operands
-        axes = eqn.params["dimension_numbers"].start_index_map
-        sizes = eqn.params["slice_sizes"]
-        limits = [jnp.shape(operand)[axis] - sizes[axis] for axis in axes]
-        return [(indices >= 0) & (indices <= jnp.asarray(limits, indices.dtype))]
-    if eqn.primitive.name == "dynamic_slice":
-        operand, *starts = operands
-        limits = zip(jnp.shape(operand), eqn.params["slice_sizes"], strict=True)
-        return [
-            (jnp.asarray(start) >= 0) & (jnp.asarray(start) <= length - size)
-            for start, (length, size) in zip(starts, limits, strict=True)
-        ]
-    return []
+def is_in_range(index: Any, largest: np.ndarray) -> Any:
+    """Whether each index is in range; see `index_operands`."""
+    dtype = jnp.result_type(index)
+    # No index of a small type is beyond what its type holds.
+    last = np.minimum(largest, np.iinfo(dtype).max).astype(dtype)
+    return (index >= 0) & (index <= last)

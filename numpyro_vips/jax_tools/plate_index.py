@@ -7,17 +7,12 @@ indexes would be read at the wrong rows, and would escape clipping.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.extend.core as jex_core
 
+from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
+
 _ROWS, _INDEX = "rows", "index"
-# Programs inside programs that run exactly once, with the same inputs.
-_INNER_PROGRAMS = ("jaxpr", "call_jaxpr", "fun_jaxpr")
-_CALLS = (
-    *("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2"),
-    *("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr"),
-)
 _PICKS = ("gather", "dynamic_slice")
 
 
@@ -36,25 +31,18 @@ def picks_rows_only(
         frozenset(kind for kind, holds in ((_ROWS, r), (_INDEX, i)) if holds)
         for r, i in zip(has_rows, is_index, strict=True)
     ]
-    return all(_INDEX not in output for output in _origins(program.jaxpr, inputs))
+    outputs = evaluate(program, inputs, _origin, constant=lambda _: frozenset())
+    return all(_INDEX not in output for output in outputs)
 
 
-def _origins(jaxpr: Any, inputs: Sequence[frozenset]) -> list[frozenset]:
-    """What each output was made from: rows, the index, both or neither."""
-    nothing: frozenset = frozenset()
-    known: dict[Any, frozenset] = dict(zip(jaxpr.invars, inputs, strict=True))
-
-    def read(var: Any) -> frozenset:
-        return nothing if isinstance(var, jex_core.Literal) else known.get(var, nothing)
-
-    for eqn in jaxpr.eqns:
-        operands = [read(var) for var in eqn.invars]
-        results = [frozenset().union(*operands)] * len(eqn.outvars)
-        inner = next((eqn.params[k] for k in _INNER_PROGRAMS if k in eqn.params), None)
-        if eqn.primitive.name in _CALLS and inner is not None:
-            results = _origins(getattr(inner, "jaxpr", inner), operands)
-        elif eqn.primitive.name in _PICKS and _ROWS in operands[0]:
-            # Picking rows by the index gives rows, and nothing else of the index.
-            results = [operands[0]]
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [read(var) for var in jaxpr.outvars]
+def _origin(
+    equation: jex_core.JaxprEqn, operands: Sequence[frozenset[str]]
+) -> list[frozenset[str]] | None:
+    """What the results were made from: rows, the index, both or neither."""
+    if called_program(equation) is not None:
+        return None
+    made_from = frozenset().union(*operands)
+    if equation.primitive.name in _PICKS and _ROWS in operands[0]:
+        # Picking rows by the index gives rows, and nothing else of the index.
+        made_from = operands[0]
+    return [made_from] * len(equation.outvars)

@@ -15,6 +15,7 @@ import jax.scipy.special as special
 import numpy as np
 
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.jaxprs import equations_of, programs_in
 
 # What no variable of the caller's has a name for.
 _UNNAMED = "an array of shape"
@@ -48,7 +49,7 @@ def constants_of(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> list[Array]:
       Each object once; bytes are given as an array. A single random key is no array.
     """
     found: dict[int, Array] = {}
-    for value in _leaves(closed, {}):
+    for value in _values_in(closed):
         if isinstance(value, bytes | bytearray):
             value = np.frombuffer(bytes(value), np.uint8)
         if np.ndim(value) > 0:
@@ -80,7 +81,7 @@ def refuse_program_constants(
       UnsafeModelError: There is such an array, or a program that was compiled ahead,
         of which nobody can see what it holds.
     """
-    _refuse_compiled_ahead(closed.jaxpr, what)
+    _refuse_compiled_ahead(closed, what)
     for array in constants_of(closed):
         is_long = has_length(np.shape(array), arguments.num_rows)
         is_known = any(_equal(array, other) for other in looked_at)
@@ -201,35 +202,28 @@ def _values(array: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(array) if is_key else array)
 
 
-def _leaves(value: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """Every array and string of bytes in a program or a parameter of an operation."""
+def _values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:
+    """Every array and string of bytes in a program and in those inside it."""
+    for program in programs_in(closed):
+        equations = program.jaxpr.eqns
+        atoms = [*program.jaxpr.outvars]
+        atoms += [operand for equation in equations for operand in equation.invars]
+        yield from _arrays_in(program.consts)
+        yield from _arrays_in([x.val for x in atoms if isinstance(x, jex_core.Literal)])
+        yield from _arrays_in([equation.params for equation in equations])
+
+
+def _arrays_in(value: Any) -> Iterator[Any]:
+    """Every array and string of bytes in a parameter of an operation."""
     if isinstance(value, jax.Array | np.ndarray | bytes | bytearray):
         yield value
     elif _is_array_like(value):
         yield np.asarray(value)
-    elif isinstance(value, jex_core.ClosedJaxpr):
-        for constant in value.consts:
-            yield from _leaves(constant, seen)
-        yield from _leaves(value.jaxpr, seen)
-    elif isinstance(value, jex_core.Jaxpr):
-        if id(value) in seen:
-            return
-        seen[id(value)] = value
-        for eqn in value.eqns:
-            for operand in eqn.invars:
-                if isinstance(operand, jex_core.Literal):
-                    yield from _leaves(operand.val, seen)
-            for parameter in eqn.params.values():
-                yield from _leaves(parameter, seen)
-        for output in value.outvars:
-            if isinstance(output, jex_core.Literal):
-                yield from _leaves(output.val, seen)
     elif isinstance(value, tuple | list | set | frozenset):
         for part in value:
-            yield from _leaves(part, seen)
+            yield from _arrays_in(part)
     elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part, seen)
+        yield from _arrays_in(list(value.values()))
 
 
 def _is_array_like(value: Any) -> bool:
@@ -237,26 +231,10 @@ def _is_array_like(value: Any) -> bool:
     return hasattr(type(value), "__array__") and hasattr(value, "shape")
 
 
-def _refuse_compiled_ahead(jaxpr: jex_core.Jaxpr, what: str) -> None:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "call_exported":
-            raise UnsafeModelError(
-                f"The {what} calls a program that was compiled ahead by jax.export. "
-                "Arrays inside it cannot be seen, and may hold rows that nothing "
-                "clips. Call the function itself instead."
-            )
-        for inner in _inner(eqn.params):
-            _refuse_compiled_ahead(inner, what)
-
-
-def _inner(value: Any) -> Iterator[jex_core.Jaxpr]:
-    if isinstance(value, jex_core.Jaxpr):
-        yield value
-    elif isinstance(value, jex_core.ClosedJaxpr):
-        yield value.jaxpr
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _inner(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _inner(part)
+def _refuse_compiled_ahead(closed: jex_core.ClosedJaxpr, what: str) -> None:
+    if any(eqn.primitive.name == "call_exported" for eqn in equations_of(closed)):
+        raise UnsafeModelError(
+            f"The {what} calls a program that was compiled ahead by jax.export. "
+            "Arrays inside it cannot be seen, and may hold rows that nothing "
+            "clips. Call the function itself instead."
+        )

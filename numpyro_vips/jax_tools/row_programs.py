@@ -25,17 +25,17 @@ part of the traced program wherever a derivative is taken.
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jax.extend.core import primitives
-from jax.interpreters import partial_eval
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
+from numpyro_vips.jax_tools.jaxprs import equations_of, without_dead_code
 from numpyro_vips.jax_tools.random_keys import is_threefry, threefry_key
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
@@ -64,7 +64,7 @@ def _allowed() -> frozenset[jex_core.Primitive]:
         jax.random.clone,
     ):
         program = jax.make_jaxpr(function)(threefry_key(0))
-        found |= {equation.primitive for equation in equations_of(program.jaxpr)}
+        found |= {equation.primitive for equation in equations_of(program)}
     return frozenset(found)
 
 
@@ -98,14 +98,6 @@ def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
     )
 
 
-def equations_of(jaxpr: jex_core.Jaxpr) -> Iterator[jex_core.JaxprEqn]:
-    """All equations of a program and of the programs inside it."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jex_core.jaxprs_in_params(equation.params):
-            yield from equations_of(inner)
-
-
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:
     """Refuses a program by which rows could meet or leave; see the module.
 
@@ -114,7 +106,7 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
     Raises:
       UnsafeModelError: It has an operation that is not known to be safe.
     """
-    for equation in equations_of(without_dead_code(program).jaxpr):
+    for equation in equations_of(without_dead_code(program)):
         name = equation.primitive.name
         if "callback" in name or name in ("debug_print", "check"):
             if is_own_callback(equation):
@@ -151,13 +143,6 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                     "jax.vmap a record's draws would depend on the others. Use "
                     "numpyro.prng_key(), or jax.random.key(seed, impl='threefry2x32')."
                 )
-
-
-def without_dead_code(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
-    """The program without what no output needs, such as its unused random keys."""
-    outputs = [True] * len(program.jaxpr.outvars)
-    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, outputs, instantiate=True)
-    return jex_core.ClosedJaxpr(jaxpr, program.consts)
 
 
 def over_rows(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

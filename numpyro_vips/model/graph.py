@@ -17,18 +17,17 @@ import jax.core
 import jax.extend.core as jex_core
 import numpy as np
 import numpyro
-from jax.interpreters import partial_eval
 from numpyro.distributions import constraints
 
 from numpyro_vips.errors import UnsafeModelError, did_you_mean
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.program_constants import (
     constants_of,
     refuse_length,
     refuse_program_constants,
     unnamed,
 )
-from numpyro_vips.jax_tools.row_programs import without_dead_code
 from numpyro_vips.model.arguments import ModelArguments, captured_arrays
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.trace import Distributed, Trace, abstract_rows
@@ -297,11 +296,9 @@ def _check_globals(
                 other: jax.tree.map(lambda _, keep=other == name: keep, outputs)
                 for other, outputs in trace.output_shapes.items()
             }
-            jaxpr, used_inputs = partial_eval.dce_jaxpr(
-                trace.closed.jaxpr, jax.tree.leaves(wanted)
-            )
+            program, used = with_used_inputs(trace.closed, jax.tree.leaves(wanted))
             arguments = sorted(trace.inputs[0])
-            for argument, is_used in zip(arguments, used_inputs, strict=False):
+            for argument, is_used in zip(arguments, used, strict=False):
                 if is_used:
                     raise UnsafeModelError(
                         f"The distribution of {name!r}, which all rows share, depends "
@@ -309,7 +306,7 @@ def _check_globals(
                         "the data. Use public constants in the prior, or put the site "
                         f"under the plate {unit!r}."
                     )
-            programs.append(str(jaxpr))
+            programs.append(str(program))
         if programs[0] != programs[1]:
             raise UnsafeModelError(
                 f"The distribution of {name!r}, which all rows share, depends on the "
@@ -333,9 +330,7 @@ def check_params(
 
         rows = abstract_rows(arguments, trace.count)
         closed, found = jax.make_jaxpr(values, return_shape=True)(rows)
-        _, used = partial_eval.dce_jaxpr(
-            closed.jaxpr, [True] * len(closed.jaxpr.outvars)
-        )
+        _, used = with_used_inputs(closed)
         if any(used):
             argument = sorted(rows)[used.index(True)]
             raise UnsafeModelError(

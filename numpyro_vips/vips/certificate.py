@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -18,9 +19,11 @@ from numpyro.distributions import biject_to
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.interpreter.values import aval_of
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
+from numpyro_vips.jax_tools.jaxprs import equations_of
 from numpyro_vips.jax_tools.row_programs import check_row_program
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
@@ -234,7 +237,7 @@ def _certify_unusual_rows(
 
 def _most_alternatives(program: ConjugateProgram) -> int:
     """The length of the longest axis that something is picked from."""
-    sizes = [2, *_gathered_sizes(program.graph.program.jaxpr)]
+    sizes = [2, *_gathered_sizes(program.graph.program)]
     shapes = jax.tree.map(
         lambda like: jax.ShapeDtypeStruct(like.shape[1:], like.dtype),
         abstract_taken_rows(program.graph.arguments, 1),
@@ -302,17 +305,13 @@ _POINT_STATISTICS = {
 }
 
 
-def _gathered_sizes(jaxpr: Any) -> Iterator[int]:
+def _gathered_sizes(program: jex_core.ClosedJaxpr) -> Iterator[int]:
     """Lengths of the axes that a program gathers from."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "gather":
-            numbers = eqn.params["dimension_numbers"]
-            shape = eqn.invars[0].aval.shape
+    for equation in equations_of(program):
+        if equation.primitive.name == "gather":
+            numbers = equation.params["dimension_numbers"]
+            shape = aval_of(equation.invars[0]).shape
             yield from (shape[axis] for axis in numbers.start_index_map)
-        for value in eqn.params.values():
-            inner = getattr(value, "jaxpr", value)
-            if hasattr(inner, "eqns"):
-                yield from _gathered_sizes(inner)
 
 
 def _row_at_point(

@@ -5,6 +5,7 @@ rule of its primitive, state by state where it is a function of discrete latents
 of a known number of steps are written out.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,6 +49,13 @@ from numpyro_vips.conjugacy.interpreter.values import (
     latents_of,
     names_of,
 )
+from numpyro_vips.jax_tools.index_ranges import index_operands, is_in_range
+from numpyro_vips.jax_tools.jaxprs import (
+    apply_equation,
+    called_program,
+    evaluate,
+    scan_sizes,
+)
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
 
 _RULES: dict[str, Rule] = {
@@ -69,43 +77,23 @@ def interpret(
       checks: Receives boolean arrays that are true where a private index into a
         constant lies in range; a row that fails one must count as zero.
     """
-    constants = [Constant(_public(c), is_private=False) for c in closed.consts]
-    return _interpret(closed.jaxpr, constants, inputs, checks)
+    rule = functools.partial(_apply, checks=checks)
+    return evaluate(closed, inputs, rule, constant=_public)
 
 
-def _public(array: Any) -> Any:
-    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
-
-
-def _interpret(
-    jaxpr: jex_core.Jaxpr,
-    constants: Sequence[Value],
-    inputs: Sequence[Value],
-    checks: list[Any],
-) -> list[Value]:
-    values: dict[Any, Value] = {}
-
-    def read(atom: Any) -> Value:
-        if isinstance(atom, jex_core.Literal):
-            return Constant(np.asarray(atom.val), is_private=False)
-        return values[atom]
-
-    values.update(zip(jaxpr.constvars, constants, strict=True))
-    values.update(zip(jaxpr.invars, inputs, strict=True))
-    for eqn in jaxpr.eqns:
-        operands = [read(atom) for atom in eqn.invars]
-        values.update(zip(eqn.outvars, _apply(eqn, operands, checks), strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+def _public(array: Any) -> Constant:
+    is_traced = isinstance(array, jax.core.Tracer)
+    return Constant(array if is_traced else np.asarray(array), is_private=False)
 
 
 def _apply(
     eqn: jex_core.JaxprEqn, operands: list[Value], checks: list[Any]
-) -> list[Value]:
+) -> list[Value] | None:
     name = eqn.primitive.name
-    inner = _inner_program(eqn)
+    inner = called_program(eqn)
     if inner is not None:
         known = _known_function(eqn, inner, operands)
-        return interpret(inner, operands, checks) if known is None else [known]
+        return None if known is None else [known]
     if all(isinstance(operand, Constant) for operand in operands):
         constants = [op for op in operands if isinstance(op, Constant)]
         checks += _index_checks(eqn, constants)
@@ -139,18 +127,6 @@ def _apply(
 _READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
 
 
-def _inner_program(eqn: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
-    if eqn.primitive.name in ("scan", "while", "cond"):
-        return None
-    for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
-        inner = eqn.params.get(key)
-        if isinstance(inner, jex_core.ClosedJaxpr):
-            return inner
-        if isinstance(inner, jex_core.Jaxpr):
-            return jex_core.ClosedJaxpr(inner, ())
-    return None
-
-
 def _known_function(
     eqn: jex_core.JaxprEqn, inner: jex_core.ClosedJaxpr, operands: Sequence[Value]
 ) -> Value | None:
@@ -165,7 +141,7 @@ def _known_function(
     written = str(inner)
     for function, meaning in _KNOWN_FUNCTIONS.items():
         reference = jax.make_jaxpr(function)(*inner.in_avals)
-        if any(str(_inner_program(call)) == written for call in reference.eqns):
+        if any(str(called_program(call)) == written for call in reference.eqns):
             shape = tuple(aval_of(eqn.outvars[0]).shape)
             try:
                 return meaning(shape, *operands)
@@ -219,8 +195,7 @@ def _apply_to_constants(
     if all(operand.is_public for operand in operands):
         results = _evaluate_known(eqn, arrays)
     else:
-        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
-        results = results if eqn.primitive.multiple_results else [results]
+        results = apply_equation(eqn, _match_dtypes(eqn, arrays))
     return [Constant(result, is_private, nonnegative) for result in results]
 
 
@@ -232,26 +207,11 @@ def _has_no_negative(x: Constant) -> bool:
 
 def _index_checks(eqn: jex_core.JaxprEqn, operands: Sequence[Constant]) -> list[Any]:
     """Whether private indices into a constant array lie in range."""
-    if eqn.primitive.name == "gather":
-        operand, indices = operands
-        if not indices.is_private:
-            return []
-        numbers, sizes = eqn.params["dimension_numbers"], eqn.params["slice_sizes"]
-        limits = [
-            operand.array.shape[axis] - sizes[axis] for axis in numbers.start_index_map
-        ]
-        return [(indices.array >= 0) & (indices.array <= np.asarray(limits))]
-    if eqn.primitive.name == "dynamic_slice":
-        operand, *starts = operands
-        sizes = eqn.params["slice_sizes"]
-        return [
-            (start.array >= 0) & (start.array <= length - size)
-            for start, length, size in zip(
-                starts, operand.array.shape, sizes, strict=True
-            )
-            if start.is_private
-        ]
-    return []
+    return [
+        is_in_range(operands[position].array, largest)
+        for position, largest in index_operands(eqn)
+        if operands[position].is_private
+    ]
 
 
 def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
@@ -270,8 +230,7 @@ def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> lis
             result = function(eqn.params, *arrays)
         return [np.broadcast_to(np.asarray(result, aval.dtype), aval.shape)]
     with jax.ensure_compile_time_eval():
-        results = eqn.primitive.bind(*_match_dtypes(eqn, arrays), **eqn.params)
-        results = results if eqn.primitive.multiple_results else [results]
+        results = apply_equation(eqn, _match_dtypes(eqn, arrays))
         return [
             result
             if jnp.issubdtype(result.dtype, jax.dtypes.prng_key)
@@ -370,9 +329,8 @@ _MOST_STEPS = 500
 def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
     """A loop of a known number of steps, written out."""
     params = eqn.params
-    length, num_consts, num_carry = (
-        params[name] for name in ("length", "num_consts", "num_carry")
-    )
+    length = params["length"]
+    num_consts, num_carry = scan_sizes(eqn)
     if length > _MOST_STEPS:
         raise NotInAlgebra(f"a loop of {length} steps")
     constants, rest = operands[:num_consts], operands[num_consts:]

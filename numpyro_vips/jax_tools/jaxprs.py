@@ -1,0 +1,229 @@
+"""Walks through traced programs (jaxprs), and what differs between versions of JAX.
+
+`programs_in` and `equations_of` look at a program, `evaluate` runs one equation by
+equation, on arrays or on whatever a caller's rule takes for them. All that has to know
+which equations are plain calls asks here.
+"""
+
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+from jax.interpreters import partial_eval
+
+# Returns the results of an equation, or None to have it treated as any other.
+Rule = Callable[[jex_core.JaxprEqn, list[Any]], Sequence[Any] | None]
+
+# Equations that run the program inside them exactly once, on their own operands, so
+# that they may be replaced by it. Which parameter it is.
+_PLAIN_CALLS = {
+    "jit": "jaxpr",  # `jax.jit`, in most functions of JAX too.
+    "call": "call_jaxpr",  # JAX's own calls before version 0.12.
+    "closed_call": "call_jaxpr",
+}
+# They too, but whoever differentiates or maps the program later has to see them whole.
+_CALLS_WITH_RULES = {
+    "custom_jvp_call": "call_jaxpr",  # It has a derivative of its own,
+    "custom_vjp_call": "call_jaxpr",  # this one too,
+    "custom_vmap_call": "call",  # this one a rule for batches,
+    "remat2": "jaxpr",  # and `jax.checkpoint` computes again in place of storing.
+}
+
+
+def called_program(
+    equation: jex_core.JaxprEqn, *, keep_rules: bool = False
+) -> jex_core.ClosedJaxpr | None:
+    """The program that an equation does nothing but call, once; None if it does more.
+
+    Loops and branches do more, and so does all that is not known.
+
+    Args:
+      equation: An equation of a program.
+      keep_rules: Whether calls with rules of their own for derivatives and batches
+        count as more.
+    """
+    name = equation.primitive.name
+    parameter = _PLAIN_CALLS.get(name)
+    if parameter is None and not keep_rules:
+        parameter = _CALLS_WITH_RULES.get(name)
+    return None if parameter is None else _closed(equation.params[parameter])
+
+
+def programs_in(value: Any) -> Iterator[jex_core.ClosedJaxpr]:
+    """A program and all programs inside it, each once.
+
+    Args:
+      value: A program, or parameters of an equation. Programs are found in tuples,
+        lists, sets and mappings too. Not found are those that a derivative rule would
+        make, since they do not exist yet.
+    """
+    return _programs_in(value, {})
+
+
+def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJaxpr]:
+    if isinstance(value, jex_core.ClosedJaxpr | jex_core.Jaxpr):
+        program = _closed(value)
+        # The same equations may stand with several constants.
+        identity = (id(program.jaxpr), *map(id, program.consts))
+        if identity in seen:
+            return
+        seen[identity] = program
+        yield program
+        for equation in program.jaxpr.eqns:
+            yield from _programs_in(equation.params, seen)
+    elif isinstance(value, tuple | list | set | frozenset):
+        for part in value:
+            yield from _programs_in(part, seen)
+    elif isinstance(value, Mapping):
+        yield from _programs_in(tuple(value.values()), seen)
+
+
+def equations_of(
+    program: jex_core.ClosedJaxpr | jex_core.Jaxpr,
+) -> Iterator[jex_core.JaxprEqn]:
+    """All equations of a program and of the programs inside it."""
+    for inner in programs_in(program):
+        yield from inner.jaxpr.eqns
+
+
+def evaluate(
+    program: jex_core.ClosedJaxpr,
+    arguments: Iterable[Any],
+    rule: Rule,
+    *,
+    constant: Callable[[Any], Any] = lambda array: array,
+    keep_rules: bool = False,
+) -> list[Any]:
+    """Runs a program, equation by equation, on arrays or on what stands for them.
+
+    Args:
+      program: The program.
+      arguments: One value for each of its inputs.
+      rule: Takes an equation and the values of its operands, and returns the values of
+        its results. Where it returns None a call is replaced by its program, which
+        goes by the same rule, and any other equation is applied to its operands,
+        which must then be arrays.
+      constant: Makes a value of an array that the program holds.
+      keep_rules: Whether calls are applied as they are where they have rules of their
+        own for derivatives and batches. It matters where the evaluation is
+        differentiated or mapped.
+
+    Returns:
+      The values of the program's outputs.
+    """
+    jaxpr = program.jaxpr
+    values: dict[Any, Any] = {}
+    values.update(zip(jaxpr.constvars, map(constant, program.consts), strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+
+    def read(atom: Any) -> Any:
+        is_literal = isinstance(atom, jex_core.Literal)
+        return constant(atom.val) if is_literal else values[atom]
+
+    for equation in jaxpr.eqns:
+        operands = [read(atom) for atom in equation.invars]
+        results = rule(equation, operands)
+        if results is None:
+            inner = called_program(equation, keep_rules=keep_rules)
+            if inner is None:
+                results = apply_equation(equation, operands)
+            else:
+                results = evaluate(
+                    inner, operands, rule, constant=constant, keep_rules=keep_rules
+                )
+        values.update(zip(equation.outvars, results, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]
+
+
+def apply_equation(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Applies one equation to arrays, with the derivative that its author gave it."""
+    given = {
+        var: operand
+        for var, operand in zip(equation.invars, operands, strict=True)
+        if not isinstance(var, jex_core.Literal)
+    }
+    # As a program of its own, since `bind` takes the parameters of custom derivatives
+    # in another form than the equation has them, and in each version of JAX another.
+    program = _empty_program().replace(
+        invars=list(given),
+        outvars=equation.outvars,
+        eqns=[equation],
+        effects=equation.effects,
+    )
+    closed = jex_core.ClosedJaxpr(program, ())
+    return jex_core.jaxpr_as_fun(closed)(*given.values())
+
+
+@functools.cache
+def _empty_program() -> jex_core.Jaxpr:
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def inlined(
+    program: jex_core.ClosedJaxpr, *, keep_rules: bool = False
+) -> jex_core.ClosedJaxpr:
+    """The program with its calls replaced by their programs, without dead code.
+
+    Args:
+      program: The program.
+      keep_rules: As for `evaluate`.
+    """
+
+    def run(*arguments: Any) -> list[Any]:
+        return evaluate(program, arguments, lambda *_: None, keep_rules=keep_rules)
+
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in program.in_avals]
+    return without_dead_code(jax.make_jaxpr(run)(*shapes))
+
+
+def without_dead_code(
+    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None = None
+) -> jex_core.ClosedJaxpr:
+    """The program without what no output needs, such as its unused random keys.
+
+    Args:
+      program: The program.
+      outputs: Which of its outputs are kept; all by default. All inputs are kept.
+    """
+    return _live(program, outputs, keep_inputs=True)[0]
+
+
+def with_used_inputs(
+    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None = None
+) -> tuple[jex_core.ClosedJaxpr, list[bool]]:
+    """What some outputs need, without the inputs that they do not depend on.
+
+    Args:
+      program: The program.
+      outputs: Which of its outputs are kept; all by default.
+
+    Returns:
+      The rest of the program, and for each input whether it is kept.
+    """
+    return _live(program, outputs, keep_inputs=False)
+
+
+def _live(
+    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None, *, keep_inputs: bool
+) -> tuple[jex_core.ClosedJaxpr, list[bool]]:
+    wanted = [True] * len(program.jaxpr.outvars) if outputs is None else list(outputs)
+    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted, instantiate=keep_inputs)
+    return jex_core.ClosedJaxpr(jaxpr, program.consts), list(used)
+
+
+def scan_sizes(equation: jex_core.JaxprEqn) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many are carried along."""
+    params = equation.params
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    constants, carried, _ = params["ft_in"].unpack()  # Since JAX 0.12.
+    return len(constants), len(carried)
+
+
+def _closed(program: Any) -> jex_core.ClosedJaxpr:
+    """The program with its constants; since JAX 0.12 every program has its own."""
+    if isinstance(program, jex_core.ClosedJaxpr):
+        return program
+    return jex_core.ClosedJaxpr(program, ())
