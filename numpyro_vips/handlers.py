@@ -36,7 +36,7 @@ class private(Messenger):
     | wrapper           | `private(model, unit="patients", public=("time",))`|
     | context manager   | `with private(unit="patients"): ...`               |
 
-    The context manager only marks the plate.
+    The context manager is for readers of the code; nothing looks at it.
 
     Attributes:
       fn: The model, or None for a context manager.
@@ -99,10 +99,6 @@ class private(Messenger):
             return self
         bound = bind(self.fn, instance, owner)
         return self if bound is self.fn else self._with_fn(bound)
-
-    def process_message(self, msg: Any) -> None:
-        if msg["type"] == "plate" and msg["name"] == self.unit:
-            msg["private_unit"] = True
 
     def __repr__(self) -> str:
         name = "" if self.fn is None else f"{name_of(self.fn)}, "

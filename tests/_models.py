@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from _rows import Rows, counts, letters, numbers
 
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -25,7 +26,6 @@ from numpyro_vips.vips.compiler import _analyse, compile_model
 from numpyro_vips.vips.program import ConjugateProgram
 
 UNIT = "rows"
-Rows = tuple[np.ndarray, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +80,8 @@ def coins(rng: np.random.Generator, n: int) -> Rows:
     return (_float(rng.random(n) < 0.3),)
 
 
-def numbers(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.normal(1.5, 0.7, n),)
-
-
 def waits(rng: np.random.Generator, n: int) -> Rows:
     return (rng.exponential(0.4, n),)
-
-
-def counts(rng: np.random.Generator, n: int) -> Rows:
-    return (_float(rng.poisson(3.0, n)),)
-
-
-def letters(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.integers(0, 4, n),)
 
 
 def regression(rng: np.random.Generator, n: int) -> Rows:

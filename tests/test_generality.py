@@ -11,7 +11,6 @@ not conjugate would be the worst outcome; the second half of the file is about t
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalMemberAccess=false
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -21,10 +20,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _cases import Case, Cases, observe
 from _full_batch import FullBatch
 from _models import UNIT, graph_of
 from _rows import (
-    Rows,
     answers,
     bags,
     binary,
@@ -46,51 +45,17 @@ from numpyro.handlers import mask, reparam, scale
 from numpyro.infer.reparam import LocScaleReparam
 from numpyro.ops.indexing import Vindex
 
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.vips.certificate import check_rows_are_separate
 from numpyro_vips.vips.compiler import compile_model
 
-MakeRows = Callable[[np.random.Generator, int], Rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A model, its rows, and for one that is not conjugate what the reason names."""
-
-    fn: Callable[..., None]
-    make_rows: MakeRows
-    culprit: str | None = None
-
-
-CONJUGATE: dict[str, Case] = {}
-NOT_CONJUGATE: dict[str, Case] = {}
-UNSAFE: dict[str, Case] = {}
-
-
-def conjugate(make_rows: MakeRows) -> Any:
-    return lambda fn: CONJUGATE.setdefault(fn.__name__, Case(fn, make_rows)) and fn
-
-
-def not_conjugate(make_rows: MakeRows, culprit: str) -> Any:
-    """`culprit` is the latent or site that the reason has to name."""
-    case = Case
-    return lambda fn: (
-        NOT_CONJUGATE.setdefault(fn.__name__, case(fn, make_rows, culprit)) and fn
-    )
-
-
-def unsafe(make_rows: MakeRows) -> Any:
-    return lambda fn: UNSAFE.setdefault(fn.__name__, Case(fn, make_rows)) and fn
+CONJUGATE, NOT_CONJUGATE, UNSAFE = Cases(), Cases(), Cases()
+# The reason of one that is not conjugate is the latent or site that is in the way.
+conjugate, not_conjugate, unsafe = CONJUGATE.of, NOT_CONJUGATE.of, UNSAFE.of
 
 
 def weights_of(X: Any, name: str = "w") -> Any:
     return numpyro.sample(name, dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-
-
-def observe(distribution: Any, y: Any, name: str = "y") -> None:
-    with numpyro.plate(UNIT, y.shape[0]):
-        numpyro.sample(name, distribution, obs=y)
 
 
 # --- conjugate: regressions in many spellings -------------------------------------
@@ -1248,22 +1213,6 @@ def total_of_the_rows(y: Any) -> None:
 # --- the tests --------------------------------------------------------------------
 
 
-def rows_of(case: Case) -> Rows:
-    return case.make_rows(np.random.default_rng(0), 9)
-
-
-def verdict(case: Case) -> dict[str, str]:
-    """The reasons against VIPS, empty if the model was compiled and certified."""
-    marked, graph = graph_of(case.fn, rows_of(case))
-    try:
-        compile_model(marked, graph)
-    except NotConjugate as error:
-        assert set(error.reasons) <= {*graph.sites, "certificate"}
-        assert error.reasons
-        return error.reasons
-    return {}
-
-
 def test_there_are_enough_models() -> None:
     assert len(CONJUGATE) >= 60
     assert len(NOT_CONJUGATE) >= 60
@@ -1271,23 +1220,23 @@ def test_there_are_enough_models() -> None:
 
 @pytest.mark.parametrize("name", CONJUGATE)
 def test_conjugate_model_is_compiled(name: str) -> None:
-    assert verdict(CONJUGATE[name]) == {}
+    assert CONJUGATE[name].reasons_against_vips() == {}
 
 
 @pytest.mark.parametrize("name", NOT_CONJUGATE)
 def test_other_model_is_not(name: str) -> None:
     case = NOT_CONJUGATE[name]
-    reasons = verdict(case)
+    reasons = case.reasons_against_vips()
     assert reasons, "a model that is not conjugate was compiled"
     text = " ".join(f"'{site}' {reason}" for site, reason in reasons.items())
-    assert f"'{case.culprit}'" in text or "certificate" in reasons
+    assert f"'{case.reason}'" in text or "certificate" in reasons
 
 
 @pytest.mark.parametrize("name", UNSAFE)
 def test_unsafe_model_is_refused(name: str) -> None:
     case = UNSAFE[name]
     with pytest.raises(UnsafeModelError):
-        check_rows_are_separate(graph_of(case.fn, rows_of(case))[1])
+        check_rows_are_separate(case.graph)
 
 
 @pytest.mark.slow
@@ -1295,7 +1244,7 @@ def test_unsafe_model_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", CONJUGATE)
 def test_bound_of_a_compiled_model_never_falls(name: str) -> None:
     case = CONJUGATE[name]
-    marked, graph = graph_of(case.fn, rows_of(case))
+    marked, graph = graph_of(case.fn, case.rows)
     check_rows_are_separate(graph)
     batch = FullBatch(compile_model(marked, graph), graph.arguments.private, 300)
     state = batch.start()

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from numpyro.handlers import condition, seed, trace
+from numpyro.handlers import condition
 from numpyro.infer import MCMC, NUTS, SVI, Predictive, Trace_ELBO
 from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.inspect import get_model_relations
@@ -70,19 +70,7 @@ def test_log_density_is_that_of_the_plain_model(spelling, data):
     assert actual == expected
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
-def test_marks_the_unit_plate_and_no_other(spelling, data):
-    def model(X, y):
-        with numpyro.plate("other", 3):
-            numpyro.sample("u", dist.Normal())
-        SPELLINGS[spelling](X, y)
-
-    sites = trace(seed(model, 0)).get_trace(*data)
-    assert sites["N"]["private_unit"] is True
-    assert "private_unit" not in sites["other"]
-
-
-def test_as_context_manager_only_marks_the_plate(data):
+def test_as_context_manager_it_leaves_the_model_as_it_is(data):
     def model(X, y):
         with private(unit="N"):
             plain_model(X, y)
@@ -92,7 +80,6 @@ def test_as_context_manager_only_marks_the_plate(data):
     actual, sites = log_density(model, data, {}, params)
     assert actual == expected
     assert list(sites) == list(expected_sites)
-    assert sites["N"]["private_unit"] is True
     assert not _PYRO_STACK
 
 

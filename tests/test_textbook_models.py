@@ -10,7 +10,6 @@ and every label, which the certificate cannot know of.
 # pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
 # pyright: reportOptionalMemberAccess=false
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -20,9 +19,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _models import UNIT, graph_of
+from _cases import Case, Cases, MakeRows, gammas, normals, observe, simplices
+from _models import UNIT
 from _rows import (
-    Rows,
     annotations,
     answers,
     bags,
@@ -48,60 +47,12 @@ from numpyro.handlers import mask
 from numpyro.ops.indexing import Vindex
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.vips.certificate import certify, check_rows_are_separate
-from numpyro_vips.vips.compiler import _analyse, compile_model
+from numpyro_vips.vips.compiler import _analyse
 from numpyro_vips.vips.program import ConjugateProgram
 
-MakeRows = Callable[[np.random.Generator, int], Rows]
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    fn: Callable[..., None]
-    make_rows: MakeRows
-    # What the reason has to say, for a model that is not conjugate.
-    reason: str = ""
-
-
-CONJUGATE: dict[str, Case] = {}
-NOT_CONJUGATE: dict[str, Case] = {}
-UNSAFE: dict[str, Case] = {}
-
-
-def conjugate(make_rows: MakeRows) -> Any:
-    return lambda fn: CONJUGATE.setdefault(fn.__name__, Case(fn, make_rows)).fn
-
-
-def not_conjugate(make_rows: MakeRows, reason: str) -> Any:
-    case = Case
-    return lambda fn: (
-        NOT_CONJUGATE.setdefault(fn.__name__, case(fn, make_rows, reason)).fn
-    )
-
-
-def unsafe(make_rows: MakeRows) -> Any:
-    return lambda fn: UNSAFE.setdefault(fn.__name__, Case(fn, make_rows)).fn
-
-
-def normals(name: str, *shape: int, scale: Any = 1.0) -> Any:
-    prior = dist.Normal(0.0, scale)
-    return numpyro.sample(name, prior.expand(shape).to_event(len(shape)))
-
-
-def gammas(name: str, *shape: int) -> Any:
-    prior = dist.Gamma(2.0, 1.0)
-    return numpyro.sample(name, prior.expand(shape).to_event(len(shape)))
-
-
-def simplices(name: str, *shape: int) -> Any:
-    prior = dist.Dirichlet(jnp.ones(shape))
-    return numpyro.sample(name, prior.to_event(len(shape) - 1))
-
-
-def observe(distribution: Any, y: Any, name: str = "y") -> None:
-    with numpyro.plate(UNIT, y.shape[0]):
-        numpyro.sample(name, distribution, obs=y)
+CONJUGATE, NOT_CONJUGATE, UNSAFE = Cases(), Cases(), Cases()
+conjugate, not_conjugate, unsafe = CONJUGATE.of, NOT_CONJUGATE.of, UNSAFE.of
 
 
 # --- values that are no latents -----------------------------------------------------
@@ -816,19 +767,6 @@ def delta_with_a_density(y: Any) -> None:
 # --- the tests ----------------------------------------------------------------------
 
 
-def rows_of(case: Case) -> Rows:
-    return case.make_rows(np.random.default_rng(0), 12)
-
-
-def reasons_of(case: Case) -> dict[str, str]:
-    marked, graph = graph_of(case.fn, rows_of(case))
-    try:
-        compile_model(marked, graph)
-    except NotConjugate as error:
-        return error.reasons
-    return {}
-
-
 def test_there_are_enough_models() -> None:
     assert len(CONJUGATE) >= 50
     assert len(NOT_CONJUGATE) >= 30
@@ -838,8 +776,8 @@ def test_there_are_enough_models() -> None:
 @pytest.mark.parametrize("name", CONJUGATE)
 def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     case = CONJUGATE[name]
-    assert reasons_of(case) == {}
-    _, graph = graph_of(case.fn, rows_of(case))
+    assert case.reasons_against_vips() == {}
+    graph = case.graph
     check_rows_are_separate(graph)
     # The rows of the test, with every index, in place of synthetic ones.
     certify(ConjugateProgram(graph=graph, structure=_analyse(graph, {})), seed=3)
@@ -848,7 +786,7 @@ def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
 @pytest.mark.parametrize("name", NOT_CONJUGATE)
 def test_other_model_is_refused_with_its_reason(name: str) -> None:
     case = NOT_CONJUGATE[name]
-    reasons = reasons_of(case)
+    reasons = case.reasons_against_vips()
     assert reasons, "a model that is not conjugate was compiled"
     assert case.reason in " ".join(reasons.values())
 
@@ -857,4 +795,4 @@ def test_other_model_is_refused_with_its_reason(name: str) -> None:
 def test_unsafe_model_is_refused(name: str) -> None:
     case = UNSAFE[name]
     with pytest.raises(nv.UnsafeModelError):
-        check_rows_are_separate(graph_of(case.fn, rows_of(case))[1])
+        check_rows_are_separate(case.graph)

@@ -21,7 +21,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
-from numpyro_vips.jax_tools.jaxprs import apply_equation, evaluate, inlined
+from numpyro_vips.jax_tools.jaxprs import apply_equation, aval_of, evaluate, inlined
 from numpyro_vips.jax_tools.row_sums import in_double
 
 # These move the entries of an array, one to one.
@@ -49,12 +49,12 @@ class AffineUse:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one row's coordinates, which is that of the equation's result."""
-        return tuple(_aval(self.equation.outvars[0]).shape)
+        return tuple(aval_of(self.equation.outvars[0]).shape)
 
     @property
     def dtype(self) -> Any:
         """Type of one row's coordinates."""
-        return _aval(self.equation.outvars[0]).dtype
+        return aval_of(self.equation.outvars[0]).dtype
 
     def others(self, operands: Sequence[Any]) -> tuple[Any, ...]:
         """What a row's gradient has to know: the vector a, or the indices."""
@@ -63,7 +63,9 @@ class AffineUse:
     @property
     def frame_size(self) -> int:
         """How many numbers `others` are."""
-        return sum(math.prod(_aval(x).shape) for x in self.others(self.equation.invars))
+        return sum(
+            math.prod(aval_of(x).shape) for x in self.others(self.equation.invars)
+        )
 
     def isometric(
         self, others: Sequence[Any], cotangent: jax.Array
@@ -220,20 +222,15 @@ def _only_use(jaxpr: Any, number: int) -> AffineUse | None:
 
 def _is_isometric(equation: jex_core.JaxprEqn, side: int) -> bool:
     """Whether the gradient in an operand is a product or an entry; see the top."""
-    name, mine = equation.primitive.name, _aval(equation.invars[side])
+    name, mine = equation.primitive.name, aval_of(equation.invars[side])
     if name == "dot_general":
         # The other operand is one vector, but for batch axes of both.
-        other = _aval(equation.invars[1 - side])
+        other = aval_of(equation.invars[1 - side])
         contracted, batch = equation.params["dimension_numbers"]
         used = (*contracted[1 - side], *batch[1 - side])
         free = [size for axis, size in enumerate(other.shape) if axis not in used]
         return math.prod(free) == 1 and other.dtype == mine.dtype
     if name == "gather":
         # Of several slices some might be the same.
-        return side == 0 and math.prod(_aval(equation.invars[1]).shape[:-1]) == 1
+        return side == 0 and math.prod(aval_of(equation.invars[1]).shape[:-1]) == 1
     return name == "dynamic_slice" and side == 0
-
-
-def _aval(var: Any) -> Any:
-    """Shape and dtype of a variable of a program."""
-    return var.aval

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from numpyro_vips.jax_tools.jaxprs import inlined, without_dead_code
+from numpyro_vips.jax_tools.jaxprs import aval_of, inlined, without_dead_code
 
 
 def indices_in_range(
@@ -58,10 +58,10 @@ def index_operands(equation: jex_core.JaxprEqn) -> list[tuple[int, np.ndarray]]:
       The position of each such operand, and the largest index that is in range for it,
       which broadcasts against it; the smallest is 0.
     """
-    name, sizes = equation.primitive.name, equation.params.get("slice_sizes")
+    name = equation.primitive.name
     if name not in ("gather", "dynamic_slice"):
         return []
-    array: Any = equation.invars[0].aval
+    array, sizes = aval_of(equation.invars[0]), equation.params["slice_sizes"]
     if name == "gather":
         axes = equation.params["dimension_numbers"].start_index_map
         return [(1, np.asarray([array.shape[a] - sizes[a] for a in axes]))]

@@ -222,6 +222,11 @@ def scan_sizes(equation: jex_core.JaxprEqn) -> tuple[int, int]:
     return len(constants), len(carried)
 
 
+def aval_of(variable: Any) -> Any:
+    """Shape and dtype of a variable or literal of a program."""
+    return variable.aval
+
+
 def _closed(program: Any) -> jex_core.ClosedJaxpr:
     """The program with its constants; since JAX 0.12 every program has its own."""
     if isinstance(program, jex_core.ClosedJaxpr):

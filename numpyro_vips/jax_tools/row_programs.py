@@ -24,6 +24,7 @@ part of the traced program wherever a derivative is taken.
 """
 
 import functools
+import math
 import types
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -31,11 +32,12 @@ from typing import Any, TypeVar
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import primitives
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
-from numpyro_vips.jax_tools.jaxprs import equations_of, without_dead_code
+from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of, without_dead_code
 from numpyro_vips.jax_tools.random_keys import is_threefry, threefry_key
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
@@ -49,22 +51,35 @@ _REFUSED = (
 )
 
 
+def _operation(equation: jex_core.JaxprEqn) -> Any:
+    """What an equation does: its primitive, or what goes by a primitive's name."""
+    # Since JAX 0.12 one primitive stands for many, of the caller's own making too.
+    return type(equation.params.get("_prim", equation.primitive)), equation.primitive
+
+
 @functools.cache
-def _allowed() -> frozenset[jex_core.Primitive]:
+def _allowed() -> frozenset[Any]:
     """JAX's own operations that treat rows under `jax.vmap` one by one."""
     listed = {**vars(jax.lax), **vars(primitives)}
     found = {
-        value
+        (type(value), value)
         for name, value in listed.items()
         if isinstance(value, jex_core.Primitive) and name not in _REFUSED
     }
-    # Those on keys are in no public list.
-    for function in (
-        lambda key: jax.random.wrap_key_data(jax.random.key_data(key)),
-        jax.random.clone,
+
+    def loop(x: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, y: (c * y, c * jnp.sin(y)), 1.0, x)[1].sum()
+
+    # Those on keys, and what differs between versions, are in no public list.
+    for function, argument in (
+        (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
+        (jax.random.clone, None),
+        (jax.checkpoint(jnp.sin), 0.0),
+        (lambda x: jnp.searchsorted(x, x), np.zeros(3, np.float32)),
+        (jax.grad(loop), np.zeros(3, np.float32)),
     ):
-        program = jax.make_jaxpr(function)(threefry_key(0))
-        found |= {equation.primitive for equation in equations_of(program)}
+        given = threefry_key(0) if argument is None else argument
+        found |= set(map(_operation, equations_of(jax.make_jaxpr(function)(given))))
     return frozenset(found)
 
 
@@ -126,7 +141,15 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "what another one contributes. Take the decorator off, so that JAX "
                 "maps the function itself, or use sequential_vmap."
             )
-        if equation.primitive not in _allowed():
+        if name == "empty":
+            # From `jnp.empty` since JAX 0.12; in `numpyro.factor` it has no entries.
+            if not any(math.prod(aval_of(x).shape) for x in equation.outvars):
+                continue
+            raise UnsafeModelError(
+                "The model or guide uses jnp.empty, whose entries are what stood in "
+                "memory before, other records too. Use jnp.zeros."
+            )
+        if _operation(equation) not in _allowed():
             raise UnsafeModelError(
                 f"The model or guide uses the operation {name!r}, and it is not known "
                 "that it treats the records of a batch one by one. Foreign calls, "

@@ -29,8 +29,9 @@ from numpyro_vips.jax_tools.program_constants import (
     unnamed,
 )
 from numpyro_vips.model.arguments import ModelArguments, captured_arrays
+from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.trace import Distributed, Trace, abstract_rows
+from numpyro_vips.model.trace import Trace, abstract_rows
 
 Role = Literal["global", "local", "observed"]
 

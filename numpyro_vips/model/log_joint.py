@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
+from numpyro_vips.model.distributions import unmasked_in_support
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.synthetic_rows import synthetic_rows
 
@@ -100,7 +100,7 @@ def _log_density_of_row(
         message = messages[site.name]
         total += site_log_density(message)
         if not site.is_latent:
-            in_support &= jnp.all(_in_support(message["fn"], message["value"]))
+            in_support &= jnp.all(unmasked_in_support(message["fn"], message["value"]))
     return total, in_support
 
 
@@ -126,18 +126,3 @@ def site_log_density(message: Mapping[str, Any]) -> jax.Array:
     if message["scale"] is not None:
         log_density = message["scale"] * log_density
     return jnp.sum(log_density)
-
-
-def _in_support(fn: Any, value: Any) -> jax.Array:
-    """Whether an observation lies in the support, wherever it is not masked."""
-    if isinstance(fn, dist.Unit):
-        return jnp.ones((), bool)
-    if isinstance(fn, dist.ExpandedDistribution):
-        return _in_support(fn.base_dist, value)
-    if isinstance(fn, dist.Independent):
-        inside = _in_support(fn.base_dist, value)
-        count = min(fn.reinterpreted_batch_ndims, inside.ndim)
-        return jnp.all(inside, axis=tuple(range(-count, 0)))
-    if isinstance(fn, dist.MaskedDistribution):
-        return _in_support(fn.base_dist, value) | ~jnp.asarray(fn._mask)
-    return jnp.asarray(fn.support(value))

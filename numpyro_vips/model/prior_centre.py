@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpyro.distributions as dist
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic_rows import synthetic_rows
 
@@ -91,12 +91,7 @@ class _PriorCentres(Messenger):
 
 def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
     """The prior's median; where it has no formula its mean; else draws' median."""
-    base = fn
-    while isinstance(
-        base, dist.Independent | dist.ExpandedDistribution | dist.MaskedDistribution
-    ):
-        base = base.base_dist
-
+    base, _ = unwrapped(fn)
     for formula in (lambda: base.icdf(0.5), lambda: fn.mean):
         try:
             centre = jnp.broadcast_to(formula(), fn.shape())

@@ -22,6 +22,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.distributions import unwrapped
 
 
 class UnitPlate(Messenger):
@@ -140,33 +141,18 @@ class _Substitute(Messenger):
                 "fitted. To hold it at a public value use numpyro.handlers.do(model, "
                 f"data={{{msg['name']!r}: value}}), or write the value into the model."
             )
-        if _is_delta(msg["fn"]):
+        plain, _ = unwrapped(msg["fn"])
+        if isinstance(plain, numpyro.distributions.Delta):
             # No latent: all its mass lies on what it is given.
             msg["type"] = "deterministic"
-            msg["value"] = _delta_value(msg["name"], msg["fn"])
+            msg["value"] = _delta_value(msg["name"], plain, msg["fn"].shape())
         elif self.values is not None and msg["name"] in self.values:
             msg["value"] = self.values[msg["name"]]
-        elif isinstance(_unwrapped(msg["fn"]), numpyro.distributions.ImproperUniform):
+        elif isinstance(plain, numpyro.distributions.ImproperUniform):
             msg["value"] = _somewhere(msg["fn"])
 
 
-def _unwrapped(fn: Any) -> Any:
-    while isinstance(
-        fn,
-        numpyro.distributions.Independent
-        | numpyro.distributions.ExpandedDistribution
-        | numpyro.distributions.MaskedDistribution,
-    ):
-        fn = fn.base_dist
-    return fn
-
-
-def _is_delta(fn: Any) -> bool:
-    return isinstance(_unwrapped(fn), numpyro.distributions.Delta)
-
-
-def _delta_value(name: str, fn: Any) -> Any:
-    delta = _unwrapped(fn)
+def _delta_value(name: str, delta: Any, shape: tuple[int, ...]) -> Any:
     density = delta.log_density
     if isinstance(density, jax.core.Tracer) or np.any(np.asarray(density) != 0):
         raise UnsafeModelError(
@@ -174,7 +160,7 @@ def _delta_value(name: str, fn: Any) -> Any:
             "density with numpyro.factor under the unit plate, and the value with "
             "numpyro.deterministic."
         )
-    return jnp.broadcast_to(delta.v, fn.shape())
+    return jnp.broadcast_to(delta.v, shape)
 
 
 def _somewhere(fn: Any) -> jax.Array:

@@ -28,10 +28,10 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
-    aval_of,
     exponents_of,
     rule_for,
 )
+from numpyro_vips.jax_tools.jaxprs import aval_of
 
 RULES: dict[str, Rule] = {}
 

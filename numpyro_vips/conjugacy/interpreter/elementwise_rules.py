@@ -25,7 +25,6 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
-    aval_of,
     is_uniform,
     latents_of,
     may_be_negative,
@@ -34,6 +33,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     sum_of_exponents,
     traced_or_public,
 )
+from numpyro_vips.jax_tools.jaxprs import aval_of
 
 RULES: dict[str, Rule] = {}
 

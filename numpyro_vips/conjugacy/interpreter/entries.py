@@ -13,7 +13,8 @@ import numpy as np
 
 from numpyro_vips.conjugacy.algebra.scatters import is_public_number
 from numpyro_vips.conjugacy.algebra.terms import Origin
-from numpyro_vips.conjugacy.interpreter.values import Constant, Entries, aval_of
+from numpyro_vips.conjugacy.interpreter.values import Constant, Entries
+from numpyro_vips.jax_tools.jaxprs import aval_of
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
 from numpyro_vips.model.sparse_rows import SparseRows, scattered
 

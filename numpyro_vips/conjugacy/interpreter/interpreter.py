@@ -45,13 +45,13 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
-    aval_of,
     latents_of,
     names_of,
 )
 from numpyro_vips.jax_tools.index_ranges import index_operands, is_in_range
 from numpyro_vips.jax_tools.jaxprs import (
     apply_equation,
+    aval_of,
     called_program,
     evaluate,
     scan_sizes,

@@ -23,7 +23,6 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
-    aval_of,
     exponents_of,
     is_uniform,
     latents_of,
@@ -31,6 +30,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     names_of,
     rule_for,
 )
+from numpyro_vips.jax_tools.jaxprs import aval_of
 
 RULES: dict[str, Rule] = {}
 

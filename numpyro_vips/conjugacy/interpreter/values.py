@@ -195,11 +195,6 @@ def names_of(latents: set[str]) -> str:
     return ", ".join(repr(name) for name in sorted(latents)) or "constants"
 
 
-def aval_of(var: Any) -> Any:
-    """Shape and dtype of a variable of the program."""
-    return var.aval
-
-
 # A rule returns one value, or a list of them where its primitive has several results.
 Rule = Callable[..., Any]
 

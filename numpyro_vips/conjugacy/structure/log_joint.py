@@ -39,9 +39,9 @@ from numpyro_vips.conjugacy.interpreter.values import (
 )
 from numpyro_vips.conjugacy.structure.augmentation import Augmentation, auxiliary_weight
 from numpyro_vips.conjugacy.structure.latents import Latent, model_latents
+from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.sparse_rows import SparseRows
-from numpyro_vips.model.trace import Distributed
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
