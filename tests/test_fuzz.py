@@ -30,7 +30,7 @@ from numpyro.infer.util import log_density
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.vips.certificate import _prior_at_point, _row_at_point, rows_apart
+from numpyro_vips.vips.certificate import _prior_at_point, row_and_validity, rows_apart
 from numpyro_vips.vips.program import ConjugateProgram
 
 NUM_ROWS = 4
@@ -397,7 +397,7 @@ def check_density(
     ]
 
     def of_row(row: Any, latents: Any) -> jax.Array:
-        return _row_at_point(program, row, latents)
+        return row_and_validity(program, row, latents)[0]
 
     def of_globals(latents: Any) -> jax.Array:
         return _prior_at_point(program, singles[0], latents)

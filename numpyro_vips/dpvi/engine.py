@@ -194,7 +194,7 @@ class DpviEngine:
             _guide_site(site, found.supports[site.name])
             for site in graph.latents("global")
         ]
-        self._params = params = self._initial_params(threefry_key(0))
+        params = self._initial_params(threefry_key(0))
         centres = {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
 
         def row_elbo(free: Any, params: Any, row: Any, key: Any) -> Any:

@@ -139,27 +139,6 @@ class Block:
         return self.geometry != "signed"
 
 
-def isometric_coordinates(block: Block, value: np.ndarray) -> np.ndarray:
-    """The block's part of the joint vector: same norm as the scaled block.
-
-    Args:
-      block: Its shape and scale.
-      value: One or more contributions, with the block's axes last.
-
-    Returns:
-      Array whose last axis has `block.num_coordinates` entries.
-    """
-    value = block.scale * np.asarray(value, float)
-    leading = value.shape[: value.ndim - len(block.shape)]
-    if not block.symmetric:
-        return value.reshape(*leading, block.num_coordinates)
-    rows, columns = block._triangle
-    factors = np.where(rows == columns, 1.0, math.sqrt(2.0))
-    return (value[..., rows, columns] * factors).reshape(
-        *leading, block.num_coordinates
-    )
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GaussianMechanism:
     """Gaussian noise for a sum of clipped rows.

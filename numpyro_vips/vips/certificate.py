@@ -313,17 +313,16 @@ def _gathered_sizes(program: jex_core.ClosedJaxpr) -> Iterator[int]:
             yield from (shape[axis] for axis in numbers.start_index_map)
 
 
-def _row_at_point(
-    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
-) -> jax.Array:
-    """The compiled log density of a row, at given values of all model latents."""
-    return row_and_validity(program, row, latents)[0]
-
-
 def row_and_validity(
     program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
 ) -> tuple[jax.Array, jax.Array]:
-    """The same, and whether the row may count."""
+    """The compiled log density of a row, and whether it may count.
+
+    Args:
+      program: The program.
+      row: One entry of each private argument.
+      latents: Values of all model latents, at which the density is taken.
+    """
     # Synthetic observations need not lie in the support; the densities agree anyway.
     found, terms, _ = program.row_terms(row, zero_invalid=False)
     structure = program.structure

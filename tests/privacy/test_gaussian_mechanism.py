@@ -5,13 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from _coordinates import isometric_coordinates
 from scipy import optimize, stats
 
 from numpyro_vips.accounting import Relation
 from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
-    isometric_coordinates,
     optimal_scales,
 )
 

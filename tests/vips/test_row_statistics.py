@@ -19,6 +19,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _coordinates import isometric_coordinates
 from _models import UNIT, uncertified
 from _setups import COUNT, NAMES, SWEEPS, Setup, setup
 from scipy import special
@@ -28,7 +29,6 @@ from numpyro_vips.conjugacy.algebra.contractions import padded
 from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
-    isometric_coordinates,
 )
 from numpyro_vips.vips import row_statistics
 from numpyro_vips.vips.engine import block_of

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from _belief_network import belief_network
+from _coordinates import isometric_coordinates
 
 import sigmoid_belief_network
 from numpyro_vips.accounting import Relation
@@ -24,7 +25,6 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
-    isometric_coordinates,
 )
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine

@@ -11,6 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _coordinates import isometric_coordinates
 from _full_batch import FullBatch
 from scipy import optimize, special, stats
 
@@ -19,7 +20,6 @@ from numpyro_vips.fitting.private_step import run_step
 from numpyro_vips.fitting.schedule import ONCE_SHARE
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.privacy.gaussian_mechanism import isometric_coordinates
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
