@@ -15,7 +15,7 @@ import jax.scipy.special as special
 import numpy as np
 
 from numpyro_vips.errors import UnsafeModelError
-from numpyro_vips.jax_tools.jaxprs import equations_of, programs_in
+from numpyro_vips.jax_tools.jaxprs import programs_in
 
 # What no variable of the caller's has a name for.
 _UNNAMED = "an array of shape"
@@ -78,8 +78,7 @@ def refuse_program_constants(
       looked_at: Arrays that may be among its constants.
 
     Raises:
-      UnsafeModelError: There is such an array, or a program that was compiled ahead,
-        of which nobody can see what it holds.
+      UnsafeModelError: There is such an array.
     """
     _refuse_compiled_ahead(closed, what)
     for array in constants_of(closed):
@@ -229,12 +228,3 @@ def _arrays_in(value: Any) -> Iterator[Any]:
 def _is_array_like(value: Any) -> bool:
     """Such as the arrays of NumPy that JAX has wrapped; not shapes without values."""
     return hasattr(type(value), "__array__") and hasattr(value, "shape")
-
-
-def _refuse_compiled_ahead(closed: jex_core.ClosedJaxpr, what: str) -> None:
-    if any(eqn.primitive.name == "call_exported" for eqn in equations_of(closed)):
-        raise UnsafeModelError(
-            f"The {what} calls a program that was compiled ahead by jax.export. "
-            "Arrays inside it cannot be seen, and may hold rows that nothing "
-            "clips. Call the function itself instead."
-        )

@@ -71,7 +71,7 @@ _ORDINARY = {
     *("__doc__", "__module__", "__name__", "__qualname__", "__dict__", "__weakref__"),
     *("__annotations__", "__slots__", "__match_args__", "__dataclass_fields__"),
     *("__dataclass_params__", "__orig_bases__", "__parameters__", "__file__"),
-    *("__path__", "__conditional_annotations__"),
+    *("__path__", "__conditional_annotations__", "_jit_info"),
     *("__abstractmethods__", "_abc_impl", "__firstlineno__", "__static_attributes__"),
     *("__builtins__", "__loader__", "__spec__", "__package__", "__cached__"),
     *("__type_params__", "__annotate__", "__annotate_func__", "__orig_class__"),
@@ -83,6 +83,10 @@ _NUMBER = re.compile(
     r"(?<![\w.])[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?(?![\w])", re.ASCII
 )
 _DIGITS = re.compile(r"[\s\d.,:;+\-/()eETZ]*\d[\s\d.,:;+\-/()eETZ]*", re.ASCII)
+# What separates the columns of a line of text.
+_MARKS = (",", ";", ":", "\t", "|", "=")
+# Longer words are no words, but perhaps bytes written as text.
+_LONGEST_WORD = 100
 # How deep lists in lists, and records in lists, are looked into for their shape. Only
 # the shape: the search itself goes to any depth.
 _MAX_DEPTH = 12
@@ -264,8 +268,8 @@ def _as_foreign_array(value: Any) -> np.ndarray | None:
     if has_shape and converts:
         return _stand_in(shape)
     names = ("__array__", "__dlpack__", "__array_interface__", "__arrow_c_array__")
-    if any(hasattr(kind, name) for name in names) and hasattr(kind, "__len__"):
-        return _stand_in((len(value),))
+    if any(hasattr(kind, name) for name in names) and not _has(value, "__dict__"):
+        return _stand_in((len(value),)) if hasattr(kind, "__len__") else None
     return None
 
 
@@ -277,11 +281,15 @@ def _is_foreign_mapping(value: Any) -> bool:
 
 
 def _numbers_in_text(text: str) -> np.ndarray | None:
-    """One axis per line and one per number, of a text with more than a few numbers."""
+    """One axis per line and one per number, of a text with more than a few numbers.
+
+    Of a very long word, such as bytes in base64, its length.
+    """
     counts = [len(_NUMBER.findall(line)) for line in text.splitlines()]
     counts = [count for count in counts if count]
     if sum(counts) <= _FEW:
-        return None
+        longest = max(map(len, text.split()), default=0)
+        return _stand_in((longest,)) if longest > _LONGEST_WORD else None
     if len(counts) == 1:
         return _stand_in((counts[0],))
     if len(set(counts)) == 1:
@@ -328,13 +336,16 @@ def _num_entries_with_numbers(value: Any) -> int:
 
 
 def _has_numbers(value: Any, depth: int = 0) -> bool:
-    if isinstance(value, str) or _is_number(value):
-        return _is_number(value)
+    if isinstance(value, str):
+        has_columns = any(mark in value for mark in _MARKS)
+        return _is_number(value) or (has_columns and bool(_NUMBER.search(value)))
+    if _is_number(value):
+        return True
     if isinstance(value, (types.ModuleType, type, *_CODE)) or depth == 2:
         return False
     if isinstance(value, (np.ndarray, jax.Array)):
         return True
-    is_container = isinstance(value, (*_SEQUENCES, dict))
+    is_container = isinstance(value, (*_SEQUENCES, dict, types.SimpleNamespace))
     if is_container or not _is_library(type(value).__module__):
         return any(_has_numbers(part, depth + 1) for part in _entries(value))
     return False
@@ -436,9 +447,9 @@ def _parts_of_array(value: Any) -> Iterator[tuple[str, Any]]:
         for number, part in enumerate(np.asarray(value).ravel().tolist()):
             yield str(number), part
     if isinstance(value, dict):
-        yield from (
-            ("key", key) for key in dict.keys(value) if not isinstance(key, str)
-        )
+        yield from (("key", k) for k in dict.keys(value) if not isinstance(k, str))
+    elif not isinstance(value, (np.ndarray, jax.Array, str, *_SEQUENCES)):
+        yield "attrs", _attribute(value, "attrs")  # Of tables.
     yield from _parts_of_subclass(value)
 
 
@@ -630,8 +641,9 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
     yield from _attributes(attributes)
     if isinstance(value, types.GeneratorType) and value.gi_frame is not None:
         yield from _globals_of(value.gi_code, value.gi_frame.f_globals)
-    if isinstance(value, np.flatiter):
-        yield "", value.base
+    for kind, attribute in _ITERATORS.items():
+        if isinstance(value, kind):
+            yield "", getattr(value, attribute)
     is_standard = type(value).__module__.split(".")[0] in sys.stdlib_module_names
     if (is_standard or not is_library) and not _is_cache_of_library(value):
         # Of types written in C this is the only way to see what is inside.
@@ -642,6 +654,10 @@ def _parts_of_object(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 _SHAPES_OF_DISTRIBUTIONS = {"_batch_shape", "_event_shape", "_indices"}
+
+
+# Iterators of NumPy, and where they keep their arrays.
+_ITERATORS = {np.flatiter: "base", np.nditer: "operands", np.broadcast: "iters"}
 
 
 def _is_cache_of_library(value: Any) -> bool:
@@ -657,11 +673,14 @@ def _instance_attributes(value: Any) -> dict[str, Any]:
     except TypeError:  # It has no __dict__.
         attributes = {}
     for cls in type(value).__mro__:
+        kinds: Any = types.MemberDescriptorType
+        if cls.__module__.startswith(("scipy.", "sklearn.")):
+            kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
         for name, descriptor in vars(cls).items():
-            if isinstance(descriptor, types.MemberDescriptorType):
+            if isinstance(descriptor, kinds) and name not in _ORDINARY:
                 try:
                     attributes.setdefault(name, descriptor.__get__(value))
-                except (AttributeError, TypeError):  # It has not been assigned yet.
+                except Exception:  # It has not been assigned yet, for one.
                     continue
     return attributes
 
@@ -680,6 +699,9 @@ def _has(value: Any, attribute: str) -> bool:
 
 def _attribute(value: Any, attribute: str) -> Any:
     try:
+        # An attribute made on demand, such as a mock's, is none.
+        if inspect.getattr_static(value, attribute, None) is None:
+            return None
         return getattr(value, attribute, None)
     except Exception:  # A property of someone else's class may raise anything.
         return None

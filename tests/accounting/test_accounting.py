@@ -903,11 +903,7 @@ PACKAGE = pathlib.Path(accounting.__file__).parents[1]
             f"accounting/{path.stem}"
             for path in sorted(PACKAGE.glob("accounting/*.py"))
         ),
-        "secure_random",
-        "batch_selection",
-        "gaussian_mechanism",
-        "privacy_budget",
-        "privacy_statement",
+        *(f"privacy/{path.stem}" for path in sorted(PACKAGE.glob("privacy/*.py"))),
     ],
 )
 def test_the_privacy_core_needs_no_jax(name):
