@@ -13,6 +13,7 @@ from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.contractions import product_array
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
     Factor,
     Label,
     NotInAlgebra,
@@ -115,7 +116,7 @@ def index_alternatives(index: Form) -> list[Alternative]:
                 term.bound,
                 xp.round(array).astype(np.int32),
                 labels,
-                any(v.is_private for v in values),
+                any(v.is_private for v in values if not isinstance(v, Atom)),
             )
         )
     return alternatives
