@@ -118,7 +118,7 @@ class PrivateVI:
         model: private,
         *,
         budget: PrivacyBudget,
-        engine: VIPS | DPVI | Literal["auto", "vips", "dpvi"] = "auto",
+        engine: VIPS | DPVI | str = "auto",
         sampling: RowSampling | Literal["full"] = "full",
         num_steps: int | None = None,
         clipping_norm: float | Mapping[str, float] | None = None,
