@@ -334,7 +334,7 @@ def test_infinite_budgets_survive_files(tmp_path):
 def test_a_file_of_another_budget_is_refused(tmp_path, arguments):
     path = tmp_path / "ledger.json"
     PrivacyBudget(1.0, 1e-6, path=path)
-    with pytest.raises(ValueError, match="Open it with its own numbers"):
+    with pytest.raises(ValueError, match="Open it with its own settings"):
         PrivacyBudget(**arguments, path=path)
 
 
