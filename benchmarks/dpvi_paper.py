@@ -198,17 +198,21 @@ def paper_fit(
     return _draws(
         nv.PrivateVI(
             experiment.model,
-            budget=nv.PrivacyBudget(epsilon, DELTA if is_private else 0.0),
-            engine="dpvi",
-            perturb="all",
-            averaging=None,
-            optimizer=optax.adagrad(
-                experiment.learning_rate, initial_accumulator_value=0.0
+            budget=nv.PrivacyBudget(
+                epsilon,
+                DELTA if is_private else 0.0,
+                accountant=accountant,  # type: ignore[arg-type]
             ),
-            sampling_rate=experiment.sampling_rate,
+            engine=nv.DPVI(
+                perturb="all",
+                averaging=None,
+                optimizer=optax.adagrad(
+                    experiment.learning_rate, initial_accumulator_value=0.0
+                ),
+            ),
+            sampling=nv.Poisson(experiment.sampling_rate),
             num_steps=experiment.num_steps,
             clipping_norm=experiment.clipping_norm if is_private else None,
-            accountant=accountant,  # type: ignore[arg-type]
             progress_bar=False,
         ),
         experiment,

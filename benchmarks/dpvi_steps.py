@@ -73,7 +73,7 @@ def _measure(
         nv.private(_MODELS[name], unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-5),
         engine="dpvi",
-        sampling_rate=rate,
+        sampling=nv.Poisson(rate),
         num_steps=num_steps,
         progress_bar=False,
     )

@@ -116,9 +116,8 @@ def throughput(args: argparse.Namespace) -> dict[str, Any]:
         vi = nv.PrivateVI(
             model,
             budget=budget,
-            sampling="full",
+            engine=nv.VIPS(local_steps=LOCAL_STEPS),
             num_steps=args.steps,
-            local_steps=LOCAL_STEPS,
             progress_bar=False,
             **settings,
         )
@@ -181,7 +180,6 @@ def run_once(args: argparse.Namespace) -> None:
         data.held_out,
         budget=nv.PrivacyBudget(1.0, DELTA),
         by_step=False,
-        sampling="full",
         num_steps=2,
         clipping_norm=CLIPPING_NORM,
         progress_bar=False,
@@ -209,7 +207,8 @@ def nonprivate(args: argparse.Namespace) -> dict[str, Any]:
     documents, model = data.training(), data.model()
     count = len(documents.ids)
     settings = lda.reference_settings(count)
-    epochs = round(settings["num_steps"] * settings.get("sampling_rate", 1.0))
+    sampling = settings.get("sampling", nv.FullBatch())
+    epochs = round(settings["num_steps"] * sampling.rate)
     found = _without_budget(model, documents, data.held_out, **settings)
     found.result.save(args.output / "reference.nc")
     print(f"ours: {found.perplexity:.1f}, {found.result.seconds}", flush=True)
@@ -309,7 +308,7 @@ def _paper_runs(
     for minibatch in minibatches:
         settings = _lda_paper.settings(len(documents.ids), minibatch)
         schedule = {
-            "sampling_rate": settings["sampling_rate"],
+            "sampling_rate": settings["sampling"].rate,
             "num_steps": settings["num_steps"],
             "delta": DELTA,
         }
@@ -365,11 +364,10 @@ def own(args: argparse.Namespace) -> dict[str, Any]:
             documents,
             data.held_out,
             budget=nv.PrivacyBudget(epsilon, DELTA),
-            sampling="full",
-            relation=relation,
-            num_steps=steps,
             # The average of all steps, step t counting about t^power times.
-            step_size=lambda t: (args.power + 1) / (t + args.power + 1),
+            engine=nv.VIPS(step_size=lambda t: (args.power + 1) / (t + args.power + 1)),
+            sampling=nv.FullBatch(relation=relation),  # type: ignore[arg-type]
+            num_steps=steps,
             clipping_norm=args.clipping_norm,
             by_step=args.by_step,
             progress_bar=False,

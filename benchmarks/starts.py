@@ -79,7 +79,6 @@ def _finds_all(seed: int) -> bool:
         _mixture,
         budget=nv.PrivacyBudget(math.inf),
         engine="vips",
-        sampling="full",
         num_steps=20,
         progress_bar=False,
     )

@@ -47,12 +47,39 @@ def budget(args: argparse.Namespace) -> nv.PrivacyBudget:
     )
 
 
+def sampling_of(
+    name: str | None, rate: float | None, relation: Any = None
+) -> nv.FullBatch | nv.Poisson | nv.WithoutReplacement:
+    """What `--sampling`, `--sampling-rate` and `--relation` mean together.
+
+    A rate alone is that of Poisson sampling. Without a rate a step uses all rows.
+
+    Raises:
+      ValueError: They contradict each other.
+    """
+    share = 1.0 if rate is None else rate
+    if name == "poisson" or (name is None and rate is not None):
+        found = nv.Poisson(share)
+    elif name == "without_replacement":
+        found = nv.WithoutReplacement(share)
+    else:
+        found = nv.FullBatch(relation=relation or "add_or_remove")
+    if found.rate != share or relation not in (None, found.relation):
+        raise ValueError(
+            f"Expected --sampling={name}, --sampling-rate={rate} and "
+            f"--relation={relation} to go together: a full batch has all rows and may "
+            "have either relation, Poisson sampling has add_or_remove, and sampling "
+            "without replacement replace_one."
+        )
+    return found
+
+
 def fit_settings(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of `PrivateVI`."""
+    """Arguments of `PrivateVI`; DPVI has a guide."""
     return {
-        "guide": args.guide,
+        "engine": nv.DPVI(guide=args.guide),
         "num_steps": args.num_steps,
-        "sampling_rate": args.sampling_rate,
+        "sampling": sampling_of(None, args.sampling_rate),
         "clipping_norm": args.clipping_norm,
         "insecure_seed": args.insecure_seed,
         "progress_bar": not args.no_progress,

@@ -25,10 +25,9 @@ def step_size(step: int) -> float:
 def settings(num_documents: int, minibatch: int) -> dict[str, Any]:
     """Settings of `PrivateVI` for one epoch of the paper's algorithm 3."""
     return {
-        "sampling": "without_replacement",
-        "sampling_rate": minibatch / num_documents,
+        "engine": nv.VIPS(step_size=step_size),
+        "sampling": nv.WithoutReplacement(minibatch / num_documents),
         "num_steps": num_documents // minibatch,
-        "step_size": step_size,
     }
 
 

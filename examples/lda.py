@@ -26,6 +26,7 @@ them only where the documents are public. Several fits add up, as the ledger sho
 # pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
 
 import argparse
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ import _corpus
 import _lda_paper
 import _topics
 import numpyro_vips as nv
-from _fit_options import add_run_options, given
+from _fit_options import add_run_options, given, sampling_of
 
 # Draws for ArviZ are fewer where topics are large.
 MOST_NUMBERS_IN_ARVIZ = 20_000_000
@@ -106,6 +107,8 @@ def fit(
     *,
     budget: nv.PrivacyBudget,
     by_step: bool = True,
+    engine: nv.VIPS | None = None,
+    local_steps: int | None = None,
     **settings: Any,
 ) -> Fit:
     """Fits the topics and measures them on held-out documents.
@@ -116,15 +119,24 @@ def fit(
       budget: The ledger that pays.
       by_step: Whether to measure after each step, whose posterior is released anyway,
         or after the last one only.
+      engine: Settings of VIPS.
+      local_steps: Iterations over a document's topics, in place of those in `engine`.
       **settings: Of `PrivateVI`.
     """
+    engine = nv.VIPS() if engine is None else engine
+    if local_steps is not None:
+        engine = dataclasses.replace(engine, local_steps=local_steps)
     perplexities: list[float] = []
 
     def measure(step: int, result: nv.PrivateVIResult) -> None:
         perplexities.append(_topics.held_out_perplexity(result, *held_out))
 
     vi = nv.PrivateVI(
-        model, budget=budget, callback=measure if by_step else None, **settings
+        model,
+        budget=budget,
+        engine=engine,
+        callback=measure if by_step else None,
+        **settings,
     )
     result = vi.run(jax.random.key(0), *training)
     if not by_step:
@@ -135,14 +147,13 @@ def fit(
 def reference_settings(num_documents: int) -> dict[str, Any]:
     """Settings of a fit without noise: minibatches for a large corpus."""
     if num_documents <= REFERENCE_BATCH:
-        return {"sampling": "full", "num_steps": REFERENCE_STEPS}
+        return {"num_steps": REFERENCE_STEPS}
     steps = REFERENCE_EPOCHS * num_documents // REFERENCE_BATCH
     return {
-        "sampling": "without_replacement",
-        "sampling_rate": REFERENCE_BATCH / num_documents,
-        "num_steps": max(REFERENCE_STEPS, steps),
         # Hoffman et al. (2010), and what scikit-learn does.
-        "step_size": lambda t: (10.0 + t) ** -0.7,
+        "engine": nv.VIPS(step_size=lambda t: (10.0 + t) ** -0.7),
+        "sampling": nv.WithoutReplacement(REFERENCE_BATCH / num_documents),
+        "num_steps": max(REFERENCE_STEPS, steps),
     }
 
 
@@ -241,18 +252,15 @@ def _run_own(
         _record(report, "non-private", found, reference)
     chosen: dict[str, Any] = common | given(
         num_steps=args.steps,
-        sampling_rate=args.sampling_rate,
-        relation=args.relation,
-        accountant=args.accountant,
+        sampling=sampling_of(args.sampling, args.sampling_rate, args.relation),
     )
-    chosen["sampling"] = args.sampling
-    replace_one = "replace_one" in (args.relation, _RELATIONS.get(args.sampling))
+    replace_one = chosen["sampling"].relation == "replace_one"
     # Decimal shares add up exactly, so the budget is spent to the end.
-    budget = nv.PrivacyBudget(math.inf)
+    epsilon, delta = math.inf, 0.0
     if args.sigma is None:
-        budget = nv.PrivacyBudget(
-            math.fsum(args.epsilon), math.fsum([args.delta] * len(args.epsilon))
-        )
+        epsilon = math.fsum(args.epsilon)
+        delta = math.fsum([args.delta] * len(args.epsilon))
+    budget = nv.PrivacyBudget(epsilon, delta, accountant=args.accountant)
     shown = None
     for level in args.sigma or args.epsilon:
         if args.sigma is None:
@@ -283,7 +291,7 @@ def _run_paper(
     """The four methods of figure 2; shows the moments accountant with clipping."""
     settings = _lda_paper.settings(len(training.ids), args.minibatch)
     schedule = {
-        "sampling_rate": settings["sampling_rate"],
+        "sampling_rate": settings["sampling"].rate,
         "num_steps": settings["num_steps"],
         "delta": args.delta,
     }
@@ -354,8 +362,6 @@ def _record(
 
 
 # Options ------------------------------------------------------------------------------
-
-_RELATIONS = {"poisson": "add_or_remove", "without_replacement": "replace_one"}
 
 
 def _load(args: argparse.Namespace) -> _corpus.Corpus:

@@ -34,7 +34,7 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from _datasets import Dataset, auc, load
-from _fit_options import add_run_options, budget, given
+from _fit_options import add_run_options, budget, given, sampling_of
 
 LONGEST_TABLE = 40
 NUM_DRAWS = 1000
@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     try:
         ranges = [(name, float(low), float(high)) for name, low, high in args.range]
         dataset = load(args.data, label=args.label, ranges=ranges)
+        sampling = sampling_of(args.sampling, args.sampling_rate)
     except (OSError, ValueError) as error:
         parser.error(str(error))
     features, labels = dataset.train_features, dataset.train_labels
@@ -72,9 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
         insecure_seed=args.insecure_seed,
         progress_bar=not args.no_progress,
         **given(
-            sampling=args.sampling,
+            sampling=sampling,
             num_steps=args.num_steps,
-            sampling_rate=args.sampling_rate,
             clipping_norm=args.clipping_norm,
         ),
     )
@@ -90,7 +90,6 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
             model,
             budget=nv.PrivacyBudget(math.inf),
             engine=args.engine,
-            sampling="full",
             progress_bar=False,
         ).run(jax.random.key(0), features, labels)
 

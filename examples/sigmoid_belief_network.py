@@ -33,7 +33,7 @@ import numpyro.distributions as dist
 from sklearn.datasets import load_digits
 
 import numpyro_vips as nv
-from _fit_options import add_run_options
+from _fit_options import add_run_options, sampling_of
 
 BIAS_SCALE = 3.0
 WEIGHT_SCALE = 0.3
@@ -181,36 +181,35 @@ def fit(images: np.ndarray, args: argparse.Namespace) -> nv.PrivateVIResult:
     """Fits the model to the rows as the options say."""
     num_rows, num_pixels = images.shape
     settings: dict[str, Any] = {
-        "engine": "vips",
-        "local_steps": args.local_steps,
         "progress_bar": not args.no_progress,
         "insecure_seed": args.insecure_seed,
     }
     without_noise = math.isinf(args.sigma or 0.0) or math.isinf(args.epsilon)
     if args.paper is not None:
         settings |= {
-            "sampling": "without_replacement",
-            "sampling_rate": args.paper / num_rows,
+            "engine": nv.VIPS(
+                local_steps=args.local_steps,
+                step_size=paper_step_size,
+                release_once=False,
+            ),
+            "sampling": nv.WithoutReplacement(args.paper / num_rows),
             "num_steps": num_rows // args.paper,
-            "step_size": paper_step_size,
-            "release_once": False,
         }
     else:
+        # Without noise the tighter bound is better.
+        bound = "polya-gamma" if without_noise else "fixed-curvature"
         settings |= {
-            "sampling": args.sampling,
+            "engine": nv.VIPS(local_steps=args.local_steps, augmentation=bound),
+            "sampling": sampling_of(args.sampling, args.sampling_rate),
             "num_steps": args.num_steps,
-            "sampling_rate": args.sampling_rate,
-            # Without noise the tighter bound is better.
-            "augmentation": "polya-gamma" if without_noise else "fixed-curvature",
         }
     if without_noise:
         budget = nv.PrivacyBudget(math.inf)
     elif args.paper is not None:
-        budget = nv.PrivacyBudget(math.inf)
+        budget = nv.PrivacyBudget(math.inf, accountant=args.accountant)
         settings |= {
             "clipping_norm": worst_norms(num_pixels, args.num_units),
             "noise_multiplier": paper_noise_multiplier(args.sigma or 1.0),
-            "accountant": args.accountant,
             "delta": args.delta,
         }
     else:

@@ -1,10 +1,11 @@
 """Private variational inference for NumPyro models.
 
-See `PrivateVI` for fitting, `PrivacyBudget` for the ledger, and `private` for marking
-whose records are protected.
+See `PrivateVI` for fitting, `VIPS` and `DPVI` for each engine's settings,
+`PrivacyBudget` for the ledger, and `private` for marking whose records are protected.
 """
 
 from numpyro_vips import accounting
+from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import (
     BudgetExceededError,
     NotConjugateError,
@@ -14,21 +15,28 @@ from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
 from numpyro_vips.polya_gamma import PolyaGamma
 from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.privacy.sampling import FullBatch, Poisson, WithoutReplacement
 from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
+from numpyro_vips.vips.settings import VIPS
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "DPVI",
+    "VIPS",
     "BudgetExceededError",
+    "FullBatch",
     "NotConjugateError",
     "Plan",
+    "Poisson",
     "PolyaGamma",
     "PrivacyBudget",
     "PrivacyStatement",
     "PrivateVI",
     "PrivateVIResult",
     "UnsafeModelError",
+    "WithoutReplacement",
     "accounting",
     "load",
     "private",

@@ -54,6 +54,12 @@ def positive_integer(**values: int) -> None:
             raise ValueError(f"Expected {name}={value!r} to be a positive integer.")
 
 
+def boolean(**values: bool) -> None:
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"Expected {name}={value!r} to be True or False.")
+
+
 def probability(**values: float) -> None:
     """Checks for a number in (0, 1]."""
     for name, value in values.items():

@@ -149,6 +149,33 @@ def _check_public(public: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(public))
 
 
+def check_marked(model: Any) -> None:
+    """Checks that a model says whose records are protected.
+
+    Raises:
+      TypeError: It is not marked with `private`, or `private` is not the outermost.
+    """
+    if isinstance(model, private) and model.fn is not None:
+        return
+    inner = getattr(model, "fn", None)
+    if isinstance(model, private):
+        advice = "It holds no model yet: put it over the model as a decorator."
+    elif isinstance(inner, private):
+        advice = (
+            "Mark the model last, private(handler(model), unit=...), so that it is "
+            "known whose records are protected."
+        )
+    else:
+        advice = (
+            "Put @private(unit='name of the plate') over the model, so that it is "
+            "known whose records are protected."
+        )
+    raise TypeError(
+        "Expected a model marked with numpyro_vips.private(unit=...), got "
+        f"{type(model).__name__}. {advice}"
+    )
+
+
 def name_of(fn: Any) -> str:
     """What to call a model in messages and ledgers."""
     while isinstance(fn, functools.partial):

@@ -634,7 +634,7 @@ def guide_of(path: Any, where: str) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("where", ["parameter", "global", "local", "density"])
 def test_constants_of_a_guide_are_refused_or_listed(where, stored):
-    shown = explained(with_local, guide=guide_of(stored((3, 2)), where))
+    shown = explained(with_local, engine=nv.DPVI(guide=guide_of(stored((3, 2)), where)))
     assert "because the guide holds them: an array of shape (3, 2)." in shown
     with pytest.raises(nv.UnsafeModelError, match=r"In the guide: .*of the length"):
-        explained(with_local, guide=guide_of(stored(NUM_ROWS), where))
+        explained(with_local, engine=nv.DPVI(guide=guide_of(stored(NUM_ROWS), where)))

@@ -28,6 +28,7 @@ ORDER = (
     "accounting/",
     "polya_gamma.py",
     "jax_tools/",
+    "_settings.py",
     "handlers.py",
     "errors.py",
     "_validate.py",

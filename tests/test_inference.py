@@ -5,7 +5,9 @@ Whether the posteriors are right is tested with the engines and the examples.
 
 import dataclasses
 import functools
+import inspect
 import math
+import re
 import subprocess
 import sys
 import warnings
@@ -18,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-import optax
 import pytest
 import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
@@ -78,7 +79,7 @@ def test_a_ledger_is_about_one_unit() -> None:
             numpyro.sample("y", dist.Bernoulli(p), obs=y)
 
     y = rows()[1]
-    shares = {"epsilon": 0.5, "delta": 1e-7, "num_steps": 1, "sampling": "full"}
+    shares = {"epsilon": 0.5, "delta": 1e-7, "num_steps": 1}
     budget = nv.PrivacyBudget(1.0, 1e-6)
     fitted(coin, y, budget=budget, **shares)
     assert budget.unit == "patients"
@@ -326,14 +327,16 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
     "NaN": ({"epsilon": math.nan}, ValueError, "epsilon=nan"),
     "delta": ({"delta": 1.0}, ValueError, r"delta=1.0 in \(0, 1\)"),
     "delta zero": ({"delta": 0.0}, ValueError, "delta=0.0"),
-    "rate": ({"sampling_rate": 1.5}, ValueError, r"sampling_rate=1.5 in \(0, 1\]"),
-    "rate zero": ({"sampling_rate": 0.0}, ValueError, "sampling_rate=0.0"),
-    "full": (
-        {"sampling": "full", "sampling_rate": 0.5},
+    "sampling": ({"sampling": "shuffle"}, ValueError, r"nv\.WithoutReplacement\(rate"),
+    "sampling without its rate": (
+        {"sampling": "poisson"},
         ValueError,
-        "sampling='poisson' for minibatches",
+        r"write sampling=nv\.Poisson\(rate\)",
     ),
-    "sampling": ({"sampling": "shuffle"}, ValueError, "'without_replacement'"),
+    "a class for sampling": ({"sampling": nv.Poisson}, TypeError, "the class Poisson"),
+    "a rate for sampling": ({"sampling": 0.1}, TypeError, r"nv\.Poisson.*got.*float"),
+    "a class for an engine": ({"engine": nv.VIPS}, TypeError, "the class VIPS"),
+    "a guide for an engine": ({"engine": logistic}, TypeError, r"nv\.DPVI\(\.\.\.\)"),
     "engine": ({"engine": "svi"}, ValueError, "engine='svi' to be one of 'auto'"),
     "steps": ({"num_steps": 0}, ValueError, "num_steps=0 to be a positive integer"),
     "steps by half": ({"num_steps": 2.5}, ValueError, "num_steps=2.5"),
@@ -341,16 +344,9 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
     "norm without an end": ({"clipping_norm": math.inf}, ValueError, "1e-30 and 1e30"),
     "tiny norms": ({"clipping_norm": {"⟨w⟩": 1e-31}}, ValueError, "1e-30 and 1e30"),
     "noise": ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier=0.0"),
-    "relation": (
-        {"relation": "replace_one"},
-        ValueError,
-        "'add_or_remove' with sampling='poisson'",
-    ),
     "epsilon as text": ({"epsilon": "1"}, TypeError, "epsilon='1' to be a number"),
-    "rate as text": ({"sampling_rate": "all"}, TypeError, "sampling_rate='all'"),
-    "structure": ({"structure": {"w": "full"}}, ValueError, "structure"),
     "structure of no site": (
-        {"structure": {"W": "diag"}},
+        {"engine": nv.VIPS(structure={"W": "diag"})},
         ValueError,
         r"structure= to name sites of the model, got \['W'\]; it has \['w', 'y'\]",
     ),
@@ -359,23 +355,6 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         ValueError,
         r"clipping_norm= to name statistics of the model, got \['w'\]; it has \['⟨w",
     ),
-    "an optimiser of NumPyro": (
-        {"optimizer": numpyro.optim.Adam(0.01)},
-        TypeError,
-        "optimizer to be one of optax",
-    ),
-    "options of DPVI": (
-        {"engine": "vips", "optimizer": optax.sgd(0.1), "averaging": None},
-        ValueError,
-        "no averaging=, optimizer= with engine='vips': only DPVI",
-    ),
-    "options of VIPS": (
-        {"engine": "dpvi", "structure": {"w": "diag"}, "release_once": False},
-        ValueError,
-        "no structure=, release_once= with engine='dpvi': only VIPS",
-    ),
-    "guide": ({"guide": object()}, TypeError, "or a NumPyro function"),
-    "accountant": ({"accountant": "rdp"}, ValueError, "accountant='rdp'"),
     "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
     "share of the budget": (
         {"epsilon": 2.0},
@@ -394,9 +373,9 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         "may spend 0.01",
     ),
     "part of a row": (
-        {"sampling": "without_replacement", "sampling_rate": 0.11},
+        {"sampling": nv.WithoutReplacement(0.11)},
         ValueError,
-        "whole number of rows.*6/60 or 7/60",
+        r"whole number of rows.*WithoutReplacement\(6 / 60\) or \(7 / 60\)",
     ),
 }
 
@@ -407,6 +386,43 @@ def test_bad_settings_are_refused_before_anything_is_spent(case, budget):
     with pytest.raises(error, match=message):
         fitted(logistic, X, Y, budget=budget, **settings)
     assert budget.spent() == (0.0, 0.0)
+
+
+MOVED = {
+    "sampling_rate": "sampling=nv.Poisson(0.1)",
+    "relation": "sampling=nv.FullBatch(relation=",
+    "accountant": "budget=nv.PrivacyBudget(epsilon, delta, accountant=",
+    **dict.fromkeys(("step_size", "release_once", "structure"), "engine=nv.VIPS("),
+    **dict.fromkeys(("augmentation", "local_steps"), "engine=nv.VIPS("),
+    **dict.fromkeys(("guide", "optimizer", "loss"), "engine=nv.DPVI("),
+    **dict.fromkeys(("perturb", "averaging"), "engine=nv.DPVI("),
+}
+
+
+@pytest.mark.parametrize(("name", "place"), MOVED.items())
+def test_a_setting_of_another_object_is_sent_there(name, place, budget):
+    expected = re.escape(f"PrivateVI has no {name}=: write {place}")
+    with pytest.raises(TypeError, match=expected):
+        fitted(logistic, X, Y, budget=budget, **{name: None})
+    assert name not in inspect.signature(nv.PrivateVI).parameters
+
+
+def test_fits_with_equal_settings_can_be_recognised(budget):
+    """They are values: a fit that was prepared can be found again by them."""
+
+    def vi(**changes: Any) -> tuple:
+        settings = {
+            "engine": nv.VIPS(structure={"w": "diag"}),
+            "sampling": nv.Poisson(0.1),
+            "clipping_norm": {"⟨w⟩": 1.0, "⟨w w⟩": 2.0},
+            "max_nonzeros": {"X": 2},
+        }
+        found = nv.PrivateVI(marked(logistic), budget=budget, **settings | changes)
+        return found.engine, found.schedule_options, found.share, found.max_nonzeros
+
+    assert len({vi(), vi(), vi(engine=nv.VIPS()), vi(sampling="full")}) == 3
+    assert len({vi(), vi(clipping_norm={"⟨w w⟩": 2.0, "⟨w⟩": 1.0})}) == 1
+    assert len({vi(), vi(clipping_norm=1.0), vi(num_steps=1), vi(epsilon=0.5)}) == 4
 
 
 def test_a_column_of_labels_is_named_as_the_cause(budget):
@@ -533,7 +549,7 @@ def test_one_ledger_has_one_relation(budget):
     fitted(coin, Y, budget=budget, epsilon=0.5, delta=5e-6)
     spent = budget.spent()
     with pytest.raises(ValueError, match="relation='add_or_remove'"):
-        fitted(coin, Y, budget=budget, sampling="without_replacement")
+        fitted(coin, Y, budget=budget, sampling=nv.WithoutReplacement(1.0))
     assert budget.spent() == spent
 
 
@@ -631,9 +647,8 @@ def test_only_a_seed_makes_noise_repeatable():
         return np.concatenate([np.ravel(x) for x in result.params.values()])
 
     # Minibatches are drawn anew as well.
-    first, second = (
-        once(logistic, (X, Y), 1, sampling_rate=0.5, num_steps=2) for _ in range(2)
-    )
+    options = {"sampling": nv.Poisson(0.5), "num_steps": 2}
+    first, second = (once(logistic, (X, Y), 1, **options) for _ in range(2))
     np.testing.assert_array_equal(first, second)
     draws = [once(coin, (Y,), seed) for seed in (1, 2, None, None)]
     # The same rng_key: it has no say in the noise.

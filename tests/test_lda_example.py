@@ -67,7 +67,6 @@ def test_held_out_perplexity_is_the_bound_of_hoffman_et_al(documents: Any):
         lda.Documents(*_corpus.padded(documents, 48)),
         lda.Documents(*_corpus.padded(held_out, 48)),
         budget=nv.PrivacyBudget(math.inf),
-        sampling="full",
         num_steps=3,
         local_steps=300,
         progress_bar=False,
@@ -110,7 +109,7 @@ def test_the_paper_is_priced_as_counted_and_as_corrected():
     # N = 400,000, S = 20,000, sigma = 1.24: 2.38 in section 4.3 of the paper.
     settings = _lda_paper.settings(400_000, 20_000)
     schedule = {
-        "sampling_rate": settings["sampling_rate"],
+        "sampling_rate": settings["sampling"].rate,
         "num_steps": settings["num_steps"],
         "delta": 1e-4,
     }

@@ -143,11 +143,11 @@ PLANTED: dict[str, Case] = {
 
 def private_vi(fn: Callable[..., None], engine: Any, **options: Any) -> nv.PrivateVI:
     if callable(engine):
-        engine, options = "dpvi", {"guide": engine, **options}
+        engine = nv.DPVI(guide=engine)
     settings: dict[str, Any] = {
         "budget": nv.PrivacyBudget(1.0, 1e-5),
         "num_rows": DECLARED,
-        "sampling_rate": 0.5,
+        "sampling": nv.Poisson(0.5),
         "num_steps": 3,
         "clipping_norm": 1.0,
         **options,

@@ -298,7 +298,11 @@ def words_and_counts(ids: Any, counts: Any) -> None:
             numpyro.sample("w", dist.Categorical(beta[z]), obs=ids)
 
 
-OPTIONS: dict[str, Any] = {"num_steps": 3, "local_steps": 9, "progress_bar": False}
+OPTIONS: dict[str, Any] = {
+    "engine": nv.VIPS(local_steps=9),
+    "num_steps": 3,
+    "progress_bar": False,
+}
 
 
 def fitted(fn: Any, rows: Rows, **options: Any) -> np.ndarray:
@@ -444,7 +448,7 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
                 state,
                 arguments.take(np.arange(COUNT)),
                 np.ones(COUNT, bool),
-                scales={block.name: 1.0 for block in engine.blocks},
+                scales={block.name: 1.0 for block in engine.blocks("adaptive")},
                 clipping_norm=0.5,
             )
         )
@@ -454,7 +458,7 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
         nv.private(regression, unit=UNIT),
         budget=nv.PrivacyBudget(math.inf),
         max_nonzeros={"x": WIDTH},
-        **OPTIONS,
+        **{**OPTIONS, "engine": "auto"},
     )
     plan = vi.explain(x, y)
     assert plan.engine == "dpvi"

@@ -115,7 +115,7 @@ def model(y):
 
 budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5, path=sys.argv[1] + ".ledger")
 vi = nv.PrivateVI(
-    model, budget=budget, num_steps=1, sampling="full", progress_bar=False
+    model, budget=budget, num_steps=1, progress_bar=False
 )
 result = vi.run(jax.random.key(0), np.zeros(50, np.float32))
 result.save(sys.argv[1])

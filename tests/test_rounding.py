@@ -126,8 +126,6 @@ def contribution(start: tuple[Any, Any], X: Any, mask: Any) -> np.ndarray:
 
 
 def blocks_of(engine: Any) -> Any:
-    if engine.name == "dpvi":
-        return engine.blocks
     return (*engine.blocks("adaptive"), *engine.blocks("once"))
 
 
@@ -168,19 +166,18 @@ def test_rows_that_cancel_contribute_the_same_wherever_they_stand(engine: str) -
     assert np.median(norms) > 0.01
 
 
-@pytest.mark.parametrize("sampling", ["poisson", "without_replacement", "full"])
+@pytest.mark.parametrize("kind", [nv.Poisson, nv.WithoutReplacement, None])
 @pytest.mark.parametrize("max_batch_size", [None, 1, 7, 100, 1001, 4004])
-def test_no_pass_leaves_rows_over(sampling: Any, max_batch_size: int | None) -> None:
+def test_no_pass_leaves_rows_over(kind: Any, max_batch_size: int | None) -> None:
     """At no size of a batch, whatever the length of a pass may be."""
     for size in range(1, 5001):
-        num_rows = size if sampling == "full" else 5000
+        num_rows = size if kind is None else 5000
+        sampling = nv.FullBatch() if kind is None else kind(size / num_rows)
         step = Step(
             blocks=(),
             clipping_norm=1.0,
             noise_multiplier=1.0,
-            relation="add_or_remove",
             sampling=sampling,
-            sampling_rate=size / num_rows,
         )
         number, length = chunks_of(step, num_rows, max_batch_size)
         assert length % WIDEST == 0

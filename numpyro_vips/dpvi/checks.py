@@ -16,7 +16,7 @@ from numpyro_vips.model.prior_centre import global_values
 
 def check_options(
     *,
-    guide: Any = None,
+    guide: Any = "mean_field",
     optimizer: Any = None,
     loss: Any = None,
     num_particles: int = 1,
@@ -28,7 +28,7 @@ def check_options(
     Raises:
       TypeError, ValueError: An option is not as `DpviEngine` describes.
     """
-    if guide is not None and not callable(guide):
+    if not callable(guide):
         if not isinstance(guide, str):
             raise TypeError(
                 f"Expected guide to be one of {list(FAMILIES)} or a NumPyro function, "
@@ -57,8 +57,8 @@ def check_options(
             "perturb='location': the guide's gradient can only be rebuilt for a "
             "single draw. Use perturb='all', or more rows per step."
         )
-    if averaging is not None and not averaging >= 0:
-        raise ValueError(f"Expected averaging={averaging!r} to be None or at least 0.")
+    if averaging is not None:
+        _validate.nonnegative(averaging=averaging)
 
 
 def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:

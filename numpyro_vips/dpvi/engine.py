@@ -27,7 +27,7 @@ get no noise at all, for nothing about them is released.
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -49,6 +49,7 @@ from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
+from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
@@ -58,6 +59,12 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.result import Posterior
 
 Perturb = Literal["location", "all"]
+
+DEFAULT_STEPS = 200
+# Without noise a gradient step costs no budget, only time.
+DEFAULT_STEPS_WITHOUT_NOISE = 500
+# Fewer steps are longer ones, up to this factor, and more are shorter.
+LONGEST_STEP = 2.0
 
 
 class Variational(NamedTuple):
@@ -96,14 +103,11 @@ class DpviEngine:
 
     Attributes:
       name: `"dpvi"`.
-      blocks: What each step releases: `"loc"`, the gradient in the globals, and
-        `"param …"` for every array of parameters without a prior; with
-        `perturb="all"` every parameter of the guide in place of `"loc"`. Only what
-        observations depend on is released.
       space: The globals and their layout in flat vectors.
     """
 
     name = "dpvi"
+    is_one_vector = True
 
     def __init__(
         self,
@@ -179,6 +183,7 @@ class DpviEngine:
         if self._user_guide is not None:
             self._constraints = self._user_guide.constraints | self._constraints
         self._lay_out(guide)
+        self._has_own_optimizer = optimizer is not None
         if optimizer is None:
             sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
@@ -224,8 +229,9 @@ class DpviEngine:
         self._public_elbo = PublicElbo(
             graph, space, used_guide, is_analytic=self._is_analytic
         )
-        self._released = self._blocks([site.name for site in read.sites], used[1])
-        self.blocks = tuple(released.block for released in self._released)
+        self._released = self._find_released(
+            [site.name for site in read.sites], used[1]
+        )
         program = jax.make_jaxpr(row_elbo)(
             space.split(start), params, self._row, threefry_key(0)
         )
@@ -268,7 +274,7 @@ class DpviEngine:
     def _constrained(self, params: Mapping[str, Any]) -> dict[str, Any]:
         return constrained(params, self._constraints)
 
-    def _blocks(self, read: Sequence[str], reads_param: Any) -> list[Released]:
+    def _find_released(self, read: Sequence[str], reads_param: Any) -> list[Released]:
         """What a step releases.
 
         Args:
@@ -322,6 +328,33 @@ class DpviEngine:
         return self.space.split(z), params
 
     # --- the engine's protocol ------------------------------------------------------
+
+    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
+        """What each step releases; nothing is released a single time.
+
+        `"loc"` is the gradient in the globals, and `"param …"` that in an array of
+        parameters without a prior; with `perturb="all"` there is every parameter of the
+        guide in place of `"loc"`. Only what observations depend on is released.
+        """
+        if release == "once":
+            return ()
+        return tuple(released.block for released in self._released)
+
+    def default_num_steps(self, *, is_private: bool) -> int:
+        return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
+
+    def step_sizes(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> tuple[float, ...]:
+        """Factors on the learning rate, all alike.
+
+        Under noise all steps together should go a fixed distance: the noise of a step
+        grows like the root of the number of steps, so that with more steps each is
+        shorter. An optimiser of the caller's own goes as far as it says.
+        """
+        if not is_private or self._has_own_optimizer:
+            return (1.0,) * num_steps
+        return (min(LONGEST_STEP, DEFAULT_STEPS / num_steps),) * num_steps
 
     def initial_state(self, rng_key: jax.Array) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""
@@ -385,7 +418,7 @@ class DpviEngine:
             draws,
             dict(rows),
             mask,
-            {block.name: float(scales[block.name]) for block in self.blocks},
+            {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
             float(clipping_norm),
         )
         return {name: np.asarray(value) for name, value in found.items()}
@@ -465,8 +498,29 @@ class DpviEngine:
         """Arrays that the user's guide holds itself; they are treated as public."""
         return {} if self._user_guide is None else self._user_guide.captured
 
-    def describe(self, name: str) -> str:
-        """What the posterior of a latent is, for `explain`."""
+    def describe_site(self, name: str) -> dict[str, Any]:
+        """The posterior of a latent, for `explain`."""
+        is_latent = self._graph.sites[name].is_latent
+        return {"posterior": self._describe_posterior(name)} if is_latent else {}
+
+    def describe_statistics(self) -> list[dict[str, Any]]:
+        """Name, shape and release label of each part of a row's gradient."""
+        return [
+            {"statistic": b.name, "shape": list(b.shape), "released": "adaptive"}
+            for b in self.blocks("adaptive")
+        ]
+
+    def notes(self) -> Iterable[str]:
+        """What else to know, for `explain`."""
+        if self.captured:
+            names = ", ".join(listed(sorted(self.captured)))
+            yield f"Treated as public because the guide holds them: {names}."
+
+    def describe_sparse_rows(self, name: str) -> str:
+        """How an argument whose rows store few entries is worked on."""
+        return ". DPVI writes the row out again"
+
+    def _describe_posterior(self, name: str) -> str:
         if self.guide is None:
             assert self._user_guide is not None
             is_drawn = name in (*self._user_guide.globals, *self._user_guide.locals)

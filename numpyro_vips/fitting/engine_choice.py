@@ -1,121 +1,70 @@
 """Which engine runs a model, in which steps: known before any data are read."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Any, Literal
 
-import jax
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
-from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.schedule import (
-    ScheduleOptions,
-    Step,
-    dpvi_schedule,
-    vips_schedule,
-)
+from numpyro_vips.fitting.engine import Engine, EngineSettings
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step, plan_steps
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.model.synthetic_rows import rows_of_unit_size
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
-from numpyro_vips.result import Posterior
 from numpyro_vips.vips.certificate import check_rows_are_separate
-from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.settings import VIPS
 
 # How many synthetic rows the default clipping norms are read off.
 NUM_TYPICAL_ROWS = 64
 
-
-class Engine(Protocol):
-    """What the loop needs of VIPS and of DPVI. States hold public numbers only."""
-
-    name: str
-
-    def initial_state(self, rng_key: jax.Array) -> Any: ...
-
-    def bounded_sum(
-        self,
-        state: Any,
-        rows: Mapping[str, Any],
-        mask: Any,
-        *,
-        scales: Mapping[str, float],
-        clipping_norm: float,
-    ) -> Mapping[str, Any]:
-        """The clipped sum of a chunk's row contributions, not yet private."""
-        ...
-
-    def update(
-        self,
-        state: Any,
-        released: Mapping[str, np.ndarray],
-        noise_stddev: Mapping[str, float],
-        step_size: float,
-    ) -> Any:
-        """The state after a step, from noisy estimates of the sums over all rows."""
-        ...
-
-    def has_posterior(self, state: Any) -> bool:
-        """Whether all that a posterior needs has been released."""
-        ...
-
-    def posterior(self, state: Any) -> Posterior: ...
+EngineChoice = VIPS | DPVI | Literal["auto"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EngineOptions:
-    """What a caller asks of the engines; see `PrivateVI`.
+def as_engine_choice(engine: Any) -> EngineChoice:
+    """What `PrivateVI(engine=...)` means: `"vips"` is short for `VIPS()`.
 
-    `dpvi` holds the options that only DPVI has, by name.
+    Raises:
+      TypeError, ValueError: It is neither a name nor an engine's settings.
     """
-
-    engine: str = "auto"
-    structure: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT
-    local_steps: int | None = None
-    guide: Any = None
-    optimizer: Any = None
-    dpvi: Mapping[str, Any] = dataclasses.field(
-        default_factory=lambda: {"loss": None, "perturb": None, "averaging": 3.0}
+    if isinstance(engine, VIPS | DPVI):
+        return engine
+    if isinstance(engine, str):
+        _validate.one_of(("auto", "vips", "dpvi"), engine=engine)
+        if engine == "auto":
+            return "auto"
+        return VIPS() if engine == "vips" else DPVI()
+    got = f"an object of type {type(engine).__name__}"
+    if isinstance(engine, type):
+        got = f"the class {engine.__name__} itself"
+    raise TypeError(
+        "Expected engine to be 'auto', 'vips', 'dpvi', nv.VIPS(...) or nv.DPVI(...), "
+        f"got {got}."
     )
-
-
-def unused_options(
-    engine: str, schedule_options: ScheduleOptions, engine_options: EngineOptions
-) -> list[str]:
-    """The options that were given and that the engine, once it is known, ignores."""
-    if engine == "auto":
-        return []
-    default = EngineOptions()
-    if engine == "dpvi":
-        given = {
-            "structure": bool(engine_options.structure),
-            "augmentation": engine_options.augmentation != default.augmentation,
-            "step_size": schedule_options.step_size is not None,
-            "release_once": not schedule_options.release_once,
-        }
-    else:
-        given = {k: engine_options.dpvi.get(k, x) != x for k, x in default.dpvi.items()}
-        given |= {
-            "guide": engine_options.guide is not None,
-            "optimizer": engine_options.optimizer is not None,
-        }
-    return [name for name, is_given in given.items() if is_given]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedFit:
-    """Everything about a fit that is known before the data are read."""
+    """Everything about a fit that is known before the data are read.
+
+    Attributes:
+      arguments: The model's arguments; the only field that holds rows.
+      graph: What was found in the model.
+      settings: The settings that the engine was built with.
+      engine: What runs the steps.
+      steps: What is released when, with noise up to a common factor.
+      reasons: Why VIPS cannot run the model, by site, if it was tried.
+    """
 
     arguments: ModelArguments
     graph: ModelGraph
+    settings: EngineSettings
     engine: Engine
     steps: tuple[Step, ...]
     reasons: Mapping[str, str]
@@ -124,8 +73,8 @@ class PreparedFit:
 def prepare_fit(
     model: private,
     arguments: ModelArguments,
-    schedule_options: ScheduleOptions,
-    engine_options: EngineOptions,
+    engine_choice: EngineChoice,
+    options: ScheduleOptions,
 ) -> PreparedFit:
     """Chooses an engine and plans its steps; reads shapes, not values.
 
@@ -134,8 +83,8 @@ def prepare_fit(
       UnsafeModelError: No engine may run the model.
       TypeError, ValueError: The settings do not fit the model.
     """
-    if schedule_options.scheme == "without_replacement":
-        fixed_batch_size(schedule_options.rate, arguments.num_rows)
+    if options.sampling.scheme == "without_replacement":
+        fixed_batch_size(options.sampling.rate, arguments.num_rows)
     try:
         graph = build_graph(model, arguments)
         check_rows_are_separate(graph)
@@ -148,101 +97,72 @@ def prepare_fit(
                 "charged to the privacy budget."
             )
         raise
-    reasons: dict[str, str] = {}
-    if graph.params:
-        reasons = dict.fromkeys(graph.params, "a parameter without a prior")
-    elif engine_options.engine != "dpvi" and engine_options.guide is None:
-        try:
-            program = compile_model(
-                model,
-                graph,
-                structure=engine_options.structure,
-                augmentation=engine_options.augmentation,
-            )
-        except NotConjugate as error:
-            reasons = error.reasons
-        else:
-            engine = VipsEngine(
-                program,
-                num_rows=arguments.public_num_rows,
-                local_steps=engine_options.local_steps,
-                num_steps=schedule_options.num_steps,
-            )
-            steps = _vips_steps(engine, arguments, schedule_options)
-            return PreparedFit(
-                arguments=arguments,
-                graph=graph,
-                engine=engine,
-                steps=steps,
-                reasons={},
-            )
-    if engine_options.engine == "vips":
+    settings, engine, reasons = _build(engine_choice, model, graph, options.num_steps)
+    _check_norms(engine, options)
+    return PreparedFit(
+        arguments=arguments,
+        graph=graph,
+        settings=settings,
+        engine=engine,
+        steps=plan_steps(engine, _typical_norms(engine, arguments, options), options),
+        reasons=reasons,
+    )
+
+
+def _build(
+    choice: EngineChoice, model: private, graph: ModelGraph, num_steps: int | None
+) -> tuple[EngineSettings, Engine, Mapping[str, str]]:
+    """The engine's settings, the engine, and why it is not VIPS if that was tried."""
+    settings = VIPS() if choice == "auto" else choice
+    try:
+        return settings, settings.build_engine(model, graph, num_steps=num_steps), {}
+    except NotConjugate as error:
+        reasons = error.reasons
+    if choice != "auto":
         details = "; ".join(f"{site}: {why}" for site, why in reasons.items())
         raise NotConjugateError(
             f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
             "or 'auto', or change the model there."
         )
+    settings = DPVI()
     try:
-        dpvi = DpviEngine(
-            graph,
-            guide=engine_options.guide or "mean_field",
-            optimizer=engine_options.optimizer,
-            local_steps=engine_options.local_steps,
-            **engine_options.dpvi,
-        )
+        engine = settings.build_engine(model, graph, num_steps=num_steps)
     except UnsafeModelError as error:
-        if not reasons:
-            raise
         details = " ".join(f"{site}: {why}." for site, why in reasons.items())
         raise UnsafeModelError(
             f"{error} VIPS cannot run it either. {details}"
         ) from None
-    if isinstance(schedule_options.clipping_norm, Mapping):
+    return settings, engine, reasons
+
+
+def _check_norms(engine: Engine, options: ScheduleOptions) -> None:
+    """Refuses norms of statistics that the engine does not have."""
+    given = options.clipping_norm
+    if not isinstance(given, Mapping):
+        return
+    if engine.is_one_vector:
         raise ValueError(
-            "Expected clipping_norm= to be one number: the model runs by DPVI, "
-            "whose gradient is one vector. See explain for the reason."
+            "Expected clipping_norm= to be one number: the model runs by "
+            f"{engine.name.upper()}, whose gradient is one vector. See explain for the "
+            "reason."
         )
-    steps = dpvi_schedule(
-        dpvi.blocks,
-        _typical_norms(
-            dpvi, [b.name for b in dpvi.blocks], arguments, schedule_options
-        ),
-        schedule_options,
-        has_own_optimizer=engine_options.optimizer is not None,
-    )
-    return PreparedFit(
-        arguments=arguments, graph=graph, engine=dpvi, steps=steps, reasons=reasons
-    )
-
-
-def _vips_steps(
-    engine: VipsEngine, arguments: ModelArguments, schedule_options: ScheduleOptions
-) -> tuple[Step, ...]:
-    if isinstance(schedule_options.clipping_norm, Mapping):
-        known = [s.name for s in engine.program.structure.statistics]
-        given = schedule_options.clipping_norm
-        _validate.names("clipping_norm", given, known, of="statistics")
-    once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
-    names = [block.name for block in (*once, *adaptive)]
-    norms = _typical_norms(engine, names, arguments, schedule_options)
-    return vips_schedule(once, adaptive, norms, schedule_options)
+    known = [row["statistic"] for row in engine.describe_statistics()]
+    _validate.names("clipping_norm", given, known, of="statistics")
 
 
 def _typical_norms(
-    engine: VipsEngine | DpviEngine,
-    names: Sequence[str],
-    arguments: ModelArguments,
-    schedule_options: ScheduleOptions,
+    engine: Engine, arguments: ModelArguments, options: ScheduleOptions
 ) -> Mapping[str, np.ndarray]:
     """Norms of each block in synthetic rows, where a default is read off them."""
-    if not schedule_options.private or schedule_options.clipping_norm is not None:
+    if not options.private or options.clipping_norm is not None:
         return {}
+    names = [b.name for b in (*engine.blocks("once"), *engine.blocks("adaptive"))]
     state: Any = engine.initial_state(threefry_key(0))
     for rows in rows_of_unit_size(arguments, NUM_TYPICAL_ROWS):
         norms = engine.row_norms(state, arguments.as_taken(rows), names)
         needed = list(norms.values())
-        if isinstance(engine, DpviEngine):
-            # A layer of a network may well have no gradient at the start.
+        if engine.is_one_vector:
+            # A part of it, as of a layer of a network, may well be zero at the start.
             needed = [np.sqrt(sum(n**2 for n in needed))]
         if all(np.all(np.isfinite(n)) and np.any(n > 0) for n in needed):
             return norms

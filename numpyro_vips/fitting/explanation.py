@@ -10,22 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.accounting import json_number
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.engine import VipsEngine
 
 _WIDTH = 100
-# What an auxiliary variable of each family is called; others by the family's name.
-_AUGMENTATIONS = {
-    "PolyaGamma": "Pólya-Gamma",
-    "Tangent": "fixed curvature",
-    "Categorical": "allocation",
-}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,16 +24,20 @@ class Plan:
 
     Attributes:
       engine: `"vips"` or `"dpvi"`.
+      settings: `engine` and `sampling` as the code that makes them; by default every
+        step uses every row, `"FullBatch(relation='add_or_remove')"`.
       sites: One entry per site: `site`, `role`, `shape`, `posterior` (family and
         statistics), and `augmentation` of an observed one.
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
         `released` ("public", "once" or "adaptive"), `clipping_norm` and `sensitivity`.
-      reasons: By site, why VIPS cannot run the model (empty if it can).
+      reasons: By site, why VIPS cannot run the model; empty if it can, or if
+        another engine was asked for.
       schedule: One entry per kind of step.
       notes: What else to know, such as where the clipping norms come from.
     """
 
     engine: str
+    settings: Mapping[str, str]
     sites: tuple[Mapping[str, Any], ...]
     statistics: tuple[Mapping[str, Any], ...]
     reasons: Mapping[str, str]
@@ -54,6 +48,7 @@ class Plan:
         """The plan as JSON-able values; an infinite number becomes `"inf"`."""
         return {
             "engine": self.engine,
+            "settings": dict(self.settings),
             "sites": [_jsonable(site) for site in self.sites],
             "statistics": [_jsonable(statistic) for statistic in self.statistics],
             "reasons": dict(self.reasons),
@@ -67,6 +62,9 @@ class Plan:
             lines.append("VIPS cannot run it:")
             for site, reason in self.reasons.items():
                 lines += _wrapped(f"{site}: {reason}")
+        lines += ["Settings:"]
+        for name, code in self.settings.items():
+            lines += _wrapped(f"{name}={code}")
         lines += ["", *_table("site role shape posterior augmentation", self.sites)]
         if self.statistics:
             columns = "statistic shape released clipping_norm sensitivity"
@@ -129,96 +127,51 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def explain_plan(
-    graph: ModelGraph,
-    engine: Any,
-    steps: Sequence[Step],
-    reasons: Mapping[str, str],
-    options: ScheduleOptions,
-    unused: Sequence[str] = (),
-) -> Plan:
-    """Describes an analysed model and its schedule; `unused` names ignored options."""
-    structure = engine.program.structure if isinstance(engine, VipsEngine) else None
+def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
+    """Describes a prepared fit."""
+    engine, steps = prepared.engine, prepared.steps
     released = {b.name: step for step in reversed(steps) for b in step.blocks}
-    statistics: list[dict[str, Any]] = []
-    if structure is not None:
-        statistics = [_statistic(s, released, options) for s in structure.statistics]
-    else:
-        for step in steps[:1]:
-            statistics += [
-                {
-                    "statistic": block.name,
-                    "shape": list(block.shape),
-                    "released": "adaptive",
-                    "clipping_norm": step.clipping_norm,
-                    "sensitivity": _sensitivity(step, options),
-                }
-                for block in step.blocks
-            ]
     return Plan(
         engine=engine.name,
-        sites=tuple(_site(graph, name, structure, engine) for name in graph.sites),
-        statistics=tuple(statistics),
-        reasons=dict(reasons),
+        settings={
+            "engine": repr(prepared.settings),
+            "sampling": repr(options.sampling),
+        },
+        sites=tuple(_site(prepared, name) for name in prepared.graph.sites),
+        statistics=tuple(
+            _statistic(description, released, options)
+            for description in engine.describe_statistics()
+        ),
+        reasons=dict(prepared.reasons),
         schedule=tuple(_schedule(steps)),
         notes=(
-            *_notes(graph, structure, options, engine),
-            *_notes_on_widths(graph, engine),
-            *(f"{engine.name.upper()} does not look at {name}=." for name in unused),
+            *_notes(prepared.graph, options),
+            *engine.notes(),
+            *_notes_on_widths(prepared),
         ),
     )
 
 
-def _site(
-    graph: ModelGraph, name: str, structure: Structure | None, engine: Any
-) -> dict[str, Any]:
-    site = graph.sites[name]
-    role = site.role
-    posterior = augmentation = None
-    if structure is not None:
-        if site.is_latent:
-            factor = structure.posterior_factors[structure.factor_of[name]]
-            posterior = _posterior(factor, structure)
-            prior_only = factor.role == "global" and not any(
-                latent == name for s in structure.statistics for latent, *_ in s.atoms
-            )
-            role = "hyper" if prior_only else role
-        auxiliary = [
-            _AUGMENTATIONS.get(latent.family, latent.family)
-            for latent in structure.latents.values()
-            if latent.family is not None and latent.name.startswith(f"{name}:")
-        ]
-        augmentation = ", ".join(dict.fromkeys(auxiliary)) or None
-    elif site.is_latent:
-        posterior = engine.describe(name)
-    shape = [n for axis, n in enumerate(site.shape) if axis != site.row_axis]
+def _site(prepared: PreparedFit, name: str) -> dict[str, Any]:
+    site = prepared.graph.sites[name]
     return {
         "site": name,
-        "role": role,
-        "shape": shape,
-        "posterior": posterior,
-        "augmentation": augmentation,
+        "role": site.role,
+        "shape": [n for axis, n in enumerate(site.shape) if axis != site.row_axis],
+        "posterior": None,
+        "augmentation": None,
+        **prepared.engine.describe_site(name),
     }
 
 
-def _posterior(factor: PosteriorFactor, structure: Structure) -> str:
-    used = sorted({s for latent in factor.latents for s in structure.used[latent]})
-    family = factor.family.name
-    if factor.layout is not None and factor.layout.size > 1:
-        family = f"Normal block of {factor.layout.size}"
-        if len(factor.latents) > 1:
-            family += f" ({', '.join(factor.latents)})"
-    return f"{family} [{', '.join(used)}]"
-
-
 def _statistic(
-    statistic: Statistic, released: Mapping[str, Step], options: ScheduleOptions
+    description: Mapping[str, Any],
+    released: Mapping[str, Step],
+    options: ScheduleOptions,
 ) -> dict[str, Any]:
-    step = released.get(statistic.name)
+    step = released.get(description["statistic"])
     return {
-        "statistic": statistic.name,
-        "shape": list(statistic.block_shape),
-        "released": statistic.release,
+        **description,
         "clipping_norm": None if step is None else step.clipping_norm,
         "sensitivity": None if step is None else _sensitivity(step, options),
     }
@@ -227,7 +180,7 @@ def _statistic(
 def _sensitivity(step: Step, options: ScheduleOptions) -> float:
     if not options.private:
         return math.inf
-    return step.mechanism.sensitivity(options.relation)
+    return step.mechanism.sensitivity(options.sampling.relation)
 
 
 def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
@@ -239,18 +192,13 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
         yield {
             "steps": count,
             "releases": ", ".join(block.name for block in step.blocks),
-            "sampling": step.sampling,
-            "rate": step.sampling_rate,
+            "sampling": step.sampling.scheme,
+            "rate": step.sampling.rate,
             "clipping_norm": step.clipping_norm,
         }
 
 
-def _notes(
-    graph: ModelGraph,
-    structure: Structure | None,
-    options: ScheduleOptions,
-    engine: Any,
-) -> Iterable[str]:
+def _notes(graph: ModelGraph, options: ScheduleOptions) -> Iterable[str]:
     if options.private and options.clipping_norm is None:
         yield (
             "Clipping norms are defaults for rows whose features have L2 norm 1 and "
@@ -260,38 +208,16 @@ def _notes(
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
-    if structure is not None:
-        sizes = [
-            g.layout.size for g in structure.posterior_factors.values() if g.layout
-        ]
-        if max(sizes, default=0) > 300:
-            yield (
-                f"The joint covariance has {max(sizes)} coordinates, so about "
-                f"{max(sizes) ** 2 // 2:,} noisy numbers: fewer features, chosen by "
-                "public knowledge, cost less noise."
-            )
     if graph.captured:
         names = ", ".join(listed(sorted(graph.captured)))
         yield f"Treated as public because the model holds them: {names}."
-    if isinstance(engine, DpviEngine) and engine.captured:
-        names = ", ".join(listed(sorted(engine.captured)))
-        yield f"Treated as public because the guide holds them: {names}."
 
 
-def _notes_on_widths(graph: ModelGraph, engine: Any) -> Iterable[str]:
+def _notes_on_widths(prepared: PreparedFit) -> Iterable[str]:
     """What is done with arguments of which a row has few entries."""
-    for name, width in graph.arguments.widths.items():
-        about = (
+    for name, width in prepared.arguments.widths.items():
+        yield (
             f"Of a row of {name!r} the {width} largest entries are looked at "
             "(max_nonzeros, a public number)"
+            f"{prepared.engine.describe_sparse_rows(name)}."
         )
-        if not isinstance(engine, VipsEngine):
-            yield f"{about}. DPVI writes the row out again."
-        elif name in engine.program.dense:
-            reason = engine.program.dense[name]
-            yield f"{about}. The row is written out again: {reason}."
-        elif engine.program.densified.get(name):
-            reasons = ", ".join(engine.program.densified[name])
-            yield f"{about}, and all the work is done on them but for {reasons}."
-        else:
-            yield f"{about}, and all the work is done on them."

@@ -8,13 +8,13 @@ import concurrent.futures
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from numpyro_vips.fitting.engine_choice import Engine
+from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.jax_tools.row_sums import aligned
 from numpyro_vips.model.arguments import ModelArguments
@@ -62,8 +62,42 @@ def run_step(
                 sums[name] += part[name]
     noisy = step.mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
-    released = {name: value / step.sampling_rate for name, value in noisy.items()}
+    released = {name: value / step.sampling.rate for name, value in noisy.items()}
     return engine.update(state, released, noise_of_sums(step), step.step_size)
+
+
+def rehearse(
+    arguments: ModelArguments,
+    engine: Engine,
+    steps: Sequence[Step],
+    state: Any,
+    max_batch_size: int | None,
+) -> None:
+    """Runs every kind of step on zeros, so that what can fail fails unpaid.
+
+    It also compiles everything, so that the fit itself is quick to interrupt.
+    """
+    kinds = {tuple(b.name for b in step.blocks): step for step in steps}
+    for step in kinds.values():
+        _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
+        zeros = {
+            name: np.zeros((size, *row.shape), row.dtype)
+            for name, row in arguments.row_shapes().items()
+        }
+        sums = engine.bounded_sum(
+            state,
+            arguments.as_taken(zeros),
+            np.zeros(size, bool),
+            scales={block.name: block.scale for block in step.blocks},
+            clipping_norm=step.clipping_norm,
+        )
+        state = engine.update(
+            state,
+            {name: np.asarray(value, np.float64) for name, value in sums.items()},
+            noise_of_sums(step),
+            step.step_size,
+        )
+    engine.posterior(state)
 
 
 def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:
@@ -101,7 +135,7 @@ def noise_of_sums(step: Step) -> dict[str, float]:
     """Standard deviation of the noise in each estimated sum over all rows."""
     mechanism = step.mechanism
     return {
-        block.name: mechanism.block_noise_stddev(block.name) / step.sampling_rate
+        block.name: mechanism.block_noise_stddev(block.name) / step.sampling.rate
         for block in step.blocks
     }
 
@@ -115,8 +149,8 @@ def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[in
     deviations above its mean takes a further chunk: of large batches one in a billion,
     of batches of few rows one in some hundred thousand.
     """
-    longest = step.sampling_rate * num_rows
-    if step.sampling == "poisson":
+    longest = step.sampling.rate * num_rows
+    if step.sampling.scheme == "poisson":
         longest += 6.0 * math.sqrt(longest) + 1.0
     # A fixed size is a whole number up to rounding, which is not to add a row.
     longest = max(1, min(math.ceil(longest - 1e-6), num_rows))

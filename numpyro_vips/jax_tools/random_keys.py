@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 FAITHFUL = "threefry2x32"
 
@@ -44,3 +45,40 @@ def as_threefry(rng_key: jax.Array) -> jax.Array:
     for word in jax.random.key_data(rng_key):
         key = jax.random.fold_in(key, word)
     return key
+
+
+def check_key(rng_key: Any) -> None:
+    """Checks that the first argument of `run` is a single key.
+
+    Raises:
+      TypeError: It is something else.
+    """
+    is_typed = isinstance(rng_key, jax.Array) and jax.dtypes.issubdtype(
+        rng_key.dtype, jax.dtypes.prng_key
+    )
+    if is_typed and rng_key.shape != ():
+        raise TypeError(
+            f"Expected a single key, got an array of keys of shape {rng_key.shape}. "
+            "Pass one of them, such as keys[0]."
+        )
+    is_words = (
+        isinstance(rng_key, jax.Array | np.ndarray)
+        and rng_key.dtype == np.uint32
+        and rng_key.shape in ((2,), jax.random.key_data(jax.random.key(0)).shape)
+    )
+    if not (is_typed or is_words):
+        raise TypeError(
+            "Expected the first argument of run to be a key such as "
+            f"jax.random.key(0), got {type(rng_key).__name__}. The model's arguments "
+            "follow it: run(rng_key, X, y)."
+        )
+
+
+def platforms(rng_key: Any) -> str:
+    """Where JAX works on rows: on its default device, or where the key lies.
+
+    Returns:
+      JAX's names of the platforms, separated by commas.
+    """
+    arrays = jnp.zeros(()), jnp.asarray(rng_key)
+    return ", ".join(sorted({d.platform for x in arrays for d in x.devices()}))

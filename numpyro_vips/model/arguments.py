@@ -159,6 +159,29 @@ class ModelArguments:
         return f"ModelArguments({', '.join(described)})"
 
 
+def check_widths(max_nonzeros: Any) -> None:
+    """Checks what can be checked of `max_nonzeros` before there are arguments.
+
+    Raises:
+      TypeError, ValueError: It is neither None, a positive integer nor a mapping to
+        such.
+    """
+    widths = {"max_nonzeros": max_nonzeros}
+    if isinstance(max_nonzeros, Mapping):
+        widths = {f"max_nonzeros[{k!r}]": v for k, v in max_nonzeros.items()}
+    for name, width in widths.items():
+        if width is None and not isinstance(max_nonzeros, Mapping):
+            continue
+        if not isinstance(width, int | np.integer):
+            raise TypeError(
+                f"Expected {name}={width!r} to be an integer, or a dict of one for "
+                "each argument meant."
+            )
+        _validate.positive_integer(
+            **{name: width if isinstance(width, bool) else int(width)}
+        )
+
+
 def bind_arguments(
     model: private,
     args: tuple[Any, ...],

@@ -61,9 +61,9 @@ def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
         below = max(1, math.floor(sampling_rate * num_rows))
         above = min(num_rows, below + 1)
         raise ValueError(
-            f"Expected sampling_rate={sampling_rate!r} times num_rows={num_rows} to be "
-            "a whole number of rows for sampling='without_replacement'. Use "
-            f"sampling_rate={below}/{num_rows} or {above}/{num_rows}."
+            f"Expected the rate {sampling_rate!r} times num_rows={num_rows} to be a "
+            "whole number of rows without replacement. Use "
+            f"nv.WithoutReplacement({below} / {num_rows}) or ({above} / {num_rows})."
         )
     return size
 

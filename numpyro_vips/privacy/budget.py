@@ -11,7 +11,12 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
-from numpyro_vips.accounting import Accountant, GaussianEvent, Relation
+from numpyro_vips.accounting import (
+    ACCOUNTANTS,
+    Accountant,
+    GaussianEvent,
+    Relation,
+)
 from numpyro_vips.accounting.renyi_filter import filter_epsilon
 from numpyro_vips.errors import BudgetExceededError
 from numpyro_vips.privacy.charges import Charge, exact, total
@@ -42,7 +47,8 @@ class PrivacyBudget:
       (epsilon, delta)-differentially private, also when later fits are chosen after
       looking at earlier results.
 
-    How fits compose is fixed when the ledger is made, and never mixed:
+    How fits compose, and who prices them, is fixed when the ledger is made. The ways to
+    compose are never mixed:
 
     * `"split"`: each fit has its own (epsilon, delta), and the sums stay within the
       budget. Sums are exact in decimals: ten times 0.1 is 1.
@@ -59,6 +65,7 @@ class PrivacyBudget:
         delta: float = 0.0,
         *,
         composition: Composition = "split",
+        accountant: Accountant = "pld",
         path: str | os.PathLike[str] | None = None,
     ) -> None:
         """Opens a ledger.
@@ -69,8 +76,13 @@ class PrivacyBudget:
           delta: Likewise; positive when epsilon is finite, and well below one over the
             number of rows.
           composition: `"split"` or `"rdp"`.
+          accountant: Who prices fits: `"pld"`, privacy loss distributions, the
+            tightest; `"moments"`, the analytical moments accountant of the VIPS paper;
+            or `"strong"`, strong composition.
           path: File that keeps the ledger. An existing one is continued, if it has the
-            same epsilon, delta and composition.
+            same epsilon, delta, composition and accountant. An old one did not record
+            the accountant and takes this one; what it has charged keeps the accountant
+            that priced it.
 
         Raises:
           ValueError: A number out of range, a damaged file, or one of another budget.
@@ -79,6 +91,7 @@ class PrivacyBudget:
         _validate.positive(epsilon=epsilon)
         _validate.delta(delta=delta)
         _validate.one_of(COMPOSITIONS, composition=composition)
+        _validate.one_of(ACCOUNTANTS, accountant=accountant)
         if math.isfinite(epsilon) and delta == 0:
             raise ValueError(
                 f"Expected delta={delta!r} to be positive with a finite "
@@ -88,12 +101,15 @@ class PrivacyBudget:
         self._epsilon = float(epsilon)
         self._delta = float(delta)
         self._composition: Composition = composition
+        self._accountant: Accountant = accountant
         # A link would be replaced by the first charge, and other programs go on with
         # the file that it pointed to; a relative path would move with the process.
         self._file = None
         if path is not None:
             resolved = Path(path).resolve()
-            self._file = LedgerFile(resolved, self._epsilon, self._delta, composition)
+            self._file = LedgerFile(
+                resolved, self._epsilon, self._delta, composition, accountant
+            )
         self._process = os.getpid()
         self._lock = threading.RLock()
         self._charges: tuple[Charge, ...] = ()
@@ -118,6 +134,11 @@ class PrivacyBudget:
     def composition(self) -> Composition:
         """How fits compose: `"split"` or `"rdp"`."""
         return self._composition
+
+    @property
+    def accountant(self) -> Accountant:
+        """Who prices fits: `"pld"`, `"moments"` or `"strong"`."""
+        return self._accountant
 
     @property
     def is_private(self) -> bool:
@@ -176,7 +197,6 @@ class PrivacyBudget:
         unit: str,
         relation: Relation,
         events: Sequence[GaussianEvent],
-        accountant: Accountant = "pld",
     ) -> None:
         """Raises what `charge` would raise, and spends nothing.
 
@@ -187,7 +207,7 @@ class PrivacyBudget:
           ValueError: The unit or the relation is not the ledger's, a number is out of
             range, or the events cost more than `epsilon`.
         """
-        entry = _entry(epsilon, delta, unit, relation, events, accountant)
+        entry = _entry(epsilon, delta, unit, relation, events, self._accountant)
         with self._lock:
             self._check(self._current_charges(), entry)
 
@@ -199,19 +219,18 @@ class PrivacyBudget:
         unit: str,
         relation: Relation,
         events: Sequence[GaussianEvent],
-        accountant: Accountant = "pld",
         label: str = "",
     ) -> Charge:
         """Charges a fit, durably, before its data are read.
 
         Args:
-          epsilon: The fit's own epsilon, as `accountant` prices `events`, or its share.
+          epsilon: The fit's own epsilon, as the ledger's accountant prices `events`, or
+            its share.
           delta: The fit's own delta.
           unit: Who is protected: the name of the plate of private rows.
           relation: The neighbouring relation.
           events: Every noisy release of the fit. A release of another kind has none,
             and counts by its epsilon and delta alone: only with `"split"`.
-          accountant: Who priced it.
           label: What is fitted, for people.
 
         Returns:
@@ -223,7 +242,7 @@ class PrivacyBudget:
             range, or the events cost more than `epsilon`.
           RuntimeError: The ledger has no file and was opened by another process.
         """
-        entry = _entry(epsilon, delta, unit, relation, events, accountant, label)
+        entry = _entry(epsilon, delta, unit, relation, events, self._accountant, label)
         if self.is_private and self._file is None and os.getpid() != self._process:
             raise RuntimeError(
                 "This ledger is kept in the memory of the process that opened it, and "
@@ -245,7 +264,6 @@ class PrivacyBudget:
         *,
         epsilon: float | None = None,
         delta: float | None = None,
-        accountant: Accountant = "pld",
     ) -> float:
         """The smallest factor on the events' noise with which the ledger takes them.
 
@@ -253,7 +271,6 @@ class PrivacyBudget:
           events: The schedule of the next fit.
           epsilon: The fit's share; by default all that is left.
           delta: The fit's share; by default all that is left.
-          accountant: Who prices the share.
 
         Returns:
           Factor for `accounting.scale_noise`; 0 without privacy.
@@ -283,7 +300,7 @@ class PrivacyBudget:
         if self._composition == "split" or not self.is_private:
             share = left.epsilon if epsilon is None else epsilon
             return accounting.calibrate_events(
-                events, epsilon=share, delta=share_delta, accountant=accountant
+                events, epsilon=share, delta=share_delta, accountant=self._accountant
             )
         before = [event for charge in self.charges for event in charge.events]
 
@@ -298,7 +315,7 @@ class PrivacyBudget:
         if epsilon is None:
             return factor
         share_factor = accounting.calibrate_events(
-            events, epsilon=epsilon, delta=share_delta, accountant=accountant
+            events, epsilon=epsilon, delta=share_delta, accountant=self._accountant
         )
         return max(factor, share_factor)
 
@@ -396,7 +413,8 @@ class PrivacyBudget:
         spent = self.spent()
         return (
             f"PrivacyBudget(epsilon={self._epsilon!r}, delta={self._delta!r}, "
-            f"composition={self._composition!r}, spent_epsilon={spent.epsilon:.6g}, "
+            f"composition={self._composition!r}, accountant={self._accountant!r}, "
+            f"spent_epsilon={spent.epsilon:.6g}, "
             f"spent_delta={spent.delta:.3g}, charges={len(self.charges)})"
         )
 
@@ -409,7 +427,8 @@ class PrivacyBudget:
         units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
         lines = [
             f"Privacy budget: epsilon = {self._epsilon:.6g}, "
-            f"delta = {self._delta:.3g}, composition {self._composition!r}{kind}",
+            f"delta = {self._delta:.3g}, composition {self._composition!r}, "
+            f"accountant {self._accountant!r}{kind}",
             *units,
         ]
         rows = [("charged (UTC)", "epsilon", "delta", "releases", "accountant", "for")]

@@ -19,7 +19,8 @@ import filelock
 from numpyro_vips.accounting import json_number
 from numpyro_vips.privacy.charges import Charge
 
-_FORMAT = "numpyro_vips privacy ledger 2"
+_FORMAT = "numpyro_vips privacy ledger 3"
+_FORMAT_WITHOUT_ACCOUNTANT = "numpyro_vips privacy ledger 2"
 _FORMAT_WITHOUT_UNITS = "numpyro_vips privacy ledger 1"
 
 
@@ -31,12 +32,15 @@ class LedgerFile:
     epsilon: float
     delta: float
     composition: str
+    accountant: str
 
     def read(self) -> tuple[Charge, ...]:
         """What has been charged, oldest first.
 
-        Files of the first format are read too, so that no ledger is lost. They do not
-        tell whose rows each charge is about: their charges have no unit.
+        Files of older formats are read too, so that no ledger is lost. They do not
+        tell the ledger's accountant, only who priced each charge, so that any may go
+        on. Those of the first format do not tell either whose rows a charge is about:
+        their charges have no unit.
 
         Raises:
           ValueError: The file is damaged, or is of another budget.
@@ -62,21 +66,29 @@ class LedgerFile:
             body = record["ledger"]
             if record["sha256"] != _checksum(body):
                 raise ValueError(damaged)
-            entries = body["charges"]
-            if body["format"] == _FORMAT_WITHOUT_UNITS:
+            entries, accountant = body["charges"], self.accountant
+            if body["format"] == _FORMAT:
+                accountant = body["accountant"]
+            elif body["format"] == _FORMAT_WITHOUT_UNITS:
                 entries = [{**fields, "unit": None} for fields in entries]
-            elif body["format"] != _FORMAT:
+            elif body["format"] != _FORMAT_WITHOUT_ACCOUNTANT:
                 raise ValueError(damaged)
             charges = tuple(Charge.from_dict(fields) for fields in entries)
-            found = (float(body["epsilon"]), body["delta"], body["composition"])
+            found = (
+                float(body["epsilon"]),
+                body["delta"],
+                body["composition"],
+                accountant,
+            )
         except (ValueError, KeyError, TypeError, OverflowError) as error:
             raise ValueError(damaged) from error
-        if found != (self.epsilon, self.delta, self.composition):
+        if found != (self.epsilon, self.delta, self.composition, self.accountant):
             raise ValueError(
                 f"Expected the ledger {str(self.path)!r} to have epsilon="
                 f"{self.epsilon!r}, delta={self.delta!r}, composition="
-                f"{self.composition!r}; it has {found[0]!r}, {found[1]!r}, "
-                f"{found[2]!r}. Open it with its own numbers, or use another file."
+                f"{self.composition!r}, accountant={self.accountant!r}; it has "
+                f"{found[0]!r}, {found[1]!r}, {found[2]!r}, {found[3]!r}. "
+                "Open it with its own settings, or use another file."
             )
         return charges
 
@@ -87,6 +99,7 @@ class LedgerFile:
             "epsilon": json_number(self.epsilon),
             "delta": self.delta,
             "composition": self.composition,
+            "accountant": self.accountant,
             "charges": [charge.to_dict() for charge in charges],
         }
         text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)

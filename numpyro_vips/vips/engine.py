@@ -10,14 +10,17 @@ zero in every step would bias it).
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy.structure.posterior_factors import exponential_family
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    exponential_family,
+)
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.model.synthetic_rows import synthetic_rows
@@ -27,12 +30,26 @@ from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import with_repeats
 
+# Steps that release what depends on the globals: more rows per step beat more steps.
+DEFAULT_STEPS = 10
+# Without noise there is no price on a step, and coordinate ascent needs some.
+DEFAULT_STEPS_WITHOUT_NOISE = 100
 # Sweeps over the globals in all steps together, and at least in each of them: they go
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
 # Sweeps in which the globals, and statistics that depend on them alone, take turns.
 PUBLIC_SWEEPS = 100
+
+
+# What an auxiliary variable of each family is called; others by the family's name.
+_AUGMENTATIONS = {
+    "PolyaGamma": "Pólya-Gamma",
+    "Tangent": "fixed curvature",
+    "Categorical": "allocation",
+}
+# Coordinates of a joint covariance from which on `explain` points it out.
+_LARGE_COVARIANCE = 300
 
 
 class VipsState(NamedTuple):
@@ -77,9 +94,17 @@ def block_of(statistic: Statistic) -> Block:
 
 
 class VipsEngine:
-    """Runs a compiled conjugate model; the loop over steps is in `inference`."""
+    """Runs a compiled conjugate model; the loop over steps is in `inference`.
+
+    Args:
+      program: The model.
+      num_rows: Public number of rows.
+      local_steps: See `VIPS`, and so for `step_size` and `release_once`.
+      num_steps: Number of steps, if the caller fixed it.
+    """
 
     name = "vips"
+    is_one_vector = False
 
     def __init__(
         self,
@@ -88,7 +113,11 @@ class VipsEngine:
         num_rows: int,
         local_steps: int | None,
         num_steps: int | None = None,
+        step_size: Callable[[int], float] | None = None,
+        release_once: bool = True,
     ):
+        self._step_size = step_size
+        self._release_once = release_once
         self.program = program
         self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
@@ -101,13 +130,47 @@ class VipsEngine:
     def statistics(self) -> tuple[Statistic, ...]:
         return self.program.structure.statistics
 
-    def blocks(self, release: str) -> tuple[Block, ...]:
-        """The blocks with this release label, at scale 1."""
+    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
+        """What is released a single time, or in every step, at scale 1."""
+        if not self._release_once:
+            labels = () if release == "once" else ("once", "adaptive")
+        else:
+            labels = (release,)
         return tuple(
             block_of(statistic)
+            for label in labels
             for statistic in self.statistics
-            if statistic.release == release
+            if statistic.release == label
         )
+
+    def default_num_steps(self, *, is_private: bool) -> int:
+        return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
+
+    def step_sizes(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> tuple[float, ...]:
+        """The weights of adaptive steps; the first one counts fully by default.
+
+        Raises:
+          ValueError: The caller's function gives a weight outside (0, 1].
+        """
+        if self._step_size is not None:
+            return tuple(self._given_step_size(t) for t in range(num_steps))
+        if not is_private and is_full:
+            # Full batches without noise need no averaging at all.
+            return (1.0,) * num_steps
+        # Near 2/t, so that early statistics, which belong to poor globals, fade while
+        # noise still averages out.
+        return tuple(2.0 / (t + 2.0) for t in range(num_steps))
+
+    def _given_step_size(self, number: int) -> float:
+        assert self._step_size is not None
+        value = float(self._step_size(number))
+        if not 0 < value <= 1:
+            raise ValueError(
+                f"Expected step_size({number}) to be in (0, 1], got {value!r}."
+            )
+        return value
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
         moments, start = self._start(as_threefry(rng_key), self._any_row)
@@ -339,3 +402,70 @@ class VipsEngine:
         site_dims = {site.name: site.dims for site in sites}
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
         return ConjugatePosterior(specification, params)
+
+    # --- what `explain` says ----------------------------------------------------------
+
+    @property
+    def captured(self) -> Mapping[str, np.ndarray]:
+        """Arrays that are held beside the model: none."""
+        return {}
+
+    def describe_site(self, name: str) -> dict[str, Any]:
+        """The posterior of a latent, the augmentation of an observed site.
+
+        A global that no statistic depends on has the role `"hyper"`.
+        """
+        structure = self.program.structure
+        site, found = self.program.graph.sites[name], {}
+        if site.is_latent:
+            factor = structure.posterior_factors[structure.factor_of[name]]
+            found["posterior"] = self._describe_factor(factor)
+            if factor.role == "global" and not any(
+                latent == name for s in self.statistics for latent, *_ in s.atoms
+            ):
+                found["role"] = "hyper"
+        auxiliary = [
+            _AUGMENTATIONS.get(latent.family, latent.family)
+            for latent in structure.latents.values()
+            if latent.family is not None and latent.name.startswith(f"{name}:")
+        ]
+        found["augmentation"] = ", ".join(dict.fromkeys(auxiliary)) or None
+        return found
+
+    def _describe_factor(self, factor: PosteriorFactor) -> str:
+        structure = self.program.structure
+        used = sorted({s for latent in factor.latents for s in structure.used[latent]})
+        family = factor.family.name
+        if factor.layout is not None and factor.layout.size > 1:
+            family = f"Normal block of {factor.layout.size}"
+            if len(factor.latents) > 1:
+                family += f" ({', '.join(factor.latents)})"
+        return f"{family} [{', '.join(used)}]"
+
+    def describe_statistics(self) -> list[dict[str, Any]]:
+        """Name, shape and release label of each of a row's statistics."""
+        return [
+            {"statistic": s.name, "shape": list(s.block_shape), "released": s.release}
+            for s in self.statistics
+        ]
+
+    def notes(self) -> Iterable[str]:
+        """What else to know."""
+        factors = self.program.structure.posterior_factors.values()
+        largest = max((f.layout.size for f in factors if f.layout), default=0)
+        if largest > _LARGE_COVARIANCE:
+            yield (
+                f"The joint covariance has {largest} coordinates, so about "
+                f"{largest**2 // 2:,} noisy numbers: fewer features, chosen by "
+                "public knowledge, cost less noise."
+            )
+
+    def describe_sparse_rows(self, name: str) -> str:
+        """How an argument whose rows store few entries is worked on."""
+        if name in self.program.dense:
+            reason = self.program.dense[name]
+            return f". The row is written out again: {reason}"
+        if self.program.densified.get(name):
+            reasons = ", ".join(self.program.densified[name])
+            return f", and all the work is done on them but for {reasons}"
+        return ", and all the work is done on them"

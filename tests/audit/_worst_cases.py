@@ -24,8 +24,8 @@ import optax
 from scipy import special
 
 import numpyro_vips as nv
-from numpyro_vips.accounting import Sampling
 from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.privacy.sampling import RowSampling
 
 KEY = jax.random.key(0)
 DELTA = 1e-5
@@ -199,22 +199,22 @@ def rows_of(engine: str, values: np.ndarray) -> np.ndarray:
 
 def worst_case(
     engine: str,
-    sampling: Sampling,
+    sampling: RowSampling,
     *,
     noise_multiplier: float,
     num_rows: int = 10,
     num_steps: int = 1,
     watched: bool = False,
-    **options: Any,
+    step: float = _SLOW,
 ) -> WorstCase:
     """The worst case for an engine and a sampling.
 
     Adding or removing a row: the others hold something that is not a number, and count
     as zero. Replacing one: the canary is the opposite of all others, so that every
-    batch without it is alike.
+    batch without it is alike. DPVI's step in the location is `step` times the mean
+    gradient.
     """
-    relation = options.get("relation")
-    if sampling == "without_replacement" or relation == "replace_one":
+    if sampling.relation == "replace_one":
         values = np.full((num_rows, 1), -LARGE)
         absent = rows_of(engine, values)
         values[-1] = LARGE
@@ -224,8 +224,7 @@ def worst_case(
         values[-1] = LARGE
         present = rows_of(engine, values)
         absent = present[:-1]
-    if engine == "dpvi":
-        options = {"optimizer": optax.sgd(_SLOW * num_rows), **options}
+    optimizer = optax.sgd(step * num_rows)
     return WorstCase(
         model=location if engine == "dpvi" else clusters,
         absent=absent,
@@ -233,13 +232,12 @@ def worst_case(
         score=location_score if engine == "dpvi" else clusters_score,
         watched=watched,
         options={
-            "engine": engine,
+            "engine": nv.DPVI(optimizer=optimizer) if engine == "dpvi" else engine,
             "sampling": sampling,
             "noise_multiplier": noise_multiplier,
             "clipping_norm": 1.0,
             "num_rows": num_rows,
             "num_steps": num_steps,
-            **options,
         },
     )
 
@@ -271,12 +269,11 @@ class Canaries:
 
 def one_run(
     engine: str,
-    sampling: Sampling,
+    sampling: RowSampling,
     *,
     noise_multiplier: float,
     canaries: int,
     seed: int,
-    **options: Any,
 ) -> Canaries:
     """Fits once to canaries that were included by coin flips.
 
@@ -285,19 +282,16 @@ def one_run(
     """
     included = np.random.default_rng(seed).random(canaries) < 0.5
     values = LARGE * np.eye(canaries)
-    if sampling == "without_replacement":
+    if sampling.relation == "replace_one":
         rows = np.where(included[:, None], values, -values)
     else:
         rows = values[included]
-    if engine == "dpvi":
-        # One long step, beside which the random start is small.
-        options = {"optimizer": optax.sgd(canaries), **options}
     case = worst_case(
         engine,
         sampling,
         noise_multiplier=noise_multiplier,
         num_rows=canaries,
-        **options,
+        step=1.0,  # A long one, beside which the random start is small.
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
@@ -351,13 +345,12 @@ def topics_case(**options: Any) -> WorstCase:
         present=present,
         score=topics_score,
         options={
-            "engine": "vips",
-            "sampling_rate": 0.03,
+            "engine": nv.VIPS(local_steps=1),
+            "sampling": nv.Poisson(0.03),
             "noise_multiplier": 2.0,
             "clipping_norm": 1.0,
             "num_rows": 60,
             "num_steps": 100,
-            "local_steps": 1,
             **options,
         },
     )

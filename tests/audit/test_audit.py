@@ -27,6 +27,7 @@ from _worst_cases import (
     worst_case,
 )
 
+import numpyro_vips as nv
 from numpyro_vips import accounting
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting import private_step
@@ -88,9 +89,7 @@ class Audit:
 @pytest.mark.parametrize("engine", ENGINES)
 def test_repeated_fits_are_plain_fits(engine):
     """Programs that are used again change nothing."""
-    case = worst_case(
-        engine, "poisson", sampling_rate=0.5, noise_multiplier=0.5, num_steps=2
-    )
+    case = worst_case(engine, nv.Poisson(0.5), noise_multiplier=0.5, num_steps=2)
     absent, present, _ = case.scores(1)
     vi = case.vi()
     for seed, found in enumerate([absent[0], present[0]]):
@@ -103,12 +102,12 @@ def test_repeated_fits_are_plain_fits(engine):
 # --- claims ---------------------------------------------------------------------------
 
 FITS: dict[str, tuple[Any, dict]] = {
-    "full": ("full", {}),
-    "full, replace-one": ("full", {"relation": "replace_one"}),
+    "full": (nv.FullBatch(), {}),
+    "full, replace-one": (nv.FullBatch(relation="replace_one"), {}),
     # The running averages weigh the steps unequally; all of them together do not.
-    "full, 4 steps": ("full", {"num_steps": 4, "watched": True}),
-    "poisson": ("poisson", {"sampling_rate": 0.5}),
-    "without replacement": ("without_replacement", {"sampling_rate": 0.5}),
+    "full, 4 steps": (nv.FullBatch(), {"num_steps": 4, "watched": True}),
+    "poisson": (nv.Poisson(0.5), {}),
+    "without replacement": (nv.WithoutReplacement(0.5), {}),
 }
 
 
@@ -135,7 +134,7 @@ def test_few_runs_refute_no_claim(engine, name):
 def test_bounds_stay_below_the_claims_and_come_close(engine, name, record_property):
     sampling, options = FITS[name]
     noise = 0.4 * math.sqrt(options.get("num_steps", 1))
-    runs = RUNS if sampling == "full" else RUNS_OF_SAMPLED
+    runs = RUNS if sampling.scheme == "full" else RUNS_OF_SAMPLED
     audit = Audit(worst_case(engine, sampling, noise_multiplier=noise, **options), runs)
     record_property("audit", f"{engine}, {name}: {audit}")
     assert audit.mu < audit.claimed_mu
@@ -146,7 +145,9 @@ def test_bounds_stay_below_the_claims_and_come_close(engine, name, record_proper
 
 @pytest.mark.audit
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("sampling", ["full", "poisson", "without_replacement"])
+@pytest.mark.parametrize(
+    "sampling", [nv.FullBatch(), nv.Poisson(0.5), nv.WithoutReplacement(0.5)], ids=repr
+)
 def test_one_run_stays_below_the_claim(engine, sampling, record_property):
     canaries, guesses = 1000, 400
     found = one_run(
@@ -155,14 +156,13 @@ def test_one_run_stays_below_the_claim(engine, sampling, record_property):
         noise_multiplier=0.5,
         canaries=canaries,
         seed=1,
-        sampling_rate=1.0 if sampling == "full" else 0.5,
     )
     correct = found.correct_guesses(guesses)
     bound = one_run_epsilon_bound(correct, guesses, canaries, DELTA, CONFIDENCE)
     claimed = found.result.privacy.epsilon
     record_property(
         "audit",
-        f"{engine}, {sampling}, one run: {correct} of {guesses} guesses right, "
+        f"{engine}, {sampling.scheme}, one run: {correct} of {guesses} guesses right, "
         f"epsilon >= {bound:.2f} (claimed {claimed:.2f})",
     )
     assert 0.2 < bound < claimed
@@ -224,7 +224,8 @@ def audit_with_bug(engine: str, name: str, count: int, patch: Any) -> Audit:
     plant, relation, factor = BUGS[name]
     plant(patch)
     claimed = TRUE_MU / (2.0 if factor == math.inf else factor)
-    case = worst_case(engine, "full", noise_multiplier=1 / claimed, relation=relation)
+    sampling = nv.FullBatch(relation=relation)
+    case = worst_case(engine, sampling, noise_multiplier=1 / claimed)
     return Audit(case, count)
 
 
@@ -293,7 +294,7 @@ def plant_e_step(patch: pytest.MonkeyPatch, *, warm: bool) -> None:
 
 def test_the_e_step_by_hand_is_the_engines(monkeypatch):
     """With fresh starts, so that the planted bug is the warm start and nothing else."""
-    case = topics_case(num_steps=8, sampling_rate=0.5)
+    case = topics_case(num_steps=8, sampling=nv.Poisson(0.5))
     _, _, result = case.scores(1)
     plant_e_step(monkeypatch, warm=False)
     _, _, by_hand = case.scores(1)

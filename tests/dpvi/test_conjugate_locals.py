@@ -146,7 +146,7 @@ def test_exact_posteriors_give_the_marginal_density(case, x64):
             state,
             rows,
             np.arange(6) != 3,
-            scales={block.name: 1.0 for block in engine.blocks},
+            scales={block.name: 1.0 for block in engine.blocks("adaptive")},
             clipping_norm=1.0,
         )
         sums.append(found)

@@ -112,7 +112,7 @@ def full_sum(engine, state, rows, mask=None, *, scales=None, clipping_norm=math.
         state,
         rows,
         np.ones(count, bool) if mask is None else mask,
-        scales=scales or {block.name: 1.0 for block in engine.blocks},
+        scales=scales or {block.name: 1.0 for block in engine.blocks("adaptive")},
         clipping_norm=clipping_norm,
     )
     return jax.block_until_ready(sums)  # Tests change the rows afterwards.
@@ -126,7 +126,7 @@ def joint(sums, scales=None):
 
 def fit(engine, rows, num_steps, key=KEY, step_size=1.0):
     state = engine.initial_state(key)
-    no_noise = {block.name: 0.0 for block in engine.blocks}
+    no_noise = {block.name: 0.0 for block in engine.blocks("adaptive")}
     for _ in range(num_steps):
         state = engine.update(state, full_sum(engine, state, rows), no_noise, step_size)
     posterior = engine.posterior(state)
@@ -241,7 +241,7 @@ def test_draw_of_a_step_is_shared_by_chunks_and_changes_between_steps():
 def test_only_what_rows_read_is_released():
     X, y = binary_data(20, width=3)
     engine = engine_for(logistic, X, y)
-    assert [block.shape for block in engine.blocks] == [(3,)]
+    assert [block.shape for block in engine.blocks("adaptive")] == [(3,)]
     assert [site.name for site in engine.space.sites] == ["w", "alpha"]
     # The prior of w still teaches alpha something.
     state = engine.initial_state(KEY)
@@ -717,7 +717,7 @@ def test_private_fit_with_minibatches_comes_close_to_the_best_one():
         epsilon=2.0, delta=1e-5, sampling_rate=rate, num_steps=num_steps
     )
     mechanism = GaussianMechanism(
-        blocks=engine.blocks,
+        blocks=engine.blocks("adaptive"),
         clipping_norm=1.0,
         noise_multiplier=multiplier,
         relation="add_or_remove",

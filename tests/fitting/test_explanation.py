@@ -78,8 +78,8 @@ def test_a_conjugate_model_site_by_site():
     ("options", "factor"),
     [
         ({}, 1.0),
-        ({"sampling": "full", "relation": "replace_one"}, 2.0),
-        ({"sampling": "without_replacement", "sampling_rate": 0.1}, 2.0),
+        ({"sampling": nv.FullBatch(relation="replace_one")}, 2.0),
+        ({"sampling": nv.WithoutReplacement(0.1)}, 2.0),
     ],
     ids=["add or remove", "replace one", "without replacement"],
 )
@@ -108,13 +108,19 @@ def test_dpvi_says_which_site_and_why():
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
 
 
-def test_options_that_change_nothing_are_named():
-    options = {"perturb": "all", "averaging": None}
-    notes = plan_of(logistic, **options).notes
-    assert "VIPS does not look at perturb=." in notes
-    assert "VIPS does not look at averaging=." in notes
-    notes = plan_of(network, release_once=False, **options).notes
-    assert [n for n in notes if "look" in n] == ["DPVI does not look at release_once=."]
+def test_settings_are_repeated_as_the_code_that_makes_them():
+    plan = plan_of(logistic)
+    assert plan.settings == {
+        "engine": "VIPS()",
+        "sampling": "FullBatch(relation='add_or_remove')",
+    }
+    assert "\n  sampling=FullBatch(relation='add_or_remove')\n" in str(plan)
+    assert plan.to_dict()["settings"] == plan.settings
+    engine = nv.VIPS(local_steps=7, structure={"w": "diag"})
+    plan = plan_of(logistic, engine=engine, sampling=nv.Poisson(0.05))
+    made = {name: eval(code, {**vars(nv)}) for name, code in plan.settings.items()}
+    assert made == {"engine": engine, "sampling": nv.Poisson(0.05)}
+    assert "engine=DPVI()" in str(plan_of(network))
 
 
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])

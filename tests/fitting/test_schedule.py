@@ -15,57 +15,74 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
-from numpyro_vips.fitting.schedule import ScheduleOptions, events_of, vips_schedule
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of, plan_steps
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
 
 MEAN = Block(name="mean", shape=(3,))
 MATRIX = Block(name="matrix", shape=(3, 3), symmetric=True)
 NORMS = {"mean": np.array([0.4, 0.5]), "matrix": np.array([0.125, 0.1])}
-SETTINGS = ScheduleOptions(relation="add_or_remove", sampling="poisson")
+SETTINGS = ScheduleOptions(sampling=nv.FullBatch())
+
+
+class Releases(VipsEngine):
+    """A conjugate model without a model: only what it releases."""
+
+    def __init__(self, once: tuple[Block, ...], adaptive: tuple[Block, ...]):
+        self._blocks = {"once": once, "adaptive": adaptive}
+        self._step_size = None
+
+    def blocks(self, release: Any) -> tuple[Block, ...]:
+        return self._blocks[release]
+
+
+def planned(
+    once: tuple[Block, ...],
+    adaptive: tuple[Block, ...],
+    norms: Any,
+    options: ScheduleOptions,
+) -> tuple[Step, ...]:
+    return plan_steps(Releases(once, adaptive), norms, options)
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
-    settings = dataclasses.replace(SETTINGS, sampling_rate=0.1, num_steps=7)
-    first, *rest = vips_schedule((MEAN,), (MATRIX,), NORMS, settings)
+    settings = ScheduleOptions(sampling=nv.Poisson(0.1), num_steps=7)
+    first, *rest = planned((MEAN,), (MATRIX,), NORMS, settings)
     assert [block.name for block in first.blocks] == ["mean"]
-    assert (first.sampling, first.sampling_rate) == ("full", 1.0)
+    assert first.sampling == nv.FullBatch()
     assert len(rest) == 7
     for step in rest:
         assert [block.name for block in step.blocks] == ["matrix"]
-        assert (step.sampling, step.sampling_rate) == ("poisson", 0.1)
+        assert step.sampling == nv.Poisson(0.1)
 
 
 def test_the_squared_budget_is_shared_as_stated():
-    first, *rest = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    first, *rest = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
     # For full batches the squared privacy parameters 1/σ² add up.
     once = first.noise_multiplier**-2
     adaptive = sum(step.noise_multiplier**-2 for step in rest)
     assert once == pytest.approx(schedule.ONCE_SHARE)
     assert once + adaptive == pytest.approx(1.0)
-    (alone,) = vips_schedule((MEAN,), (), NORMS, SETTINGS)
+    (alone,) = planned((MEAN,), (), NORMS, SETTINGS)
     assert alone.noise_multiplier == 1.0
 
 
 @pytest.mark.parametrize(
-    ("sampling", "sampling_rate", "num_rows", "chunks"),
+    ("sampling", "num_rows", "chunks"),
     [
-        ("without_replacement", 400 / 60_000, 60_000, (1, 448)),
-        ("without_replacement", 6_016 / 60_000, 60_000, (2, 3_008)),  # No padding.
-        ("full", 1.0, 60_000, (15, 4_032)),
-        ("full", 1.0, 3, (1, 64)),
-        ("poisson", 0.01, 10_000, (1, 192)),  # Six standard deviations above 100: 161.
-        ("poisson", 0.1, 60_000, (2, 3_264)),
-        ("poisson", 0.5, 10, (1, 64)),
-        ("poisson", 1e-9, 10, (1, 64)),
+        (nv.WithoutReplacement(400 / 60_000), 60_000, (1, 448)),
+        (nv.WithoutReplacement(6_016 / 60_000), 60_000, (2, 3_008)),  # No padding.
+        (nv.FullBatch(), 60_000, (15, 4_032)),
+        (nv.FullBatch(), 3, (1, 64)),
+        (nv.Poisson(0.01), 10_000, (1, 192)),  # Six standard deviations above 100: 161.
+        (nv.Poisson(0.1), 60_000, (2, 3_264)),
+        (nv.Poisson(0.5), 10, (1, 64)),
+        (nv.Poisson(1e-9), 10, (1, 64)),
     ],
 )
-def test_a_batch_is_worked_on_in_few_equal_chunks(
-    sampling, sampling_rate, num_rows, chunks
-):
-    settings = dataclasses.replace(
-        SETTINGS, sampling=sampling, sampling_rate=sampling_rate, num_steps=1
-    )
-    (step,) = vips_schedule((), (MATRIX,), NORMS, settings)
+def test_a_batch_is_worked_on_in_few_equal_chunks(sampling, num_rows, chunks):
+    settings = ScheduleOptions(sampling=sampling, num_steps=1)
+    (step,) = planned((), (MATRIX,), NORMS, settings)
     assert private_step.chunks_of(step, num_rows, None) == chunks
     number, size = private_step.chunks_of(step, num_rows, 65)
     assert size in (64, 128)  # The next multiple of 64, or less.
@@ -86,7 +103,7 @@ def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeyp
         budget=nv.PrivacyBudget(1.0, 1e-5),
         progress_bar=False,
         insecure_seed=3,
-        sampling_rate=0.1,
+        sampling=nv.Poisson(0.1),
         num_steps=8,
         max_batch_size=64,
     )
@@ -104,7 +121,7 @@ def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeyp
 
 
 def test_weights_forget_the_start_and_average_the_rest():
-    steps = vips_schedule((), (MATRIX,), NORMS, SETTINGS)
+    steps = planned((), (MATRIX,), NORMS, SETTINGS)
     weights = np.zeros(len(steps))
     for number, step in enumerate(steps):
         weights *= 1 - step.step_size
@@ -115,14 +132,12 @@ def test_weights_forget_the_start_and_average_the_rest():
 
 
 def test_clipping_norms_come_from_the_caller_or_from_synthetic_rows():
-    (once, *_) = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    (once, *_) = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
     assert once.clipping_norm == pytest.approx(0.5)
     given = dataclasses.replace(SETTINGS, clipping_norm=2.0)
-    assert {s.clipping_norm for s in vips_schedule((MEAN,), (MATRIX,), {}, given)} == {
-        2.0
-    }
+    assert {s.clipping_norm for s in planned((MEAN,), (MATRIX,), {}, given)} == {2.0}
     # Two blocks of one step share a bound, the largest joint norm of a row.
-    (joint,) = vips_schedule((MEAN, MATRIX), (), NORMS, SETTINGS)
+    (joint,) = planned((MEAN, MATRIX), (), NORMS, SETTINGS)
     scales = {block.name: block.scale for block in joint.blocks}
     norms = np.hypot(scales["mean"] * NORMS["mean"], scales["matrix"] * NORMS["matrix"])
     assert joint.clipping_norm == pytest.approx(norms.max())
@@ -130,28 +145,30 @@ def test_clipping_norms_come_from_the_caller_or_from_synthetic_rows():
 
 def test_without_privacy_there_is_no_noise_and_no_clipping():
     settings = dataclasses.replace(SETTINGS, private=False)
-    for step in vips_schedule((MEAN,), (MATRIX,), {}, settings):
+    for step in planned((MEAN,), (MATRIX,), {}, settings):
         assert step.noise_multiplier == 0
         assert math.isinf(step.clipping_norm)
         assert step.step_size == 1.0
 
 
 def test_events_merge_equal_neighbours_only():
-    steps = vips_schedule((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
     first, second = events_of(steps)
-    assert (first.num_steps, second.num_steps) == (1, schedule.DEFAULT_STEPS)
+    assert (first.num_steps, second.num_steps) == (1, DEFAULT_STEPS)
     reordered = (steps[1], steps[0], steps[2])
     assert [event.num_steps for event in events_of(reordered)] == [1, 1, 1]
     (once,) = events_of([steps[1].scaled(3.0)])
     assert once.noise_stddev == pytest.approx(3 * second.noise_stddev)
 
 
-def test_a_rate_of_one_is_the_full_batch():
-    for sampling in ("poisson", "without_replacement", "full"):
-        options = ScheduleOptions(
-            relation="replace_one", sampling=sampling, sampling_rate=1.0
-        )
-        assert options.scheme == "full"
+def test_a_large_vector_has_no_blocks_of_different_scale():
+    """Its parts are clipped as they are, by the norm of the whole."""
+    engine = Releases((), (MEAN, MATRIX))
+    engine.is_one_vector = True  # type: ignore[misc]
+    (step, *_) = plan_steps(engine, NORMS, SETTINGS)
+    assert [block.scale for block in step.blocks] == [1.0, 1.0]
+    norms = np.hypot(NORMS["mean"], NORMS["matrix"])
+    assert step.clipping_norm == pytest.approx(norms.max())
 
 
 # --- what runs is what was priced -----------------------------------------------------
@@ -167,15 +184,11 @@ def logistic(X, y=None):
 
 RUNS: dict[str, dict[str, Any]] = {
     "full": {},
-    "replace one": {"sampling": "full", "relation": "replace_one"},
-    "poisson": {"sampling_rate": 0.1, "num_steps": 4},
-    "without replacement": {
-        "sampling": "without_replacement",
-        "sampling_rate": 0.1,
-        "num_steps": 4,
-    },
+    "replace one": {"sampling": nv.FullBatch(relation="replace_one")},
+    "poisson": {"sampling": nv.Poisson(0.1), "num_steps": 4},
+    "without replacement": {"sampling": nv.WithoutReplacement(0.1), "num_steps": 4},
     "several passes per step": {"max_batch_size": 64, "num_steps": 2},
-    "dpvi": {"engine": "dpvi", "sampling_rate": 0.2, "num_steps": 5},
+    "dpvi": {"engine": "dpvi", "sampling": nv.Poisson(0.2), "num_steps": 5},
 }
 
 
@@ -249,7 +262,7 @@ def test_the_priced_events_are_those_that_run(options, watched):
             assert size == 20
     poisson = [size for e, size in watched.batches if e.sampling == "poisson"]
     if poisson:
-        mean = 200 * options["sampling_rate"]
+        mean = 200 * options["sampling"].rate
         assert len(set(poisson)) > 1
         assert abs(np.mean(poisson) - mean) < 5 * math.sqrt(mean / len(poisson))
     epsilon = nv.accounting.epsilon_of_events(charge.events, delta=1e-5)

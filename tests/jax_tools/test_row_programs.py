@@ -76,18 +76,13 @@ def moved_sum(key: jax.Array) -> float:
     X = rows_of(0)
     replaced = X.copy()
     replaced[0] = -3.0
-    vi = private_vi(
-        encoded, engine="dpvi", guide=encoder, sampling="full", relation="replace_one"
-    )
+    settings = {
+        "engine": nv.DPVI(guide=encoder),
+        "sampling": nv.FullBatch(relation="replace_one"),
+    }
     with watched_sums() as found:
-        vi.run(key, X)
-        private_vi(
-            encoded,
-            engine="dpvi",
-            guide=encoder,
-            sampling="full",
-            relation="replace_one",
-        ).run(key, replaced)
+        private_vi(encoded, **settings).run(key, X)
+        private_vi(encoded, **settings).run(key, replaced)
     (sensitivity, first), (_, second) = found
     distance = np.sqrt(sum(np.sum((first[k] - second[k]) ** 2) for k in first))
     return float(distance / sensitivity)
@@ -258,7 +253,7 @@ def model_of(where: str, look: Callable[[Any], Any]) -> tuple[Any, Any]:
 
     has_guide = where in ("guide", "local")
     identity = model_of("guide", lambda x: x)[1] if where == "local" else guide
-    return nv.private(model, unit="rows"), identity if has_guide else None
+    return nv.private(model, unit="rows"), identity if has_guide else "mean_field"
 
 
 CASES = [
@@ -275,7 +270,7 @@ def test_refused_before_anything_is_charged_or_shown(
 ) -> None:
     look, message = WAYS[way]
     model, guide = model_of(where, look)
-    vi = private_vi(model, engine="dpvi", guide=guide)
+    vi = private_vi(model, engine=nv.DPVI(guide=guide))
     X = rows_of(1)
     for call in (vi.explain, lambda X: vi.run(jax.random.key(0), X)):
         with pytest.raises(nv.UnsafeModelError, match=message):

@@ -88,6 +88,9 @@ def test_budgets_check_themselves(arguments, message):
     unknown: Any = "pld"
     with pytest.raises(ValueError, match="composition"):
         PrivacyBudget(1.0, 1e-6, composition=unknown)
+    unknown = "rdp"
+    with pytest.raises(ValueError, match="accountant='rdp'"):
+        PrivacyBudget(1.0, 1e-6, accountant=unknown)
 
 
 def test_charges_add_up_and_cannot_be_taken_back():
@@ -260,9 +263,9 @@ def test_a_fit_without_noise_needs_an_infinite_budget():
 
 
 def test_printing_tells_what_was_spent_on_what():
-    budget = PrivacyBudget(2.0, 1e-6)
+    budget = PrivacyBudget(2.0, 1e-6, accountant="moments")
     charge(budget, 0.5, 1e-7, label="income regression", events=[full(50.0, steps=12)])
-    charge(budget, 0.25, 1e-7, label="topics", accountant="moments")
+    charge(budget, 0.25, 1e-7, label="topics")
     text = str(budget)
     assert "income regression" in text
     assert "moments" in text
@@ -331,7 +334,7 @@ def test_infinite_budgets_survive_files(tmp_path):
 def test_a_file_of_another_budget_is_refused(tmp_path, arguments):
     path = tmp_path / "ledger.json"
     PrivacyBudget(1.0, 1e-6, path=path)
-    with pytest.raises(ValueError, match="Open it with its own numbers"):
+    with pytest.raises(ValueError, match="Open it with its own settings"):
         PrivacyBudget(**arguments, path=path)
 
 
@@ -435,6 +438,7 @@ def written_as_the_first_format(path):
     """The same ledger as version 1 of the format had it, without units."""
     ledger = json.loads(path.read_text())["ledger"]
     ledger["format"] = "numpyro_vips privacy ledger 1"
+    ledger.pop("accountant", None)
     for charge in ledger["charges"]:
         charge.pop("unit", None)
     text = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
@@ -646,6 +650,52 @@ def test_split_shares_are_calibrated_by_the_accountant():
     charge(budget, *budget.remaining())
     with pytest.raises(BudgetExceededError, match="Nothing is left"):
         budget.calibrate_events(events)
+
+
+@pytest.mark.parametrize("accountant", ["pld", "moments", "strong"])
+def test_the_ledgers_accountant_prices_everything(accountant):
+    budget = PrivacyBudget(1.0, 1e-6, accountant=accountant)
+    assert budget.accountant == accountant
+    events = [poisson(20.0)]
+    factor = budget.calibrate_events(events, epsilon=0.3, delta=1e-7)
+    scaled = [accounting.scale_noise(events[0], factor)]
+    price = accounting.epsilon_of_events(scaled, delta=1e-7, accountant=accountant)
+    assert 0.29 < price <= 0.3
+    assert charge(budget, 0.3, 1e-7, events=scaled).accountant == accountant
+    too_low = price * 0.99
+    with pytest.raises(ValueError, match=f"accountant='{accountant}'"):
+        charge(budget, too_low, 1e-7, events=scaled)
+    with pytest.raises(TypeError, match="accountant"):
+        charge(budget, 0.3, 1e-7, events=scaled, accountant=accountant)
+
+
+def test_a_file_keeps_its_accountant(tmp_path):
+    path = tmp_path / "ledger.json"
+    charge(PrivacyBudget(1.0, 1e-6, accountant="moments", path=path), 0.5, 1e-7)
+    with pytest.raises(ValueError, match=r"accountant='pld'; it has .*'moments'"):
+        PrivacyBudget(1.0, 1e-6, path=path)
+    again = PrivacyBudget(1.0, 1e-6, accountant="moments", path=path)
+    assert [entry.accountant for entry in again.charges] == ["moments"]
+
+
+def test_an_old_file_takes_the_accountant_that_it_is_opened_with(tmp_path):
+    """What it has charged keeps the accountant that priced it."""
+    path = tmp_path / "ledger.json"
+    before = charge(PrivacyBudget(1.0, 1e-6, path=path), 0.5, 1e-7)
+    ledger = json.loads(path.read_text())["ledger"]
+    ledger["format"] = "numpyro_vips privacy ledger 2"
+    del ledger["accountant"]
+    body = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
+    digest = hashlib.sha256(body.encode()).hexdigest()
+    path.write_text(json.dumps({"sha256": digest, "ledger": ledger}))
+    budget = PrivacyBudget(1.0, 1e-6, accountant="strong", path=path)
+    assert budget.charges == (before,)
+    after = charge(budget, 0.25, 1e-7)
+    assert [before.accountant, after.accountant] == ["pld", "strong"]
+    assert budget.spent().epsilon == 0.75
+    for accountant in ("pld", "moments"):
+        with pytest.raises(ValueError, match=r"it has .*'strong'"):
+            PrivacyBudget(1.0, 1e-6, accountant=accountant, path=path)
 
 
 def test_a_fit_that_takes_all_of_delta_is_named_as_the_cause():

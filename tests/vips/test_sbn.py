@@ -154,7 +154,8 @@ def test_statistics_are_scaled_by_the_norms_given():
         "progress_bar": False,
     }
     model = belief_network(2, "gaussian")
-    vi = nv.PrivateVI(model, clipping_norm=norms, release_once=False, **settings)
+    together = nv.VIPS(release_once=False)
+    vi = nv.PrivateVI(model, clipping_norm=norms, engine=together, **settings)
     (analysis,) = [vi._prepare_fit((y,), {})]
     assert len(analysis.steps) == 3
     for step in analysis.steps:
@@ -291,10 +292,8 @@ def test_two_layers_against_enumeration():
     vi = nv.PrivateVI(
         model,
         budget=nv.PrivacyBudget(math.inf),
-        engine="vips",
-        sampling="full",
+        engine=nv.VIPS(local_steps=5),
         num_steps=30,
-        local_steps=5,
         progress_bar=False,
     )
     result = vi.run(jax.random.key(0), y[:300])
@@ -348,7 +347,6 @@ def test_tree_of_discrete_latents_is_exact():
         tree(2),
         budget=nv.PrivacyBudget(math.inf),
         engine="vips",
-        sampling="full",
         num_steps=5,
         progress_bar=False,
     )

@@ -275,15 +275,16 @@ def test_option_is_checked_explained_and_kept(tmp_path: Path):
     X, y = (array.astype(np.float32) for array in data())
     settings: dict[str, Any] = {
         "budget": nv.PrivacyBudget(math.inf),
-        "engine": "vips",
         "num_steps": 5,
         "progress_bar": False,
     }
     with pytest.raises(ValueError, match="augmentation"):
-        nv.PrivateVI(regression, augmentation="tight", **settings)
+        nv.VIPS(augmentation="tight")
+    other = nv.VIPS(augmentation={"z": FIXED})
     with pytest.raises(ValueError, match=r"\['z'\]"):
-        nv.PrivateVI(regression, augmentation={"z": FIXED}, **settings).explain(X, y)
-    vi = nv.PrivateVI(regression, augmentation={"y": FIXED}, **settings)
+        nv.PrivateVI(regression, engine=other, **settings).explain(X, y)
+    engine = nv.VIPS(augmentation={"y": FIXED})
+    vi = nv.PrivateVI(regression, engine=engine, **settings)
     sites = {site["site"]: site for site in vi.explain(X, y).sites}
     assert sites["y"]["augmentation"] == "fixed curvature"
     result = vi.run(jax.random.key(0), X, y)
@@ -312,14 +313,11 @@ def test_curvature_has_its_share_of_the_budget_once(relation: Any):
         vi = nv.PrivateVI(
             regression,
             budget=budget,
-            engine="vips",
-            augmentation=FIXED,
-            sampling="full",
-            relation=relation,
+            engine=nv.VIPS(augmentation=FIXED, **options),
+            sampling=nv.FullBatch(relation=relation),
             num_steps=4,
             clipping_norm=0.7,
             progress_bar=False,
-            **options,
         )
         events = vi.run(jax.random.key(0), X, y).privacy.events
         return {
@@ -343,9 +341,7 @@ def test_curvature_has_the_noise_of_one_release():
     vi = nv.PrivateVI(
         regression,
         budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="vips",
-        augmentation=FIXED,
-        sampling="full",
+        engine=nv.VIPS(augmentation=FIXED),
         num_steps=3,
         clipping_norm=0.7,
         progress_bar=False,
@@ -383,12 +379,10 @@ def test_a_belief_network_has_nothing_to_release_once():
         vi = nv.PrivateVI(
             belief_network,
             budget=nv.PrivacyBudget(1.0, 1e-5),
-            engine="vips",
-            augmentation=augmentation,
+            engine=nv.VIPS(augmentation=augmentation, **options),
             num_steps=2,
             clipping_norm=1.0,
             progress_bar=False,
-            **options,
         )
         steps = vi._prepare_fit((y,), {}).steps
         assert sum(s.noise_multiplier**-2 for s in steps) == pytest.approx(1.0)

@@ -1,0 +1,100 @@
+"""`DPVI`: how models are to be fitted by private gradients."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import optax
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+
+from numpyro_vips import _validate
+from numpyro_vips._settings import code_of
+from numpyro_vips.dpvi.automatic_guides import Family
+from numpyro_vips.dpvi.checks import check_options
+from numpyro_vips.dpvi.engine import DpviEngine, Perturb
+from numpyro_vips.handlers import private
+from numpyro_vips.model.graph import ModelGraph
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class DPVI:
+    """Variational inference by clipped and noisy gradients, with its settings.
+
+    Jälkö, Dikmen and Honkela (2017), with gradients that are rebuilt from those in the
+    globals (see `engine.py`). For models that need not be conjugate.
+
+    Args:
+      guide: `"mean_field"` (the default), `"full_rank"` or `"low_rank"`, a Normal on
+        the unconstrained globals, or a NumPyro function of the model's arguments or of
+        none.
+      optimizer: Any optimiser of optax (not of `numpyro.optim`), for the negative ELBO
+        divided by the public number of rows; by default an Adam that knows of noise.
+      loss: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`, with
+        their number of particles.
+      perturb: `"location"` releases the gradient in the globals and rebuilds that of
+        the guide, `"all"` releases the latter, as in the DPVI paper. By default
+        `"location"`, and `"all"` with several particles.
+      averaging: The power of t with which iterates count in the average that becomes
+        the posterior (Shamir and Zhang, 2013); None takes the last iterate.
+      local_steps: Sweeps of coordinate ascent over the latents of a row, where they are
+        conjugate given the globals; 20 by default.
+
+    Raises:
+      TypeError, ValueError: A setting is not as described.
+    """
+
+    guide: Family | Callable[..., Any] = "mean_field"
+    optimizer: optax.GradientTransformation | None = None
+    loss: Trace_ELBO | TraceMeanField_ELBO | None = None
+    perturb: Perturb | None = None
+    averaging: float | None = 3.0
+    local_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        check_options(
+            guide=self.guide,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            perturb=self.perturb,
+            averaging=self.averaging,
+        )
+        if self.averaging is not None:
+            object.__setattr__(self, "averaging", float(self.averaging))
+        if self.local_steps is not None:
+            _validate.positive_integer(local_steps=self.local_steps)
+            object.__setattr__(self, "local_steps", int(self.local_steps))
+
+    def __repr__(self) -> str:
+        if self.loss is None:
+            return code_of(self)
+        loss = f"{type(self.loss).__name__}(num_particles={self.loss.num_particles})"
+        return code_of(self, loss=loss)
+
+    def build_engine(
+        self, model: private, graph: ModelGraph, *, num_steps: int | None
+    ) -> DpviEngine:
+        """The engine for a model; reads shapes, not values.
+
+        Args:
+          model: The model.
+          graph: What `build_graph` found in it.
+          num_steps: Number of steps, if the caller fixed it.
+
+        Raises:
+          UnsafeModelError: DPVI cannot run the model, or not with this guide.
+        """
+        del model, num_steps  # The graph says it all, and no step differs by them.
+        return DpviEngine(
+            graph,
+            guide=self.guide,
+            optimizer=self.optimizer,
+            loss=self.loss,
+            perturb=self.perturb,
+            averaging=self.averaging,
+            local_steps=self.local_steps,
+        )
+
+    @property
+    def for_row_queries(self) -> dict[str, Any]:
+        """What a `RowQuery` needs to know, JSON-able."""
+        return {"local_steps": self.local_steps}

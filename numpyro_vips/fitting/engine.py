@@ -1,0 +1,145 @@
+"""What the rest of a fit needs of VIPS and of DPVI, and of what chooses them.
+
+Nothing outside of `vips/` and `dpvi/` asks which of the two an engine is.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import jax
+import numpy as np
+
+from numpyro_vips.handlers import private
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.result import Posterior
+
+
+class Engine(Protocol):
+    """Row contributions and public steps for one model. States are public.
+
+    Attributes:
+      name: `"vips"` or `"dpvi"`.
+      is_one_vector: Whether the blocks of a step are parts of one vector, which are
+        neither scaled against each other nor given norms one by one.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_one_vector(self) -> bool: ...
+
+    # --- what the schedule is made of: public, known before rows are read -------------
+
+    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
+        """What is released a single time, or in every step, at scale 1."""
+        ...
+
+    def default_num_steps(self, *, is_private: bool) -> int:
+        """How many steps release what is adaptive, if the caller leaves that open."""
+        ...
+
+    def step_sizes(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> Sequence[float]:
+        """What `update` gets as `step_size` in each of these steps.
+
+        Args:
+          num_steps: Number of adaptive steps.
+          is_private: Whether there is noise.
+          is_full: Whether each of them uses all rows.
+        """
+        ...
+
+    # --- one step ---------------------------------------------------------------------
+
+    def initial_state(self, rng_key: jax.Array) -> Any:
+        """The state before any row is read."""
+        ...
+
+    def row_norms(
+        self, state: Any, rows: Mapping[str, Any], names: Sequence[str]
+    ) -> Mapping[str, np.ndarray]:
+        """Norm of each block for rows that the caller may see: (number of rows,)."""
+        ...
+
+    def bounded_sum(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> Mapping[str, Any]:
+        """The clipped sum of a chunk's row contributions, not yet private.
+
+        Args:
+          state: The state before the step.
+          rows: Private arrays, with the rows along the leading axis.
+          mask: True where a row is meant, (number of rows,).
+          scales: Factor of each block that is asked for in the joint vector.
+          clipping_norm: L2 bound on a row's joint vector.
+        """
+        ...
+
+    def update(
+        self,
+        state: Any,
+        released: Mapping[str, np.ndarray],
+        noise_stddev: Mapping[str, float],
+        step_size: float,
+    ) -> Any:
+        """The state after a step, from noisy estimates of the sums over all rows."""
+        ...
+
+    def has_posterior(self, state: Any) -> bool:
+        """Whether all that a posterior needs has been released."""
+        ...
+
+    def posterior(self, state: Any) -> Posterior:
+        """The posterior of the globals, parameters alone."""
+        ...
+
+    # --- what `explain` and the statement say -----------------------------------------
+
+    @property
+    def captured(self) -> Mapping[str, np.ndarray]:
+        """Arrays held beside the model, as by a guide; they are treated as public."""
+        ...
+
+    def describe_site(self, name: str) -> Mapping[str, Any]:
+        """What a row of `Plan.sites` says beside the site's name and shape."""
+        ...
+
+    def describe_statistics(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of `Plan.statistics`, but for norms and sensitivities."""
+        ...
+
+    def describe_sparse_rows(self, name: str) -> str:
+        """The end of a sentence on a private argument with `max_nonzeros`."""
+        ...
+
+    def notes(self) -> Iterable[str]:
+        """What else to know."""
+        ...
+
+
+class EngineSettings(Protocol):
+    """`VIPS` or `DPVI`: comparable, hashable, and `repr` is the code that makes it."""
+
+    @property
+    def for_row_queries(self) -> Mapping[str, Any]:
+        """What a `RowQuery` needs to know of the settings, JSON-able."""
+        ...
+
+    def build_engine(
+        self, model: private, graph: ModelGraph, *, num_steps: int | None
+    ) -> Engine:
+        """The engine for a model; reads shapes, not values.
+
+        Raises:
+          NotConjugate, UnsafeModelError: The engine cannot run the model.
+        """
+        ...

@@ -1,0 +1,166 @@
+"""What a fit costs, and what its privacy statement says."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from numpyro_vips import _validate, accounting
+from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.privacy.statement import PrivacyStatement
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Share:
+    """What a fit may spend of its budget; None takes all that is left.
+
+    Raises:
+      TypeError, ValueError: A number is out of range.
+    """
+
+    epsilon: float | None = None
+    delta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None:
+            _validate.positive(epsilon=self.epsilon)
+        if self.delta is not None and not 0 < self.delta < 1:
+            raise ValueError(f"Expected delta={self.delta!r} in (0, 1).")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PricedSteps:
+    """Steps at the noise at which they run, and what they cost together."""
+
+    steps: tuple[Step, ...]
+    epsilon: float
+    delta: float
+
+
+def price(
+    steps: Sequence[Step],
+    budget: PrivacyBudget,
+    options: ScheduleOptions,
+    share: Share,
+    *,
+    unit: str,
+) -> PricedSteps:
+    """Finds the noise that the share affords, and what the steps then cost.
+
+    Args:
+      steps: The schedule, with noise up to a common factor.
+      budget: The ledger that is to pay. Nothing is charged yet.
+      options: Whether there is noise at all, and whether the caller fixed it.
+      share: What the fit may spend.
+      unit: Name of the plate of private rows.
+
+    Raises:
+      BudgetExceededError: The ledger, or the share, does not afford the steps.
+      ValueError: There is no delta, or the ledger is about other neighbours.
+    """
+    if not options.private:
+        return PricedSteps(steps=tuple(steps), epsilon=math.inf, delta=budget.delta)
+    left = budget.remaining()
+    delta = left.delta if share.delta is None else share.delta
+    if not budget.is_private and delta == 0:
+        raise ValueError(
+            "Expected delta= with epsilon= or noise_multiplier=: the budget has "
+            "delta=0. Pass a delta well below 1 / num_rows."
+        )
+    if not steps:
+        return PricedSteps(steps=(), epsilon=0.0, delta=delta)
+    events = events_of(steps)
+    if options.noise_multiplier is None:
+        factor = budget.calibrate_events(
+            events, epsilon=share.epsilon, delta=share.delta
+        )
+        steps = [step.scaled(factor) for step in steps]
+        events = events_of(steps)
+    epsilon = accounting.epsilon_of_events(
+        events, delta=delta, accountant=budget.accountant
+    )
+    affordable = left.epsilon if share.epsilon is None else share.epsilon
+    # A Rényi filter says by itself what is left, but knows nothing of shares.
+    has_share = budget.composition == "split" or share.epsilon is not None
+    if options.noise_multiplier is not None and has_share and epsilon > affordable:
+        raise BudgetExceededError(
+            f"{len(steps)} steps at noise_multiplier={options.noise_multiplier:g} cost "
+            f"epsilon={epsilon:.4g} at delta={delta:.3g}, and this fit may spend "
+            f"{affordable:.4g}. Take fewer steps (num_steps=), a lower rate "
+            "(sampling=) or more noise, or leave noise_multiplier out. Nothing was "
+            "charged."
+        )
+    budget.check(
+        epsilon=epsilon,
+        delta=delta,
+        unit=unit,
+        relation=options.sampling.relation,
+        events=events,
+    )
+    return PricedSteps(steps=tuple(steps), epsilon=epsilon, delta=delta)
+
+
+def statement_of(
+    prepared: PreparedFit,
+    priced: PricedSteps,
+    options: ScheduleOptions,
+    *,
+    unit: str,
+    accountant: accounting.Accountant,
+    noise_source: str,
+    platform: str,
+) -> PrivacyStatement:
+    """The guarantee of a fit that runs these steps.
+
+    Args:
+      prepared: What is fitted, and by which engine.
+      priced: The steps and their price.
+      options: How rows are drawn, and whether there is noise at all.
+      unit: Name of the plate of private rows.
+      accountant: Who priced the steps.
+      noise_source: Where minibatches and noise come from.
+      platform: What works on the rows.
+    """
+    norms = tuple(dict.fromkeys(step.clipping_norm for step in priced.steps))
+    return PrivacyStatement(
+        unit=unit,
+        relation=options.sampling.relation,
+        sampling=options.sampling.scheme,
+        epsilon=priced.epsilon,
+        delta=priced.delta,
+        accountant=accountant,
+        events=events_of(priced.steps) if options.private else (),
+        noise_source=noise_source,
+        public=_public_facts(prepared),
+        clipping_norm=norms[0] if len(norms) == 1 else norms,
+        engine=prepared.engine.name,
+        platform=platform,
+        num_rows=prepared.arguments.public_num_rows,
+        num_rows_declared=prepared.arguments.num_rows_declared,
+    )
+
+
+def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
+    arguments = prepared.arguments
+    facts = [
+        "the model, its priors and plates, and every setting of the fit",
+        "the names, shapes (but for the number of rows) and dtypes of the arguments",
+    ]
+    facts += [f"the argument {name!r}" for name in arguments.public]
+    facts += [
+        f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()
+    ]
+    facts += [
+        f"{array} that the model holds" for array in listed(prepared.graph.captured)
+    ]
+    held = listed(prepared.engine.captured)
+    facts += [f"{array} that the guide holds" for array in held]
+    facts += [
+        f"that at most {width} entries of a row of {name!r} are looked at, the largest"
+        for name, width in arguments.widths.items()
+    ]
+    facts.append("the clipping norms, which must not be chosen by looking at the data")
+    return tuple(facts)

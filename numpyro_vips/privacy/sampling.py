@@ -1,0 +1,156 @@
+"""How a step takes its rows: the choices for `PrivateVI(sampling=...)`.
+
+Each knows the neighbouring relation that its privacy is about, and makes the event that
+the accountant prices and by which rows are drawn. `docs/privacy.md` compares them.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+from numpyro_vips import _validate
+from numpyro_vips.accounting import RELATIONS, GaussianEvent, Relation, Sampling
+
+
+class RowSampling:
+    """What all samplings have in common.
+
+    Attributes:
+      rate: Share of the rows in a minibatch, in (0, 1].
+      relation: What neighbouring data sets are: one has a row more
+        (`"add_or_remove"`), or one row differs (`"replace_one"`).
+    """
+
+    rate: float
+    relation: Relation
+    _scheme: ClassVar[Sampling]
+
+    @property
+    def scheme(self) -> Sampling:
+        """How the accountant calls it; a rate of 1 takes all rows in any case."""
+        return "full" if self.rate == 1.0 else self._scheme
+
+    def event(
+        self, *, noise_stddev: float, sensitivity: float, label: str = ""
+    ) -> GaussianEvent:
+        """One Gaussian release from rows that are drawn like this.
+
+        Args:
+          noise_stddev: Standard deviation of the noise in each coordinate.
+          sensitivity: L2 sensitivity of what is released, in `relation`.
+          label: What is released, for people.
+        """
+        return GaussianEvent(
+            noise_stddev=noise_stddev,
+            sensitivity=sensitivity,
+            relation=self.relation,
+            sampling=self.scheme,
+            sampling_rate=self.rate,
+            label=label,
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FullBatch(RowSampling):
+    """Every step uses every row. More rows per step beat more steps, so: the default.
+
+    Args:
+      relation: `"add_or_remove"` (the default) or `"replace_one"`. The latter takes the
+        number of rows for public, and its sensitivities are up to twice as large.
+
+    Raises:
+      ValueError: There is no such relation.
+    """
+
+    relation: Relation = "add_or_remove"
+    rate: float = dataclasses.field(default=1.0, init=False, repr=False)
+    _scheme = "full"
+
+    def __post_init__(self) -> None:
+        _validate.one_of(RELATIONS, relation=self.relation)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Poisson(RowSampling):
+    """Each row is in a step's minibatch by its own coin flip; add-or-remove one row.
+
+    The size of a minibatch is random and private; estimates divide by its expectation.
+    `docs/privacy.md` says how it is priced.
+
+    Args:
+      rate: The coin's probability, in (0, 1].
+
+    Raises:
+      TypeError, ValueError: The rate is no such number.
+    """
+
+    rate: float
+    relation: Relation = dataclasses.field(default="add_or_remove", init=False)
+    _scheme = "poisson"
+
+    def __post_init__(self) -> None:
+        _check_rate(self)
+
+    def __repr__(self) -> str:
+        return f"Poisson({self.rate!r})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class WithoutReplacement(RowSampling):
+    """A step's minibatch is a uniform subset of fixed size; replace one row.
+
+    The sampling of the VIPS and DPVI papers. The number of rows is public, and the rate
+    times it a whole number.
+
+    Args:
+      rate: Share of the rows in a minibatch, in (0, 1].
+
+    Raises:
+      TypeError, ValueError: The rate is no such number.
+    """
+
+    rate: float
+    relation: Relation = dataclasses.field(default="replace_one", init=False)
+    _scheme = "without_replacement"
+
+    def __post_init__(self) -> None:
+        _check_rate(self)
+
+    def __repr__(self) -> str:
+        return f"WithoutReplacement({self.rate!r})"
+
+
+def as_sampling(sampling: Any) -> RowSampling:
+    """What `PrivateVI(sampling=...)` means: `"full"` is short for `FullBatch()`.
+
+    Raises:
+      TypeError, ValueError: It is neither that nor a sampling.
+    """
+    if isinstance(sampling, RowSampling):
+        return sampling
+    needs_rate = {"poisson": "Poisson", "without_replacement": "WithoutReplacement"}
+    if isinstance(sampling, str):
+        if sampling == "full":
+            return FullBatch()
+        if sampling in needs_rate:
+            raise ValueError(
+                f"Expected sampling={sampling!r} to come with its rate: write "
+                f"sampling=nv.{needs_rate[sampling]}(rate), such as "
+                f"nv.{needs_rate[sampling]}(0.1)."
+            )
+        raise ValueError(
+            f"Expected sampling={sampling!r} to be 'full', nv.FullBatch(relation=), "
+            "nv.Poisson(rate) or nv.WithoutReplacement(rate)."
+        )
+    got = f"an object of type {type(sampling).__name__}"
+    if isinstance(sampling, type):
+        got = f"the class {sampling.__name__} itself"
+    raise TypeError(
+        "Expected sampling to be 'full', nv.FullBatch(relation=), nv.Poisson(rate) or "
+        f"nv.WithoutReplacement(rate), got {got}."
+    )
+
+
+def _check_rate(sampling: Poisson | WithoutReplacement) -> None:
+    _validate.probability(rate=sampling.rate)
+    # Also an array of no dimension, which could not be hashed.
+    object.__setattr__(sampling, "rate", float(sampling.rate))
