@@ -15,9 +15,9 @@ from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
     as_engine_choice,
-    prepare_fit,
 )
-from numpyro_vips.fitting.explanation import Plan, explain_plan
+from numpyro_vips.fitting.explanation import Plan
+from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import PricedSteps, Share, price, statement_of
 from numpyro_vips.fitting.private_step import rehearse, run_step
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
@@ -175,7 +175,8 @@ class PrivateVI:
           What `run` raises before it charges the budget, except that the budget itself
           is not looked at.
         """
-        return self._plan(self._prepare_fit(args, kwargs))
+        _, plan = self._prepare_fit(args, kwargs)
+        return plan
 
     @one_blas_thread
     def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:
@@ -199,8 +200,7 @@ class PrivateVI:
         """
         check_key(rng_key)
         started = time.perf_counter()
-        prepared = self._prepare_fit(args, kwargs)
-        plan = self._plan(prepared)
+        prepared, plan = self._prepare_fit(args, kwargs)
         priced = self._price(prepared.steps)
         random = SecureRandom(insecure_seed=self.insecure_seed)
         statement = statement_of(
@@ -258,7 +258,9 @@ class PrivateVI:
                     self.callback(number, result_of(state))
         return result_of(state)
 
-    def _prepare_fit(self, args: tuple, kwargs: Mapping[str, Any]) -> PreparedFit:
+    def _prepare_fit(
+        self, args: tuple, kwargs: Mapping[str, Any]
+    ) -> tuple[PreparedFit, Plan]:
         arguments = bind_arguments(
             self.model,
             args,
@@ -266,10 +268,7 @@ class PrivateVI:
             num_rows=self.num_rows,
             max_nonzeros=self.max_nonzeros,
         )
-        return prepare_fit(self.model, arguments, self.engine, self.schedule_options)
-
-    def _plan(self, prepared: PreparedFit) -> Plan:
-        return explain_plan(prepared, self.schedule_options)
+        return prepared_fit(self.model, arguments, self.engine, self.schedule_options)
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(
@@ -279,7 +278,14 @@ class PrivateVI:
     def _rehearse(
         self, prepared: PreparedFit, steps: Sequence[Step], state: Any
     ) -> None:
-        rehearse(prepared.arguments, prepared.engine, steps, state, self.max_batch_size)
+        rehearse(
+            prepared.arguments,
+            prepared.engine,
+            steps,
+            state,
+            self.max_batch_size,
+            prepared.rehearsed,
+        )
 
     def _settings_used(self, prepared: PreparedFit, num_steps: int) -> dict[str, Any]:
         """The settings, JSON-able; objects are the code that makes them."""

@@ -1,5 +1,6 @@
 """The least noise whose price stays within a target."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -77,6 +78,19 @@ def calibrate_events(
             "Expected every event to have noise_stddev > 0: zero noise stays zero "
             "whatever it is multiplied by."
         )
+    return _smallest_noise(tuple(events), epsilon, delta, accountant)
+
+
+# The same fit, run again, costs the same.
+@functools.lru_cache(maxsize=128)
+def _smallest_noise(
+    events: tuple[GaussianEvent, ...],
+    epsilon: float,
+    delta: float,
+    accountant: Accountant,
+) -> float:
+    """As `calibrate_events`, for a finite target that can be met."""
+    groups = groups_of(events)
 
     def price(factor: float) -> float:
         return epsilon_of_events(

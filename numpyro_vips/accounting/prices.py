@@ -1,5 +1,6 @@
 """The prices of events under the accountant of one's choice."""
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -71,6 +72,14 @@ def epsilon_of_events(
         return 0.0
     if delta == 0 or any(group.noise_multiplier == 0 for group in groups):
         return math.inf
+    return _finite_or_no_privacy(groups, delta, accountant)
+
+
+# The same fit, run again, costs the same.
+@functools.lru_cache(maxsize=256)
+def _finite_or_no_privacy(
+    groups: Groups, delta: float, accountant: Accountant
+) -> float:
     try:
         price = _EPSILON[accountant](groups, delta)
     except ArithmeticError:  # An overflow, far from any price that is of use.

@@ -1,7 +1,7 @@
 """Which engine runs a model, in which steps: known before any data are read."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -54,12 +54,13 @@ class PreparedFit:
     """Everything about a fit that is known before the data are read.
 
     Attributes:
-      arguments: The model's arguments; the only field that holds rows.
+      arguments: The model's arguments; the only field that may hold rows.
       graph: What was found in the model.
       settings: The settings that the engine was built with.
       engine: What runs the steps.
       steps: What is released when, with noise up to a common factor.
       reasons: Why VIPS cannot run the model, by site, if it was tried.
+      rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
     arguments: ModelArguments
@@ -68,6 +69,7 @@ class PreparedFit:
     engine: Engine
     steps: tuple[Step, ...]
     reasons: Mapping[str, str]
+    rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
 def prepare_fit(
@@ -78,11 +80,14 @@ def prepare_fit(
 ) -> PreparedFit:
     """Chooses an engine and plans its steps; reads shapes, not values.
 
+    The engine never gets hold of the rows of `arguments`, only of their shapes.
+
     Raises:
       NotConjugateError: VIPS was asked for and cannot run the model.
       UnsafeModelError: No engine may run the model.
       TypeError, ValueError: The settings do not fit the model.
     """
+    arguments = arguments.without_rows()
     if options.sampling.scheme == "without_replacement":
         fixed_batch_size(options.sampling.rate, arguments.num_rows)
     try:

@@ -8,7 +8,7 @@ import concurrent.futures
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -72,14 +72,27 @@ def rehearse(
     steps: Sequence[Step],
     state: Any,
     max_batch_size: int | None,
+    rehearsed: set[Hashable],
 ) -> None:
     """Runs every kind of step on zeros, so that what can fail fails unpaid.
 
     It also compiles everything, so that the fit itself is quick to interrupt.
+
+    Args:
+      arguments: The model's, of which only shapes and types are looked at.
+      engine: What runs the steps.
+      steps: The schedule.
+      state: The engine's initial state.
+      max_batch_size: Most rows that are worked on at a time.
+      rehearsed: The kinds of steps that this engine has run before, which are left out;
+        those that are run now are added.
     """
-    kinds = {tuple(b.name for b in step.blocks): step for step in steps}
-    for step in kinds.values():
+    kinds = {}
+    for step in steps:
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
+        kinds[tuple(block.name for block in step.blocks), size] = step
+    kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
+    for (_, size), step in kinds.items():
         zeros = {
             name: np.zeros((size, *row.shape), row.dtype)
             for name, row in arguments.row_shapes().items()
@@ -97,7 +110,9 @@ def rehearse(
             noise_of_sums(step),
             step.step_size,
         )
-    engine.posterior(state)
+    if kinds or not rehearsed:
+        engine.posterior(state)
+    rehearsed |= kinds.keys()
 
 
 def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:

@@ -99,6 +99,17 @@ class ModelArguments:
         with np.errstate(all="ignore"):
             return {name: taken(name, leaf) for name, leaf in self.private.items()}
 
+    def without_rows(self) -> "ModelArguments":
+        """The same arguments with zeros in place of the rows, which take no memory."""
+
+        def zeros(leaf: PrivateLeaf) -> PrivateLeaf:
+            if scipy.sparse.issparse(leaf):
+                return type(leaf)(leaf.shape, dtype=leaf.dtype)
+            return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+
+        stand_ins = {name: zeros(leaf) for name, leaf in self.private.items()}
+        return dataclasses.replace(self, private=stand_ins)
+
     def as_taken(self, rows: Mapping[str, Any]) -> dict[str, Any]:
         """Synthetic rows in the form in which `take` returns private ones."""
         return {

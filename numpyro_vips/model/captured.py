@@ -16,6 +16,7 @@ import dis
 import fractions
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import io
@@ -27,7 +28,7 @@ import sysconfig
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
@@ -142,11 +143,48 @@ def captured_arrays(
     return search.found
 
 
-class _Search:
-    """A depth-first walk over everything reachable from a callable."""
+class Fingerprint(NamedTuple):
+    """What some objects are made of, to be compared.
 
-    def __init__(self, *, with_traced: bool):
+    Attributes:
+      digest: Equal for objects that refer to equal numbers, texts and arrays by equal
+        code, through closures, globals, attributes and containers. Instances of the
+        caller's classes, and what cannot be looked into, also count by identity.
+      referents: All that was looked at. As long as these are kept, an identity in the
+        digest cannot come to mean another object.
+    """
+
+    digest: bytes
+    referents: tuple[Any, ...]
+
+
+def fingerprint(*values: Any) -> Fingerprint:
+    """Hashes what `captured_arrays` searches, for all of some objects.
+
+    Not seen is what no object refers to, such as files, the time, and the state inside
+    a generator of random numbers.
+
+    Raises:
+      UnsafeModelError: As `captured_arrays`.
+    """
+    search = _Search(with_traced=True, hashed=hashlib.sha256())
+    for value in (*values, *_PYRO_STACK):
+        search.visit(value)
+    assert search.hashed is not None
+    referents = (*search.seen.values(), *search.identified)
+    return Fingerprint(search.hashed.digest(), referents)
+
+
+class _Search:
+    """A depth-first walk over everything reachable from a callable.
+
+    With `hashed`, all that is met is added to it.
+    """
+
+    def __init__(self, *, with_traced: bool, hashed: "hashlib._Hash | None" = None):
         self.with_traced = with_traced
+        self.hashed = hashed
+        self.identified: list[Any] = []
         self.found: dict[str, np.ndarray] = {}
         # Objects are kept, since the address of a dead one may be used again.
         self.seen: dict[int, Any] = {}
@@ -156,6 +194,8 @@ class _Search:
         stack: list[tuple[str, Any]] = [("", value)]
         while stack:
             name, value = stack.pop()
+            if self.hashed is not None:
+                self._hash(name, value)
             if id(value) in self.seen or _is_atom(value):
                 continue
             if not isinstance(value, str):  # Of which a vocabulary has many.
@@ -167,6 +207,17 @@ class _Search:
                     "Let it refer to what it uses alone, and pass data as arguments."
                 )
             stack += reversed(list(self._look_at(name, value)))
+
+    def _hash(self, name: str, value: Any) -> None:
+        """Adds a value, without what it refers to, which is met by itself."""
+        content = _content(value)
+        if content is None:
+            # The identity stands for what cannot be looked into.
+            self.identified.append(value)
+            content = str(id(value)).encode()
+        kind = f"{name} {type(value).__module__}.{type(value).__qualname__}"
+        for part in (kind.encode(), content):
+            self.hashed.update(len(part).to_bytes(8, "little") + part)
 
     def _look_at(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes what `value` is as an array; yields what else is to be visited."""
@@ -192,6 +243,44 @@ class _Search:
         while unique in self.found:
             unique, count = f"{name} ({count})", count + 1
         self.found[unique] = array
+
+
+def _content(value: Any) -> bytes | None:
+    """What a value is, without what it refers to; None if only its identity tells."""
+    if isinstance(value, (*_NUMBERS, str, bytes, range, np.dtype, type(None))):
+        # A number of NumPy is printed with all its digits, and its type is known.
+        return repr(value).encode()
+    if isinstance(value, Tracer):
+        return None
+    if isinstance(value, np.ndarray) or (
+        isinstance(value, jax.Array)
+        and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    ):
+        array = np.asarray(value)
+        head = f"{array.dtype!r} {array.shape} ".encode()
+        # What an array of objects refers to is met by itself.
+        return head if array.dtype.hasobject else head + array.tobytes()
+    if isinstance(value, types.FunctionType):
+        return _content_of_code(value.__code__)
+    if isinstance(value, types.CodeType):
+        return _content_of_code(value)
+    if type(value).__module__.split(".")[0] == "numpyro_vips":
+        return b""  # Such as settings: their attributes are all there is.
+    structural = (*_SEQUENCES, dict, types.CellType, types.MethodType)
+    if isinstance(value, (*structural, functools.partial)) and _is_library(
+        type(value).__module__
+    ):
+        return str(len(value)).encode() if isinstance(value, _SEQUENCES) else b""
+    return None
+
+
+def _content_of_code(code: types.CodeType) -> bytes:
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    found = [code.co_code, repr(names).encode()]
+    for constant in code.co_consts:
+        is_code = isinstance(constant, types.CodeType)
+        found.append(_content_of_code(constant) if is_code else repr(constant).encode())
+    return b"".join(len(part).to_bytes(8, "little") + part for part in found)
 
 
 def _is_atom(value: Any) -> bool:

@@ -1,0 +1,102 @@
+"""Fits that were prepared before: one like it plans, traces and compiles nothing.
+
+What a fit is prepared from, and what the prepared one is found by, is public: the
+model, the settings, the shapes of the rows, and the values of everything that model and
+settings refer to. These are looked at again in every run, so that a global that has
+changed prepares anew, and the search for captured rows runs every time. What is kept
+holds no rows; `tests/fitting/test_prepared_fits.py` looks for them.
+"""
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Hashable
+from typing import Any, NamedTuple
+
+import jax
+
+from numpyro_vips.fitting.engine_choice import EngineChoice, PreparedFit, prepare_fit
+from numpyro_vips.fitting.explanation import Plan, explain_plan
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.handlers import private
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.captured import Fingerprint, captured_arrays, fingerprint
+from numpyro_vips.model.graph import refuse_captured_rows
+
+# Compiled programs take tens of megabytes each.
+_MOST_KEPT = 8
+# Settings of JAX that a traced program depends on.
+_JAX_SETTINGS = (
+    *("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision"),
+    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_disable_jit"),
+    *("jax_default_prng_impl", "jax_threefry_partitionable"),
+)
+
+
+class _Kept(NamedTuple):
+    """A prepared fit without rows, its description, and what its key rests on."""
+
+    prepared: PreparedFit
+    plan: Plan
+    referents: tuple[Any, ...]
+
+
+_kept: "collections.OrderedDict[Hashable, _Kept]" = collections.OrderedDict()
+_lock = threading.Lock()
+
+
+def prepared_fit(
+    model: private,
+    arguments: ModelArguments,
+    engine_choice: EngineChoice,
+    options: ScheduleOptions,
+) -> tuple[PreparedFit, Plan]:
+    """As `prepare_fit`, from what is kept where there is a fit like this one.
+
+    Returns:
+      The fit with these arguments, and what `explain` says about it.
+
+    Raises:
+      What `prepare_fit` raises; then nothing is kept.
+    """
+    found = fingerprint(
+        (model.fn, model.unit, model.public, engine_choice, options),
+        (arguments.positional, arguments.keywords, dict(arguments.widths)),
+    )
+    key = _key(found, arguments)
+    with _lock:
+        kept = _kept.get(key)
+        if kept is not None:
+            _kept.move_to_end(key)
+    if kept is not None:
+        assert model.fn is not None
+        refuse_captured_rows(captured_arrays(model.fn), arguments)
+    else:
+        prepared = prepare_fit(model, arguments, engine_choice, options)
+        plan = explain_plan(prepared, options)
+        kept = _Kept(prepared, plan, found.referents)
+        with _lock:
+            _kept[key] = kept
+            while len(_kept) > _MOST_KEPT:
+                _kept.popitem(last=False)
+    return dataclasses.replace(kept.prepared, arguments=arguments), kept.plan
+
+
+def forget_prepared_fits() -> None:
+    """Drops all prepared fits, and with them their compiled programs."""
+    with _lock:
+        _kept.clear()
+
+
+def _key(found: Fingerprint, arguments: ModelArguments) -> Hashable:
+    rows = tuple(
+        (name, row.shape, str(row.dtype))
+        for name, row in arguments.row_shapes().items()
+    )
+    counts = (
+        arguments.num_rows,
+        arguments.public_num_rows,
+        arguments.num_rows_declared,
+    )
+    settings = tuple(str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS)
+    return found.digest, rows, counts, settings, jax.default_backend()

@@ -1,0 +1,309 @@
+"""A second fit like the first one compiles nothing, and what is kept holds no rows."""
+
+import functools
+import gc
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting import engine_choice, prepared_fits
+from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
+from numpyro_vips.model.captured import fingerprint
+
+SCALE = 2.0
+WEIGHTS = np.array([1.0, 2.0])
+SECRET = 1234.56789
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    forget_prepared_fits()
+    yield
+    forget_prepared_fits()
+
+
+@pytest.fixture
+def prepared(monkeypatch: Any) -> list[Any]:
+    """Grows by one for every fit that is prepared anew."""
+    calls: list[Any] = []
+    prepare_fit = engine_choice.prepare_fit
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return prepare_fit(*args)
+
+    monkeypatch.setattr(prepared_fits, "prepare_fit", counted)
+    return calls
+
+
+@nv.private(unit="rows")
+def regression(X: Any, y: Any = None, width: float = 1.0) -> None:
+    prior = dist.Normal(0.0, SCALE * WEIGHTS[0]).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, width), obs=y)
+
+
+@nv.private(unit="rows")
+def heavy(X: Any, y: Any = None) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(4, X @ w, 1), obs=y)
+
+
+def data(count: int = 50, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.uniform(size=(count, 2)), rng.uniform(size=count)
+
+
+def fitted(model: Any = regression, *args: Any, **options: Any) -> Any:
+    settings: dict[str, Any] = {"num_steps": 1, "progress_bar": False, **options}
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    vi = nv.PrivateVI(model, budget=budget, **settings)
+    return vi.run(jax.random.key(0), *(args or data()))
+
+
+@pytest.mark.parametrize("model", [regression, heavy])
+def test_a_second_fit_traces_and_compiles_nothing(
+    model: Any, prepared: list[Any]
+) -> None:
+    first = fitted(model, *data(seed=0))
+    compiled: list[str] = []
+
+    def listen(event: str, *_: Any, **__: Any) -> None:
+        compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        second = fitted(model, *data(seed=1))
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert len(prepared) == 1
+    assert [event for event in compiled if "compile" in event] == []
+    assert (
+        not np.array_equal(first.params["w/mean"], second.params["w/mean"])
+        if ("w/mean" in first.params)
+        else True
+    )
+
+
+def test_explain_prepares_what_run_uses(prepared: list[Any]) -> None:
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    vi = nv.PrivateVI(regression, budget=budget, num_steps=1, progress_bar=False)
+    plan = str(vi.explain(*data()))
+    assert vi.run(jax.random.key(0), *data()).plan == plan
+    assert len(prepared) == 1
+
+
+def _guide(loc: float) -> Callable[..., None]:
+    def guide() -> None:
+        mean = numpyro.param("mean", jnp.full(2, loc))
+        numpyro.sample("w", dist.Normal(mean, 0.1).to_event(1))
+
+    return guide
+
+
+CHANGES: dict[str, Callable[[Any], Any]] = {
+    "a global number": lambda patch: patch.setitem(globals(), "SCALE", 3.0),
+    "a global array, in place": lambda patch: WEIGHTS.fill(5.0),
+    "a global array": lambda patch: patch.setitem(globals(), "WEIGHTS", np.ones(2)),
+    "a setting of JAX": lambda patch: patch.setattr(
+        prepared_fits, "_JAX_SETTINGS", ("jax_enable_x64",)
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_the_model_refers_to_is_looked_at_again(
+    change: str, prepared: list[Any], monkeypatch: Any
+) -> None:
+    held, before = WEIGHTS, WEIGHTS.copy()
+    try:
+        fitted()
+        CHANGES[change](monkeypatch)
+        fitted()
+    finally:
+        held[:] = before
+    assert len(prepared) == 2
+
+
+DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "steps": ({}, {"num_steps": 2}),
+    "sampling": ({}, {"sampling": nv.Poisson(0.5)}),
+    "relation": ({}, {"sampling": nv.FullBatch(relation="replace_one")}),
+    "clipping norm": ({"clipping_norm": 1.0}, {"clipping_norm": 2.0}),
+    "engine": ({}, {"engine": "dpvi"}),
+    "engine's settings": (
+        {"engine": nv.VIPS(local_steps=3)},
+        {"engine": nv.VIPS(local_steps=4)},
+    ),
+    "step size": (
+        {"engine": nv.VIPS(step_size=lambda t: 1.0)},
+        {"engine": nv.VIPS(step_size=lambda t: 0.5)},
+    ),
+    "guide's closure": (
+        {"engine": nv.DPVI(guide=_guide(0.0))},
+        {"engine": nv.DPVI(guide=_guide(1.0))},
+    ),
+    "optimiser": (
+        {"engine": nv.DPVI(optimizer=optax.adam(0.01))},
+        {"engine": nv.DPVI(optimizer=optax.adam(0.02))},
+    ),
+    "rows": ({}, {"num_rows": 60}),
+}
+EQUAL: dict[str, Callable[[], dict[str, Any]]] = {
+    "settings": lambda: {"engine": nv.VIPS(structure={"w": "diag"})},
+    "sampling": lambda: {"sampling": nv.Poisson(0.5)},
+    "guide": lambda: {"engine": nv.DPVI(guide=_guide(0.5))},
+    "optimiser": lambda: {"engine": nv.DPVI(optimizer=optax.adam(0.01))},
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_different_settings_are_different_fits(name: str, prepared: list[Any]) -> None:
+    for options in DIFFERENT[name]:
+        fitted(**options)
+    assert len(prepared) == 2
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_equal_settings_are_one_fit(name: str, prepared: list[Any]) -> None:
+    for _ in range(2):
+        fitted(**EQUAL[name]())
+    assert len(prepared) == 1
+
+
+def test_shapes_types_constants_and_precision_are_part_of_a_fit(
+    prepared: list[Any],
+) -> None:
+    X, y = data()
+    fitted(regression, X, y)
+    fitted(regression, X[:40], y[:40])
+    fitted(regression, X.astype(np.float16), y)
+    fitted(regression, X, y, 2.0)
+    with jax.enable_x64(True):
+        fitted(regression, X, y)
+    assert len(prepared) == 5
+
+
+def test_models_of_equal_code_are_one_fit(prepared: list[Any]) -> None:
+    def model_of(scale: float) -> Any:
+        def model(X: Any, y: Any) -> None:
+            w: Any = numpyro.sample("w", dist.Normal(0, scale).expand([2]).to_event(1))
+            with numpyro.plate("rows", X.shape[0]):
+                numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+        return nv.private(model, unit="rows")
+
+    fitted(model_of(1.0))
+    fitted(model_of(1.0))
+    assert len(prepared) == 1
+    fitted(model_of(2.0))
+    assert len(prepared) == 2
+
+
+def test_captured_rows_are_refused_in_every_run() -> None:
+    held: dict[str, Any] = {}
+
+    @nv.private(unit="rows")
+    def model(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        offset = held.get("offset", 0.0)
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w + offset, 1.0), obs=y)
+
+    fitted(model)
+    held["offset"] = np.arange(50.0) ** 2
+    with pytest.raises(nv.UnsafeModelError, match="axis of the length of the data"):
+        fitted(model)
+
+
+def test_a_refused_model_is_refused_again(prepared: list[Any]) -> None:
+    @nv.private(unit="rows")
+    def model(X: Any) -> None:
+        jax.debug.print("{}", X)
+        w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([2]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("x", dist.Normal(X @ w, 1.0), obs=X[:, 0])
+
+    for _ in range(2):
+        with pytest.raises(nv.UnsafeModelError):
+            fitted(model, data()[0])
+    assert len(prepared) == 2
+
+
+def _reachable(roots: list[Any]) -> Iterator[Any]:
+    """Everything that some objects refer to, but for modules and types."""
+    seen: set[int] = set()
+    stack = list(roots)
+    while stack:
+        value = stack.pop()
+        if id(value) in seen or isinstance(value, types.ModuleType | type):
+            continue
+        seen.add(id(value))
+        yield value
+        if isinstance(value, types.FunctionType):
+            stack += [*(value.__closure__ or ()), value.__defaults__, vars(value)]
+        else:
+            stack += gc.get_referents(value)
+
+
+@pytest.mark.parametrize("model", [regression, heavy])
+def test_what_is_kept_holds_no_rows(model: Any) -> None:
+    X, y = data()
+    X[3, 0] = y[4] = SECRET
+    fitted(model, X, y)
+    assert len(prepared_fits._kept) == 1
+    arrays = 0
+    for value in _reachable([prepared_fits._kept]):
+        if isinstance(value, np.ndarray | jax.Array):
+            if isinstance(value, jax.core.Tracer) or jnp.issubdtype(
+                value.dtype, jax.dtypes.prng_key
+            ):
+                continue
+            array = np.asarray(value)
+            arrays += 1
+            if array.dtype.kind == "f":
+                assert not np.any(np.isclose(array, SECRET, rtol=1e-3))
+        assert not isinstance(value, float) or abs(value - SECRET) > 1
+    assert arrays > 5  # Else nothing was searched.
+
+
+def test_few_fits_are_kept(prepared: list[Any]) -> None:
+    most = prepared_fits._MOST_KEPT
+    for width in range(most + 1):
+        fitted(regression, *data(), 1.0 + width)
+    fitted(regression, *data(), 1.0 + most)
+    assert len(prepared) == most + 1
+    assert len(prepared_fits._kept) == most
+    fitted(regression, *data(), 1.0)
+    assert len(prepared) == most + 2
+
+
+def test_fingerprints_tell_code_and_values_apart() -> None:
+    def by(value: Any) -> Callable[[], Any]:
+        return lambda: value
+
+    def digest(*values: Any) -> bytes:
+        return fingerprint(*values).digest
+
+    assert digest(by(1.0)) == digest(by(1.0))
+    assert digest(by(np.ones(3))) == digest(by(np.ones(3)))
+    assert digest(functools.partial(by, 1)) == digest(functools.partial(by, 1))
+    different = [
+        *(by(1.0), by(2.0), by(1), by("1"), by(np.ones(3)), by(np.ones(4))),
+        *(by([1, 2]), by((1, 2)), by({"a": 1}), by({"b": 1}), by([1, [2]])),
+        *(lambda: 1.0, lambda: 2.0, lambda: jnp.sin(1.0), lambda: jnp.cos(1.0)),
+        *(functools.partial(by, 1), functools.partial(by, 2), by(object())),
+        *(by(jnp.ones(3, int)), by(np.float32(1)), by(True), by(None), by(print)),
+    ]
+    assert len({digest(value) for value in different}) == len(different)
