@@ -24,7 +24,6 @@ import optax
 from scipy import special
 
 import numpyro_vips as nv
-from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.sampling import RowSampling
 
 KEY = jax.random.key(0)
@@ -34,35 +33,13 @@ LARGE = 1e4
 
 
 class RepeatedFits:
-    """Runs one `PrivateVI` over and over without compiling it each time.
+    """Runs one `PrivateVI` over and over, each time with other minibatches and noise.
 
-    `PrivateVI.run` compiles anew in every call, which takes a second or so. Here the
-    programs of the first call serve all others whose arguments have the same shapes,
-    and so do its plan, its price and its rehearsal, which come before any data are
-    read. Everything else is the package's own: drawing batches, clipped sums, noise,
-    updates, results.
+    Nothing of the package is replaced: a fit like one before compiles nothing.
     """
 
     def __init__(self, vi: nv.PrivateVI):
         self._vi = vi
-        self._compile = vi._prepare_fit
-        self._analysis: Any = None
-        vi._prepare_fit = self._prepare_fit  # type: ignore[method-assign]
-        for name in ("_plan", "_price", "_rehearse"):
-            setattr(vi, name, _once(getattr(vi, name)))
-
-    def _prepare_fit(self, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        vi = self._vi
-        arguments = bind_arguments(vi.model, args, kwargs, num_rows=vi.num_rows)
-        if self._analysis is None:
-            analysis = self._compile(args, kwargs)
-            state = analysis.engine.initial_state(KEY)
-            analysis.engine.initial_state = lambda rng_key: state
-            self._analysis = analysis
-        compiled = self._analysis.arguments
-        assert arguments.row_shapes() == compiled.row_shapes()
-        assert arguments.public_num_rows == compiled.public_num_rows
-        return dataclasses.replace(self._analysis, arguments=arguments)
 
     def run(self, seed: int, *args: Any) -> nv.PrivateVIResult:
         """One fit with its own minibatches and noise."""
@@ -70,18 +47,6 @@ class RepeatedFits:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
             return self._vi.run(KEY, *args)
-
-
-def _once(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, whose first answer stands whatever it is asked later."""
-    answers: list[Any] = []
-
-    def answer(*args: Any) -> Any:
-        if not answers:
-            answers.append(method(*args))
-        return answers[0]
-
-    return answer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
