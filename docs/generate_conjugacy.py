@@ -204,7 +204,7 @@ def _probe(
             if name == "latent":
                 used.add(_statistic_name(atoms, latents[name]))
     if place == "value" and kind in _NUM_STATES:
-        family = families.Categorical if used <= {"is"} else None
+        family = families.Categorical(2) if used <= {"is"} else None
     else:
         family = families.find_family(support, used)
     if family is None or not (used or place == "value"):
@@ -286,11 +286,13 @@ def posterior_families() -> str:
         readable = " or ".join(
             name for support, _, name in _SUPPORTS if support in match.supports
         )
-        if not readable:
-            discrete = match.family is families.Categorical
-            readable = "finitely many states" if discrete else "auxiliary variable"
         statistics = ", ".join(match.family.statistics)
         lines.append(f"| {readable} | {statistics} | {match.family.name} |")
+    lines.append(f"| finitely many states | is | {families.Categorical.name} |")
+    for family in families.OTHERS:
+        if family.augmentation is not None:
+            statistics = ", ".join(family.statistics)
+            lines.append(f"| auxiliary variable | {statistics} | {family.name} |")
     return "\n".join(lines)
 
 

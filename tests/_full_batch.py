@@ -5,7 +5,6 @@ tests can look at the bound, at the moments and at draws from every factor.
 """
 
 import functools
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
 from numpyro_vips.vips.coordinates import divided_by_weight
 from numpyro_vips.vips.e_step import entropy
 from numpyro_vips.vips.engine import VipsEngine, VipsState
@@ -157,31 +155,14 @@ class FullBatch:
         keys = jax.random.split(key, max(len(factors), 1))
         for factor, key in zip(factors, keys, strict=False):
             family, mine = factor.family, natural[factor.name]
-            if isinstance(family, JointCategorical):
-                drawn.update(_draw_jointly(family, mine, key, count))
-                continue
             distribution = family.distribution(family.parameters(mine))
             draw = jnp.asarray(distribution.sample(key, (count,)))
             if factor.layout is not None:
                 drawn.update(factor.layout.sites(draw, leading=1))
+            elif len(factor.latents) > 1:
+                drawn.update(
+                    zip(factor.latents, jnp.moveaxis(draw, -1, 0), strict=True)
+                )
             else:
                 drawn[factor.name] = draw
         return drawn
-
-
-def _draw_jointly(
-    family: JointCategorical, natural: Mapping[str, Any], key: jax.Array, count: int
-) -> dict[str, jax.Array]:
-    """Draws several discrete latents by listing all their joint states."""
-    names = list(family.states)
-    states = np.array(list(itertools.product(*map(range, family.states.values()))))
-    log_weight: Any = 0.0
-    for clique, statistic in zip(family.cliques, family.statistics, strict=True):
-        index = tuple(states[:, names.index(name)] for name in clique)
-        log_weight = log_weight + natural[statistic][(..., *index)]
-    shape = (count, *log_weight.shape[:-1])
-    picked = jax.random.categorical(key, log_weight, shape=shape)
-    return {
-        name: jnp.asarray(states[:, number])[picked]
-        for number, name in enumerate(names)
-    }

@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jaxtyping
 import pytest
 import threadpoolctl
+
+# Annotations of arrays are checked in these, while tests run and never in use. The hook
+# must be there before a module of theirs is imported.
+CHECKED = ["numpyro_vips.conjugacy.families"]
+jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

@@ -18,7 +18,6 @@ from numpyro.distributions import biject_to
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
@@ -253,55 +252,13 @@ def _most_alternatives(program: ConjugateProgram) -> int:
 
 
 def point_moments(
-    program: ConjugateProgram, factor: PosteriorFactor, values: Mapping[str, Any]
+    factor: PosteriorFactor, values: Mapping[str, Any]
 ) -> dict[str, jax.Array]:
     """The moments of a factor whose posterior is a point."""
-    if isinstance(factor.family, JointCategorical):
-        return _joint_point(program, factor.family, values)
-    if factor.layout is None:
-        value = values[factor.name]
-        moments = {}
-        for statistic in factor.family.statistics:
-            if statistic == "is":
-                states = program.structure.latents[factor.name].states
-                assert states is not None
-                moments["is"] = (value[..., None] == states).astype(float)
-            else:
-                moments[statistic] = _POINT_STATISTICS[statistic](value)
-        return moments
-    mean = factor.layout.coordinates(values)
-    return {"x": mean, "xx": mean[..., None] * mean[..., None, :]}
-
-
-def _joint_point(
-    program: ConjugateProgram, family: JointCategorical, values: Mapping[str, Any]
-) -> dict[str, jax.Array]:
-    """Indicators of the joint states of several discrete latents."""
-    moments = {}
-    for clique, statistic in zip(family.cliques, family.statistics, strict=True):
-        table = jnp.ones(values[clique[0]].shape)
-        for name in clique:
-            states = program.structure.latents[name].states
-            indicator = (values[name][..., None] == states).astype(float)
-            extra = table.ndim - values[name].ndim
-            indicator = jnp.expand_dims(
-                indicator, range(values[name].ndim, values[name].ndim + extra)
-            )
-            table = table[..., None] * indicator
-        moments[statistic] = table
-    return moments
-
-
-_POINT_STATISTICS = {
-    "x": lambda x: x,
-    "1/x": lambda x: 1.0 / x,
-    "log": jnp.log,
-    "log1m": lambda x: jnp.log1p(-x),
-    "x^2": lambda x: x**2,
-    "x^-2": lambda x: x**-2,
-    "inv": jnp.linalg.inv,
-    "logdet": lambda x: jnp.linalg.slogdet(x)[1],
-}
+    if factor.layout is not None:
+        return factor.family.at(factor.layout.coordinates(values))
+    arrays = [jnp.asarray(values[name]) for name in factor.latents]
+    return factor.family.at(arrays[0] if len(arrays) == 1 else jnp.stack(arrays, -1))
 
 
 def _gathered_sizes(program: jex_core.ClosedJaxpr) -> Iterator[int]:
@@ -327,7 +284,7 @@ def row_and_validity(
     found, terms, _ = program.row_terms(row, zero_invalid=False)
     structure = program.structure
     moments = {
-        factor.name: point_moments(program, factor, latents)
+        factor.name: point_moments(factor, latents)
         for factor in structure.posterior_factors.values()
         if factor.name not in found.latents or not found.latents[factor.name].family
     }
@@ -340,7 +297,7 @@ def _prior_at_point(
 ) -> jax.Array:
     structure = program.structure
     moments = {
-        factor.name: point_moments(program, factor, latents)
+        factor.name: point_moments(factor, latents)
         for factor in structure.posterior_factors_of("global")
         if not structure.latents[factor.latents[0]].family
     }

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Family
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
@@ -72,7 +71,7 @@ class Whole(Coordinate):
             with_mine = {**moments, self.posterior_factor.name: mine}
             return expected(self.structure, terms, None, with_mine)
 
-        return jax.grad(value)(zero_moments(self.structure, self.posterior_factor))
+        return jax.grad(value)(zero_moments(self.posterior_factor))
 
     def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
         terms = self._select(self._coupled, known)
@@ -113,18 +112,18 @@ def copies(factor: PosteriorFactor, latents: Mapping[str, Latent]) -> forms.Form
 def divided_by_weight(
     natural: Mapping[str, jax.Array],
     weight: jax.Array,
-    family: "type[Family] | JointCategorical",
+    family: Family,
 ) -> dict[str, jax.Array]:
     """Natural parameters of one of `weight` independent copies.
 
     Of no copy, as where an observation is masked out, those of a neutral member: they
     must only be such that nothing becomes infinite.
     """
-    neutral = family.neutral
+    neutral = family.neutral(weight.shape)
 
     def divide(statistic: str, value: jax.Array) -> jax.Array:
         each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
-        other = neutral.get(statistic, 0.0)
-        return jnp.where(each > 0, value / jnp.where(each > 0, each, 1.0), other)
+        divided = value / jnp.where(each > 0, each, 1.0)
+        return jnp.where(each > 0, divided, neutral[statistic])
 
     return {statistic: divide(statistic, value) for statistic, value in natural.items()}

@@ -10,7 +10,6 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import Coordinate, LocalFactor
 from numpyro_vips.vips.expectations import MomentsByFactor, expected
-from numpyro_vips.vips.starting_moments import even
 
 
 class Elements(Coordinate):
@@ -29,9 +28,9 @@ class Elements(Coordinate):
             with_mine = {**moments, self.posterior_factor.name: mine}
             return expected(self.structure, terms, None, with_mine)
 
-        start = moments.get(self.posterior_factor.name) or even(
-            self.structure, self.posterior_factor
-        )
+        start = moments.get(
+            self.posterior_factor.name
+        ) or self.posterior_factor.family.neutral_moments(self.posterior_factor.shape)
         found = one_by_one(value, start)
         smallest = jnp.finfo(found["is"].dtype).tiny
         return found, {"is": jnp.log(jnp.maximum(found["is"], smallest))}

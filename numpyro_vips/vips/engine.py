@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy.structure.posterior_factors import (
-    PosteriorFactor,
-    exponential_family,
-)
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.structure.latents import known_family
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.model.synthetic_rows import synthetic_rows
@@ -42,12 +41,6 @@ SWEEPS_PER_STEP = 5
 PUBLIC_SWEEPS = 100
 
 
-# What an auxiliary variable of each family is called; others by the family's name.
-_AUGMENTATIONS = {
-    "PolyaGamma": "Pólya-Gamma",
-    "Tangent": "fixed curvature",
-    "Categorical": "allocation",
-}
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
 
@@ -392,11 +385,13 @@ class VipsEngine:
             if structure.latents[group.latents[0]].family is not None:
                 continue  # An auxiliary variable is no part of the user's posterior.
             factor: dict[str, Any] = {"name": group.name, "family": group.family.name}
+            if isinstance(group.family, Categorical):
+                factor["num_states"] = group.family.num_states
             if group.layout is not None:
                 factor["layout"] = group.layout.to_dict()
             factors.append(factor)
-            family = exponential_family(group)
-            for name, value in family.parameters(state.natural[group.name]).items():
+            parameters = group.family.parameters(state.natural[group.name])
+            for name, value in parameters.items():
                 params[f"{group.name}/{name}"] = value
         sites = self.program.graph.latents("global")
         site_dims = {site.name: site.dims for site in sites}
@@ -425,9 +420,11 @@ class VipsEngine:
             ):
                 found["role"] = "hyper"
         auxiliary = [
-            _AUGMENTATIONS.get(latent.family, latent.family)
+            family.augmentation or family.name
             for latent in structure.latents.values()
             if latent.family is not None and latent.name.startswith(f"{name}:")
+            for family in [known_family(latent)]
+            if family is not None
         ]
         found["augmentation"] = ", ".join(dict.fromkeys(auxiliary)) or None
         return found

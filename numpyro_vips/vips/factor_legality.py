@@ -17,11 +17,7 @@ import numpy as np
 import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.algebra.terms import Dense, OneHot, Term
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.structure.posterior_factors import (
-    PosteriorFactor,
-    exponential_family,
-)
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import normal_terms
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.model.trace import abstract_taken_rows
@@ -63,8 +59,7 @@ def _first_illegal(
     mine = [
         factor
         for factor in factors.values()
-        if not isinstance(factor.family, JointCategorical)
-        and any(a.latent in factor.latents for t in terms for a in t.atoms)
+        if any(a.latent in factor.latents for t in terms for a in t.atoms)
     ]
 
     def statistics(
@@ -75,7 +70,7 @@ def _first_illegal(
         moments = dict(chosen)
         for factor in factors.values():
             if factor.name not in chosen:
-                moments[factor.name] = point_moments(program, factor, values)
+                moments[factor.name] = point_moments(factor, values)
         found = {}
         for factor in mine:
 
@@ -86,7 +81,7 @@ def _first_illegal(
             size = sum(jnp.abs(value).max() for value in natural.values())
             zero = jax.tree.map(jnp.zeros_like, natural)
             noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
-            legal = exponential_family(factor).project(zero, natural, noise)
+            legal = factor.family.project(zero, natural, noise)
             change = sum(jnp.abs(legal[s] - natural[s]).max() for s in natural)
             found[factor.name] = change, size
         return found

@@ -11,15 +11,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
-from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.families.positive_matrices import times
-from numpyro_vips.conjugacy.structure.posterior_factors import (
-    PosteriorFactor,
-    exponential_family,
-)
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
+from numpyro_vips.vips.coordinates import copies, divided_by_weight
 from numpyro_vips.vips.expectations import (
     MomentsByFactor,
     expected,
@@ -52,8 +50,8 @@ def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
     and topics would never get out of the words that they met first.
 
     There is a sum for every statistic of which rows release one number for each entry
-    of a Dirichlet or a Beta. The others start at zero: only for counts does the
-    perturbation have a size that some rows' statistics could have.
+    of a family with pseudo-counts, such as a Dirichlet. The others start at zero: only
+    for counts does the perturbation have a size that some rows' statistics could have.
     """
     moments, added = _perturbed(structure, prior, key)
     found = {}
@@ -63,7 +61,7 @@ def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
         ((latent, function, _, numbers),) = statistic.atoms
         factor = structure.posterior_factors[structure.factor_of[latent]]
         whole = sorted(numbers) == list(range(len(statistic.shape)))
-        if factor.family in (Beta, Dirichlet) and whole:
+        if factor.family.has_pseudo_counts and whole:
             order = [numbers.index(i) for i in range(len(numbers))]
             found[statistic.name] = jnp.transpose(added[factor.name][function], order)
     return Start(moments, found)
@@ -97,17 +95,17 @@ def _perturbed(
         ) -> jax.Array:
             return expected(structure, known, None, {**moments, factor.name: mine})
 
-        natural = own = jax.grad(value)(zero_moments(structure, factor))
+        natural = own = jax.grad(value)(zero_moments(factor))
         if perturb:
-            distant = exponential_family(factor).perturb(natural, subkey)
-            size = 1.0 if factor.family in (Beta, Dirichlet) else displacement
+            distant = factor.family.perturb(natural, subkey)
+            size = 1.0 if factor.family.has_pseudo_counts else displacement
             natural = {
                 s: value + size * (distant[s] - value) for s, value in natural.items()
             }
             if close and factor.layout is not None:
                 natural = {s: v / _STARTING_VARIANCE for s, v in natural.items()}
         added[factor.name] = {s: natural[s] - own[s] for s in natural}
-        moments[factor.name] = _with_finite_inverse(factor.family.moments(natural))
+        moments[factor.name] = factor.family.starting_moments(natural)
     return moments, added
 
 
@@ -137,19 +135,6 @@ def _has_real_products(structure: Structure) -> bool:
         for statistic in structure.statistics
     ]
     return any(len(factors) > 1 for factors in real)
-
-
-def _with_finite_inverse(moments: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Lets what a scale multiplies start at that scale's mean.
-
-    Under a shrinkage prior ⟨1/x⟩ is infinite, so that a weight with variance x would
-    start at 0, and ⟨1/x⟩ at such weights is large again: a trap, not an optimum.
-    """
-    found = dict(moments)
-    for inverse, statistic in (("1/x", "x"), ("x^-2", "x^2")):
-        if inverse in found and statistic in found:
-            found[inverse] = 1.0 / found[statistic]
-    return found
 
 
 def _parents_first(
@@ -211,7 +196,7 @@ def _from_data(
         for statistic in structure.statistics
     }
     deviations = jax.tree.map(jnp.abs, with_repeats(structure.statistics, of_blocks))
-    share = exponential_family(factor).project(
+    share = factor.family.project(
         jax.tree.map(jnp.zeros_like, here),
         jax.grad(value)(here, statistics),
         jax.grad(value)(here, deviations),
@@ -266,7 +251,9 @@ def update_globals(
       max_sweeps, tolerance: When to stop.
 
     Returns:
-      Moments and natural parameters of every global factor.
+      Moments and natural parameters of every global factor. Where a latent stands for
+      several copies (`Latent.weight`), its moments are of one of them, and its natural
+      parameters are the sum of all of theirs.
     """
     factors = structure.posterior_factors_of("global")
     # The projection takes eigenvalues, so it is made once where that is enough.
@@ -288,7 +275,12 @@ def update_globals(
                 )
             own = _from_prior(structure, factor, current, prior)
             natural[factor.name] = jax.tree.map(jnp.add, own, share)
-            current[factor.name] = factor.family.moments(natural[factor.name])
+            weight = copies(factor, structure.latents)
+            each = natural[factor.name]
+            if weight is not None:
+                array = jnp.asarray(forms.constant_array(weight))
+                each = divided_by_weight(each, array, factor.family)
+            current[factor.name] = factor.family.moments(each)
         return current, natural
 
     if len(factors) == 1:

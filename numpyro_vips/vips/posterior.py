@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy.families import FAMILIES
+from numpyro_vips.conjugacy.families import family_named
 from numpyro_vips.conjugacy.families.family import Family
-from numpyro_vips.conjugacy.families.gaussian import FactorizedNormal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
@@ -53,16 +52,19 @@ class ConjugatePosterior:
 
     def _moments(self) -> dict[str, dict[str, jax.Array]]:
         return {
-            factor["name"]: _FAMILIES[factor["family"]].moments_of(
+            factor["name"]: self._family(factor).moments_of(
                 self._parameters(factor["name"])
             )
             for factor in self.specification["blocks"]
         }
 
+    def _family(self, factor: Mapping[str, Any]) -> Family:
+        return family_named(factor["family"], factor.get("num_states"))
+
     def _parameters(self, factor: str) -> dict[str, jax.Array]:
         prefix = f"{factor}/"
         return {
-            name.removeprefix(prefix): value
+            name.removeprefix(prefix): jnp.asarray(value)
             for name, value in self.params.items()
             if name.startswith(prefix)
         }
@@ -79,9 +81,10 @@ class ConjugatePosterior:
         for key, factor in zip(
             jax.random.split(rng_key, len(factors)), factors, strict=True
         ):
-            family = _FAMILIES[factor["family"]]
             parameters = self._parameters(factor["name"])
-            draws_of_factor = family.distribution(parameters).sample(key, sample_shape)
+            draws_of_factor = (
+                self._family(factor).distribution(parameters).sample(key, sample_shape)
+            )
             draw = jnp.asarray(draws_of_factor)
             if "layout" not in factor:
                 draws[factor["name"]] = draw
@@ -89,12 +92,6 @@ class ConjugatePosterior:
                 layout = GaussianLayout.from_dict(factor["layout"])
                 draws.update(layout.sites(draw, len(sample_shape)))
         return {name: draws[name] for name in self.specification["site_dims"]}
-
-
-_FAMILIES: dict[str, type[Family]] = {
-    family.name: family
-    for family in (*(match.family for match in FAMILIES), FactorizedNormal)
-}
 
 
 register_posterior(KIND, ConjugatePosterior)

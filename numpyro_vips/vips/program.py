@@ -232,7 +232,7 @@ class ConjugateProgram:
         return expectations.expected_natural_of(self.structure, moments)
 
     def zero_moments(self, factor: PosteriorFactor) -> dict[str, jax.Array]:
-        return zero_moments(self.structure, factor)
+        return zero_moments(factor)
 
     # --- rows -------------------------------------------------------------------------
 

@@ -18,7 +18,6 @@ from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
-from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.model.arguments import ModelArguments
@@ -58,7 +57,7 @@ class RowQueryProgram:
         def factors(
             expected_natural: Any, row: Mapping[str, Any]
         ) -> dict[str, LocalFactor]:
-            return _with_trials(
+            return _with_copies(
                 program, program.local_factors(expected_natural, row, local_steps), row
             )
 
@@ -91,17 +90,17 @@ class RowQueryProgram:
         return found
 
 
-def _with_trials(
+def _with_copies(
     program: ConjugateProgram, factors: dict[str, LocalFactor], row: Mapping[str, Any]
 ) -> dict[str, LocalFactor]:
-    """Adds to each Pólya-Gamma variable's moments its number of trials."""
+    """Adds to a factor's moments how many copies of it a row has."""
     found, _, _ = program.row_terms(row)
     for posterior_factor in program.structure.posterior_factors_of("local"):
         weight = copies(posterior_factor, found.latents)
-        if posterior_factor.family is PolyaGamma and weight is not None:
+        if weight is not None:
             moments, natural = factors[posterior_factor.name]
-            trials = jnp.asarray(forms.constant_array(weight))
-            factors[posterior_factor.name] = {**moments, "trials": trials}, natural
+            array = jnp.asarray(forms.constant_array(weight), float)
+            factors[posterior_factor.name] = {**moments, "copies": array}, natural
     return factors
 
 
@@ -116,11 +115,11 @@ def _distributions(
     if isinstance(factor.family, JointCategorical):
         return {
             name: _discrete(
-                program, structure.latents[name], _marginal(factor, name, moments)
+                program, structure.latents[name], factor.family.marginal(name, moments)
             )
             for name in factor.latents
         }
-    if issubclass(factor.family, Normal):
+    if isinstance(factor.family, Normal):
         parameters = factor.family.parameters(natural)
         return {
             name: _gaussian(program, factor, name, parameters)
@@ -128,11 +127,11 @@ def _distributions(
         }
     (name,) = factor.latents
     latent = structure.latents[name]
-    if factor.family is Categorical:
+    if isinstance(factor.family, Categorical):
         return {name: _discrete(program, latent, moments["is"])}
-    parameters = dict(factor.family.parameters(natural))
-    if factor.family is PolyaGamma:
-        parameters["b"] = moments["trials"]
+    parameters = factor.family.of_copies(
+        factor.family.parameters(natural), moments.get("copies")
+    )
     axis = _row_axis(program, latent)
     moved = {key: _rows_in_place(value, axis) for key, value in parameters.items()}
     return {name: factor.family.distribution(moved)}
@@ -162,19 +161,6 @@ def _discrete(
     if site is not None and issubclass(site.distributed.kind, kinds):
         return dist.BernoulliProbs(moved[..., 1])
     return dist.CategoricalProbs(moved)
-
-
-def _marginal(
-    factor: PosteriorFactor, name: str, moments: Mapping[str, jax.Array]
-) -> jax.Array:
-    """Probabilities of one latent's states, from a table that it is in."""
-    family = factor.family
-    assert isinstance(family, JointCategorical)
-    clique = next(clique for clique in family.cliques if name in clique)
-    table = moments[",".join(clique)]
-    first = table.ndim - len(clique)
-    others = [first + i for i, other in enumerate(clique) if other != name]
-    return table.sum(others)
 
 
 def _gaussian(

@@ -117,7 +117,10 @@ def with_shared_message(
     zeroing: ZeroInvalidRows,
 ) -> SharedMessage | None:
     """The factor as a `SharedMessage` coordinate, if its messages lack some axis."""
-    if posterior_factor.family is not Categorical or len(posterior_factor.shape) == 0:
+    if (
+        not isinstance(posterior_factor.family, Categorical)
+        or len(posterior_factor.shape) == 0
+    ):
         return None
     if any(sum(a.latent == posterior_factor.name for a in t.atoms) != 1 for t in terms):
         return None
@@ -153,7 +156,7 @@ def with_shared_message(
         log = Whole(structure, posterior_factor, alone, None).of_own_terms["is"]
         if weight is not None:
             array = zeroing.array(forms.constant_array(weight))
-            log = divided_by_weight({"is": log}, array, Categorical)["is"]
+            log = divided_by_weight({"is": log}, array, posterior_factor.family)["is"]
         base = Base(log, _scaled_exp(log))
     return SharedMessage(structure, posterior_factor, base, coupled, message_shape)
 

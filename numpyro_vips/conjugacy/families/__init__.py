@@ -1,8 +1,7 @@
 """Exponential families of posteriors, and which one a latent gets.
 
-A family is registered by its line in the table `FAMILIES` below: the statistics
-that it covers and its supports. Open `family.py` first: what every family has
-to know.
+A family is registered by its line in the table `FAMILIES` below, with its supports.
+Open `family.py` first: what every family has to know.
 """
 
 import dataclasses
@@ -13,7 +12,7 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy.families.dirichlet import Beta, Categorical, Dirichlet
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.gamma import Gamma, InverseGamma
-from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.families.gaussian import FactorizedNormal, Normal
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
     RootGeneralizedInverseGaussian,
@@ -30,43 +29,47 @@ from numpyro_vips.conjugacy.families.wishart import InverseWishart, Wishart
 
 @dataclasses.dataclass(frozen=True)
 class Match:
-    """Which statistics of which support a family is for."""
+    """A family for the latents that have one of these supports."""
 
-    family: type[Family]
-    statistics: frozenset[str]
+    family: Family
     supports: tuple[Any, ...]
 
+
+_DEFINITE = (constraints.positive_definite,)
 
 # A latent gets the first family whose support it has and whose statistics include all
 # those in which it occurs, so those that need fewer statistics come first.
 FAMILIES: tuple[Match, ...] = (
-    Match(Normal, frozenset({"x", "xx"}), (constraints.real, constraints.real_vector)),
-    Match(Gamma, frozenset({"x", "log"}), POSITIVE),
-    Match(InverseGamma, frozenset({"1/x", "log"}), POSITIVE),
-    Match(Beta, frozenset({"log", "log1m"}), (constraints.unit_interval,)),
-    Match(Dirichlet, frozenset({"log"}), (constraints.simplex,)),
-    Match(Categorical, frozenset({"is"}), ()),
-    Match(PolyaGamma, frozenset({"x"}), ()),
-    Match(Tangent, frozenset({"x"}), ()),
-    Match(Wishart, frozenset({"x", "logdet"}), (constraints.positive_definite,)),
-    Match(
-        InverseWishart, frozenset({"inv", "logdet"}), (constraints.positive_definite,)
-    ),
-    Match(RootInverseGamma, frozenset({"x^-2", "log"}), POSITIVE),
-    Match(RootGeneralizedInverseGaussian, frozenset({"x^2", "x^-2", "log"}), POSITIVE),
-    Match(GeneralizedInverseGaussian, frozenset({"x", "1/x", "log"}), POSITIVE),
+    Match(Normal(), (constraints.real, constraints.real_vector)),
+    Match(Gamma(), POSITIVE),
+    Match(InverseGamma(), POSITIVE),
+    Match(Beta(), (constraints.unit_interval,)),
+    Match(Dirichlet(), (constraints.simplex,)),
+    Match(Wishart(), _DEFINITE),
+    Match(InverseWishart(), _DEFINITE),
+    Match(RootInverseGamma(), POSITIVE),
+    Match(RootGeneralizedInverseGaussian(), POSITIVE),
+    Match(GeneralizedInverseGaussian(), POSITIVE),
 )
 
+# What augmentations ask for by name, and `structure={"w": "diag"}`. Discrete latents
+# get `Categorical`, of as many states as they have, or share a `JointCategorical`.
+OTHERS: tuple[Family, ...] = (PolyaGamma(), Tangent(), FactorizedNormal())
 
-def family_named(name: str) -> type[Family]:
-    return next(match.family for match in FAMILIES if match.family.name == name)
+
+def family_named(name: str, num_states: int | None = None) -> Family:
+    """The family of this name; a discrete one also needs its number of states."""
+    if num_states is not None and name == Categorical.name:
+        return Categorical(num_states)
+    families = (*(match.family for match in FAMILIES), *OTHERS)
+    return next(family for family in families if family.name == name)
 
 
-def find_family(support: Any, statistics: set[str]) -> type[Family] | None:
+def find_family(support: Any, statistics: set[str]) -> Family | None:
     """The family with this support in which all of these statistics occur."""
     support = base_support(support)
     for match in FAMILIES:
         fits = any(same_support(support, known) for known in match.supports)
-        if fits and statistics <= match.statistics:
+        if fits and statistics <= set(match.family.statistics):
             return match.family
     return None

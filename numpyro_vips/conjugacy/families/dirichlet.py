@@ -1,133 +1,195 @@
 """Probabilities, and the discrete latents that have them."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.digamma import digamma
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    PROBABILITY,
+    REAL,
+    Elementwise,
+    Family,
+    Interval,
+    NewElementwise,
+    Shape,
+    whole_shapes,
+)
+
+# One vector per factor: of concentrations, or of a number for each state.
+Vectors = Mapping[str, Float[Array, "*batch states"]]
+NewVectors = dict[str, Float[Array, "*batch states"]]
 
 
 class Beta(Family):
+    """A probability."""
+
     name = "Beta"
     statistics = ("log", "log1m")
+    has_pseudo_counts = True
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Elementwise) -> NewElementwise:
         a, b = natural["log"] + 1.0, natural["log1m"] + 1.0
         return {
             "log": digamma(a) - digamma(a + b),
             "log1m": digamma(b) - digamma(a + b),
         }
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         a, b = natural["log"] + 1.0, natural["log1m"] + 1.0
         return gammaln(a) + gammaln(b) - gammaln(a + b)
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"log": jnp.log(value), "log1m": jnp.log1p(-value)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"log": REAL, "log1m": REAL}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
         return {s: prior[s] + jnp.maximum(data[s], 0.0) for s in ("log", "log1m")}
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        return {
-            "concentration1": natural["log"] + 1.0,
-            "concentration0": natural["log1m"] + 1.0,
-        }
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return {"log": jnp.zeros(shape), "log1m": jnp.zeros(shape)}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {
-            "log": parameters["concentration1"] - 1.0,
-            "log1m": parameters["concentration0"] - 1.0,
-        }
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return self.at(jnp.full(shape, 0.5))
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-        return dist.Beta(parameters["concentration1"], parameters["concentration0"])
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
         return {
             s: (natural[s] + 1.0) * (1 + 0.2 * jax.random.uniform(k, natural[s].shape))
             - 1.0
             for s, k in zip(("log", "log1m"), jax.random.split(key), strict=True)
         }
 
+    def parameters(self, natural: Elementwise) -> NewElementwise:
+        return {
+            "concentration1": natural["log"] + 1.0,
+            "concentration0": natural["log1m"] + 1.0,
+        }
+
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
+        return {
+            "log": parameters["concentration1"] - 1.0,
+            "log1m": parameters["concentration0"] - 1.0,
+        }
+
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
+        return dist.Beta(parameters["concentration1"], parameters["concentration0"])
+
 
 class Dirichlet(Family):
+    """Probabilities that add up to one, on the last axis."""
+
     name = "Dirichlet"
     statistics = ("log",)
     event_dim = 1
+    has_pseudo_counts = True
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Vectors) -> NewVectors:
         concentration = natural["log"] + 1.0
         total = concentration.sum(-1, keepdims=True)
         return {"log": digamma(concentration) - digamma(total)}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Vectors) -> Float[Array, "*batch"]:
         concentration = natural["log"] + 1.0
         return gammaln(concentration).sum(-1) - gammaln(concentration.sum(-1))
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch states"]) -> NewVectors:
+        return {"log": jnp.log(value)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"log": REAL}[statistic]
+
+    def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"log": prior["log"] + jnp.maximum(data["log"], 0.0)}
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        return {"concentration": natural["log"] + 1.0}
+    def neutral(self, shape: Shape) -> NewVectors:
+        return {"log": jnp.zeros(shape)}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"log": parameters["concentration"] - 1.0}
+    def neutral_moments(self, shape: Shape) -> NewVectors:
+        return self.at(jnp.full(shape, 1.0 / shape[-1]))
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-        return dist.Dirichlet(parameters["concentration"])
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+    def perturb(self, natural: Vectors, key: PRNGKeyArray) -> NewVectors:
         # Hoffman et al. (2010) start topics at Gamma(100, 1/100) draws.
         noise = jax.random.gamma(key, 100.0, natural["log"].shape) / 100.0
         return {"log": natural["log"] + noise}
 
+    def parameters(self, natural: Vectors) -> NewVectors:
+        return {"concentration": natural["log"] + 1.0}
+
+    def from_parameters(self, parameters: Vectors) -> NewVectors:
+        return {"log": parameters["concentration"] - 1.0}
+
+    def distribution(self, parameters: Vectors) -> dist.Distribution:
+        return dist.Dirichlet(parameters["concentration"])
+
 
 class Categorical(Family):
-    """A discrete latent with finitely many states, one probability for each."""
+    """A discrete latent with finitely many states, one probability for each.
+
+    Args:
+      num_states: How many; the states are 0, 1, ...
+    """
 
     name = "Categorical"
     statistics = ("is",)
+    augmentation: ClassVar[str | None] = "allocation"
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def __init__(self, num_states: int) -> None:
+        self.num_states = num_states
+
+    def moments(self, natural: Vectors) -> NewVectors:
         return {"is": jax.nn.softmax(natural["is"], axis=-1)}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Vectors) -> Float[Array, "*batch"]:
         return jax.nn.logsumexp(natural["is"], axis=-1)
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Num[Array, "*batch"]) -> NewVectors:
+        return {"is": indicator(value, self.num_states)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"is": (*shape, self.num_states)}
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"is": PROBABILITY}[statistic]
+
+    def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"is": prior["is"] + data["is"]}
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
+    def neutral(self, shape: Shape) -> NewVectors:
+        return {"is": jnp.zeros((*shape, self.num_states))}
+
+    def neutral_moments(self, shape: Shape) -> NewVectors:
+        return {"is": jnp.full((*shape, self.num_states), 1.0 / self.num_states)}
+
+    def perturb(self, natural: Vectors, key: PRNGKeyArray) -> NewVectors:
+        return dict(natural)
+
+    def parameters(self, natural: Vectors) -> NewVectors:
         return {"logits": natural["is"]}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Vectors) -> NewVectors:
         return {"is": parameters["logits"]}
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Vectors) -> dist.Distribution:
         return dist.CategoricalLogits(parameters["logits"])
 
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        return dict(natural)
+
+def indicator(
+    value: Num[Array, "*batch"], num_states: int
+) -> Float[Array, "*batch states"]:
+    """Which of the states 0, 1, ... each value is, one-hot."""
+    return (value[..., None] == jnp.arange(num_states)).astype(float)

@@ -3,50 +3,112 @@
 From its natural parameters, one array per statistic, a family has its moments, its log
 normaliser and its standard parameters. All of them are functions of arrays with one
 entry per independent factor of the posterior.
+
+All that the rest of the package asks of a family is a method or an attribute of
+`Family`. A class that leaves one out is refused where it is defined, not in the middle
+of a fit.
 """
 
 import abc
+import inspect
+import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
-import jax
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, Num, PRNGKeyArray
 
-Moments = Mapping[str, jax.Array]
+# One array per statistic or parameter, of shapes that depend on the family. "New" is
+# what a function returns: a dictionary of its own.
+Moments = Mapping[str, Float[Array, "..."]]
+NewMoments = dict[str, Float[Array, "..."]]
+# The same for families whose arrays all have one entry per factor.
+Elementwise = Mapping[str, Float[Array, "*batch"]]
+NewElementwise = dict[str, Float[Array, "*batch"]]
+
+Shape = tuple[int, ...]
+Interval = tuple[float, float]
+REAL: Interval = (-math.inf, math.inf)
+PROBABILITY: Interval = (0.0, 1.0)
 
 
 class Family(abc.ABC):
     """An exponential family with density ∝ exp Σ_s ⟨natural_s, s(x)⟩.
 
+    A shape, as in `moment_shapes`, is that of a latent: the axes of independent
+    factors, then `event_dim` axes that one factor covers. Discrete latents have no axis
+    of states.
+
     Attributes:
-      name: As `explain` prints it.
+      name: As `explain` prints it; unique.
       statistics: Names of the statistics: "x", "1/x", "x²", "log", "log1m", "is"...
-      event_dim: Number of trailing axes of the latent's value that one factor of the
-        posterior covers.
-      neutral: Natural parameters, where they are not 0, of some proper member. It
-        stands in for an auxiliary variable whose observation does not count.
-      neutral_moment: Where an auxiliary variable's moments start.
+      event_dim: Number of trailing axes of a latent that one factor covers.
+      augmentation: What `explain` calls an auxiliary variable in this family.
+      has_pseudo_counts: Natural parameters are the prior's counts plus those of rows,
+        so that a perturbed start is one that some rows' statistics could have made.
+      is_tangent: Not a random variable, but the point where a bound of fixed curvature
+        touches. The statistics of what it multiplies may be taken about the mean.
     """
 
     name: ClassVar[str]
-    statistics: ClassVar[tuple[str, ...]]
+    statistics: tuple[str, ...]
     event_dim: ClassVar[int] = 0
-    neutral: ClassVar[Mapping[str, float]] = {}
-    neutral_moment: ClassVar[float] = 1.0
+    augmentation: ClassVar[str | None] = None
+    has_pseudo_counts: ClassVar[bool] = False
+    is_tangent: ClassVar[bool] = False
 
-    @staticmethod
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        methods = sorted(Family.__abstractmethods__)
+        missing = [
+            name
+            for name in methods
+            if getattr(inspect.getattr_static(cls, name), "__isabstractmethod__", False)
+        ]
+        missing += [name for name in ("name", "statistics") if not hasattr(cls, name)]
+        if missing:
+            raise TypeError(
+                f"Expected the family {cls.__name__} to define all of a family, but "
+                f"these are missing: {', '.join(missing)}. See `Family`."
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and vars(other) == vars(self)
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    # --- the family -------------------------------------------------------------------
+
     @abc.abstractmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Moments) -> NewMoments:
         """Expectations of the statistics."""
 
-    @staticmethod
     @abc.abstractmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Moments) -> Float[Array, "..."]:
         """One value per factor; its gradient is `moments`."""
 
-    @staticmethod
     @abc.abstractmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Num[Array, "..."]) -> NewMoments:
+        """The statistics of one value, which are the moments of a point there."""
+
+    @abc.abstractmethod
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        """The shape of each moment of a latent of this shape."""
+
+    @abc.abstractmethod
+    def moment_range(self, statistic: str) -> Interval:
+        """Between which numbers every entry of a moment lies, up to rounding.
+
+        Sensitivities rest on it, so it holds of what `moments` returns for any natural
+        parameters, also for those that no member has: an expected square of large
+        numbers may come out negative. What is not a number counts as nothing.
+        """
+
+    # --- from statistics to a posterior -----------------------------------------------
+
+    @abc.abstractmethod
+    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         """Natural parameters prior + data, with noisy data moved to where it is legal.
 
         Args:
@@ -56,27 +118,58 @@ class Family(abc.ABC):
           noise: Standard deviations of the noise in `data`, entry by entry.
         """
 
-    @staticmethod
+    # --- where a fit starts -----------------------------------------------------------
+
     @abc.abstractmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
+    def neutral(self, shape: Shape) -> NewMoments:
+        """Natural parameters of some proper member, the same for all models.
+
+        It stands in for an auxiliary variable whose observation does not count.
+        """
+
+    @abc.abstractmethod
+    def neutral_moments(self, shape: Shape) -> NewMoments:
+        """Moments from which an auxiliary variable starts."""
+
+    @abc.abstractmethod
+    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
+        """A random nearby member, to break the symmetry of mixtures at the start."""
+
+    def starting_moments(self, natural: Moments) -> NewMoments:
+        """Moments from which a latent of the model starts, from its prior."""
+        return self.moments(natural)
+
+    # --- standard parameters ----------------------------------------------------------
+
+    @abc.abstractmethod
+    def parameters(self, natural: Moments) -> NewMoments:
         """Standard parameters, named as NumPyro names them."""
 
-    @staticmethod
     @abc.abstractmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Moments) -> NewMoments:
         """Natural parameters, the inverse of `parameters`."""
 
-    @classmethod
-    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        """Expectations of the statistics, from standard parameters."""
-        return cls.moments(cls.from_parameters(parameters))
-
-    @staticmethod
     @abc.abstractmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Moments) -> dist.Distribution:
         """The NumPyro distribution with these standard parameters."""
 
-    @staticmethod
-    @abc.abstractmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        """A random nearby member, to break the symmetry of mixtures at the start."""
+    def moments_of(self, parameters: Moments) -> NewMoments:
+        """Expectations of the statistics, from standard parameters."""
+        return self.moments(self.from_parameters(parameters))
+
+    def of_copies(
+        self, parameters: Moments, copies: Float[Array, "..."] | None
+    ) -> NewMoments:
+        """Standard parameters of what is told of so many independent copies.
+
+        Args:
+          parameters: Those of one copy.
+          copies: How many copies each factor stands for; None for one.
+        """
+        del copies  # All copies are distributed as one of them is.
+        return dict(parameters)
+
+
+def whole_shapes(family: Family, shape: Shape) -> dict[str, Shape]:
+    """Moment shapes of a family whose statistics all have the shape of the value."""
+    return dict.fromkeys(family.statistics, shape)

@@ -1,100 +1,128 @@
 """Rates, counts per time and precisions; variances that are inverse Gamma."""
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.digamma import digamma
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    REAL,
+    Elementwise,
+    Family,
+    Interval,
+    NewElementwise,
+    Shape,
+    whole_shapes,
+)
 
 
 class Gamma(Family):
+    """A positive number."""
+
     name = "Gamma"
     statistics = ("x", "log")
-    neutral: ClassVar[Mapping[str, float]] = {"x": -1.0}
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Elementwise) -> NewElementwise:
         concentration, rate = natural["log"] + 1.0, -natural["x"]
         return {
             "x": concentration / rate,
             "log": digamma(concentration) - jnp.log(rate),
         }
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         concentration, rate = natural["log"] + 1.0, -natural["x"]
         return gammaln(concentration) - concentration * jnp.log(rate)
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"x": value, "log": jnp.log(value)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x": REAL, "log": REAL}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
         return {
             "x": prior["x"] + jnp.minimum(data["x"], 0.0),
             "log": prior["log"] + jnp.maximum(data["log"], 0.0),
         }
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        return {"concentration": natural["log"] + 1.0, "rate": -natural["x"]}
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return {"x": jnp.full(shape, -1.0), "log": jnp.zeros(shape)}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return {"x": -parameters["rate"], "log": parameters["concentration"] - 1.0}
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return self.at(jnp.ones(shape))
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-        return dist.Gamma(parameters["concentration"], parameters["rate"])
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
         factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
         return {"x": natural["x"] * factor, "log": natural["log"]}
 
+    def parameters(self, natural: Elementwise) -> NewElementwise:
+        return {"concentration": natural["log"] + 1.0, "rate": -natural["x"]}
+
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
+        return {"x": -parameters["rate"], "log": parameters["concentration"] - 1.0}
+
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
+        return dist.Gamma(parameters["concentration"], parameters["rate"])
+
 
 class InverseGamma(Family):
+    """A positive number whose inverse is Gamma-distributed."""
+
     name = "InverseGamma"
     statistics = ("1/x", "log")
-    neutral: ClassVar[Mapping[str, float]] = {"1/x": -1.0, "log": -3.0}
+    _inverse = Gamma()
 
-    @staticmethod
-    def _of_inverse(natural: Moments) -> dict[str, jax.Array]:
+    def _of_inverse(self, natural: Elementwise) -> NewElementwise:
         """Natural parameters of 1/x, which is Gamma-distributed."""
         return {"x": natural["1/x"], "log": -natural["log"] - 2.0}
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        inverse = Gamma.moments(InverseGamma._of_inverse(natural))
+    def moments(self, natural: Elementwise) -> NewElementwise:
+        inverse = self._inverse.moments(self._of_inverse(natural))
         return {"1/x": inverse["x"], "log": -inverse["log"]}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
-        return Gamma.log_normalizer(InverseGamma._of_inverse(natural))
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
+        return self._inverse.log_normalizer(self._of_inverse(natural))
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"1/x": 1.0 / value, "log": jnp.log(value)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"1/x": REAL, "log": REAL}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
         return {
             "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
             "log": prior["log"] + jnp.minimum(data["log"], 0.0),
         }
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        return Gamma.parameters(InverseGamma._of_inverse(natural))
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return {"1/x": jnp.full(shape, -1.0), "log": jnp.full(shape, -3.0)}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return self.at(jnp.ones(shape))
+
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["1/x"].shape))
+        return {"1/x": natural["1/x"] * factor, "log": natural["log"]}
+
+    def parameters(self, natural: Elementwise) -> NewElementwise:
+        return self._inverse.parameters(self._of_inverse(natural))
+
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         concentration, rate = parameters["concentration"], parameters["rate"]
         return {"1/x": -rate, "log": -concentration - 1.0}
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.InverseGamma(parameters["concentration"], parameters["rate"])
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["1/x"].shape))
-        return {"1/x": natural["1/x"] * factor, "log": natural["log"]}

@@ -1,19 +1,29 @@
 """Blocks of jointly Gaussian coordinates."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    REAL,
+    Family,
+    Interval,
+    Moments,
+    NewMoments,
+    Shape,
+)
 from numpyro_vips.conjugacy.families.positive_matrices import (
     denoised,
     symmetric_part,
     times,
 )
+
+Vector = Float[Array, "*batch dim"]
+Matrix = Float[Array, "*batch dim dim"]
 
 
 class Normal(Family):
@@ -24,9 +34,9 @@ class Normal(Family):
 
     name = "Normal"
     statistics = ("x", "xx")
+    event_dim = 1
 
-    @staticmethod
-    def _mean_and_covariance(natural: Moments) -> tuple[jax.Array, jax.Array]:
+    def _mean_and_covariance(self, natural: Moments) -> tuple[Vector, Matrix]:
         precision = -2.0 * symmetric_part(natural["xx"])
         if precision.shape[-1] == 1:
             covariance = 1.0 / precision
@@ -40,14 +50,11 @@ class Normal(Family):
         mean = times(covariance, natural["x"])
         return mean, covariance
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        mean, covariance = Normal._mean_and_covariance(natural)
-        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+    def moments(self, natural: Moments) -> NewMoments:
+        return _second_moments(*self._mean_and_covariance(natural))
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
-        mean, _ = Normal._mean_and_covariance(natural)
+    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
+        mean, _ = self._mean_and_covariance(natural)
         precision = -2.0 * symmetric_part(natural["xx"])
         size = mean.shape[-1]
         return (
@@ -56,8 +63,16 @@ class Normal(Family):
             + 0.5 * size * math.log(2 * math.pi)
         )
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Vector) -> NewMoments:
+        return {"x": value, "xx": value[..., None] * value[..., None, :]}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"x": shape, "xx": (*shape, shape[-1])}
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x": REAL, "xx": REAL}[statistic]
+
+    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         precision = -2.0 * symmetric_part(data["xx"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
         if precision.shape[-1] == 1:
@@ -66,13 +81,26 @@ class Normal(Family):
             precision = denoised(precision, deviation)
         return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        mean, covariance = Normal._mean_and_covariance(natural)
+    def neutral(self, shape: Shape) -> NewMoments:
+        precision = jnp.broadcast_to(jnp.eye(shape[-1]), (*shape, shape[-1]))
+        return {"x": jnp.zeros(shape), "xx": -0.5 * precision}
+
+    def neutral_moments(self, shape: Shape) -> NewMoments:
+        return self.at(jnp.zeros(shape))
+
+    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
+        _, covariance = self._mean_and_covariance(natural)
+        deviation = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
+        shift = deviation * jax.random.normal(key, deviation.shape)
+        precision = -2.0 * symmetric_part(natural["xx"])
+        moved = natural["x"] + times(precision, shift)
+        return {"x": moved, "xx": natural["xx"]}
+
+    def parameters(self, natural: Moments) -> NewMoments:
+        mean, covariance = self._mean_and_covariance(natural)
         return {"loc": mean, "covariance_matrix": covariance}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Moments) -> NewMoments:
         covariance = symmetric_part(parameters["covariance_matrix"])
         precision = positive_matrices.inverse(covariance)
         mean = parameters["loc"]
@@ -81,13 +109,10 @@ class Normal(Family):
             "xx": -0.5 * symmetric_part(precision),
         }
 
-    @classmethod
-    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        mean, covariance = parameters["loc"], parameters["covariance_matrix"]
-        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+    def moments_of(self, parameters: Moments) -> NewMoments:
+        return _second_moments(parameters["loc"], parameters["covariance_matrix"])
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Moments) -> dist.Distribution:
         # Not validated: it is symmetric and positive by construction, up to rounding.
         return dist.MultivariateNormal(
             parameters["loc"],
@@ -95,14 +120,9 @@ class Normal(Family):
             validate_args=False,
         )
 
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        _, covariance = Normal._mean_and_covariance(natural)
-        deviation = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))
-        shift = deviation * jax.random.normal(key, deviation.shape)
-        precision = -2.0 * symmetric_part(natural["xx"])
-        moved = natural["x"] + times(precision, shift)
-        return {"x": moved, "xx": natural["xx"]}
+
+def _second_moments(mean: Vector, covariance: Matrix) -> NewMoments:
+    return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
 
 
 class FactorizedNormal(Normal):
@@ -115,43 +135,36 @@ class FactorizedNormal(Normal):
 
     name = "Normal, factorised"
 
-    @staticmethod
-    def _mean_and_variance(natural: Moments) -> tuple[jax.Array, jax.Array]:
-        mean, _ = Normal._mean_and_covariance(natural)
+    def _mean_and_variance(self, natural: Moments) -> tuple[Vector, Vector]:
+        mean, _ = self._mean_and_covariance(natural)
         precision = -2.0 * jnp.diagonal(natural["xx"], axis1=-2, axis2=-1)
         return mean, 1.0 / precision
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        mean, variance = FactorizedNormal._mean_and_variance(natural)
+    def moments(self, natural: Moments) -> NewMoments:
+        mean, variance = self._mean_and_variance(natural)
         covariance = variance[..., None] * jnp.eye(variance.shape[-1])
-        return {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+        return _second_moments(mean, covariance)
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
         """Entropy plus ⟨natural, moments⟩; the factors are no family of their own."""
-        _, variance = FactorizedNormal._mean_and_variance(natural)
-        mean = FactorizedNormal.moments(natural)
+        _, variance = self._mean_and_variance(natural)
+        mean = self.moments(natural)
         entropy = 0.5 * jnp.log(2 * math.pi * math.e * variance).sum(-1)
         linear = (natural["x"] * mean["x"]).sum(-1)
         return entropy + linear + (natural["xx"] * mean["xx"]).sum((-2, -1))
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        mean, variance = FactorizedNormal._mean_and_variance(natural)
+    def parameters(self, natural: Moments) -> NewMoments:
+        mean, variance = self._mean_and_variance(natural)
         return {"loc": mean, "scale": jnp.sqrt(variance)}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Moments) -> NewMoments:
         mean, scale = parameters["loc"], parameters["scale"]
         precision = scale**-2
         identity = jnp.eye(precision.shape[-1])
         return {"x": precision * mean, "xx": -0.5 * precision[..., None] * identity}
 
-    @classmethod
-    def moments_of(cls, parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
-        return cls.moments(cls.from_parameters(parameters))
+    def moments_of(self, parameters: Moments) -> NewMoments:
+        return self.moments(self.from_parameters(parameters))
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.Normal(parameters["loc"], parameters["scale"])

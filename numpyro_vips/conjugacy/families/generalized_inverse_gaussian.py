@@ -7,16 +7,24 @@ Gamma has the statistics x², 1/x² and log x instead; those are the "root" fami
 """
 
 import math
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    REAL,
+    Elementwise,
+    Family,
+    Interval,
+    NewElementwise,
+    Shape,
+    whole_shapes,
+)
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.jax_tools.host_calls import call_on_host
 from numpyro_vips.jax_tools.row_programs import treats_rows_alone
@@ -27,7 +35,9 @@ _TINY = 1e-30
 _SINGLE_POINTS, _DOUBLE_POINTS = 128, 256
 
 
-def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
+def _gig_moments(
+    p: Float[Array, "*batch"], a: Float[Array, "*batch"], b: Float[Array, "*batch"]
+) -> NewElementwise:
     """E[x], E[1/x], E[log x] and the log normaliser, log 2 (b/a)^(p/2) K_p(√(ab)).
 
     By the trapezoidal rule for the density of log x, which falls off twice
@@ -58,7 +68,9 @@ def _gig_moments(p: jax.Array, a: jax.Array, b: jax.Array) -> Moments:
 
 
 @jax.custom_batching.custom_vmap
-def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
+def _integrals(
+    order: Float[Array, "*#batch"], alpha: Float[Array, "*batch"]
+) -> tuple[Float[Array, "*batch"], ...]:
     """Integrals of 1, exp x, exp(-x) and x times the density, which is 1 at x = 0.
 
     With as many points as the hardest of them needs.
@@ -72,21 +84,28 @@ def _integrals(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, ...]:
 @_integrals.def_vmap
 @treats_rows_alone
 def _integrals_of_rows(
-    axis_size: int, in_batched: Any, order: jax.Array, alpha: jax.Array
-) -> tuple[tuple[jax.Array, ...], Any]:
+    axis_size: int,
+    in_batched: Any,
+    order: Float[Array, "*#batch"],
+    alpha: Float[Array, "*batch"],
+) -> tuple[tuple[Float[Array, "*batch"], ...], Any]:
     # How long a step takes may not depend on the rows.
     found = _trapezoidal_rule(order, alpha, _most_points(alpha))
     return found, (any(in_batched),) * len(found)
 
 
 def _trapezoidal_rule(
-    order: jax.Array, alpha: jax.Array, points: int | jax.Array
-) -> tuple[jax.Array, ...]:
+    order: Float[Array, "*#batch"],
+    alpha: Float[Array, "*batch"],
+    points: int | Int[Array, ""],
+) -> tuple[Float[Array, "*batch"], ...]:
     left, right = _ends(order, alpha)
     spacing = (left + right) / (points - 1)
 
     # One point after the other: no array has an axis of points.
-    def add_point(i: jax.Array, sums: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_point(
+        i: Int[Array, ""], sums: tuple[Float[Array, "*batch"], ...]
+    ) -> tuple[Float[Array, "*batch"], ...]:
         x = i * spacing - left
         # 1 + growth would have no digits left of a small ratio.
         growth, ratio = jnp.expm1(x), jnp.exp(x)
@@ -100,17 +119,19 @@ def _trapezoidal_rule(
     return tuple(spacing * value for value in sums)
 
 
-def _depth(alpha: jax.Array) -> float:
+def _depth(alpha: Float[Array, "..."]) -> float:
     """Logarithm of what may be neglected, with its sign turned round."""
     return 4.0 - math.log(jnp.finfo(alpha.dtype).eps)
 
 
-def _most_points(alpha: jax.Array) -> int:
+def _most_points(alpha: Float[Array, "..."]) -> int:
     single = jnp.finfo(alpha.dtype).bits <= 32
     return _SINGLE_POINTS if single else _DOUBLE_POINTS
 
 
-def _points_needed(order: jax.Array, alpha: jax.Array) -> jax.Array:
+def _points_needed(
+    order: Float[Array, "*#batch"], alpha: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
     """How many points make the rule exact to rounding.
 
     Its error is the density's Fourier transform at 2π / spacing: exp(-π² / spacing)
@@ -123,7 +144,9 @@ def _points_needed(order: jax.Array, alpha: jax.Array) -> jax.Array:
     return 1.0 + jnp.ceil((left + right) * jnp.hypot(of_tails, of_gaussian))
 
 
-def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _ends(
+    order: Float[Array, "*#batch"], alpha: Float[Array, "*batch"]
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     """Distances of the first and the last point from the mode.
 
     Beyond them the density does not matter, not even for E[exp(±x)]: at both ends
@@ -134,11 +157,13 @@ def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
     # More than any |x| at an end.
     farthest = 200.0
 
-    def quadratic(slope: jax.Array) -> jax.Array:
+    def quadratic(slope: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         """The positive x where slope·x²/2 = depth + x."""
         return (1.0 + jnp.sqrt(1.0 + 2.0 * slope * depth)) / slope
 
-    def exponential(factor: jax.Array, nearer: jax.Array) -> jax.Array:
+    def exponential(
+        factor: Float[Array, "*batch"], nearer: Float[Array, "*batch"]
+    ) -> Float[Array, "*batch"]:
         """An x below `nearer` where factor (exp(x)/2 - 1) is depth + x or more."""
         enough = depth + jnp.minimum(nearer, farthest)
         return jnp.log(2.0 + 2.0 * enough / factor)
@@ -154,8 +179,10 @@ def _ends(order: jax.Array, alpha: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _gig_draws(
-    rng: np.random.Generator, p: np.ndarray, omega: np.ndarray
-) -> np.ndarray:
+    rng: np.random.Generator,
+    p: Float[np.ndarray, " draws"],
+    omega: Float[np.ndarray, " draws"],
+) -> Float[np.ndarray, " draws"]:
     """One draw each from the densities ∝ x^(p-1) exp(-omega·(x + 1/x)/2).
 
     Devroye (2014), *Random variate generation for the generalized inverse Gaussian
@@ -168,11 +195,15 @@ def _gig_draws(
     # √(omega² + order²) - order without cancellation.
     alpha = omega**2 / (np.sqrt(omega**2 + order**2) + order)
 
-    def psi(x: np.ndarray, alpha: np.ndarray, order: np.ndarray) -> np.ndarray:
+    def psi(
+        x: Float[np.ndarray, " draws"],
+        alpha: Float[np.ndarray, " draws"],
+        order: Float[np.ndarray, " draws"],
+    ) -> Float[np.ndarray, " draws"]:
         """Logarithm of the density of log x at a distance x from its mode."""
         return -alpha * (np.cosh(x) - 1.0) - order * (np.expm1(x) - x)
 
-    def slope(x: np.ndarray) -> np.ndarray:
+    def slope(x: Float[np.ndarray, " draws"]) -> Float[np.ndarray, " draws"]:
         return -alpha * np.sinh(x) - order * np.expm1(x)
 
     with np.errstate(all="ignore"):
@@ -228,60 +259,83 @@ def _gig_draws(
 
 
 class GeneralizedInverseGaussian(Family):
+    """A positive number with density ∝ x^(p-1) exp(-(a·x + b/x)/2)."""
+
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
-    neutral: ClassVar[Mapping[str, float]] = {"x": -1.0, "1/x": -1.0}
 
-    @staticmethod
-    def _standard(natural: Moments) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _standard(
+        self, natural: Elementwise
+    ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"], Float[Array, "*batch"]]:
         return natural["log"] + 1.0, -2.0 * natural["x"], -2.0 * natural["1/x"]
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
-        return {s: found[s] for s in GeneralizedInverseGaussian.statistics}
+    def moments(self, natural: Elementwise) -> NewElementwise:
+        found = _gig_moments(*self._standard(natural))
+        return {s: found[s] for s in self.statistics}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         @jax.custom_jvp
-        def normalizer(natural: Moments) -> jax.Array:
-            found = _gig_moments(*GeneralizedInverseGaussian._standard(natural))
-            return found["log_normalizer"]
+        def normalizer(natural: Elementwise) -> Float[Array, "*batch"]:
+            return _gig_moments(*self._standard(natural))["log_normalizer"]
 
         @normalizer.defjvp
-        def _slope(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
-            found = _gig_moments(*GeneralizedInverseGaussian._standard(primals[0]))
+        def _slope(
+            primals: tuple[Elementwise], tangents: tuple[Elementwise]
+        ) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
+            found = _gig_moments(*self._standard(primals[0]))
             parts = [found[s] * change for s, change in tangents[0].items()]
             return found["log_normalizer"], sum(parts, jnp.zeros_like(parts[0]))
 
         return normalizer(natural)
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"x": value, "1/x": 1.0 / value, "log": jnp.log(value)}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x": REAL, "1/x": REAL, "log": REAL}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
         return {
             "x": prior["x"] + jnp.minimum(data["x"], 0.0),
             "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
             "log": prior["log"] + data["log"],
         }
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        p, a, b = GeneralizedInverseGaussian._standard(natural)
+    def neutral(self, shape: Shape) -> NewElementwise:
+        minus = jnp.full(shape, -1.0)
+        return {"x": minus, "1/x": minus, "log": jnp.zeros(shape)}
+
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return self.at(jnp.ones(shape))
+
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
+        return {**natural, "x": natural["x"] * factor}
+
+    def starting_moments(self, natural: Elementwise) -> NewElementwise:
+        """With E[1/x] as at the mean of x, where the prior has it infinite.
+
+        Under a shrinkage prior a weight with variance x would start at 0 otherwise, and
+        E[1/x] at such weights is large again: a trap, not an optimum.
+        """
+        found = self.moments(natural)
+        return {**found, "1/x": 1.0 / found["x"]}
+
+    def parameters(self, natural: Elementwise) -> NewElementwise:
+        p, a, b = self._standard(natural)
         return {"p": p, "a": a, "b": b}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         p, a, b = parameters["p"], parameters["a"], parameters["b"]
         return {"x": -0.5 * a, "1/x": -0.5 * b, "log": p - 1.0}
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return _GIG(parameters["p"], parameters["a"], parameters["b"])
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
-        return {**natural, "x": natural["x"] * factor}
 
 
 class _GIG(dist.Distribution):
@@ -294,20 +348,28 @@ class _GIG(dist.Distribution):
     }
     support: Any = constraints.positive
 
-    def __init__(self, p: jax.Array, a: jax.Array, b: jax.Array):
+    def __init__(
+        self,
+        p: Float[Array, "*batch"],
+        a: Float[Array, "*batch"],
+        b: Float[Array, "*batch"],
+    ):
         self.p, self.a, self.b = p, a, b
         super().__init__(jnp.shape(p), validate_args=False)
 
     def sample(
-        self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()
-    ) -> jax.Array:
+        self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()
+    ) -> Float[Array, "..."]:
         assert key is not None
         shape = (*sample_shape, *self.batch_shape)
         seed = jax.random.uniform(key, (4,))
 
         def draw(
-            seed: np.ndarray, p: np.ndarray, a: np.ndarray, b: np.ndarray
-        ) -> np.ndarray:
+            seed: Float[np.ndarray, "4"],
+            p: Float[np.ndarray, "*batch"],
+            a: Float[np.ndarray, "*batch"],
+            b: Float[np.ndarray, "*batch"],
+        ) -> Float[np.ndarray, "..."]:
             rng = np.random.default_rng(seed.view(np.uint32))
             a, b = (np.maximum(value, 1e-30, dtype=np.float64) for value in (a, b))
             draws = _gig_draws(
@@ -321,9 +383,9 @@ class _GIG(dist.Distribution):
             draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"
         )
 
-    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
+    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> Float[Array, "..."]:
         natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
-        normalizer = GeneralizedInverseGaussian.log_normalizer(natural)
+        normalizer = GeneralizedInverseGaussian().log_normalizer(natural)
         return (
             natural["log"] * jnp.log(value)
             + natural["x"] * value
@@ -332,72 +394,85 @@ class _GIG(dist.Distribution):
         )
 
 
-def _root_family(
-    family_name: str, family_statistics: tuple[str, ...], square: type[Family]
-) -> type[Family]:
-    """The family of x with x² in the family `square`."""
+class _Root(Family):
+    """The family of a positive x of which x² is in another family."""
 
-    def of_square(natural: Moments) -> dict[str, jax.Array]:
+    name = "Root"
+    statistics = ("x^-2", "log")
+    _square: ClassVar[Family] = InverseGamma()
+
+    def _of_square(self, natural: Elementwise) -> NewElementwise:
         # dx² = 2x dx, so one power of x goes to the Jacobian.
         found = {"log": 0.5 * (natural["log"] - 1.0), "1/x": natural["x^-2"]}
         return {**found, "x": natural["x^2"]} if "x^2" in natural else found
 
-    class Root(Family):
-        name = family_name
-        statistics = family_statistics
+    def _of_root(self, moments: Elementwise) -> NewElementwise:
+        """Moments of x, from those of x²."""
+        found = {"log": 0.5 * moments["log"], "x^-2": moments["1/x"]}
+        return {**found, "x^2": moments["x"]} if "x" in moments else found
 
-        @staticmethod
-        def moments(natural: Moments) -> dict[str, jax.Array]:
-            mean = square.moments(of_square(natural))
-            found = {"log": 0.5 * mean["log"], "x^-2": mean["1/x"]}
-            return {**found, "x^2": mean["x"]} if "x^2" in natural else found
+    def moments(self, natural: Elementwise) -> NewElementwise:
+        return self._of_root(self._square.moments(self._of_square(natural)))
 
-        @staticmethod
-        def log_normalizer(natural: Moments) -> jax.Array:
-            return square.log_normalizer(of_square(natural)) - math.log(2.0)
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
+        return self._square.log_normalizer(self._of_square(natural)) - math.log(2.0)
 
-        @staticmethod
-        def project(
-            prior: Moments, data: Moments, noise: Moments
-        ) -> dict[str, jax.Array]:
-            return {
-                statistic: prior[statistic] + jnp.minimum(data[statistic], 0.0)
-                for statistic in family_statistics
-            }
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return self._of_root(self._square.at(value**2))
 
-        @staticmethod
-        def parameters(natural: Moments) -> dict[str, jax.Array]:
-            """Those of the distribution of x²."""
-            return square.parameters(of_square(natural))
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
 
-        @staticmethod
-        def from_parameters(
-            parameters: Mapping[str, jax.Array],
-        ) -> dict[str, jax.Array]:
-            natural = square.from_parameters(parameters)
-            found = {"log": 2.0 * natural["log"] + 1.0, "x^-2": natural["1/x"]}
-            return {**found, "x^2": natural["x"]} if "x" in natural else found
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x^2": REAL, "x^-2": REAL, "log": REAL}[statistic]
 
-        @staticmethod
-        def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
-            return dist.TransformedDistribution(
-                square.distribution(parameters),
-                dist.transforms.PowerTransform(0.5),
-                validate_args=False,
-            )
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        return {s: prior[s] + jnp.minimum(data[s], 0.0) for s in self.statistics}
 
-        @staticmethod
-        def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-            factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
-            return {**natural, "x^-2": natural["x^-2"] * factor}
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return self._natural(self._square.neutral(shape))
 
-    Root.__name__ = Root.__qualname__ = family_name
-    return Root
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return self.at(jnp.ones(shape))
+
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x^-2"].shape))
+        return {**natural, "x^-2": natural["x^-2"] * factor}
+
+    def starting_moments(self, natural: Elementwise) -> NewElementwise:
+        return self._of_root(self._square.starting_moments(self._of_square(natural)))
+
+    def parameters(self, natural: Elementwise) -> NewElementwise:
+        """Those of the distribution of x²."""
+        return self._square.parameters(self._of_square(natural))
+
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
+        return self._natural(self._square.from_parameters(parameters))
+
+    def _natural(self, square: Elementwise) -> NewElementwise:
+        """Natural parameters, from those of x²."""
+        found = {"log": 2.0 * square["log"] + 1.0, "x^-2": square["1/x"]}
+        return {**found, "x^2": square["x"]} if "x" in square else found
+
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
+        return dist.TransformedDistribution(
+            self._square.distribution(parameters),
+            dist.transforms.PowerTransform(0.5),
+            validate_args=False,
+        )
 
 
-RootInverseGamma = _root_family("RootInverseGamma", ("x^-2", "log"), InverseGamma)
-RootGeneralizedInverseGaussian = _root_family(
-    "RootGeneralizedInverseGaussian",
-    ("x^2", "x^-2", "log"),
-    GeneralizedInverseGaussian,
-)
+class RootInverseGamma(_Root):
+    """A standard deviation whose square is inverse Gamma."""
+
+    name = "RootInverseGamma"
+
+
+class RootGeneralizedInverseGaussian(_Root):
+    """A standard deviation whose square is generalised inverse Gaussian."""
+
+    name = "RootGeneralizedInverseGaussian"
+    statistics = ("x^2", "x^-2", "log")
+    _square: ClassVar[Family] = GeneralizedInverseGaussian()

@@ -7,66 +7,188 @@ reverse-mode differentiation of the forward pass is the backward pass.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpyro.distributions as dist
+from jaxtyping import Array, Float, Int, Num, PRNGKeyArray
+from numpyro.distributions import constraints
 
-from numpyro_vips.conjugacy.families.family import Moments
+from numpyro_vips.conjugacy.families.dirichlet import indicator
+from numpyro_vips.conjugacy.families.family import (
+    PROBABILITY,
+    Family,
+    Interval,
+    Moments,
+    NewMoments,
+    Shape,
+)
 
 # The most entries that a table may have while latents are summed out.
 MAX_TABLE = 100_000
 
+Clique = tuple[str, ...]
+# Which latents a table is over, and the table, with batch axes in front.
+Table = tuple[Clique, Float[Array, "..."]]
 
-class JointCategorical:
+
+class JointCategorical(Family):
     """An exponential family over the states of several latents of one shape.
 
+    A shape is that of each latent; a value has one more axis at its end, of the
+    latents in the order of `states`.
+
     Attributes:
-      name: As `explain` prints it.
       states: Number of states of each latent.
-      statistics: The sets of latents that meet in a term, names joined by commas;
-        each is the indicator of their joint state.
+      cliques: The sets of latents that meet in a term.
+      statistics: One for each of them, names joined by commas: the indicator of their
+        joint state.
     """
 
     name = "Categorical, jointly"
-    event_dim = 0
-    neutral: ClassVar[Mapping[str, float]] = {}
+    statistics = ()
 
-    def __init__(
-        self, states: Mapping[str, int], cliques: Sequence[tuple[str, ...]]
-    ) -> None:
+    def __init__(self, states: Mapping[str, int], cliques: Sequence[Clique]) -> None:
         self.states = dict(states)
         self.cliques = tuple(cliques)
         self.statistics = tuple(",".join(clique) for clique in cliques)
 
-    def table_shape(self, statistic: str) -> tuple[int, ...]:
-        return tuple(self.states[name] for name in statistic.split(","))
+    def moments(self, natural: Moments) -> NewMoments:
+        gradient = jax.grad(lambda tables: self.log_normalizer(tables).sum())
+        return gradient(dict(natural))
 
-    def log_normalizer(self, natural: Moments) -> jax.Array:
-        tables = [
-            (clique, natural[statistic])
-            for clique, statistic in zip(self.cliques, self.statistics, strict=True)
-        ]
+    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
+        *_, (_, rest) = self._summed_out(natural)
+        return sum((table for _, table in rest[1:]), rest[0][1])
+
+    def _summed_out(
+        self, natural: Moments
+    ) -> Iterator[tuple[tuple[str, Table] | None, list[Table]]]:
+        """Sums latents out one after the other.
+
+        Yields:
+          Each latent with the table it was summed out of, its own axis the last, and
+          the tables that are left.
+        """
+        tables = list(zip(self.cliques, self._tables(natural), strict=True))
+        yield None, tables
         order, _ = elimination_order(self.states, self.cliques)
         for latent in order:
             mine = [entry for entry in tables if latent in entry[0]]
             rest = [entry for entry in tables if latent not in entry[0]]
-            union = tuple(dict.fromkeys(n for names, _ in mine for n in names))
-            total = sum(_expand(table, names, union) for names, table in mine)
-            axis = union.index(latent) - len(union)
-            kept = tuple(name for name in union if name != latent)
-            tables = [*rest, (kept, jax.nn.logsumexp(total, axis=axis))]
-        result = tables[0][1]
-        for _, table in tables[1:]:
-            result = result + table
-        return result
+            others = dict.fromkeys(n for names, _ in mine for n in names if n != latent)
+            union = (*others, latent)
+            total = sum(
+                (_expand(table, names, union) for names, table in mine[1:]),
+                _expand(mine[0][1], mine[0][0], union),
+            )
+            tables = [*rest, (tuple(others), jax.nn.logsumexp(total, axis=-1))]
+            yield (latent, (union, total)), tables
 
-    def moments(self, natural: Moments) -> dict[str, jax.Array]:
-        gradient = jax.grad(lambda tables: self.log_normalizer(tables).sum())
-        return gradient(dict(natural))
+    def _tables(self, natural: Moments) -> list[Float[Array, "..."]]:
+        return [natural[statistic] for statistic in self.statistics]
+
+    def at(self, value: Num[Array, "*batch latents"]) -> NewMoments:
+        one_hot = {
+            name: indicator(value[..., i], count)
+            for i, (name, count) in enumerate(self.states.items())
+        }
+        moments = {}
+        for clique, statistic in zip(self.cliques, self.statistics, strict=True):
+            tables = (_expand(one_hot[name], (name,), clique) for name in clique)
+            moments[statistic] = math.prod(tables)
+        return moments
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {
+            statistic: (*shape, *(self.states[name] for name in clique))
+            for clique, statistic in zip(self.cliques, self.statistics, strict=True)
+        }
+
+    def moment_range(self, statistic: str) -> Interval:
+        return dict.fromkeys(self.statistics, PROBABILITY)[statistic]
+
+    def marginal(self, name: str, moments: Moments) -> Float[Array, "*batch states"]:
+        """Probabilities of one latent's states."""
+        clique = next(clique for clique in self.cliques if name in clique)
+        table = moments[",".join(clique)]
+        first = table.ndim - len(clique)
+        others = [first + i for i, other in enumerate(clique) if other != name]
+        return table.sum(others)
+
+    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
+        return {statistic: prior[statistic] + data[statistic] for statistic in prior}
+
+    def neutral(self, shape: Shape) -> NewMoments:
+        return {s: jnp.zeros(of) for s, of in self.moment_shapes(shape).items()}
+
+    def neutral_moments(self, shape: Shape) -> NewMoments:
+        shapes = self.moment_shapes(shape)
+        return {
+            s: jnp.full(of, 1.0 / math.prod(of[len(shape) :]))
+            for s, of in shapes.items()
+        }
+
+    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
+        return dict(natural)
+
+    def parameters(self, natural: Moments) -> NewMoments:
+        """Log probabilities up to a constant: those of a state are added up."""
+        return dict(natural)
+
+    def from_parameters(self, parameters: Moments) -> NewMoments:
+        return dict(parameters)
+
+    def distribution(self, parameters: Moments) -> dist.Distribution:
+        return _JointStates(self, parameters)
 
 
-def _expand(table: jax.Array, names: Sequence[str], union: Sequence[str]) -> jax.Array:
+class _JointStates(dist.Distribution):
+    """Draws and density of the joint states of several latents, on the last axis."""
+
+    support: Any = constraints.independent(constraints.nonnegative_integer, 1)
+
+    def __init__(self, family: JointCategorical, natural: Moments) -> None:
+        self.family, self.natural = family, natural
+        self._normalizer = family.log_normalizer(natural)
+        event_shape = (len(family.states),)
+        super().__init__(self._normalizer.shape, event_shape, validate_args=False)
+
+    def sample(
+        self, key: PRNGKeyArray | None, sample_shape: tuple[int, ...] = ()
+    ) -> Int[Array, "..."]:
+        """Each latent given those summed out after it, the last one first."""
+        assert key is not None
+        shape = (*sample_shape, *self.batch_shape)
+        steps = [step for step, _ in self.family._summed_out(self.natural) if step]
+        drawn: dict[str, Int[Array, ...]] = {}
+        keys = jax.random.split(key, len(steps))
+        for k, (latent, (names, table)) in zip(keys, reversed(steps), strict=True):
+            table = jnp.broadcast_to(
+                table, (*shape, *table.shape[len(self.batch_shape) :])
+            )
+            for name in names[:-1]:
+                index = drawn[name].reshape(*shape, *(1,) * (table.ndim - len(shape)))
+                table = jnp.take_along_axis(table, index, axis=len(shape)).squeeze(
+                    len(shape)
+                )
+            drawn[latent] = jax.random.categorical(k, table)
+        return jnp.stack([drawn[name] for name in self.family.states], axis=-1)
+
+    def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> Float[Array, "..."]:
+        found = self.family.at(jnp.asarray(value))
+        total = -self._normalizer
+        for statistic, indicators in found.items():
+            product = indicators * self.natural[statistic]
+            total = total + product.sum(range(jnp.ndim(value) - 1, product.ndim))
+        return total
+
+
+def _expand(
+    table: Float[Array, "..."], names: Sequence[str], union: Sequence[str]
+) -> Float[Array, "..."]:
     """Gives a table an axis for every latent of `union`, behind its batch axes."""
     batch = table.ndim - len(names)
     order = [names.index(name) for name in union if name in names]
@@ -77,7 +199,7 @@ def _expand(table: jax.Array, names: Sequence[str], union: Sequence[str]) -> jax
 
 
 def elimination_order(
-    states: Mapping[str, int], cliques: Sequence[tuple[str, ...]]
+    states: Mapping[str, int], cliques: Sequence[Clique]
 ) -> tuple[list[str], int]:
     """An order in which to sum latents out, smallest tables first.
 

@@ -1,29 +1,38 @@
 """The auxiliary variables of `logistic_bounds`."""
 
 import math
-from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips import polya_gamma
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    REAL,
+    Elementwise,
+    Family,
+    Interval,
+    NewElementwise,
+    Shape,
+    whole_shapes,
+)
 
 
 class PolyaGamma(Family):
     """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
 
-    Polson, Scott and Windle (2013). As a row's auxiliary variable it is not released;
-    its parameters are those of one trial, b = 1.
+    Polson, Scott and Windle (2013). Its natural parameters are those of one trial,
+    b = 1, and it is never released: a row's is private, and one of a site outside the
+    unit plate is no part of the user's posterior.
     """
 
     name = "PolyaGamma"
     statistics = ("x",)
-    neutral_moment = 0.25
+    augmentation: ClassVar[str | None] = "Pólya-Gamma"
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Elementwise) -> NewElementwise:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
         # tanh(h)/h is 1 - h²/3 near 0, where the quotient and its gradient fail.
         small = half < 1e-3
@@ -31,23 +40,50 @@ class PolyaGamma(Family):
         ratio = jnp.where(small, 1.0 - half**2 / 3.0, jnp.tanh(safe) / safe)
         return {"x": 0.25 * ratio}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
         return math.log(2.0) - jnp.logaddexp(half, -half)
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"x": value}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        """The mean lies in [0, 1/4]: tanh(c/2)/(2c) is largest at c = 0."""
+        return {"x": (0.0, 0.25)}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        return {"x": prior["x"] + jnp.minimum(data["x"], 0.0)}
+
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return {"x": jnp.zeros(shape)}
+
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return {"x": jnp.full(shape, 0.25)}
+
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
+        return {"x": natural["x"] * factor}
+
+    def parameters(self, natural: Elementwise) -> NewElementwise:
         tilt = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0))
         return {"b": jnp.ones_like(tilt), "c": tilt}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         return {"x": -0.5 * parameters["c"] ** 2}
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return polya_gamma.PolyaGamma(parameters["b"], parameters["c"])
+
+    def of_copies(
+        self, parameters: Elementwise, copies: Float[Array, "*batch"] | None
+    ) -> NewElementwise:
+        """Those of the sum of all copies: PG(b, c) is a sum of b that are PG(1, c)."""
+        return {**parameters, "b": parameters["b"] if copies is None else copies}
 
 
 class Tangent(Family):
@@ -59,25 +95,44 @@ class Tangent(Family):
 
     name = "Tangent"
     statistics = ("x",)
-    neutral_moment = 0.0
+    augmentation: ClassVar[str | None] = "fixed curvature"
+    is_tangent = True
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
+    def moments(self, natural: Elementwise) -> NewElementwise:
         return {"x": 0.25 * natural["x"] - 0.5 * jnp.tanh(0.5 * natural["x"])}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
+    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         half = 0.5 * natural["x"]
         return 0.5 * half**2 - jnp.logaddexp(half, -half)
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
+        return {"x": value}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return whole_shapes(self, shape)
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x": REAL}[statistic]
+
+    def project(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        return {"x": prior["x"] + data["x"]}
+
+    def neutral(self, shape: Shape) -> NewElementwise:
+        return {"x": jnp.zeros(shape)}
+
+    def neutral_moments(self, shape: Shape) -> NewElementwise:
+        return {"x": jnp.zeros(shape)}
+
+    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
+        return {"x": natural["x"] + 0.1 * jax.random.normal(key, natural["x"].shape)}
+
+    def parameters(self, natural: Elementwise) -> NewElementwise:
         return {"v": natural["x"]}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         return {"x": parameters["v"]}
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.Delta(parameters["v"])

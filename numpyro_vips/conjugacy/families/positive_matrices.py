@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
 
 # Up to this size operations on all matrices together are faster than LAPACK on each.
 _TINY = 8
@@ -22,7 +23,9 @@ _SMALL = 32
 _product = functools.partial(jnp.matmul, precision="highest")
 
 
-def _one_at_a_time(function: Callable[[jax.Array], Any]) -> Callable[..., Any]:
+def _one_at_a_time(
+    function: Callable[[Float[Array, "dim dim"]], Any],
+) -> Callable[[Float[Array, "*batch dim dim"]], Any]:
     """Lets a function of one matrix take a batch, of which it never sees two at once.
 
     Not even under `jax.vmap`, so it has no derivatives of its own.
@@ -30,7 +33,9 @@ def _one_at_a_time(function: Callable[[jax.Array], Any]) -> Callable[..., Any]:
     single = jax.custom_batching.sequential_vmap(function)
 
     @functools.wraps(function)
-    def mapped(matrices: jax.Array) -> Any:
+    def mapped(
+        matrices: Float[Array, "*batch dim dim"],
+    ) -> PyTree[Float[Array, "..."]]:
         batch = matrices.shape[:-2]
         if not batch:
             return single(matrices)
@@ -41,7 +46,7 @@ def _one_at_a_time(function: Callable[[jax.Array], Any]) -> Callable[..., Any]:
 
 
 @jax.custom_jvp
-def inverse(matrices: jax.Array) -> jax.Array:
+def inverse(matrices: Float[Array, "*batch dim dim"]) -> Float[Array, "*batch dim dim"]:
     """Inverses, by Cholesky factors; not a number where one is not positive definite.
 
     Args:
@@ -54,14 +59,17 @@ def inverse(matrices: jax.Array) -> jax.Array:
 
 
 @inverse.defjvp
-def _inverse_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _inverse_jvp(
+    primals: tuple[Float[Array, "*batch dim dim"]],
+    tangents: tuple[Float[Array, "*batch dim dim"]],
+) -> tuple[Float[Array, "*batch dim dim"], Float[Array, "*batch dim dim"]]:
     (matrices,), (change,) = primals, tangents
     found = inverse(matrices)
     return found, -_product(_product(found, change), found)
 
 
 @jax.custom_jvp
-def log_det(matrices: jax.Array) -> jax.Array:
+def log_det(matrices: Float[Array, "*batch dim dim"]) -> Float[Array, "*batch"]:
     """Log determinants, (...); not a number where one is not positive definite.
 
     Args:
@@ -74,28 +82,39 @@ def log_det(matrices: jax.Array) -> jax.Array:
 
 
 @log_det.defjvp
-def _log_det_jvp(primals: tuple, tangents: tuple) -> tuple[jax.Array, jax.Array]:
+def _log_det_jvp(
+    primals: tuple[Float[Array, "*batch dim dim"]],
+    tangents: tuple[Float[Array, "*batch dim dim"]],
+) -> tuple[Float[Array, "*batch"], Float[Array, "*batch"]]:
     (matrices,), (change,) = primals, tangents
     return log_det(matrices), (inverse(matrices) * change).sum((-2, -1))
 
 
 @_one_at_a_time
-def eigh(matrix: jax.Array) -> tuple[jax.Array, jax.Array]:
+def eigh(
+    matrix: Float[Array, "dim dim"],
+) -> tuple[Float[Array, " dim"], Float[Array, "dim dim"]]:
     """Eigenvalues and eigenvectors of symmetric matrices, as by `jnp.linalg.eigh`."""
     values, vectors = jnp.linalg.eigh(matrix)
     return values, vectors
 
 
-def times(matrices: jax.Array, vectors: jax.Array) -> jax.Array:
+def times(
+    matrices: Float[Array, "*batch dim dim"], vectors: Float[Array, "*batch dim"]
+) -> Float[Array, "*batch dim"]:
     """Products of (..., D, D) and (..., D), at full precision like the others here."""
     return jnp.einsum("...ij,...j->...i", matrices, vectors, precision="highest")
 
 
-def symmetric_part(matrix: jax.Array) -> jax.Array:
+def symmetric_part(
+    matrix: Float[Array, "*batch dim dim"],
+) -> Float[Array, "*batch dim dim"]:
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
 
-def denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
+def denoised(
+    precision: Float[Array, "*batch dim dim"], deviation: Float[Array, "*batch dim dim"]
+) -> Float[Array, "*batch dim dim"]:
     """Makes a noisy precision matrix positive semidefinite, with room for its noise.
 
     Negative eigenvalues go to zero, and half the noise's spectral norm (its expected
@@ -105,7 +124,7 @@ def denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
     """
     spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
 
-    def with_room() -> jax.Array:
+    def with_room() -> Float[Array, "*batch dim dim"]:
         values, vectors = eigh(precision)
         weighted = vectors * jnp.maximum(values, 0.0)[..., None, :]
         clipped = _product(weighted, jnp.swapaxes(vectors, -1, -2))
@@ -117,17 +136,17 @@ def denoised(precision: jax.Array, deviation: jax.Array) -> jax.Array:
 
 
 @_one_at_a_time
-def _cholesky(matrix: jax.Array) -> jax.Array:
+def _cholesky(matrix: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     return jnp.linalg.cholesky(matrix)
 
 
 @_one_at_a_time
-def _inverse(matrix: jax.Array) -> jax.Array:
+def _inverse(matrix: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     root = _inverse_of_triangle(jnp.linalg.cholesky(matrix))
     return _product(root.T, root)
 
 
-def _inverse_of_triangle(factor: jax.Array) -> jax.Array:
+def _inverse_of_triangle(factor: Float[Array, "dim dim"]) -> Float[Array, "dim dim"]:
     """The inverse of a lower triangle, in halves: that leaves out what is zero.
 
     Of a hundred columns, the matrix and its inverse take two thirds of the time.
@@ -143,7 +162,7 @@ def _inverse_of_triangle(factor: jax.Array) -> jax.Array:
     return jnp.block([[above, jnp.zeros_like(corner.T)], [corner, below]])
 
 
-def _factor(matrices: jax.Array) -> jax.Array:
+def _factor(matrices: Float[Array, "*batch dim dim"]) -> Float[Array, "*batch dim dim"]:
     """Cholesky factors, a column at a time."""
     rest, columns = matrices, []
     for i in range(matrices.shape[-1]):
@@ -155,9 +174,11 @@ def _factor(matrices: jax.Array) -> jax.Array:
     return jnp.stack(columns, axis=-1)
 
 
-def _inverse_root(factor: jax.Array) -> jax.Array:
+def _inverse_root(
+    factor: Float[Array, "*batch dim dim"],
+) -> Float[Array, "*batch dim dim"]:
     """The inverse of a triangular factor, a row at a time."""
-    rows: list[jax.Array] = []
+    rows: list[Float[Array, "*batch dim"]] = []
     for i in range(factor.shape[-1]):
         row = jnp.zeros_like(factor[..., 0, :]).at[..., i].set(1.0)
         for j, above in enumerate(rows):

@@ -1,17 +1,26 @@
 """Random positive definite matrices."""
 
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import multigammaln
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.digamma import digamma
-from numpyro_vips.conjugacy.families.family import Family, Moments
+from numpyro_vips.conjugacy.families.family import (
+    REAL,
+    Family,
+    Interval,
+    Moments,
+    NewMoments,
+    Shape,
+)
 from numpyro_vips.conjugacy.families.positive_matrices import denoised, symmetric_part
+
+Matrix = Float[Array, "*batch dim dim"]
 
 
 class Wishart(Family):
@@ -22,14 +31,12 @@ class Wishart(Family):
     statistics = ("x", "logdet")
     event_dim = 2
 
-    @staticmethod
-    def _standard(natural: Moments) -> tuple[jax.Array, jax.Array]:
+    def _standard(self, natural: Moments) -> tuple[Float[Array, "*batch"], Matrix]:
         rate = -2.0 * symmetric_part(natural["x"])
         return 2.0 * natural["logdet"] + rate.shape[-1] + 1.0, rate
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        concentration, rate = Wishart._standard(natural)
+    def moments(self, natural: Moments) -> NewMoments:
+        concentration, rate = self._standard(natural)
         size = rate.shape[-1]
         halves = 0.5 * (concentration[..., None] - jnp.arange(size))
         return {
@@ -40,9 +47,8 @@ class Wishart(Family):
             - positive_matrices.log_det(rate),
         }
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
-        concentration, rate = Wishart._standard(natural)
+    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
+        concentration, rate = self._standard(natural)
         size = rate.shape[-1]
         return (
             multigammaln(0.5 * concentration, size)
@@ -50,8 +56,16 @@ class Wishart(Family):
             - 0.5 * concentration * positive_matrices.log_det(rate)
         )
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
+    def at(self, value: Matrix) -> NewMoments:
+        return {"x": value, "logdet": jnp.linalg.slogdet(value)[1]}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"x": shape, "logdet": shape[:-2]}
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"x": REAL, "logdet": REAL}[statistic]
+
+    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         rate = -2.0 * symmetric_part(data["x"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
         return {
@@ -59,31 +73,34 @@ class Wishart(Family):
             "logdet": prior["logdet"] + jnp.maximum(data["logdet"], 0.0),
         }
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        concentration, rate = Wishart._standard(natural)
+    def neutral(self, shape: Shape) -> NewMoments:
+        matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)
+        return {"x": matrix, "logdet": jnp.full(shape[:-2], 0.0)}
+
+    def neutral_moments(self, shape: Shape) -> NewMoments:
+        return self.at(jnp.broadcast_to(jnp.eye(shape[-1]), shape))
+
+    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
+        return {**natural, "x": natural["x"] * factor[..., None, None]}
+
+    def parameters(self, natural: Moments) -> NewMoments:
+        concentration, rate = self._standard(natural)
         return {"concentration": concentration, "rate_matrix": rate}
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Moments) -> NewMoments:
         concentration, rate = parameters["concentration"], parameters["rate_matrix"]
         return {
             "x": -0.5 * rate,
             "logdet": 0.5 * (concentration - rate.shape[-1] - 1.0),
         }
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.Wishart(
             parameters["concentration"],
             rate_matrix=parameters["rate_matrix"],
             validate_args=False,
         )
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
-        return {**natural, "x": natural["x"] * factor[..., None, None]}
 
 
 class InverseWishart(Family):
@@ -92,55 +109,64 @@ class InverseWishart(Family):
     name = "InverseWishart"
     statistics = ("inv", "logdet")
     event_dim = 2
+    _inverse = Wishart()
 
-    @staticmethod
-    def _of_inverse(natural: Moments) -> dict[str, jax.Array]:
+    def _of_inverse(self, natural: Moments) -> NewMoments:
         size = natural["inv"].shape[-1]
         return {"x": natural["inv"], "logdet": -natural["logdet"] - size - 1.0}
 
-    @staticmethod
-    def moments(natural: Moments) -> dict[str, jax.Array]:
-        inverse = Wishart.moments(InverseWishart._of_inverse(natural))
+    def moments(self, natural: Moments) -> NewMoments:
+        inverse = self._inverse.moments(self._of_inverse(natural))
         return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
 
-    @staticmethod
-    def log_normalizer(natural: Moments) -> jax.Array:
-        return Wishart.log_normalizer(InverseWishart._of_inverse(natural))
+    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
+        return self._inverse.log_normalizer(self._of_inverse(natural))
 
-    @staticmethod
-    def project(prior: Moments, data: Moments, noise: Moments) -> dict[str, jax.Array]:
-        inverse = Wishart.project(
+    def at(self, value: Matrix) -> NewMoments:
+        return {"inv": jnp.linalg.inv(value), "logdet": jnp.linalg.slogdet(value)[1]}
+
+    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
+        return {"inv": shape, "logdet": shape[:-2]}
+
+    def moment_range(self, statistic: str) -> Interval:
+        return {"inv": REAL, "logdet": REAL}[statistic]
+
+    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
+        inverse = self._inverse.project(
             {"x": prior["inv"], "logdet": -prior["logdet"]},
             {"x": data["inv"], "logdet": -data["logdet"]},
             {"x": noise["inv"], "logdet": noise["logdet"]},
         )
         return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
 
-    @staticmethod
-    def parameters(natural: Moments) -> dict[str, jax.Array]:
-        of_inverse = Wishart.parameters(InverseWishart._of_inverse(natural))
+    def neutral(self, shape: Shape) -> NewMoments:
+        matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)
+        return {"inv": matrix, "logdet": jnp.full(shape[:-2], -shape[-1] - 1.0)}
+
+    def neutral_moments(self, shape: Shape) -> NewMoments:
+        return self.at(jnp.broadcast_to(jnp.eye(shape[-1]), shape))
+
+    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
+        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
+        return {**natural, "inv": natural["inv"] * factor[..., None, None]}
+
+    def parameters(self, natural: Moments) -> NewMoments:
+        of_inverse = self._inverse.parameters(self._of_inverse(natural))
         return {
             "concentration": of_inverse["concentration"],
             "scale_matrix": of_inverse["rate_matrix"],
         }
 
-    @staticmethod
-    def from_parameters(parameters: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def from_parameters(self, parameters: Moments) -> NewMoments:
         concentration, scale = parameters["concentration"], parameters["scale_matrix"]
         return {
             "inv": -0.5 * scale,
             "logdet": -0.5 * (concentration + scale.shape[-1] + 1.0),
         }
 
-    @staticmethod
-    def distribution(parameters: Mapping[str, jax.Array]) -> dist.Distribution:
+    def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.InverseWishart(
             parameters["concentration"],
             scale_matrix=parameters["scale_matrix"],
             validate_args=False,
         )
-
-    @staticmethod
-    def perturb(natural: Moments, key: jax.Array) -> dict[str, jax.Array]:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
-        return {**natural, "inv": natural["inv"] * factor[..., None, None]}

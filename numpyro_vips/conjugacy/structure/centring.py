@@ -24,9 +24,7 @@ from typing import Any
 import jax
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Term
-from numpyro_vips.conjugacy.families.gaussian import Normal
-from numpyro_vips.conjugacy.families.logistic_auxiliaries import Tangent
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latent, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
 # By latent, the mean with the batch axes of its factor in front.
@@ -43,7 +41,8 @@ def centred_factors(
     found, others = set(), set()
     for term in terms:
         names = [a.latent for a in term.atoms]
-        if any(latents[name].family == Tangent.name for name in names):
+        families = [known_family(latents[name]) for name in names]
+        if any(family is not None and family.is_tangent for family in families):
             found |= {factor_of[name] for name in names}
         mine = {factor_of[n] for n in names if latents[n].role == "global"}
         if len(mine) > 1:
@@ -99,7 +98,7 @@ def means_of(
     means = {}
     for name in sorted(centred):
         layout = factors[name].layout
-        assert layout is not None and issubclass(factors[name].family, Normal)  # type: ignore[arg-type]
+        assert layout is not None
         for latent in factors[name].latents:
             shape = (*layout.batch_shape, *layout.block_shape(latent))
             array = moments[name]["x"][..., layout.span(latent)]

@@ -12,8 +12,6 @@ import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Literal
 
-from numpyro.distributions import constraints
-
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
     Dense,
@@ -28,7 +26,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     selected_labels,
 )
 from numpyro_vips.conjugacy.families import supports
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latent, known_family
 
 Geometry = Literal["signed", "nonnegative", "psd"]
 # A term, and for each label of its statistic the term's own.
@@ -148,12 +146,11 @@ def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
         lower, upper = range_of(factor)
         return int(lower >= 0) or -int(upper <= 0)
     latent = latents[factor.latent]
-    if latent.role == "global" or factor.function == "is":
+    if latent.role == "global":
         return 1
+    lower, upper = _range_in_family(factor, latent)
     positive = factor.function == "x" and supports.is_positive(latent.support)
-    is_matrix = latent.support is constraints.positive_definite
-    auxiliary = latent.family == "PolyaGamma"
-    return int((positive and not is_matrix) or auxiliary)
+    return int(lower >= 0 or positive) or -int(upper <= 0)
 
 
 def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent]) -> int:
@@ -251,11 +248,15 @@ def _range_of_term(
 def _range_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> Interval:
     if isinstance(factor, Dense | OneHot):
         return range_of(factor)
-    if factor.function == "is":
-        return 0.0, 1.0
-    if latents[factor.latent].family == "PolyaGamma" and factor.power == 1.0:
-        return 0.0, 0.25
-    return -math.inf, math.inf
+    return _range_in_family(factor, latents[factor.latent])
+
+
+def _range_in_family(atom: Atom, latent: Latent) -> Interval:
+    """The range of an atom's expectation, where the latent's family says it."""
+    family = known_family(latent)
+    if family is None or atom.function not in family.statistics or atom.power != 1.0:
+        return -math.inf, math.inf
+    return family.moment_range(atom.function)
 
 
 def _entry_labels(

@@ -6,6 +6,9 @@ from typing import Any
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.families import family_named
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.model.graph import ModelGraph
 
 
@@ -26,6 +29,13 @@ class Latent:
     states: np.ndarray | None = None
     family: str | None = None
     weight: Form | None = None
+
+
+def known_family(latent: Latent) -> Family | None:
+    """The family of a latent for which it does not follow from its statistics."""
+    if latent.states is not None:
+        return Categorical(len(latent.states))
+    return None if latent.family is None else family_named(latent.family)
 
 
 def model_latents(graph: ModelGraph) -> dict[str, Latent]:

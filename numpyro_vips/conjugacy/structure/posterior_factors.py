@@ -34,27 +34,21 @@ class PosteriorFactor:
 
     name: str
     role: str
-    family: type[Family] | JointCategorical
+    family: Family
     latents: tuple[str, ...]
     shape: tuple[int, ...]
     layout: GaussianLayout | None = None
 
 
-def exponential_family(factor: PosteriorFactor) -> type[Family]:
-    """The family of a global factor; only locals have joint discrete posteriors."""
-    assert not isinstance(factor.family, JointCategorical)
-    return factor.family
-
-
 def find_posterior_factors(
     densities: Sequence[tuple[SiteLogDensity, list[Term]]],
     latents: Mapping[str, Latent],
-    chosen: Mapping[str, type[Family]],
+    chosen: Mapping[str, Family],
     overrides: Mapping[str, str],
 ) -> dict[str, PosteriorFactor]:
     """The posterior factors of all latents, by name, from the terms in which they
     meet."""
-    gaussian = [n for n in latents if chosen[n] is Normal]
+    gaussian = [n for n in latents if isinstance(chosen[n], Normal)]
     pairs = _gaussian_pairs(densities, set(gaussian), latents)
     apart = _kept_apart(densities, set(gaussian), latents)
     factors: dict[str, PosteriorFactor] = {}
@@ -84,7 +78,7 @@ def find_posterior_factors(
         factors[factor_name] = PosteriorFactor(
             name=factor_name,
             role=latents[name].role,
-            family=FactorizedNormal if diagonal else Normal,
+            family=FactorizedNormal() if diagonal else Normal(),
             latents=tuple(members),
             shape=(*layout.batch_shape, layout.size),
             layout=layout,

@@ -25,12 +25,11 @@ from numpyro_vips.conjugacy.algebra.terms import (
     labels_of,
     same_labels,
 )
-from numpyro_vips.conjugacy.families import family_named, find_family
-from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families import find_family
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.supports import base_support
 from numpyro_vips.conjugacy.structure import centring
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latent, known_family
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, SiteLogDensity
 from numpyro_vips.conjugacy.structure.posterior_factors import (
     PosteriorFactor,
@@ -227,13 +226,11 @@ def _usage(
     return used, sites
 
 
-def _family_of(latent: Latent, used: set[str]) -> type[Family] | None:
-    if latent.family is not None:
-        family = family_named(latent.family)
-        return family if used <= set(family.statistics) else None
-    if latent.states is not None:
-        return Categorical if used <= {"is"} else None
-    return find_family(latent.support, used)
+def _family_of(latent: Latent, used: set[str]) -> Family | None:
+    family = known_family(latent)
+    if family is None:
+        return find_family(latent.support, used)
+    return family if used <= set(family.statistics) else None
 
 
 def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) -> str:
