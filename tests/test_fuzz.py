@@ -467,7 +467,7 @@ def check_conjugacy(
         features, values = [], []
         for _ in range(40):
             point = dict(base)
-            if factor.family is Normal:
+            if type(factor.family) is Normal:
                 # Along a line through the whole block it must be a parabola.
                 t = rng.uniform(-3.0, 3.0)
                 direction = np.random.default_rng(9)
