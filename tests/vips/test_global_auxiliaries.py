@@ -140,7 +140,7 @@ def test_a_switch_with_a_latent_logit_runs_as_announced(bound: str) -> None:
     vi = nv.PrivateVI(
         nv.private(switch(1.0), unit=UNIT),
         budget=nv.PrivacyBudget(math.inf),
-        augmentation=bound,
+        engine=nv.VIPS(augmentation=bound),
         progress_bar=False,
     )
     plan = vi.explain(y)
