@@ -1,0 +1,205 @@
+"""Walks through traced programs, on programs with calls, loops and constants."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from numpyro_vips.jax_tools import jaxprs
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.program_constants import constants_of
+
+X = np.arange(1.0, 4.0, dtype=np.float32)
+TABLE = np.array([2.0, 3.0, 5.0], np.float32)
+
+
+@jax.custom_jvp
+def own_jvp(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+own_jvp.defjvp(lambda x, t: (jnp.sin(x[0]), 100.0 * t[0]))
+
+
+@jax.custom_vjp
+def own_vjp(x: Any) -> Any:
+    return jnp.sin(x)
+
+
+own_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (100.0 * g,))
+
+
+def loop(x: Any) -> Any:
+    return lax.scan(lambda c, y: (c * y, c + y + TABLE[0] * x[1]), 1.0, x)[1]
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "jit": jax.jit(jnp.sin),
+    "jit in a jit": jax.jit(lambda x: 2 * jax.jit(jnp.sin)(x)),
+    "checkpoint": jax.checkpoint(jnp.sin),
+    "custom_jvp": own_jvp,
+    "custom_vjp": own_vjp,
+    "custom_vmap": jax.custom_batching.sequential_vmap(jnp.sin),
+    "relu": jax.nn.relu,
+}
+LOOPS: dict[str, Callable[[Any], Any]] = {
+    "scan": loop,
+    "while_loop": lambda x: lax.while_loop(lambda c: c[0] < 9, lambda c: c + x, x),
+    "cond": lambda x: lax.cond(x[0] > 0, jnp.sin, jnp.cos, x),
+}
+
+
+def doubled(equation: Any, operands: list[Any]) -> list[Any] | None:
+    """A rule that doubles every sine."""
+    if equation.primitive.name != "sin":
+        return None
+    return [2 * jnp.sin(operands[0])]
+
+
+@pytest.mark.parametrize("name", {**CALLS, **LOOPS})
+def test_a_program_keeps_its_value(name: str) -> None:
+    function = {**CALLS, **LOOPS}[name]
+    program = jax.make_jaxpr(function)(X)
+    for keep_rules in (False, True):
+        flat = jaxprs.inlined(program, keep_rules=keep_rules)
+        (found,) = jex_core.jaxpr_as_fun(flat)(X)
+        np.testing.assert_array_equal(found, function(X))
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_are_looked_into(name: str) -> None:
+    program = jax.make_jaxpr(CALLS[name])(X)
+    flat = jaxprs.inlined(program)
+    assert not any(map(jaxprs.called_program, flat.jaxpr.eqns))
+    (found,) = jaxprs.evaluate(program, [X], doubled)
+    factor = 1 if name == "relu" else 2
+    np.testing.assert_allclose(found, factor * CALLS[name](X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_what_runs_not_exactly_once_is_no_call(name: str) -> None:
+    program = jax.make_jaxpr(LOOPS[name])(X)
+    kinds = {"scan", "while", "cond"}
+    (equation,) = [e for e in program.jaxpr.eqns if e.primitive.name in kinds]
+    assert jaxprs.called_program(equation) is None
+
+
+@pytest.mark.parametrize("function", [own_jvp, own_vjp])
+def test_a_derivative_of_the_author_is_kept_where_asked_for(function: Any) -> None:
+    program = jax.make_jaxpr(jax.jit(function))(X[0])
+
+    def slope(keep_rules: bool) -> Any:
+        def evaluated(x: Any) -> Any:
+            rule = lambda *_: None  # noqa: E731
+            return jaxprs.evaluate(program, [x], rule, keep_rules=keep_rules)[0]
+
+        return jax.grad(evaluated)(X[0])
+
+    assert slope(True) == 100.0
+    np.testing.assert_allclose(slope(False), np.cos(X[0]), rtol=1e-6)
+
+
+def test_constants_of_inner_programs_reach_the_rule() -> None:
+    program = jax.make_jaxpr(jax.jit(lambda x: x * jnp.asarray(TABLE) + 1.0))(X)
+    seen = []
+
+    def constant(array: Any) -> Any:
+        seen.append(np.asarray(array).tolist())
+        return array
+
+    (found,) = jaxprs.evaluate(program, [X], lambda *_: None, constant=constant)
+    np.testing.assert_array_equal(found, X * TABLE + 1)
+    assert TABLE.tolist() in seen or [TABLE.tolist()] == [
+        array.tolist() for array in constants_of(program)
+    ]
+    assert 1.0 in seen
+
+
+def test_equations_inside_loops_and_branches_are_found() -> None:
+    program = jax.make_jaxpr(lambda x: LOOPS["cond"](loop(CALLS["jit"](x))))(X)
+    names = [equation.primitive.name for equation in jaxprs.equations_of(program)]
+    assert {"sin", "cos", "scan", "cond", "mul"} <= set(names)
+
+
+def test_programs_are_found_in_any_container_and_once() -> None:
+    program = jax.make_jaxpr(jnp.sin)(X)
+    nested = {"a": [program, (program,)], "b": {"c": {"d": program}}}
+    assert len(list(jaxprs.programs_in(nested))) == 1
+
+
+def test_programs_that_differ_in_constants_are_both_found() -> None:
+    """The same equations may stand with other arrays, which may be rows."""
+    program = jax.make_jaxpr(lambda x: x * jnp.asarray(TABLE))(X)
+    if not program.consts:
+        pytest.skip("this version of JAX keeps arrays among the literals")
+    other = jex_core.ClosedJaxpr(program.jaxpr, [TABLE + 1])
+    found = [inner.consts[0] for inner in jaxprs.programs_in([program, other])]
+    np.testing.assert_array_equal(found, [TABLE, TABLE + 1])
+
+
+def test_scan_sizes() -> None:
+    program = jax.make_jaxpr(loop)(X)
+    (equation,) = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    constants, carried = jaxprs.scan_sizes(equation)
+    assert carried == 1
+    assert constants == len(equation.invars) - carried - 1 >= 1
+
+
+def test_dead_code_goes_and_inputs_stay() -> None:
+    def function(x: Any, y: Any) -> Any:
+        jnp.cos(y)
+        return jnp.sin(x), x + y
+
+    program = jax.make_jaxpr(function)(X, X)
+    live = jaxprs.without_dead_code(program)
+    assert [e.primitive.name for e in live.jaxpr.eqns] == ["sin", "add"]
+    sine, used = jaxprs.with_used_inputs(program, [True, False])
+    assert used == [True, False]
+    assert [e.primitive.name for e in sine.jaxpr.eqns] == ["sin"]
+    assert len(sine.jaxpr.invars) == 1
+    kept = jaxprs.without_dead_code(program, [True, False])
+    assert len(kept.jaxpr.invars) == 2
+
+
+# --- indices --------------------------------------------------------------------------
+
+LOOKUPS: dict[str, tuple[Callable[[Any], Any], Sequence[int]]] = {
+    "an entry": (lambda i: jnp.asarray(TABLE)[i], range(-3, 3)),
+    "compiled": (jax.jit(lambda i: jnp.asarray(TABLE)[i]), range(-3, 3)),
+    "two arrays, one index": (
+        lambda i: jnp.asarray(TABLE)[i] + jnp.arange(5.0)[i],
+        range(-3, 3),
+    ),
+    "used for nothing but an index": (
+        lambda i: jnp.arange(5.0)[jnp.arange(2, 7)[i] - 2],
+        range(-5, 5),
+    ),
+    # The last entry is no start of a slice of two.
+    "a slice": (lambda i: lax.dynamic_slice(TABLE, (i,), (2,)), [-3, -2, 0, 1]),
+    "the first of several axes": (lambda i: jnp.eye(4)[:, i], range(-4, 4)),
+    "nothing": (lambda i: i + 1, range(-9, 10)),
+    "filled in": (lambda i: jnp.take(TABLE, i, mode="fill"), range(-9, 10)),
+    "a constant index": (lambda i: i + jnp.asarray(TABLE)[1], range(-9, 10)),
+}
+
+
+@pytest.mark.parametrize("name", LOOKUPS)
+def test_indices_in_range(name: str) -> None:
+    function, allowed = LOOKUPS[name]
+    program = jax.make_jaxpr(function)(np.int32(0))
+    check = jax.jit(lambda i: indices_in_range(program, [i]))
+    found = [i for i in range(-9, 10) if check(np.int32(i))]
+    assert found == list(allowed)
+
+
+def test_indices_of_a_small_type_do_not_overflow() -> None:
+    table = jnp.arange(300.0)
+    program = jax.make_jaxpr(lambda i: lax.dynamic_slice(table, (i,), (1,)))(
+        np.uint8(0)
+    )
+    assert indices_in_range(program, [np.uint8(255)])
