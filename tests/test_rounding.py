@@ -109,7 +109,7 @@ def start_of(fn: Any, engine: str, num_rows: int = 1) -> tuple[Any, Any]:
         num_rows=num_rows,
     )
     rows = np.zeros((1, COLUMNS), np.float32), np.zeros(1, np.float32)
-    analysis = vi._prepare_fit(rows, {})
+    analysis, _ = vi._prepare_fit(rows, {})
     return analysis.engine, analysis.engine.initial_state(jax.random.key(0))
 
 

@@ -103,9 +103,10 @@ class ModelArguments:
         """The same arguments with zeros in place of the rows, which take no memory."""
 
         def zeros(leaf: PrivateLeaf) -> PrivateLeaf:
-            if scipy.sparse.issparse(leaf):
-                return type(leaf)(leaf.shape, dtype=leaf.dtype)
-            return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
+            shape = _shape(leaf)
+            if isinstance(leaf, scipy.sparse.csr_matrix | scipy.sparse.csr_array):
+                return type(leaf)(shape, dtype=leaf.dtype)
+            return np.broadcast_to(np.zeros((), leaf.dtype), shape)
 
         stand_ins = {name: zeros(leaf) for name, leaf in self.private.items()}
         return dataclasses.replace(self, private=stand_ins)

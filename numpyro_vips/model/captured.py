@@ -195,7 +195,7 @@ class _Search:
         while stack:
             name, value = stack.pop()
             if self.hashed is not None:
-                self._hash(name, value)
+                self._hash(self.hashed, name, value)
             if id(value) in self.seen or _is_atom(value):
                 continue
             if not isinstance(value, str):  # Of which a vocabulary has many.
@@ -208,7 +208,7 @@ class _Search:
                 )
             stack += reversed(list(self._look_at(name, value)))
 
-    def _hash(self, name: str, value: Any) -> None:
+    def _hash(self, hashed: "hashlib._Hash", name: str, value: Any) -> None:
         """Adds a value, without what it refers to, which is met by itself."""
         content = _content(value)
         if content is None:
@@ -217,7 +217,7 @@ class _Search:
             content = str(id(value)).encode()
         kind = f"{name} {type(value).__module__}.{type(value).__qualname__}"
         for part in (kind.encode(), content):
-            self.hashed.update(len(part).to_bytes(8, "little") + part)
+            hashed.update(len(part).to_bytes(8, "little") + part)
 
     def _look_at(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
         """Notes what `value` is as an array; yields what else is to be visited."""

@@ -13,6 +13,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from jax.core import Tracer
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import engine_choice, prepared_fits
@@ -266,7 +267,7 @@ def test_what_is_kept_holds_no_rows(model: Any) -> None:
     arrays = 0
     for value in _reachable([prepared_fits._kept]):
         if isinstance(value, np.ndarray | jax.Array):
-            if isinstance(value, jax.core.Tracer) or jnp.issubdtype(
+            if isinstance(value, Tracer) or jnp.issubdtype(
                 value.dtype, jax.dtypes.prng_key
             ):
                 continue

@@ -427,7 +427,7 @@ def test_an_unusable_row_is_as_good_as_absent() -> None:
 
 
 def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
-    analysis = vi._prepare_fit(rows, {})
+    analysis, _ = vi._prepare_fit(rows, {})
     return analysis, vi._price(analysis.steps).steps
 
 

@@ -156,12 +156,14 @@ def test_statistics_are_scaled_by_the_norms_given():
     model = belief_network(2, "gaussian")
     together = nv.VIPS(release_once=False)
     vi = nv.PrivateVI(model, clipping_norm=norms, engine=together, **settings)
-    (analysis,) = [vi._prepare_fit((y,), {})]
+    analysis, _ = vi._prepare_fit((y,), {})
     assert len(analysis.steps) == 3
     for step in analysis.steps:
         assert {b.name: 1.0 / b.scale for b in step.blocks} == pytest.approx(norms)
         assert step.clipping_norm == pytest.approx(math.sqrt(6))
-    apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._prepare_fit((y,), {})
+    apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._prepare_fit((y,), {})[
+        0
+    ]
     assert [len(step.blocks) for step in apart.steps] == [1, 5, 5, 5]
     del norms["⟨W⟩"]
     with pytest.raises(ValueError, match="⟨W⟩"):

@@ -346,7 +346,7 @@ def test_curvature_has_the_noise_of_one_release():
         clipping_norm=0.7,
         progress_bar=False,
     )
-    analysis = vi._prepare_fit((X, y), {})
+    analysis, _ = vi._prepare_fit((X, y), {})
     first, *others = analysis.steps
     assert [block.name for block in first.blocks] == ["⟨w w⟩"]
     state: Any = analysis.engine.initial_state(jax.random.key(0))
@@ -384,7 +384,7 @@ def test_a_belief_network_has_nothing_to_release_once():
             clipping_norm=1.0,
             progress_bar=False,
         )
-        steps = vi._prepare_fit((y,), {}).steps
+        steps = vi._prepare_fit((y,), {})[0].steps
         assert sum(s.noise_multiplier**-2 for s in steps) == pytest.approx(1.0)
         return [[block.name for block in step.blocks] for step in steps]
 
