@@ -474,12 +474,24 @@ def illegal(distribution: dist.Distribution) -> list[str]:
     return found
 
 
+@functools.cache
+def described(family: Family) -> Callable[[Natural], Any]:
+    """Moments, standard parameters and log normaliser, compiled once."""
+    return jax.jit(
+        lambda n: (family.moments(n), family.parameters(n), family.log_normalizer(n))
+    )
+
+
+@functools.cache
+def projection(family: Family) -> Callable[..., Natural]:
+    return jax.jit(family.project)
+
+
 def check_member(family: Family, natural: Natural) -> int:
     """Asserts that natural parameters are those of a member; returns what it saw."""
-    moments, parameters = family.moments(natural), family.parameters(natural)
-    arrays = (*natural.values(), *moments.values(), *parameters.values())
+    moments, parameters, normalizer = described(family)(natural)
+    arrays = (*natural.values(), *moments.values(), *parameters.values(), normalizer)
     assert all(np.isfinite(array).all() for array in arrays)
-    assert np.isfinite(family.log_normalizer(natural)).all()
     assert illegal(family.distribution(parameters)) == []
     return sum(array.size for array in arrays)
 
@@ -535,14 +547,14 @@ def test_projection_of_noise_is_a_member(family: Family, size: float) -> None:
         drawn = symmetric(family, drawn)
         data = {k: jnp.asarray(v, jnp.float32) for k, v in drawn.items()}
         noise = {k: jnp.full(v.shape, size, jnp.float32) for k, v in prior.items()}
-        natural = jax.jit(family.project)(prior, data, noise)
+        natural = projection(family)(prior, data, noise)
         assert shapes(natural) == shapes(prior)
         assert check_member(family, natural) > 0
         changed += any(np.any(natural[s] != prior[s] + data[s]) for s in prior)
         # It is legal data now, so that without noise it comes back.
         legal = {s: natural[s] - prior[s] for s in prior}
         zero = {s: jnp.zeros_like(v) for s, v in prior.items()}
-        again = jax.jit(family.project)(prior, legal, zero)
+        again = projection(family)(prior, legal, zero)
         for s in prior:
             scale = 1e-5 * (1.0 + np.abs(natural[s]).max())
             np.testing.assert_allclose(again[s], natural[s], atol=scale)
@@ -565,7 +577,7 @@ def test_projection_leaves_noise_free_data_alone(family: Family) -> None:
             data[statistic] = (-1.0 if down else 1.0) * jnp.abs(data[statistic])
     if family.name == "GeneralizedInverseGaussian":
         data = natural  # Its order has no sign.
-    projected = jax.jit(family.project)(prior, data, noise)
+    projected = projection(family)(prior, data, noise)
     for statistic in family.statistics:
         np.testing.assert_array_equal(
             projected[statistic], prior[statistic] + data[statistic]
