@@ -84,34 +84,35 @@ def _allowed() -> frozenset[Any]:
     return frozenset(found)
 
 
-_RULES_OF_OURS: set[types.CodeType] = set()
+_RULES_OF_OURS: set[Callable[..., Any]] = set()
 
 
 def treats_rows_alone(rule: _Rule) -> _Rule:
-    """Marks a rule of `custom_vmap` in this package.
+    """Marks a rule of `custom_vmap` in this package, by its identity.
 
     Under the rule a row's result must depend on that row alone, to the last digit.
     """
-    _RULES_OF_OURS.add(rule.__code__)
+    _RULES_OF_OURS.add(rule)
     return rule
 
 
+def _rule_of(equation: jex_core.JaxprEqn) -> Any:
+    """The function that was given to `def_vmap`; None if JAX does not show it."""
+    return getattr(equation.params.get("rule"), "__wrapped__", None)
+
+
 @functools.cache
-def _rule_of_sequential_vmap() -> types.CodeType | None:
+def _code_of_sequential_vmap() -> types.CodeType:
+    """Each of its functions has a rule of its own, all of the same code."""
     program = jax.make_jaxpr(jax.custom_batching.sequential_vmap(jnp.sin))(0.0)
-    return _code_of_rule(program.jaxpr.eqns[0])
-
-
-def _code_of_rule(equation: jex_core.JaxprEqn) -> types.CodeType | None:
-    rule = getattr(equation.params.get("rule"), "__wrapped__", None)
-    return getattr(rule, "__code__", None)
+    return _rule_of(program.jaxpr.eqns[0]).__code__
 
 
 def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
-    code = _code_of_rule(equation)
-    return code is not None and (
-        code in _RULES_OF_OURS or code is _rule_of_sequential_vmap()
-    )
+    rule = _rule_of(equation)
+    if not isinstance(rule, types.FunctionType):
+        return False
+    return rule in _RULES_OF_OURS or rule.__code__ is _code_of_sequential_vmap()
 
 
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:
