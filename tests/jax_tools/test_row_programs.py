@@ -197,6 +197,18 @@ def foreign_keys(x: Any) -> Any:
     return x * jax.random.normal(jax.random.key(0, impl="rbg"))
 
 
+def foreign_call(x: Any) -> Any:
+    like = jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+    return jax.ffi.ffi_call("somewhere_else", like, vmap_method="broadcast_all")(x)
+
+
+def remembering(x: Any) -> Any:
+    """What a mutable array holds would outlive the step."""
+    memory = jax.new_ref(jnp.zeros(()))
+    memory[...] += jnp.sum(x)
+    return x + 0 * memory[...]
+
+
 WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "print in a derivative": (printing, "calls back to Python"),
     "callback in a derivative": (calling, "calls back to Python"),
@@ -205,6 +217,8 @@ WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "custom_vmap": (mixing, "custom_vmap"),
     "custom_vmap in a loop": (in_a_loop(mixing), "custom_vmap"),
     "own primitive": (own_primitive, "my_identity"),
+    "foreign call": (foreign_call, "ffi_call"),
+    "mutable array": (remembering, "not known that it treats"),
     "bit generator": (bit_generator, "rng_bit_generator"),
     "foreign keys": (foreign_keys, "keys of the kind"),
 }
