@@ -14,9 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.vips.coordinates import divided_by_weight
-from numpyro_vips.vips.e_step import entropy
+from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
+from numpyro_vips.vips.e_step import entropy, local_factors
 from numpyro_vips.vips.engine import VipsEngine, VipsState
+from numpyro_vips.vips.evidence_bound import row_bound
+from numpyro_vips.vips.expectations import (
+    MomentsByFactor,
+    expected,
+    expected_natural_of,
+)
 from numpyro_vips.vips.program import ConjugateProgram
 
 Row = Mapping[str, Any]
@@ -31,7 +37,6 @@ class FullBatch:
         self.count = len(next(iter(self.rows.values())))
         self.local_sweeps = local_sweeps
         self.engine = VipsEngine(program, num_rows=self.count, local_steps=local_sweeps)
-        self.first = {name: value[0] for name, value in self.rows.items()}
         self.released = {
             s.name: 1.0 for s in self.engine.statistics if s.release != "public"
         }
@@ -59,12 +64,12 @@ class FullBatch:
     @functools.cached_property
     def _bound(self) -> Any:
         def bound(moments: Any, natural: Any) -> jax.Array:
-            expected_natural = self.program.expected_natural_of(moments)
+            expected_natural = expected_natural_of(self.program.structure, moments)
 
             def of_row(row: Row) -> jax.Array:
-                return self.program.row_bound(expected_natural, row, self.local_sweeps)
+                return row_bound(self.program, expected_natural, row, self.local_sweeps)
 
-            of_globals = self.program.global_bound(moments, natural, self.first)
+            of_globals = _global_bound(self.program, moments, natural)
             return jax.vmap(of_row)(self.rows).sum() + of_globals
 
         return jax.jit(bound)
@@ -73,8 +78,8 @@ class FullBatch:
 
     def local_factors(self, state: VipsState, row: Row) -> tuple[dict, dict]:
         """Moments and natural parameters of a row's factors, at convergence."""
-        factors = self.program.local_factors(
-            state.expected_natural, row, self.local_sweeps
+        factors = local_factors(
+            self.program, state.expected_natural, row, self.local_sweeps
         )
         moments = {name: mine for name, (mine, _) in factors.items()}
         return moments, {name: natural for name, (_, natural) in factors.items()}
@@ -87,24 +92,23 @@ class FullBatch:
         program = self.program
 
         def of_row(row: Row) -> jax.Array:
-            found, terms, _ = program.row_terms(row)
+            arrays, _ = program.row_constants.zero_if_invalid(row)
+            terms = [term.filled(arrays) for term in program.row_terms]
             moments, natural = self.local_factors(state, row)
-            total = program.expected(terms, state.expected_natural, moments)
+            total = expected(program.structure, terms, state.expected_natural, moments)
             for factor in program.structure.posterior_factors_of("local"):
-                latent = found.latents[factor.latents[0]]
-                if latent.family is not None:
-                    assert latent.weight is not None
+                latents = program.structure.latents
+                if latents[factor.latents[0]].family is not None:
                     total += entropy(
                         factor,
                         natural[factor.name],
                         moments[factor.name],
-                        forms.constant_array(latent.weight),
+                        copies_array(factor, latents, arrays),
                     )
             return total
 
         total = jax.jit(jax.vmap(of_row))(self.rows).sum()
-        terms = program.prior_terms(self.first)
-        total += program.expected(terms, None, state.moments)
+        total += expected(program.structure, program.prior_terms, None, state.moments)
         for factor in program.structure.posterior_factors_of("global"):
             latent = program.structure.latents[factor.latents[0]]
             if latent.family is not None:
@@ -166,3 +170,18 @@ class FullBatch:
             else:
                 drawn[factor.name] = draw
         return drawn
+
+
+def _global_bound(
+    program: ConjugateProgram, moments: MomentsByFactor, natural: MomentsByFactor
+) -> jax.Array:
+    """The globals' part of the bound: E_q of their prior, plus entropies."""
+    structure = program.structure
+    total = expected(structure, program.prior_terms, None, moments)
+    for factor in structure.posterior_factors_of("global"):
+        weight = copies_array(factor, structure.latents, {})
+        each = natural[factor.name]
+        if weight is not None:
+            each = divided_by_weight(each, weight, factor.family)
+        total = total + entropy(factor, each, moments[factor.name], weight)
+    return total

@@ -22,7 +22,9 @@ from _rows import Rows, counts, letters, numbers
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.vips.compiler import _analyse, compile_model
+from numpyro_vips.vips.compiler import compile_model, interpreted
+from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.m_step import start
 from numpyro_vips.vips.program import ConjugateProgram
 
 UNIT = "rows"
@@ -66,7 +68,7 @@ def compiled(fn: Callable[..., None], rows: Rows, **options: Any) -> ConjugatePr
 def uncertified(fn: Callable[..., None], rows: Rows) -> ConjugateProgram:
     """The program without its certificate, for tests that check it themselves."""
     _, graph = graph_of(fn, rows)
-    return ConjugateProgram(graph=graph, structure=_analyse(graph, {}))
+    return interpreted(graph)
 
 
 # --- where the rows come from -----------------------------------------------------
@@ -251,14 +253,14 @@ def topics(words: Any) -> None:
 
 
 def away_from_prior(
-    program: ConjugateProgram, row: Any
+    program: ConjugateProgram,
 ) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """n̄ where no moment of the globals is zero, and a scale for each released block."""
-    start = program.start(jax.random.key(1), row).moments
-    start = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, start)
+    moments = start(program, jax.random.key(1)).moments
+    moments = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, moments)
     scales = {
         statistic.name: 0.5 + 0.4 * number
         for number, statistic in enumerate(program.structure.statistics)
         if statistic.release != "public"
     }
-    return program.expected_natural_of(start), scales
+    return expected_natural_of(program.structure, moments), scales

@@ -11,7 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from _models import MODELS, Rows, away_from_prior, uncertified
 
+from numpyro_vips.vips.bounded_sum import bounded_sum
+from numpyro_vips.vips.e_step import solve_locals
+from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import row_norm
 
 SWEEPS = 3
 COUNT = 48
@@ -25,8 +29,7 @@ class Setup:
         self.program: ConjugateProgram = uncertified(fn, rows)
         self.names = tuple(self.program.graph.arguments.row_shapes())
         self.rows = self.as_dict(rows)
-        first = {name: jnp.asarray(row[0]) for name, row in self.rows.items()}
-        self.expected_natural, self.scales = away_from_prior(self.program, first)
+        self.expected_natural, self.scales = away_from_prior(self.program)
 
     def as_dict(self, rows: Rows) -> dict[str, np.ndarray]:
         return dict(zip(self.names, rows, strict=True))
@@ -34,8 +37,14 @@ class Setup:
     @functools.cached_property
     def _bounded_sum(self) -> Any:
         return jax.jit(
-            lambda rows, mask, norm: self.program.bounded_sum(
-                self.expected_natural, rows, mask, self.scales, norm, SWEEPS
+            lambda rows, mask, norm: bounded_sum(
+                self.program,
+                self.expected_natural,
+                rows,
+                mask,
+                self.scales,
+                norm,
+                SWEEPS,
             )
         )
 
@@ -48,15 +57,20 @@ class Setup:
     @functools.cached_property
     def _row_by_row(self) -> Any:
         def one(row: Mapping[str, Any]) -> Any:
-            mine = self.program.solve_locals(self.expected_natural, row, SWEEPS)
+            mine = solve_locals(self.program, self.expected_natural, row, SWEEPS)
 
-            def expected(released: Mapping[str, Any]) -> jax.Array:
-                _, terms, _ = self.program.row_terms(row)
-                return self.program.expected(
-                    terms, {**self.expected_natural, **released}, mine
+            arrays, _ = self.program.row_constants.zero_if_invalid(row)
+            terms = [term.filled(arrays) for term in self.program.row_terms]
+
+            def value(released: Mapping[str, Any]) -> jax.Array:
+                return expected(
+                    self.program.structure,
+                    terms,
+                    {**self.expected_natural, **released},
+                    mine,
                 )
 
-            made = jax.grad(expected)(
+            made = jax.grad(value)(
                 {name: self.expected_natural[name] for name in self.scales}
             )
             blocks = {
@@ -64,7 +78,7 @@ class Setup:
                 for s in self.program.structure.statistics
                 if s.name in self.scales
             }
-            return blocks, self.program.row_norms(row, mine, self.scales)
+            return blocks, row_norm(self.program, row, mine, self.scales)
 
         return jax.jit(jax.vmap(one))
 

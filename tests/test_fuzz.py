@@ -400,7 +400,7 @@ def check_density(
         return row_and_validity(program, row, latents)[0]
 
     def of_globals(latents: Any) -> jax.Array:
-        return _prior_at_point(program, singles[0], latents)
+        return _prior_at_point(program, latents)
 
     def of_all(latents: Any) -> jax.Array:
         return jnp.asarray(log_density(model, rows, {}, latents)[0])

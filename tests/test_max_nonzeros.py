@@ -28,8 +28,12 @@ from numpyro_vips.conjugacy.interpreter import entries
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
+from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.e_step import solve_locals
+from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import row_norm
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12
@@ -168,14 +172,13 @@ class Setup:
         self.program = compiled(fn, rows, width)
         arguments = self.program.graph.arguments
         self.rows = jax.tree.map(jnp.asarray, arguments.take(np.arange(len(rows[0]))))
-        first = jax.tree.map(lambda array: array[0], self.rows)
-        self.expected_natural, self.scales = away_from_prior(self.program, first)
+        self.expected_natural, self.scales = away_from_prior(self.program)
 
     def norms_and_bounds(self) -> tuple[np.ndarray, np.ndarray]:
         def of_row(row: Any) -> Any:
-            mine = self.program.solve_locals(self.expected_natural, row, SWEEPS)
-            norm = self.program.row_norms(row, mine, self.scales)
-            return norm, self.program.row_bound(self.expected_natural, row, SWEEPS)
+            mine = solve_locals(self.program, self.expected_natural, row, SWEEPS)
+            norm = row_norm(self.program, row, mine, self.scales)
+            return norm, row_bound(self.program, self.expected_natural, row, SWEEPS)
 
         norms, bounds = jax.jit(jax.vmap(of_row))(self.rows)
         return np.asarray(norms), np.asarray(bounds)
@@ -183,8 +186,14 @@ class Setup:
     def bounded_sum(self, rows: Any, mask: Any, norm: float) -> dict[str, np.ndarray]:
         if not hasattr(self, "_sum"):
             self._sum = jax.jit(
-                lambda rows, mask, norm: self.program.bounded_sum(
-                    self.expected_natural, rows, mask, self.scales, norm, SWEEPS
+                lambda rows, mask, norm: bounded_sum(
+                    self.program,
+                    self.expected_natural,
+                    rows,
+                    mask,
+                    self.scales,
+                    norm,
+                    SWEEPS,
                 )
             )
         return jax.tree.map(np.asarray, self._sum(rows, jnp.asarray(mask), norm))

@@ -40,8 +40,7 @@ from numpyro.handlers import mask
 
 import numpyro_vips as nv
 from numpyro_vips.vips.certificate import certify
-from numpyro_vips.vips.compiler import _analyse
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.compiler import interpreted
 
 # The priors of scale 2 of most models below.
 normals = functools.partial(normals_of_scale, scale=2.0)
@@ -404,7 +403,7 @@ def test_model_is_compiled_to_what_it_means(name: str) -> None:
     case = CONJUGATE[name]
     assert case.reasons_against_vips() == {}
     graph = case.graph
-    certify(ConjugateProgram(graph=graph, structure=_analyse(graph, {})), seed=3)
+    certify(interpreted(graph), seed=3)
 
 
 # --- what is not --------------------------------------------------------------------

@@ -21,7 +21,7 @@ from numpyro_vips.fitting.private_step import DEFAULT_CHUNK, chunks_of
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.jax_tools.row_sums import in_pieces
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips.row_statistics import piece_size
+from numpyro_vips.vips.bounded_sum import piece_size
 
 NORM = 0.45
 

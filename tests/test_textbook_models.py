@@ -48,8 +48,7 @@ from numpyro.ops.indexing import Vindex
 
 import numpyro_vips as nv
 from numpyro_vips.vips.certificate import certify, check_rows_are_separate
-from numpyro_vips.vips.compiler import _analyse
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.compiler import interpreted
 
 CONJUGATE, NOT_CONJUGATE, UNSAFE = Cases(), Cases(), Cases()
 conjugate, not_conjugate, unsafe = CONJUGATE.of, NOT_CONJUGATE.of, UNSAFE.of
@@ -780,7 +779,7 @@ def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     graph = case.graph
     check_rows_are_separate(graph)
     # The rows of the test, with every index, in place of synthetic ones.
-    certify(ConjugateProgram(graph=graph, structure=_analyse(graph, {})), seed=3)
+    certify(interpreted(graph), seed=3)
 
 
 @pytest.mark.parametrize("name", NOT_CONJUGATE)

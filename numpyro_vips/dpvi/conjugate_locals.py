@@ -26,7 +26,7 @@ import numpyro
 import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
-from numpyro_vips.conjugacy.structure.structure import NotConjugate, find_structure
+from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
@@ -42,8 +42,9 @@ from numpyro_vips.model.prior_centre import initial_params
 from numpyro_vips.model.synthetic_rows import synthetic_rows
 from numpyro_vips.model.trace import site_outputs
 from numpyro_vips.vips.certificate import row_and_validity, synthetic_latents
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
+from numpyro_vips.vips.evidence_bound import row_bound_at
+from numpyro_vips.vips.program import ConjugateProgram, program_of
 
 _CERTIFIED_ROWS = 8
 _TOLERANCE = 1e-7
@@ -105,11 +106,9 @@ class ConjugateLocals:
 
         def rest(latents: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
             given = _given(graph, row, latents, params, self.solved)
-            traced, _ = program.graph.program_inputs
-            given = {k: jnp.asarray(v, traced[k].dtype) for k, v in given.items()}
             fixed = jax.lax.stop_gradient(given)
-            factors = program.local_factors({}, fixed, self._sweeps)
-            return program.row_bound_at({}, given, jax.lax.stop_gradient(factors))
+            factors = local_factors(program, {}, fixed, self._sweeps)
+            return row_bound_at(program, {}, given, jax.lax.stop_gradient(factors))
 
         others = set(graph.sites) - set(self._sites)
         latents = {**values, **anything}
@@ -119,15 +118,9 @@ class ConjugateLocals:
         """The program of a row and the globals, in the current precision."""
         graph = _given_globals(self._graph, self.solved, self._sites)
         rows, _ = graph.program_inputs
-        found = []
-
-        def analyse(rows: Mapping[str, Any]) -> None:
-            # The globals come from a guide, and are legal up to rounding.
-            found.append(symbolic_log_joint(graph, rows, check_parameters=False))
-            found.append(find_structure(found[0], {}))
-
-        jax.eval_shape(analyse, rows)
-        return ConjugateProgram(graph=graph, structure=found[1], check_parameters=False)
+        # The globals come from a guide, and are legal up to rounding.
+        found = symbolic_log_joint(graph, rows, check_parameters=False)
+        return program_of(graph, *found)
 
     def _certify(self, program: ConjugateProgram) -> None:
         """Compares with NumPyro's log density where the row's latents are a point."""

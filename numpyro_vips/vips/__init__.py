@@ -2,5 +2,5 @@
 
 What `conjugacy/` answers is acted on here. A row contributes its expected
 sufficient statistics. Open `engine.py` first, then `program.py`, what a compiled
-model can be asked for; `row_statistics.py` is where a row is clipped.
+model is; `bounded_sum.py` is where a row is clipped.
 """

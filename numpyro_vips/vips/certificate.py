@@ -6,7 +6,7 @@ rule of the algebra that lies is caught here, in double precision, before any bu
 is spent. The check that rows do not act on each other serves both engines.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,9 +16,9 @@ import numpy as np
 import numpyro
 from numpyro.distributions import biject_to
 
-from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
@@ -27,8 +27,10 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
-from numpyro_vips.model.trace import abstract_taken_rows
-from numpyro_vips.vips.program import ConjugateProgram, divided_by_weight
+from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
+from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.starting_moments import zero_moments
 
 NUM_ROWS = 3
 NUM_UNUSUAL_ROWS = 24
@@ -164,21 +166,21 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
         return row_and_validity(program, row, latents)
 
-    def of_prior(row: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
-        return _prior_at_point(program, row, latents)
+    def of_prior(latents: Mapping[str, Any]) -> jax.Array:
+        return _prior_at_point(program, latents)
 
     of_rows, of_globals = evaluate_in_double(numpyros, rows, latents)
     of_one = trace_in_double(of_row, *singles[0])
     compiled = sum(of_one(*single)[0] for single in singles)
-    prior = evaluate_in_double(of_prior, singles[0][0], latents)
-    for what, expected, found in (
+    prior = evaluate_in_double(of_prior, latents)
+    for what, of_numpyro, found in (
         ("rows", of_rows, compiled),
         ("globals", of_globals, prior),
     ):
-        if not (np.isfinite(expected) and _close(expected, found)):
+        if not (np.isfinite(of_numpyro) and _close(of_numpyro, found)):
             raise CertificateError(
                 f"the compiled log density of the {what} is {found:.6g} at synthetic "
-                f"values, and NumPyro's is {expected:.6g}"
+                f"values, and NumPyro's is {of_numpyro:.6g}"
             )
     _certify_unusual_rows(program, of_one, singles[0][1], seed)
 
@@ -235,19 +237,13 @@ def _certify_unusual_rows(
 
 def _most_alternatives(program: ConjugateProgram) -> int:
     """The length of the longest axis that something is picked from."""
-    sizes = [2, *_gathered_sizes(program.graph.program)]
-    shapes = jax.tree.map(
-        lambda like: jax.ShapeDtypeStruct(like.shape[1:], like.dtype),
-        abstract_taken_rows(program.graph.arguments, 1),
-    )
-
-    def collect(row: Mapping[str, Any]) -> None:
-        for term in program.row_terms(row, zero_invalid=False)[1]:
-            for factor in term.factors:
-                if isinstance(factor, OneHot) and factor.is_private:
-                    sizes.append(factor.target.size)
-
-    jax.eval_shape(collect, shapes)
+    picked = [
+        factor.target.size
+        for term in program.row_terms
+        for factor in term.constants
+        if isinstance(factor, OneHot) and factor.is_private
+    ]
+    sizes = [2, *picked, *_gathered_sizes(program.graph.program)]
     return min(max(sizes), _MOST_INDICES)
 
 
@@ -281,55 +277,53 @@ def row_and_validity(
       latents: Values of all model latents, at which the density is taken.
     """
     # Synthetic observations need not lie in the support; the densities agree anyway.
-    found, terms, _ = program.row_terms(row, zero_invalid=False)
+    arrays, valid = program.row_constants(row)
     structure = program.structure
     moments = {
         factor.name: point_moments(factor, latents)
         for factor in structure.posterior_factors.values()
-        if factor.name not in found.latents or not found.latents[factor.name].family
+        if not structure.latents[factor.latents[0]].family
     }
-    total = _with_auxiliaries(program, found.latents, terms, moments)
-    return total, jnp.asarray(found.valid)
+    return _with_auxiliaries(structure, program.row_terms, arrays, moments), valid
 
 
-def _prior_at_point(
-    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
-) -> jax.Array:
+def _prior_at_point(program: ConjugateProgram, latents: Mapping[str, Any]) -> jax.Array:
     structure = program.structure
     moments = {
         factor.name: point_moments(factor, latents)
         for factor in structure.posterior_factors_of("global")
         if not structure.latents[factor.latents[0]].family
     }
-    terms = program.prior_terms(row)
-    return _with_auxiliaries(program, structure.latents, terms, moments)
+    return _with_auxiliaries(structure, program.prior_terms, {}, moments)
 
 
 def _with_auxiliaries(
-    program: ConjugateProgram,
-    latents: Mapping[str, Any],
-    terms: list[Term],
+    structure: Structure,
+    terms: Sequence[Term],
+    arrays: Mapping[int, jax.Array],
     moments: dict[str, Any],
 ) -> jax.Array:
     """Adds auxiliary variables at their optimum, where their bound is tight."""
     total = jnp.zeros(())
-    for factor in program.structure.posterior_factors.values():
-        latent = latents[factor.latents[0]]
+    terms = [term.filled(arrays) for term in terms]
+    for factor in structure.posterior_factors.values():
+        latent = structure.latents[factor.latents[0]]
         mine = [t for t in terms if any(a.latent == factor.name for a in t.atoms)]
         if latent.family is None or not mine:
             continue
-        weight = jnp.asarray(forms.constant_array(latent.weight))
+        weight = copies_array(factor, structure.latents, arrays)
+        assert weight is not None
 
-        def expected(
+        def value_of(
             value: Any, factor: PosteriorFactor = factor, mine: Any = mine
         ) -> jax.Array:
-            return program.expected(mine, None, {**moments, factor.name: value})
+            return expected(structure, mine, None, {**moments, factor.name: value})
 
-        natural = jax.grad(expected)(program.zero_moments(factor))
+        natural = jax.grad(value_of)(zero_moments(factor))
         natural = divided_by_weight(natural, weight, factor.family)
         moments[factor.name] = factor.family.moments(natural)
         total += jnp.sum(weight * factor.family.log_normalizer(natural))
         for statistic, value in natural.items():
             linear = value * moments[factor.name][statistic]
             total -= jnp.sum(weight * linear.reshape((*weight.shape, -1)).sum(-1))
-    return total + program.expected(terms, None, moments)
+    return total + expected(structure, terms, None, moments)

@@ -1,26 +1,20 @@
 """From a model graph to a certified conjugate program, or to the reasons why not."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
-from numpyro_vips.conjugacy.structure.structure import (
-    NotConjugate,
-    Structure,
-    find_structure,
-)
+from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
+from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph, retrace
-from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.model.trace import abstract_taken_rows
 from numpyro_vips.vips.certificate import CertificateError, certify
 from numpyro_vips.vips.factor_legality import illegal_factors
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.program import ConjugateProgram, program_of
 
 
 def compile_model(
@@ -58,8 +52,8 @@ def compile_model(
     except NotConjugate as error:
         # What cannot be done by entries may be possible for whole rows.
         return compiled(dict.fromkeys(widths, str(error)))
-    of_rows = _analyse(graph, overrides, augmentation, widths)
-    lost = _signs_lost(by_entries.structure, of_rows)
+    of_rows = interpreted(graph, overrides, augmentation, dict.fromkeys(widths, ""))
+    lost = _signs_lost(by_entries.structure, of_rows.structure)
     if not lost:
         return by_entries
     reason = f"by entries {', '.join(lost)} would not be known to have one sign"
@@ -87,16 +81,11 @@ def _compiled(
     dense: Mapping[str, str],
 ) -> ConjugateProgram:
     """Compiles and certifies a model whose arguments in `dense` are dense."""
-    found = _analyse(graph, overrides, augmentation, dense)
+    program = interpreted(graph, overrides, augmentation, dense)
     with jax.enable_x64(True):
         synthetic = with_synthetic_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, synthetic)
-        certified = ConjugateProgram(
-            graph=double,
-            structure=_analyse(double, overrides, augmentation, dense),
-            augmentation=augmentation,
-            dense=dense,
-        )
+        certified = interpreted(double, overrides, augmentation, dense)
         reasons = illegal_factors(certified)
         if reasons:
             raise NotConjugate(reasons)
@@ -104,36 +93,20 @@ def _compiled(
             certify(certified)
         except CertificateError as error:
             raise NotConjugate({"certificate": str(error)}) from None
-    return ConjugateProgram(
-        graph=graph,
-        structure=found,
-        augmentation=augmentation,
-        dense=dense,
-        densified=_abstract_log_joint(graph, augmentation, dense).densified,
-    )
+    return program
 
 
-def _analyse(
+def interpreted(
     graph: ModelGraph,
-    overrides: Mapping[str, str],
+    overrides: Mapping[str, str] | None = None,
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
-    dense: Iterable[str] = (),
-) -> Structure:
-    """Finds the structure with abstract rows: nothing is computed."""
-    return find_structure(_abstract_log_joint(graph, augmentation, dense), overrides)
-
-
-def _abstract_log_joint(
-    graph: ModelGraph, augmentation: logistic_bounds.Choice, dense: Iterable[str]
-) -> LogJoint:
-    box: list[LogJoint] = []
-
-    def analyse(rows: Mapping[str, Any]) -> None:
-        box.append(
-            symbolic_log_joint(
-                graph, dense_rows(rows, dense), augmentation=augmentation
-            )
-        )
-
-    jax.eval_shape(analyse, abstract_taken_rows(graph.arguments, 1))
-    return box[0]
+    dense: Mapping[str, str] | None = None,
+) -> ConjugateProgram:
+    """Compiles a model without certifying it, on abstract rows: nothing is computed."""
+    found = symbolic_log_joint(
+        graph,
+        abstract_taken_rows(graph.arguments, 1),
+        dense=dense or (),
+        augmentation=augmentation,
+    )
+    return program_of(graph, *found, overrides=overrides, dense=dense)

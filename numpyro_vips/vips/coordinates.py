@@ -18,11 +18,39 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.expectations import MomentsByFactor, expected
+from numpyro_vips.vips.expectations import (
+    MomentsByFactor,
+    expected,
+    without_globals,
+)
 from numpyro_vips.vips.starting_moments import zero_moments
 
 # Moments and natural parameters of one factor.
 LocalFactor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Given:
+    """What a row's latents are solved for from.
+
+    Attributes:
+      structure: What was found in the model.
+      arrays: What the slots of the row's terms stand for.
+      expected_natural: n̄, one array per statistic.
+    """
+
+    structure: Structure
+    arrays: Mapping[int, jax.Array]
+    expected_natural: Mapping[str, jax.Array]
+
+    def row_terms(self, terms: Sequence[Term]) -> list[Term]:
+        """Terms as functions of the row's latents alone."""
+        return [
+            without_globals(
+                self.structure, term.filled(self.arrays), self.expected_natural
+            )
+            for term in terms
+        ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +135,24 @@ def copies(factor: PosteriorFactor, latents: Mapping[str, Latent]) -> forms.Form
     """The number of independent copies that each element of a factor stands for."""
     weights = [latents[name].weight for name in factor.latents]
     return None if any(weight is None for weight in weights) else weights[0]
+
+
+def copies_array(
+    factor: PosteriorFactor,
+    latents: Mapping[str, Latent],
+    arrays: Mapping[int, jax.Array],
+) -> jax.Array | None:
+    """The same as an array; None for one copy.
+
+    Args:
+      factor: Which factor.
+      latents: All latents of the model.
+      arrays: What the slots of a row stand for.
+    """
+    weight = copies(factor, latents)
+    if weight is None:
+        return None
+    return jnp.asarray(forms.constant_array(weight.filled(arrays)), float)
 
 
 def divided_by_weight(

@@ -6,40 +6,77 @@ from the last to the first, so that what is observed moves first. What the globa
 contribute is put into the row's terms beforehand, so a sweep only touches what changes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
-from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import (
     Coordinate,
+    Given,
     LocalFactor,
     Whole,
-    copies,
+    copies_array,
     locals_of,
 )
 from numpyro_vips.vips.element_updates import Elements, couples_elements
-from numpyro_vips.vips.expectations import without_globals
-from numpyro_vips.vips.invalid_rows import ZeroInvalidRows
-from numpyro_vips.vips.shared_messages import Base, gathered_base, with_shared_message
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.shared_messages import with_shared_message
 from numpyro_vips.vips.starting_moments import neutral_auxiliaries
 
 # Sweeps over a row's latents where it has several that act on each other.
 DEFAULT_LOCAL_SWEEPS = 20
 
 
+def local_factors(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    row: Mapping[str, Any],
+    sweeps: int,
+) -> dict[str, LocalFactor]:
+    """Moments and natural parameters of a row's factors; see `solve_row`."""
+    arrays, _ = program.row_constants.zero_if_invalid(row)
+    factors = solve_row(
+        program.structure, program.row_terms, arrays, expected_natural, sweeps
+    )
+    return without_padding(factors)
+
+
+def solve_locals(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    row: Mapping[str, Any],
+    sweeps: int,
+) -> dict[str, dict[str, jax.Array]]:
+    """Moments of a row's latents, by coordinate ascent from a fresh start.
+
+    Those of a discrete latent may be padded with states that it does not have.
+    """
+    arrays, _ = program.row_constants.zero_if_invalid(row)
+    return moments_of_row(program, expected_natural, arrays, sweeps)
+
+
+def moments_of_row(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    arrays: Mapping[int, jax.Array],
+    sweeps: int,
+) -> dict[str, dict[str, jax.Array]]:
+    """The same, from the row's constants."""
+    factors = solve_row(
+        program.structure, program.row_terms, arrays, expected_natural, sweeps
+    )
+    return {name: moments for name, (moments, _) in factors.items()}
+
+
 def solve_row(
     structure: Structure,
-    found: LogJoint,
     terms: Sequence[Term],
-    zeroing: ZeroInvalidRows,
+    arrays: Mapping[int, jax.Array],
     expected_natural: Mapping[str, jax.Array],
     sweeps: int,
 ) -> dict[str, LocalFactor]:
@@ -47,9 +84,8 @@ def solve_row(
 
     Args:
       structure: What was found in the model.
-      found: The row's log joint density.
-      terms: Its terms, zeroed if the row is not valid.
-      zeroing: What zeroed them.
+      terms: The row's terms.
+      arrays: What its slots stand for, zeros if the row is not valid.
       expected_natural: n̄, one array per statistic.
       sweeps: Number of sweeps where latents act on each other.
 
@@ -61,24 +97,9 @@ def solve_row(
     """
     posterior_factors = structure.posterior_factors_of("local")
     of_locals = [term for term in terms if locals_of(structure, term)]
-    local_terms = [
-        without_globals(structure, term, expected_natural) for term in of_locals
-    ]
-
-    def gathered(posterior_factor: PosteriorFactor) -> Base | None:
-        return gathered_base(
-            structure,
-            posterior_factor,
-            of_locals,
-            found.latents,
-            zeroing,
-            expected_natural,
-        )
-
+    given = Given(structure, arrays, expected_natural)
     coordinates = [
-        _coordinate(
-            structure, posterior_factor, local_terms, gathered, found.latents, zeroing
-        )
+        _coordinate(given, posterior_factor, of_locals)
         for posterior_factor in posterior_factors
     ]
     moments = neutral_auxiliaries(structure, posterior_factors)
@@ -90,7 +111,7 @@ def solve_row(
     # The first sweep gives every factor its natural parameters. It is exact at once
     # where latents do not act on each other.
     factors = _sweep(coordinates, moments)
-    if couples_latents(structure, local_terms):
+    if couples_latents(structure, of_locals):
         factors = jax.lax.fori_loop(
             0,
             sweeps - 1,
@@ -117,23 +138,18 @@ def without_padding(factors: Mapping[str, LocalFactor]) -> dict[str, LocalFactor
 
 
 def _coordinate(
-    structure: Structure,
-    factor: PosteriorFactor,
-    terms: Sequence[Term],
-    gathered: Callable[[PosteriorFactor], Base | None],
-    latents: Mapping[str, Latent],
-    zeroing: ZeroInvalidRows,
+    given: Given, factor: PosteriorFactor, terms: Sequence[Term]
 ) -> Coordinate:
     """How a row's factor is updated, with all that does not change computed."""
+    structure = given.structure
     own = [t for t in terms if any(a.latent in factor.latents for a in t.atoms)]
-    weight = copies(factor, latents)
     if any(couples_elements(term, factor) for term in own):
-        return Elements(structure, factor, own)
-    factored = with_shared_message(structure, factor, own, gathered, weight, zeroing)
+        return Elements(structure, factor, given.row_terms(own))
+    factored = with_shared_message(given, factor, own)
     if factored is not None:
         return factored
-    array = None if weight is None else zeroing.array(forms.constant_array(weight))
-    return Whole(structure, factor, own, array)
+    weight = copies_array(factor, structure.latents, given.arrays)
+    return Whole(structure, factor, given.row_terms(own), weight)
 
 
 def _sweep(

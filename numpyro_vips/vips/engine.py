@@ -22,12 +22,14 @@ from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.model.synthetic_rows import synthetic_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips import m_step
+from numpyro_vips.vips.bounded_sum import bounded_sum
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, solve_locals
+from numpyro_vips.vips.expectations import expected_natural_of, means_of
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import with_repeats
+from numpyro_vips.vips.row_statistics import public_statistics, row_norm, with_repeats
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
@@ -115,9 +117,6 @@ class VipsEngine:
         self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
-        arguments = program.graph.arguments
-        rows = arguments.as_taken(synthetic_rows(arguments, 1, seed=0))
-        self._any_row = jax.tree.map(lambda array: jnp.asarray(array[0]), rows)
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -166,7 +165,7 @@ class VipsEngine:
         return value
 
     def initial_state(self, rng_key: jax.Array) -> VipsState:
-        moments, start = self._start(as_threefry(rng_key), self._any_row)
+        moments, start = self._start(as_threefry(rng_key))
         expected_natural = self._expected_natural_of(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
         for name, value in start.items():
@@ -189,17 +188,18 @@ class VipsEngine:
     @functools.cached_property
     def _start(self) -> Any:
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
-        return jax.jit(self.program.start)
+        return jax.jit(functools.partial(m_step.start, self.program))
 
     @functools.cached_property
     def _expected_natural_of(self) -> Any:
-        return jax.jit(self.program.expected_natural_of)
+        structure = self.program.structure
+        return jax.jit(functools.partial(expected_natural_of, structure))
 
     def _public_sums(
         self, expected_natural: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
         """What needs no noise: sums over all rows to which every row adds the same."""
-        contributions = self._public_contributions(expected_natural, self._any_row)
+        contributions = self._public_contributions(expected_natural)
         return {
             name: self.num_rows * np.asarray(contribution, dtype=np.float64)
             for name, contribution in contributions.items()
@@ -207,18 +207,16 @@ class VipsEngine:
 
     @functools.cached_property
     def _public_contributions(self) -> Any:
-        return jax.jit(
-            functools.partial(self.program.public_statistics, sweeps=self.local_steps)
-        )
+        of_row = functools.partial(public_statistics, self.program)
+        return jax.jit(functools.partial(of_row, sweeps=self.local_steps))
 
     @functools.cached_property
     def _bounded_sum(self) -> Any:
         @functools.partial(jax.jit, static_argnames="names")
-        def bounded_sum(
-            expected_natural, means, rows, mask, scales, clipping_norm, names
-        ):  # type: ignore[no-untyped-def]
+        def jitted(expected_natural, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
             by_name = dict(zip(names, scales, strict=True))
-            return self.program.bounded_sum(
+            return bounded_sum(
+                self.program,
                 expected_natural,
                 rows,
                 mask,
@@ -228,7 +226,7 @@ class VipsEngine:
                 means,
             )
 
-        return bounded_sum
+        return jitted
 
     def bounded_sum(
         self,
@@ -242,7 +240,7 @@ class VipsEngine:
         """The chunk's clipped sum of every block in `scales`, not yet private."""
         names = tuple(sorted(scales))
         values = tuple(float(scales[name]) for name in names)
-        means = self.program.means(state.moments)
+        means = means_of(self.program.structure, state.moments)
         found = self._bounded_sum(
             state.expected_natural,
             means,
@@ -259,21 +257,21 @@ class VipsEngine:
     ) -> dict[str, np.ndarray]:
         """Norm of each block for rows that the caller may see, such as synthetic
         ones."""
-        means = self.program.means(state.moments)
+        means = means_of(self.program.structure, state.moments)
         norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
+        program, sweeps = self.program, self.local_steps
+
         def norms(
             expected_natural: Any, means: Any, rows: Any, names: tuple[str, ...]
         ) -> Any:
             def norms_of_row(row: Any) -> dict[str, jax.Array]:
-                local = self.program.solve_locals(
-                    expected_natural, row, self.local_steps
-                )
+                local = solve_locals(program, expected_natural, row, sweeps)
                 return {
-                    name: self.program.row_norms(row, local, {name: 1.0}, means)
+                    name: row_norm(program, row, local, {name: 1.0}, means)
                     for name in names
                 }
 
@@ -293,7 +291,7 @@ class VipsEngine:
 
     @functools.cached_property
     def _update_globals(self) -> Any:
-        return jax.jit(self.program.update_globals)
+        return jax.jit(functools.partial(m_step.update_globals, self.program))
 
     def update(
         self,
@@ -346,7 +344,6 @@ class VipsEngine:
                 {k: jnp.asarray(v) for k, v in deviations.items()},
                 state.moments,
                 state.centre,
-                self._any_row,
                 self.global_sweeps,
             )
             expected_natural = self._expected_natural_of(moments)

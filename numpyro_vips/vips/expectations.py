@@ -59,11 +59,24 @@ def expected(
     return total
 
 
+def means_of(structure: Structure, moments: MomentsByFactor) -> dict[str, jax.Array]:
+    """The points about which statistics are released, by latent; see `centring`."""
+    means = {}
+    for name in sorted(structure.centred):
+        factor = structure.posterior_factors[name]
+        layout = factor.layout
+        assert layout is not None
+        for latent in factor.latents:
+            shape = (*layout.batch_shape, *layout.block_shape(latent))
+            array = moments[name]["x"][..., layout.span(latent)]
+            means[latent] = array.reshape(shape)
+    return means
+
+
 def constants(term: Term) -> "list[LabelledArray | OneHot]":
     return [
         factor if isinstance(factor, OneHot) else (factor.array, factor.labels)
-        for factor in term.factors
-        if not isinstance(factor, Atom)
+        for factor in term.constants
     ]
 
 

@@ -8,21 +8,20 @@ are replaced by free ones of any sign and size, and the statistics that result m
 still be legal for every family.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy.algebra.terms import Dense, OneHot, Term
+from numpyro_vips.conjugacy.algebra.terms import OneHot, Slot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.structure import normal_terms
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.model.trace import abstract_taken_rows
 from numpyro_vips.vips.certificate import point_moments, synthetic_latents
+from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.starting_moments import zero_moments
 
 _DRAWS = 40
 _TOLERANCE = 1e-6
@@ -36,26 +35,25 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
       seed: Seed of the free numbers.
     """
     reasons = {}
-    for site in program.graph.sites.values():
-        if site.distributed.kind is dist.Unit:
-            factor = _first_illegal(program, site.name, seed)
-            if factor is not None:
-                names = ", ".join(map(repr, factor.latents))
-                reasons[site.name] = (
-                    f"a factor that is no log density in {names} at some numbers "
-                    "that a row may hold, so that there may be no posterior to update "
-                    "to; write an observation as numpyro.sample(..., obs=...), or say "
-                    "that a number has a sign by jnp.maximum(t, 0)"
-                )
+    for site, terms in program.factor_terms.items():
+        factor = _first_illegal(program, terms, seed)
+        if factor is not None:
+            names = ", ".join(map(repr, factor.latents))
+            reasons[site] = (
+                f"a factor that is no log density in {names} at some numbers "
+                "that a row may hold, so that there may be no posterior to update "
+                "to; write an observation as numpyro.sample(..., obs=...), or say "
+                "that a number has a sign by jnp.maximum(t, 0)"
+            )
     return reasons
 
 
 def _first_illegal(
-    program: ConjugateProgram, site: str, seed: int
+    program: ConjugateProgram, terms: Sequence[Term], seed: int
 ) -> PosteriorFactor | None:
-    terms = _terms_of(program, site)
     free = _free_arrays(terms)
-    factors = program.structure.posterior_factors
+    structure = program.structure
+    factors = structure.posterior_factors
     mine = [
         factor
         for factor in factors.values()
@@ -63,10 +61,11 @@ def _first_illegal(
     ]
 
     def statistics(
-        arrays: list[Any], values: Mapping[str, Any], chosen: Mapping[str, Any]
+        arrays: Mapping[int | str, Any],
+        values: Mapping[str, Any],
+        chosen: Mapping[str, Any],
     ) -> dict[str, tuple[Any, Any]]:
-        by_id = dict(zip(free, arrays, strict=True))
-        replaced = [t.with_row_arrays(lambda array: by_id[id(array)]) for t in terms]
+        replaced = [term.filled(arrays) for term in terms]
         moments = dict(chosen)
         for factor in factors.values():
             if factor.name not in chosen:
@@ -74,10 +73,11 @@ def _first_illegal(
         found = {}
         for factor in mine:
 
-            def expected(own: Any, factor: PosteriorFactor = factor) -> jax.Array:
-                return program.expected(replaced, None, {**moments, factor.name: own})
+            def value(own: Any, factor: PosteriorFactor = factor) -> jax.Array:
+                with_own = {**moments, factor.name: own}
+                return expected(structure, replaced, None, with_own)
 
-            natural = jax.grad(expected)(program.zero_moments(factor))
+            natural = jax.grad(value)(zero_moments(factor))
             size = sum(jnp.abs(value).max() for value in natural.values())
             zero = jax.tree.map(jnp.zeros_like, natural)
             noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
@@ -89,7 +89,7 @@ def _first_illegal(
     rng = np.random.default_rng(seed)
     evaluate = None
     for draw in range(_DRAWS):
-        arrays = [_draw(*what, rng) for what in free.values()]
+        arrays = {token: _draw(*what, rng) for token, what in free.items()}
         values = synthetic_latents(program.graph, 1, seed + draw)
         chosen = _random_auxiliaries(program, rng)
         if evaluate is None:
@@ -100,49 +100,37 @@ def _first_illegal(
     return None
 
 
-def _terms_of(program: ConjugateProgram, site: str) -> list[Term]:
-    """The terms of one site, its rows abstract, without its mask and scale."""
-    box: list[list[Term]] = []
-
-    def collect(rows: Mapping[str, Any]) -> None:
-        found = program.symbolic_log_joint(rows, weighted=False)
-        for density in found.densities:
-            if density.site == site:
-                box.append(normal_terms(density.form.terms, found.latents))
-
-    jax.eval_shape(collect, abstract_taken_rows(program.graph.arguments, 1))
-    return box[0]
-
-
 def _free_arrays(
-    terms: list[Term],
-) -> dict[int, tuple[Any, int | None, bool]]:
+    terms: Sequence[Term],
+) -> dict[int | str, tuple[Slot, int | None, bool]]:
     """The arrays that rows bring, the upper limit of those that are indices, and
     whether the program lets none of an array's entries be negative."""
-    found: dict[int, tuple[Any, int | None, bool]] = {}
-    for term in terms:
-        for factor in term.factors:
-            if isinstance(factor, OneHot) and factor.is_private:
-                found[id(factor.indices)] = factor.indices, factor.target.size, True
-            elif isinstance(factor, Dense) and factor.is_private:
-                top = 2 if factor.branch else None
-                found[id(factor.array)] = factor.array, top, factor.lower >= 0
+    found: dict[int | str, tuple[Slot, int | None, bool]] = {}
+    for factor in (factor for term in terms for factor in term.constants):
+        slot = factor.array
+        if not isinstance(slot, Slot):
+            continue
+        if isinstance(factor, OneHot):
+            found[slot.token] = slot, factor.target.size, True
+        else:
+            top = 2 if factor.branch else None
+            found[slot.token] = slot, top, factor.lower >= 0
     return found
 
 
 def _draw(
-    array: Any, top: int | None, nonnegative: bool, rng: np.random.Generator
+    slot: Slot, top: int | None, nonnegative: bool, rng: np.random.Generator
 ) -> np.ndarray:
     """Numbers of any size and sign, indices, or what a choice selects."""
-    shape = np.shape(array)
+    shape = slot.shape
     if top is not None:
-        return rng.integers(0, top, shape).astype(array.dtype)
-    if array.dtype == bool:
+        return rng.integers(0, top, shape).astype(slot.dtype)
+    if slot.dtype == bool:
         return rng.integers(0, 2, shape).astype(bool)
     # One size for all, so that no single entry hides the others, most of the time.
     size = 10.0 ** rng.uniform(-3, 3, shape if rng.random() < 0.3 else ())
     drawn = size * rng.normal(size=shape)
-    return (np.abs(drawn) if nonnegative else drawn).astype(array.dtype)
+    return (np.abs(drawn) if nonnegative else drawn).astype(slot.dtype)
 
 
 def _random_auxiliaries(

@@ -23,6 +23,7 @@ from numpyro_vips.vips.expectations import (
     expected,
     expected_natural_of,
 )
+from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
 from numpyro_vips.vips.starting_moments import neutral_auxiliaries, zero_moments
 
@@ -41,7 +42,7 @@ class Start(NamedTuple):
     statistics: dict[str, jax.Array]
 
 
-def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
+def start(program: ConjugateProgram, key: jax.Array) -> Start:
     """Moments of the globals, and the sums that a running average goes on from.
 
     The average goes on from these sums, as in stochastic variational inference
@@ -53,7 +54,8 @@ def start(structure: Structure, prior: Sequence[Term], key: jax.Array) -> Start:
     of a family with pseudo-counts, such as a Dirichlet. The others start at zero: only
     for counts does the perturbation have a size that some rows' statistics could have.
     """
-    moments, added = _perturbed(structure, prior, key)
+    structure = program.structure
+    moments, added = _perturbed(structure, program.prior_terms, key)
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -228,21 +230,18 @@ def _entry_stddev(statistic: Statistic, stddev: jax.Array) -> jax.Array:
 
 
 def update_globals(
-    structure: Structure,
-    prior: Sequence[Term],
+    program: ConjugateProgram,
     statistics: Mapping[str, jax.Array],
     noise_stddev: Mapping[str, jax.Array],
     moments: MomentsByFactor,
     centre: Mapping[str, jax.Array],
-    *,
     max_sweeps: int | jax.Array = 500,
     tolerance: float = 1e-9,
 ) -> tuple[dict, dict]:
     """Coordinate ascent over the globals for given sums of row statistics.
 
     Args:
-      structure: What was found in the model.
-      prior: Terms of the sites outside the unit plate.
+      program: The compiled model.
       statistics: One sum over all rows per statistic, noisy or public.
       noise_stddev: Standard deviation of the noise in each of them.
       moments: Where to start.
@@ -255,6 +254,7 @@ def update_globals(
       several copies (`Latent.weight`), its moments are of one of them, and its natural
       parameters are the sum of all of theirs.
     """
+    structure = program.structure
     factors = structure.posterior_factors_of("global")
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
@@ -273,7 +273,7 @@ def update_globals(
                 share = _from_data(
                     structure, factor, statistics, noise_stddev, current, centre
                 )
-            own = _from_prior(structure, factor, current, prior)
+            own = _from_prior(structure, factor, current, program.prior_terms)
             natural[factor.name] = jax.tree.map(jnp.add, own, share)
             weight = copies(factor, structure.latents)
             each = natural[factor.name]

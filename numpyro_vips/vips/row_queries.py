@@ -13,7 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
-from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.gaussian import Normal
@@ -25,10 +24,11 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.row_queries import RowQuery, map_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.coordinates import copies
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
-from numpyro_vips.vips.expectations import MomentsByFactor
-from numpyro_vips.vips.program import ConjugateProgram, LocalFactor
+from numpyro_vips.vips.coordinates import LocalFactor, copies_array
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
+from numpyro_vips.vips.evidence_bound import row_bound
+from numpyro_vips.vips.expectations import MomentsByFactor, expected_natural_of
+from numpyro_vips.vips.program import ConjugateProgram
 
 
 class RowQueryProgram:
@@ -52,14 +52,13 @@ class RowQueryProgram:
         )
 
         def bound(expected_natural: Any, row: Mapping[str, Any]) -> jax.Array:
-            return program.row_bound(expected_natural, row, local_steps)
+            return row_bound(program, expected_natural, row, local_steps)
 
         def factors(
             expected_natural: Any, row: Mapping[str, Any]
         ) -> dict[str, LocalFactor]:
-            return _with_copies(
-                program, program.local_factors(expected_natural, row, local_steps), row
-            )
+            solved = local_factors(program, expected_natural, row, local_steps)
+            return _with_copies(program, solved, row)
 
         self._bounds = jax.jit(jax.vmap(bound, in_axes=(None, 0)))
         self._factors = jax.jit(jax.vmap(factors, in_axes=(None, 0)))
@@ -68,7 +67,7 @@ class RowQueryProgram:
         self, arguments: ModelArguments, of_globals: MomentsByFactor
     ) -> np.ndarray:
         """For each row, the bound on its log density; the globals' KL is not in it."""
-        expected_natural = self._program.expected_natural_of(of_globals)
+        expected_natural = expected_natural_of(self._program.structure, of_globals)
         parts = map_rows(arguments, lambda rows: self._bounds(expected_natural, rows))
         return np.concatenate([np.asarray(part) for part in parts])
 
@@ -76,7 +75,7 @@ class RowQueryProgram:
         self, arguments: ModelArguments, of_globals: MomentsByFactor
     ) -> dict[str, dist.Distribution]:
         """The posterior of each latent with one entry per row."""
-        expected_natural = self._program.expected_natural_of(of_globals)
+        expected_natural = expected_natural_of(self._program.structure, of_globals)
         parts = list(
             map_rows(arguments, lambda rows: self._factors(expected_natural, rows))
         )
@@ -94,13 +93,13 @@ def _with_copies(
     program: ConjugateProgram, factors: dict[str, LocalFactor], row: Mapping[str, Any]
 ) -> dict[str, LocalFactor]:
     """Adds to a factor's moments how many copies of it a row has."""
-    found, _, _ = program.row_terms(row)
+    arrays, _ = program.row_constants(row)
+    latents = program.structure.latents
     for posterior_factor in program.structure.posterior_factors_of("local"):
-        weight = copies(posterior_factor, found.latents)
+        weight = copies_array(posterior_factor, latents, arrays)
         if weight is not None:
             moments, natural = factors[posterior_factor.name]
-            array = jnp.asarray(forms.constant_array(weight), float)
-            factors[posterior_factor.name] = {**moments, "copies": array}, natural
+            factors[posterior_factor.name] = {**moments, "copies": weight}, natural
     return factors
 
 

@@ -1,10 +1,10 @@
-"""Norms and clipped sums of the rows' expected sufficient statistics.
+"""Norms of the rows' expected sufficient statistics.
 
 The expected log joint density of a row is linear in the expected natural parameters n̄,
 so the row's expected sufficient statistics are its gradient in them. No row's statistic
 is ever made: its norm comes from inner products of its terms, each a small contraction,
-and the clipped sum over rows is one weighted backward pass. What indices scatter is
-made as the few entries that it is, for the norm and for the sum.
+and the clipped sum over rows is one weighted backward pass; see `bounded_sum`. What
+indices scatter is made as the few entries that it is, for the norm and for the sum.
 """
 
 import dataclasses
@@ -28,6 +28,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     is_public,
     labels_of,
 )
+from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.geometry import is_global
 from numpyro_vips.conjugacy.structure.repeated_diagonals import (
     with_diagonal,
@@ -35,15 +36,19 @@ from numpyro_vips.conjugacy.structure.repeated_diagonals import (
 )
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.jax_tools.row_sums import clipping_factor, piece_length
+from numpyro_vips.jax_tools.row_sums import in_double
+from numpyro_vips.vips.coordinates import locals_of
+from numpyro_vips.vips.e_step import solve_row
 from numpyro_vips.vips.expectations import (
     LabelledArray,
     MomentsByFactor,
     binding,
     constants,
+    expected,
     labels_of_operand,
     moment_operands,
 )
+from numpyro_vips.vips.program import ConjugateProgram
 
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
@@ -63,40 +68,105 @@ class RowContribution:
     several.
 
     Attributes:
-      numbers: The row's arrays in its terms, in order.
+      numbers: What the slots of its terms stand for, by token.
       local_moments: Moments of its latents, by factor.
       scattered: The statistics that are made already.
       valid: Whether the row may count.
       epsilon: Machine epsilon of the precision in which latents were solved for.
     """
 
-    numbers: tuple[jax.Array, ...]
+    numbers: Mapping[int, jax.Array]
     local_moments: MomentsByFactor
     scattered: "Mapping[str, Scattered]"
     valid: jax.Array
     epsilon: float = dataclasses.field(metadata={"static": True})
 
 
-def numbers_of(terms: Sequence[Term]) -> tuple[jax.Array, ...]:
-    """The arrays that depend on the row."""
-    found: list[ArrayLike] = []
+def row_norm(
+    program: ConjugateProgram,
+    row: Mapping[str, Any],
+    local_moments: MomentsByFactor,
+    scales: Mapping[str, float],
+    means: Means | None = None,
+) -> jax.Array:
+    """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
-    def look(array: ArrayLike) -> ArrayLike:
-        found.append(array)
-        return array
+    Not finite if the row is not valid.
 
-    for term in terms:
-        term.with_row_arrays(look)
-    return tuple(map(jnp.asarray, found))
+    Args:
+      program: The compiled model.
+      row: One row of every private argument.
+      local_moments: Moments of its latents, by factor.
+      scales: Scale of each block that is released; the others are left out.
+      means: The points about which statistics are taken, by latent; zero if left out.
+    """
+    means = means or {}
+    arrays, valid = program.row_constants.zero_if_invalid(row)
+    contribution = row_contribution(
+        program, arrays, valid, local_moments, scales, means
+    )
+    with jax.enable_x64(True):
+        return norm_of(
+            program, in_double(contribution), in_double(scales), in_double(means)
+        )
 
 
-def with_numbers(terms: Sequence[Term], numbers: Sequence[jax.Array]) -> list[Term]:
-    """The same terms with other numbers, in the order of `numbers_of`."""
-    left = iter(numbers)
-    return [term.with_row_arrays(lambda _: next(left)) for term in terms]
+def row_contribution(
+    program: ConjugateProgram,
+    arrays: Mapping[int, jax.Array],
+    valid: jax.Array,
+    local_moments: MomentsByFactor,
+    scales: Mapping[str, float],
+    means: Means,
+) -> RowContribution:
+    """A row's contribution, from which norm and sum are made.
+
+    Both are made of the same numbers and in double precision, where no product of a
+    few of them is too large or too small. In single precision squares of small numbers
+    are zero: a row could count with a norm of zero and not be clipped.
+
+    Args:
+      program: The compiled model.
+      arrays: The row's constants by token, zeros if it is not valid.
+      valid: Whether it is.
+      local_moments, scales, means: As in `row_norm`.
+    """
+    scattered = scattered_statistics(
+        program.structure,
+        terms_with(program, arrays, means),
+        local_moments,
+        scales,
+    )
+    tokens = {slot.token for term in program.row_terms for slot in term.slots}
+    numbers = {token: array for token, array in arrays.items() if token in tokens}
+    return RowContribution(numbers, local_moments, scattered, valid, epsilon())
+
+
+def terms_with(
+    program: ConjugateProgram, numbers: Mapping[int, jax.Array], means: Means
+) -> list[Term]:
+    """A row's terms with its numbers, taken about the means."""
+    terms = program.centred_terms if means else program.row_terms
+    return [term.filled({**numbers, **means}) for term in terms]
 
 
 # --- norms ----------------------------------------------------------------------------
+
+
+def norm_of(
+    program: ConjugateProgram,
+    contribution: RowContribution,
+    scales: Mapping[str, float],
+    means: Means,
+) -> jax.Array:
+    """The norm of a contribution, in double precision; not finite if it is not valid.
+
+    It may be larger than that of the row's scaled statistics, never smaller.
+    """
+    terms = terms_with(program, contribution.numbers, means)
+    square = squared_row_norm(program.structure, terms, contribution, scales)
+    norm = jnp.sqrt(jnp.maximum(square, 0.0))
+    return jnp.where(contribution.valid, norm, jnp.nan)
 
 
 def squared_row_norm(
@@ -376,50 +446,47 @@ def _may_cancel(entries: Sequence[Entry]) -> bool:
     return any(label.size > 1 and label not in labels for label in term.bound)
 
 
-# --- sums over rows -------------------------------------------------------------------
-
-# What some rows add to a statistic: an array, or their contributions, still scattered.
-PartialSum = jax.Array | Scattered
+# --- statistics that no row changes ---------------------------------------------------
 
 
-def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
-    """Rows' contributions, each times its weight (rows,)."""
-    values = scattered.values
-    each = weights.reshape(-1, *(1,) * (values.ndim - 1))
-    return dataclasses.replace(scattered, values=each * values)
+def public_statistics(
+    program: ConjugateProgram, expected_natural: Mapping[str, jax.Array], sweeps: int
+) -> dict[str, jax.Array]:
+    """One row's contribution to each public statistic; every row has the same.
 
-
-def zero_sum(partial_sum: PartialSum, shape: tuple[int, ...]) -> jax.Array:
-    """The zeros from which partial sums are added up, given the statistic's own shape.
-
-    Only the shapes of `partial_sum` are used.
+    Of a row's latents, only those take part whose factors do not depend on private
+    rows.
     """
-    if not isinstance(partial_sum, Scattered):
-        return jnp.zeros(shape, partial_sum.dtype)
-    picked = [shape[partial_sum.axes.index(i)] for i in range(len(partial_sum.indices))]
-    # The values have axes of rows and of each row's entries first.
-    return jnp.zeros((*picked, *partial_sum.values.shape[2:]), partial_sum.values.dtype)
-
-
-def add(total: jax.Array, partial_sum: PartialSum) -> jax.Array:
-    if not isinstance(partial_sum, Scattered):
-        return total + partial_sum
-    return total.at[partial_sum.indices].add(partial_sum.values, mode="drop")
-
-
-def in_order(
-    total: jax.Array, partial_sum: PartialSum, shape: tuple[int, ...]
-) -> jax.Array:
-    """A total of partial sums, with the statistic's own axes."""
-    if not isinstance(partial_sum, Scattered):
-        return total
-    axes = partial_sum.axes
-    total = total[tuple(slice(shape[axes.index(i)]) for i in range(total.ndim))]
-    if len(axes) == total.ndim:
-        return jnp.transpose(total, axes)
-    entries = jnp.ogrid[tuple(slice(size) for size in total.shape)]
-    diagonal = tuple(entries[axis] for axis in axes)
-    return jnp.zeros(shape, total.dtype).at[diagonal].set(total)
+    structure = program.structure
+    alike = dataclasses.replace(
+        structure,
+        posterior_factors={
+            name: factor
+            for name, factor in structure.posterior_factors.items()
+            if factor.role == "global" or name not in structure.data_dependent_factors
+        },
+    )
+    terms = [
+        term
+        for term in program.row_terms
+        if not term.is_private
+        and locals_of(structure, term) <= set(alike.posterior_factors)
+    ]
+    factors = solve_row(alike, terms, {}, expected_natural, sweeps)
+    local_moments = {name: moments for name, (moments, _) in factors.items()}
+    released = [
+        term
+        for term in terms
+        if (found := binding(structure, term)) and found[0].release == "public"
+    ]
+    gradients = jax.grad(
+        lambda natural: expected(structure, released, natural, local_moments)
+    )(dict(expected_natural))
+    return {
+        s.name: as_block(s, gradients[s.name])
+        for s in structure.statistics
+        if s.release == "public"
+    }
 
 
 # --- blocks ---------------------------------------------------------------------------
@@ -455,29 +522,3 @@ def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
     order = [axis for part in statistic.matrix for axis in part]
     array = block.reshape([statistic.shape[i] for i in order])
     return array.transpose([order.index(i) for i in range(len(order))])
-
-
-# --- rows -----------------------------------------------------------------------------
-
-# Rows whose latents are swept are worked on in pieces that stay near the processor.
-MAX_PIECE = 256
-_PIECE_BYTES = 2**26
-
-
-def piece_size(bytes_per_row: int) -> int:
-    """How many rows to work on together, given what the latents of one take."""
-    return min(MAX_PIECE, piece_length(bytes_per_row, _PIECE_BYTES))
-
-
-def clipping_weights(
-    norms: jax.Array, mask: jax.Array, clipping_norm: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """What each row is multiplied by, and which rows may be looked at at all."""
-    usable = mask & jnp.isfinite(norms)
-    factors = clipping_factor(norms, clipping_norm)
-    return jnp.where(usable, factors, 0.0), usable
-
-
-def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
-    shape = (-1, *(1,) * (array.ndim - 1))
-    return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))

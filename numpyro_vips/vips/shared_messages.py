@@ -4,7 +4,7 @@ As the topics of a document's words: probabilities are kept as products, so that
 array of elements by states is made in a sweep.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -18,20 +18,21 @@ from numpyro_vips.conjugacy.algebra.terms import (
     OneHot,
     Term,
     labels_of,
+    same_constant,
     same_labels,
 )
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
-from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import (
     Coordinate,
+    Given,
     LocalFactor,
     Whole,
     by_coupling,
     copies,
+    copies_array,
     divided_by_weight,
-    locals_of,
 )
 from numpyro_vips.vips.expectations import (
     MomentsByFactor,
@@ -39,7 +40,6 @@ from numpyro_vips.vips.expectations import (
     constants,
     moment_operands,
 )
-from numpyro_vips.vips.invalid_rows import ZeroInvalidRows
 
 
 class Base(NamedTuple):
@@ -109,14 +109,10 @@ class SharedMessage(Coordinate):
 
 
 def with_shared_message(
-    structure: Structure,
-    posterior_factor: PosteriorFactor,
-    terms: Sequence[Term],
-    gathered: Callable[[PosteriorFactor], Base | None],
-    weight: forms.Form | None,
-    zeroing: ZeroInvalidRows,
+    given: Given, posterior_factor: PosteriorFactor, terms: Sequence[Term]
 ) -> SharedMessage | None:
     """The factor as a `SharedMessage` coordinate, if its messages lack some axis."""
+    structure = given.structure
     if (
         not isinstance(posterior_factor.family, Categorical)
         or len(posterior_factor.shape) == 0
@@ -127,13 +123,13 @@ def with_shared_message(
     alone, coupled = by_coupling(structure, terms)
     if not coupled:
         return None
+    weight = copies(posterior_factor, structure.latents)
     if weight is not None:
-        divided = [
-            _of_one_copy(term, posterior_factor, weight, zeroing) for term in coupled
-        ]
+        divided = [_of_one_copy(term, posterior_factor, weight) for term in coupled]
         if any(term is None for term in divided):
             return None
         coupled = [term for term in divided if term is not None]
+    coupled = given.row_terms(coupled)
     varying: set[int] = set()
     for term in coupled:
         (atom,) = (a for a in term.atoms if a.latent == posterior_factor.name)
@@ -151,11 +147,12 @@ def with_shared_message(
     if len(shape) - 1 not in varying or all(i in varying for i in long):
         return None
     message_shape = tuple(n if i in varying else 1 for i, n in enumerate(shape))
-    base = gathered(posterior_factor)
+    base = _gathered_base(given, posterior_factor, alone)
     if base is None:
-        log = Whole(structure, posterior_factor, alone, None).of_own_terms["is"]
-        if weight is not None:
-            array = zeroing.array(forms.constant_array(weight))
+        own = given.row_terms(alone)
+        log = Whole(structure, posterior_factor, own, None).of_own_terms["is"]
+        array = copies_array(posterior_factor, structure.latents, given.arrays)
+        if array is not None:
             log = divided_by_weight({"is": log}, array, posterior_factor.family)["is"]
         base = Base(log, _scaled_exp(log))
     return SharedMessage(structure, posterior_factor, base, coupled, message_shape)
@@ -167,13 +164,8 @@ def _scaled_exp(log: jax.Array) -> jax.Array:
     return padded(jnp.exp(log - jnp.where(jnp.isneginf(largest), 0.0, largest)))
 
 
-def gathered_base(
-    structure: Structure,
-    posterior_factor: PosteriorFactor,
-    terms: Sequence[Term],
-    latents: Mapping[str, Latent],
-    zeroing: ZeroInvalidRows,
-    expected_natural: Mapping[str, jax.Array],
+def _gathered_base(
+    given: Given, posterior_factor: PosteriorFactor, alone: Sequence[Term]
 ) -> Base | None:
     """The base of elements that each pick an entry of n̄ by an index of theirs.
 
@@ -183,18 +175,17 @@ def gathered_base(
     Returns:
       The base, or None if the factor's own terms are not of this form.
     """
-    alone = [
-        term for term in terms if locals_of(structure, term) == {posterior_factor.name}
-    ]
+    structure = given.structure
     if len(alone) != 1:
         return None
     (term,) = alone
-    weight = copies(posterior_factor, latents)
+    weight = copies(posterior_factor, structure.latents)
     if weight is not None:
-        divided = _of_one_copy(term, posterior_factor, weight, zeroing)
+        divided = _of_one_copy(term, posterior_factor, weight)
         if divided is None:
             return None
         term = divided
+    term = term.filled(given.arrays)
     found = binding(structure, term)
     factors = constants(term)
     one_hots = [f for f in factors if isinstance(f, OneHot) and f.is_private]
@@ -217,7 +208,7 @@ def gathered_base(
     rest = [x for x in labels if x not in targets and x is not states]
     order = (*targets, *rest, states)
     log = jnp.transpose(
-        expected_natural[statistic.name], [labels.index(x) for x in order]
+        given.expected_natural[statistic.name], [labels.index(x) for x in order]
     )
     log = term.scale * log
     scaled = jax.lax.optimization_barrier(_scaled_exp(log))
@@ -228,25 +219,24 @@ def gathered_base(
         )
         for array, last in ((log, states), (scaled, longer))
     ]
-    if weight is None:
+    array = copies_array(posterior_factor, structure.latents, given.arrays)
+    if array is None:
         return Base(*picked)
     # As in `divided_by_weight`: what an element of no copy picks may be anything. The
     # scaled ones are no larger than 1, and are not worth another copy.
-    array = jnp.asarray(zeroing.array(forms.constant_array(weight)))[..., None]
     log, scaled = picked
-    return Base(jnp.where(array > 0, log, 0.0), scaled)
+    return Base(jnp.where(array[..., None] > 0, log, 0.0), scaled)
 
 
 def _of_one_copy(
     term: Term,
     posterior_factor: PosteriorFactor,
     weight: forms.Form,
-    zeroing: ZeroInvalidRows,
 ) -> Term | None:
     """A term divided by the number of copies, if that is among its factors."""
     if len(weight.terms) != 1:
         return None
-    divisor = zeroing.term(weight.terms[0])
+    (divisor,) = weight.terms
     (atom,) = (a for a in term.atoms if a.latent == posterior_factor.name)
     position = dict(zip(weight.axes, atom.labels[:-1], strict=True))
     factors = list(term.factors)
@@ -257,7 +247,7 @@ def _of_one_copy(
         for number, candidate in enumerate(factors):
             if (
                 isinstance(candidate, Dense)
-                and candidate.array is factor.array
+                and same_constant(candidate.array, factor.array)
                 and same_labels(candidate.labels, labels)
             ):
                 del factors[number]

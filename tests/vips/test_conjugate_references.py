@@ -31,6 +31,8 @@ from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_vips as nv
 from numpyro_vips.vips.engine import VipsState
+from numpyro_vips.vips.evidence_bound import row_bound
+from numpyro_vips.vips.expectations import expected_natural_of
 
 SWEEPS = 6
 LOCAL_SWEEPS = 300
@@ -272,7 +274,7 @@ def test_gaussian_mixture_of_scikit_learn() -> None:
         "xx": (centres**2 + 0.1).reshape(moments["mu"]["xx"].shape),
     }
     moments["tau"] = {"x": jnp.ones(2), "log": jnp.full(2, -0.1)}
-    expected_natural = batch.program.expected_natural_of(moments)
+    expected_natural = expected_natural_of(batch.program.structure, moments)
     start = start._replace(moments=moments, expected_natural=expected_natural)
     found = ascended(batch, start, sweeps=80)
     other = BayesianGaussianMixture(
@@ -324,7 +326,7 @@ def test_hidden_markov_chain() -> None:
             density = -0.5 * squares / 0.64 - math.log(0.8 * math.sqrt(2 * math.pi))
             paths.append(steps + density.sum())
         row = {name: value[number] for name, value in batch.rows.items()}
-        found = batch.program.row_bound(state.expected_natural, row, 1)
+        found = row_bound(batch.program, state.expected_natural, row, 1)
         close(found, logsumexp(paths), 1e-10)
 
 

@@ -30,7 +30,9 @@ from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
 )
+from numpyro_vips.vips import bounded_sum as sums
 from numpyro_vips.vips import row_statistics
+from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.engine import block_of
 
 
@@ -166,7 +168,8 @@ def _contributions(
 
     def contribution(row: Mapping[str, Any]) -> dict[str, jax.Array]:
         alone = {key: value[None] for key, value in row.items()}
-        return this.program.bounded_sum(
+        return bounded_sum(
+            this.program,
             this.expected_natural,
             alone,
             jnp.ones(1, bool),
@@ -352,7 +355,7 @@ def weighted_topics(ids: Any, counts: Any) -> None:
 def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
     """Padding, scattering and the scan over pieces against plain coordinate ascent."""
     rng = np.random.default_rng(3)
-    count, width = 2 * row_statistics.MAX_PIECE + 30, 9
+    count, width = 2 * sums.MAX_PIECE + 30, 9
     ids = np.stack([rng.permutation(40)[:width] for _ in range(count)])
     counts = rng.integers(0, 4, ids.shape)
     ids[counts == 0] = rng.choice([0, 3], (counts == 0).sum())
@@ -373,7 +376,8 @@ def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
         np.add.at(expected.T, document, shrink * phi)
     assert 0.1 < np.mean(np.array(norms) > clipping_norm) < 0.9
     found = jax.jit(
-        lambda rows: program.bounded_sum(
+        lambda rows: bounded_sum(
+            program,
             {name: jnp.asarray(log_beta)},
             rows,
             jnp.ones(count, bool),
@@ -395,15 +399,15 @@ def test_scattered_parts_add_up() -> None:
     )
     weights = np.array([1.0, 0.0, 0.5], np.float32)
     shape = (6, 5, 5)
-    total = row_statistics.zero_sum(part, shape)
+    total = sums.zero_sum(part, shape)
     for _ in range(2):
-        shrunk = row_statistics.weighted(part, jnp.asarray(weights))
-        total = row_statistics.add(total, shrunk)
+        shrunk = sums.weighted(part, jnp.asarray(weights))
+        total = sums.add(total, shrunk)
     expected = np.zeros(shape, np.float32)
     for row, entry in np.ndindex(3, 4):
         v = indices[row, entry]
         expected[:, v, v] += 2 * weights[row] * blocks[row, entry]
-    found = row_statistics.in_order(total, part, shape)
+    found = sums.in_order(total, part, shape)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 

@@ -26,8 +26,10 @@ from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
 )
+from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.expectations import expected_natural_of, means_of
 
 PIXELS, UNITS, SWEEPS = 24, 12, 8
 # Below the norm of most rows, so that clipping is what counts.
@@ -63,14 +65,15 @@ class Contributions:
     def _sums(self) -> Any:
         def of_candidate(parameters: Any, y: Any, scales: Any, clipping: Any) -> Any:
             moments = self._moments(parameters)
-            return self.program.bounded_sum(
-                self.program.expected_natural_of(moments),
+            return bounded_sum(
+                self.program,
+                expected_natural_of(self.program.structure, moments),
                 {"y": y[None]},
                 jnp.ones(1, bool),
                 scales,
                 clipping,
                 SWEEPS,
-                self.program.means(moments),
+                means_of(self.program.structure, moments),
             )
 
         return jax.jit(jax.vmap(of_candidate, in_axes=(0, 0, None, None)))

@@ -17,7 +17,8 @@ have powers and logarithms: `1 / sqrt(tau[z])` is one, `X @ w + b` is not.
 import dataclasses
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -57,6 +58,15 @@ class Form:
     @property
     def is_private(self) -> bool:
         return any(term.is_private for term in self.terms)
+
+    def filled(self, arrays: Mapping[Any, ArrayLike]) -> "Form":
+        """The form with the arrays that its slots stand for, by token."""
+        return self.with_arrays(lambda factor: arrays[factor.array.token])
+
+    def with_arrays(self, replace: Callable[[Dense | OneHot], ArrayLike]) -> "Form":
+        """The form with another array for each constant that is not public."""
+        terms = tuple(term.with_arrays(replace) for term in self.terms)
+        return dataclasses.replace(self, terms=terms)
 
     @property
     def is_constant(self) -> bool:

@@ -20,9 +20,11 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Factor,
     Label,
     OneHot,
+    Slot,
     Term,
     is_public,
     labels_of,
+    same_constant,
     same_labels,
     selected_labels,
 )
@@ -94,7 +96,7 @@ def _merge_one_hots(term: Term) -> Term:
     for a, b in itertools.combinations(one_hots, 2):
         if not same_labels(a.labels, b.labels):
             continue
-        if not _same_array(a.indices, b.indices):
+        if not same_constant(a.indices, b.indices):
             continue
         if a.target is b.target:
             factors = tuple(f for f in term.factors if f is not b)
@@ -110,7 +112,7 @@ def _merge_entries(term: Term) -> Term:
     """Entries of one row differ: 1[v=i_l]·1[v=i_m] is 1[v=i_l] with l=m."""
     one_hots = [f for f in term.factors if isinstance(f, OneHot) and f.origin]
     for a, b in itertools.combinations(one_hots, 2):
-        if a.target is not b.target or a.indices is not b.indices:
+        if a.target is not b.target or not same_constant(a.indices, b.indices):
             continue
         if not same_labels(a.labels[:-1], b.labels[:-1]):
             continue
@@ -118,10 +120,6 @@ def _merge_entries(term: Term) -> Term:
         if unified is not None and a.labels[-1] is not b.labels[-1]:
             return unified
     return term
-
-
-def _same_array(a: ArrayLike, b: ArrayLike) -> bool:
-    return a is b or (is_public(a) and is_public(b) and np.array_equal(a, b))
 
 
 def _merge_branches(term: Term) -> Term | None:
@@ -165,15 +163,17 @@ def _follow_one_hot(term: Term) -> Term:
         if not isinstance(factor, OneHot) or factor.target not in term.bound:
             continue
         rest = [f for f in term.factors if f is not factor]
-        users = [f for f in rest if factor.target in labels_of(f)]
-        if any(isinstance(f, Atom) for f in users):
+        selected = [f for f in rest if factor.target in labels_of(f)]
+        users = [f for f in selected if not isinstance(f, Atom)]
+        if len(users) < len(selected):
             continue
         if any(isinstance(f, OneHot) and f.target is factor.target for f in users):
             continue
+        if users and any(isinstance(f.array, Slot) for f in (factor, *users)):
+            continue  # There is no array to pick from yet.
         kept = [f for f in rest if f not in users]
         for user in users:
-            if not isinstance(user, Atom):
-                kept += _follow(user, factor)
+            kept += _follow(user, factor)
         if is_public(factor.indices) and np.any(factor.indices < 0):
             mask = (factor.indices >= 0).astype(np.float32)
             kept.append(Dense(mask, factor.labels, factor.is_private, factor.branch))
@@ -191,7 +191,7 @@ class _Picked:
         self.indices = indices
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Picked) and _same_array(self.indices, other.indices)
+        return isinstance(other, _Picked) and same_constant(self.indices, other.indices)
 
     def __hash__(self) -> int:
         return hash(np.shape(self.indices))
@@ -202,9 +202,12 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
         # Entry i may come from another alternative than entry j.
         group = (factor.branch[0], _Picked(selection.indices))
         factor = dataclasses.replace(factor, branch=(group, factor.branch[1]))
-    array = factor.array if isinstance(factor, Dense) else factor.indices
     array, labels = gather(
-        array, factor.labels, selection.indices, selection.labels, selection.target
+        factor.array,
+        factor.labels,
+        selection.indices,
+        selection.labels,
+        selection.target,
     )
     is_private = factor.is_private or selection.is_private
     if isinstance(factor, Dense):

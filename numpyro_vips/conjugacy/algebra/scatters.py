@@ -24,6 +24,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     OneHot,
     Term,
     is_public,
+    same_constant,
 )
 
 
@@ -161,7 +162,7 @@ def _plus(array: Any, number: float) -> Any:
 
 def _same_places(a: Scatter, b: Scatter) -> bool:
     return (
-        a.one_hot.indices is b.one_hot.indices
+        same_constant(a.one_hot.indices, b.one_hot.indices)
         and a.one_hot.target is b.one_hot.target
         and a.one_hot.labels[:-1] == b.one_hot.labels[:-1]
     )

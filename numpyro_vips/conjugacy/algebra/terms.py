@@ -13,6 +13,7 @@ label more than the latent has axes).
 """
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,6 +37,25 @@ class Label:
 
 
 Labels = tuple[Label, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """Stands in a term for an array that is brought when the term is evaluated.
+
+    Equal slots are the same function of what brings them. Proofs of sensitivity rest
+    on this: an array times its own mirror image is semidefinite, and a diagonal may
+    repeat another statistic. Of slots that differ nothing is known.
+
+    Attributes:
+      token: The number of an output of the program of a row's constants, see
+        `structure.row_constants`; or the name of the latent whose mean it is.
+      shape, dtype: Those of the array.
+    """
+
+    token: int | str
+    shape: tuple[int, ...]
+    dtype: Any
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,6 +105,11 @@ class OneHot:
     branch: Branch | None = None
     origin: Origin | None = None
 
+    @property
+    def array(self) -> ArrayLike:
+        """The indices, under the name that every constant has for its array."""
+        return self.indices
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
@@ -112,6 +137,30 @@ def is_public(array: ArrayLike) -> bool:
     return isinstance(array, np.ndarray)
 
 
+def same_constant(a: ArrayLike, b: ArrayLike) -> bool:
+    """Whether two constants are known to be the same function of the row.
+
+    Public ones are if they hold the same numbers, slots if they have the same token,
+    and arrays that are being traced if they are one variable of the traced program,
+    which JAX hands about as one object. False says nothing.
+    """
+    if is_public(a) and is_public(b):
+        return np.array_equal(a, b)
+    return a == b if isinstance(a, Slot) and isinstance(b, Slot) else a is b
+
+
+def constant_key(array: ArrayLike) -> str:
+    """A text that is the same for two public constants or slots that are the same."""
+    if isinstance(array, Slot):
+        return f"slot {array.token!r}"
+    assert is_public(array)
+    numbers = array.astype(np.float64)
+    if not np.array_equal(numbers.astype(array.dtype), array):
+        numbers = array  # Such as integers that no float can hold.
+    digest = hashlib.sha256(np.ascontiguousarray(numbers).tobytes()).hexdigest()
+    return f"public {numbers.dtype} {numbers.shape} {digest}"
+
+
 def labels_of(factor: Factor) -> Labels:
     if isinstance(factor, OneHot):
         return (*factor.labels, factor.target)
@@ -132,7 +181,7 @@ class Term:
 
     @property
     def is_private(self) -> bool:
-        return any(f.is_private for f in self.factors if not isinstance(f, Atom))
+        return any(factor.is_private for factor in self.constants)
 
     def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
         """The term with labels replaced; a bound label that is replaced is unbound."""
@@ -140,16 +189,27 @@ class Term:
         bound = frozenset(b for b in self.bound if b not in substitution)
         return Term(self.scale, factors, bound)
 
-    def with_row_arrays(self, replace: Callable[[ArrayLike], ArrayLike]) -> "Term":
-        """The term with another array for each that depends on private rows."""
+    @property
+    def constants(self) -> "list[Dense | OneHot]":
+        return [f for f in self.factors if not isinstance(f, Atom)]
+
+    @property
+    def slots(self) -> list[Slot]:
+        return [f.array for f in self.constants if isinstance(f.array, Slot)]
+
+    def with_arrays(self, replace: "Callable[[Dense | OneHot], ArrayLike]") -> "Term":
+        """The term with another array for each constant that is not public."""
         factors: list[Factor] = []
         for factor in self.factors:
-            if isinstance(factor, Dense) and factor.is_private:
-                factor = dataclasses.replace(factor, array=replace(factor.array))
-            elif isinstance(factor, OneHot) and factor.is_private:
-                factor = dataclasses.replace(factor, indices=replace(factor.indices))
+            if not isinstance(factor, Atom) and not is_public(factor.array):
+                name = "array" if isinstance(factor, Dense) else "indices"
+                factor = dataclasses.replace(factor, **{name: replace(factor)})
             factors.append(factor)
         return Term(self.scale, tuple(factors), self.bound)
+
+    def filled(self, arrays: "Mapping[Any, ArrayLike]") -> "Term":
+        """The term with the arrays that its slots stand for, by token."""
+        return self.with_arrays(lambda factor: arrays[factor.array.token])
 
     def refreshed(self) -> "Term":
         """The same term with bound labels of its own."""

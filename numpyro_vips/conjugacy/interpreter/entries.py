@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra.scatters import is_public_number
-from numpyro_vips.conjugacy.algebra.terms import Origin
+from numpyro_vips.conjugacy.algebra.terms import Origin, same_constant
 from numpyro_vips.conjugacy.interpreter.values import Constant, Entries
 from numpyro_vips.jax_tools.jaxprs import aval_of
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
@@ -74,7 +74,7 @@ def _elementwise(
     for operand, var in zip(operands, eqn.invars, strict=True):
         dtype = aval_of(var).dtype
         if operand.entries is not None:
-            if operand.entries.indices is not first.indices:
+            if not same_constant(operand.entries.indices, first.indices):
                 return None
             values.append(operand.entries.values)
             others.append(operand.entries.elsewhere)

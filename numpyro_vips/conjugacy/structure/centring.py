@@ -21,9 +21,9 @@ and precision.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 
-from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Term
+from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Slot, Term
 from numpyro_vips.conjugacy.structure.latents import Latent, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
@@ -55,52 +55,35 @@ def centred_factors(
 
 
 def mean_corrections(
-    term: Term,
+    terms: Sequence[Term],
     posterior_factors: Mapping[str, PosteriorFactor],
     factor_of: Mapping[str, str],
     centred: frozenset[str],
-    means: Means,
 ) -> list[Term]:
-    """The corrections mw' + wm' - mm' of a term in ww' about the means m; none for
-    other terms."""
-    pair = [a for a in term.atoms if factor_of[a.latent] in centred]
-    if len(pair) != 2:
-        return []
-    assert factor_of[pair[0].latent] == factor_of[pair[1].latent]
+    """The corrections mw' + wm' - mm' of all terms in ww' about the means m.
+
+    In place of the means stand slots with the latents' names as tokens.
+    """
 
     def mean(atom: Atom) -> Dense:
         layout = posterior_factors[factor_of[atom.latent]].layout
         assert layout is not None
         batch, block = layout.labels(atom.latent, atom.labels)
-        return Dense(means[atom.latent], (*batch, *block))
+        shape = (*layout.batch_shape, *layout.block_shape(atom.latent))
+        return Dense(Slot(atom.latent, shape, jnp.result_type(float)), (*batch, *block))
 
-    def replaced(scale: float, atoms: Sequence[Atom]) -> Term:
+    def replaced(term: Term, scale: float, atoms: Sequence[Atom]) -> Term:
         factors = tuple(
             mean(f) if isinstance(f, Atom) and any(f is a for a in atoms) else f
             for f in term.factors
         )
         return Term(scale * term.scale, factors, term.bound).refreshed()
 
-    first, second = pair
-    return [
-        replaced(1.0, [first]),
-        replaced(1.0, [second]),
-        replaced(-1.0, [first, second]),
-    ]
-
-
-def means_of(
-    factors: Mapping[str, PosteriorFactor],
-    centred: frozenset[str],
-    moments: Mapping[str, Mapping[str, jax.Array]],
-) -> dict[str, jax.Array]:
-    """The means of the latents of centred factors, from the factors' moments."""
-    means = {}
-    for name in sorted(centred):
-        layout = factors[name].layout
-        assert layout is not None
-        for latent in factors[name].latents:
-            shape = (*layout.batch_shape, *layout.block_shape(latent))
-            array = moments[name]["x"][..., layout.span(latent)]
-            means[latent] = array.reshape(shape)
-    return means
+    found = []
+    for term in terms:
+        pair = [a for a in term.atoms if factor_of[a.latent] in centred]
+        if len(pair) == 2:
+            assert factor_of[pair[0].latent] == factor_of[pair[1].latent]
+            found += [replaced(term, 1.0, [atom]) for atom in pair]
+            found.append(replaced(term, -1.0, pair))
+    return found

@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
     labels_of,
     range_of,
+    same_constant,
     same_labels,
     selected_labels,
 )
@@ -270,7 +271,8 @@ def _entry_labels(
     found = {}
     one_hots = [f for f in factors if isinstance(f, OneHot) and f.labels]
     for a, b in itertools.product(one_hots, repeat=2):
-        same = a.indices is b.indices and swap.get(a.target) is b.target
+        same = same_constant(a.indices, b.indices)
+        same = same and swap.get(a.target) is b.target
         if same and {a.labels[-1], b.labels[-1]} <= bound:
             found[a.labels[-1]] = b.labels[-1]
     return found
@@ -280,10 +282,8 @@ def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
     """Whether two factors are the same function, with labels swapped."""
     if isinstance(a, Atom) and isinstance(b, Atom):
         same = (a.latent, a.function, a.power) == (b.latent, b.function, b.power)
-    elif isinstance(a, OneHot) and isinstance(b, OneHot):
-        same = a.indices is b.indices
-    elif isinstance(a, Dense) and isinstance(b, Dense):
-        same = a.array is b.array
+    elif not isinstance(a, Atom) and not isinstance(b, Atom):
+        same = type(a) is type(b) and same_constant(a.array, b.array)
     else:
         return False
     labels = tuple(swap.get(label, label) for label in labels_of(a))

@@ -1,30 +1,32 @@
 """The model's log joint density as symbolic forms, one per site.
 
-Two callers: `structure` runs it on abstract rows to see which statistics occur, and
-`program` runs it on the traced rows of a minibatch to evaluate them. It makes the
-same terms both times, because no rule looks at a private value.
+The model's program is interpreted once, on one row without values: no rule looks at a
+private value. What rows bring is then a program of its own, see `row_constants`, and
+the forms are data: `structure` sees in them which statistics occur, and what runs on
+rows evaluates them.
 """
 
 import dataclasses
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import (
-    Atom,
     Dense,
-    Factor,
     Label,
     NotInAlgebra,
     OneHot,
     Origin,
     is_public,
+    same_constant,
 )
 from numpyro_vips.conjugacy.densities import log_densities, logistic_bounds
 from numpyro_vips.conjugacy.families import supports
@@ -39,59 +41,105 @@ from numpyro_vips.conjugacy.interpreter.values import (
 )
 from numpyro_vips.conjugacy.structure.augmentation import Augmentation, auxiliary_weight
 from numpyro_vips.conjugacy.structure.latents import Latent, model_latents
+from numpyro_vips.conjugacy.structure.row_constants import RowConstants, with_slots
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.sparse_rows import SparseRows
+from numpyro_vips.model.sparse_rows import SparseRows, dense_rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteLogDensity:
     """The expected log density of one site, summed over its elements.
 
-    `mask` and `scale` are what it has been multiplied by already.
+    `mask` and `scale` are what it has been multiplied by already; `unweighted` is the
+    form without them, of a `numpyro.factor`.
     """
 
     site: str
     is_row: bool
     form: Form
+    unweighted: Form | None = None
     mask: Form | None = None
     scale: Form | None = None
 
+    def with_arrays(self, replace: Callable[[Dense | OneHot], Any]) -> "SiteLogDensity":
+        """The densities with other arrays for constants that are not public."""
+        return dataclasses.replace(
+            self,
+            form=self.form.with_arrays(replace),
+            unweighted=self.unweighted and self.unweighted.with_arrays(replace),
+            mask=None,
+            scale=None,
+        )
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class LogJoint:
     """A model's log joint density: one form per site, and what else was found.
 
-    `valid` is whether the row may count; `failures` says what is not in the algebra, by
-    site; `densified`, for each sparse argument, the operations that need it dense.
+    Attributes:
+      densities: Those of all sites that are in the algebra.
+      latents: All latents, auxiliary ones included.
+      failures: What is not in the algebra, by site.
+      densified: For each sparse argument, the operations that need it dense.
     """
 
-    densities: list[SiteLogDensity]
-    latents: dict[str, Latent]
-    valid: Any
-    failures: dict[str, str]
-    densified: dict[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    densities: tuple[SiteLogDensity, ...]
+    latents: Mapping[str, Latent]
+    failures: Mapping[str, str]
+    densified: Mapping[str, tuple[str, ...]]
+
+    def with_arrays(self, replace: Callable[[Dense | OneHot], Any]) -> "LogJoint":
+        """The same with other arrays for constants that are not public."""
+        latents = {
+            name: dataclasses.replace(
+                latent, weight=latent.weight and latent.weight.with_arrays(replace)
+            )
+            for name, latent in self.latents.items()
+        }
+        densities = tuple(density.with_arrays(replace) for density in self.densities)
+        return dataclasses.replace(self, densities=densities, latents=latents)
 
 
 def symbolic_log_joint(
     graph: ModelGraph,
     rows: Mapping[str, Any],
     *,
-    weighted: bool = True,
+    dense: Iterable[str] = (),
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     check_parameters: bool = True,
-) -> LogJoint:
+) -> tuple[LogJoint, RowConstants]:
     """Writes the log joint density of one row and of the globals as forms.
 
     Args:
       graph: The model.
-      rows: Its private arguments, with a leading axis of length 1; traced. Sparse
-        arguments (`SparseRows`) stay sparse where that is possible.
-      weighted: Whether masks and scales are applied.
+      rows: Its private arguments, with a leading axis of length 1, of which only
+        shapes and types are looked at. Sparse arguments (`SparseRows`) stay sparse
+        where that is possible.
+      dense: Sparse arguments that become dense arrays beforehand.
       augmentation: The bound for logistic likelihoods, by site or for all.
       check_parameters: Whether a row is valid only if the parameters that it brings lie
         where NumPyro wants them.
+
+    Returns:
+      The density, whose constants are public or slots, and the program that makes what
+      these stand for of a row.
     """
+
+    def of_rows(rows: Mapping[str, Any]) -> tuple[LogJoint, Any]:
+        whole = dense_rows(rows, dense)
+        return _interpreted(graph, whole, augmentation, check_parameters)
+
+    return with_slots(of_rows, rows)
+
+
+def _interpreted(
+    graph: ModelGraph,
+    rows: Mapping[str, Any],
+    augmentation: logistic_bounds.Choice,
+    check_parameters: bool,
+) -> tuple[LogJoint, Any]:
+    """The density of a row that is traced, and whether the row may count."""
     latents = model_latents(graph)
     inputs: list[Value] = []
     row_inputs, latent_inputs = graph.program_inputs
@@ -131,7 +179,7 @@ def symbolic_log_joint(
             if check_parameters:
                 checks += _legal_parameters(site.distributed, output["parameters"])
             density = _symbolic_site_density(
-                site, value, output, augment, weighted=weighted, checks=checks
+                site, value, output, augment, checks=checks
             )
         except NotInAlgebra as error:
             failures[site.name] = str(error)
@@ -150,13 +198,13 @@ def symbolic_log_joint(
             failures[name] = str(error)
             continue
         latents[name] = dataclasses.replace(latent, weight=weight)
-    return LogJoint(
-        densities=densities,
+    found = LogJoint(
+        densities=tuple(densities),
         latents=latents,
-        valid=_all_valid(densities, checks),
         failures=failures,
         densified={origin.name: tuple(origin.densified) for origin in origins},
     )
+    return found, _all_valid(densities, checks)
 
 
 def _checked(output: Mapping[str, Any]) -> bool:
@@ -222,7 +270,6 @@ def _symbolic_site_density(
     output: Mapping[str, Any],
     augmentation: Augmentation,
     *,
-    weighted: bool,
     checks: list[Any],
 ) -> SiteLogDensity:
     """The log density of one site, masked and scaled, summed over its elements.
@@ -257,8 +304,8 @@ def _symbolic_site_density(
     form = elementwise.expanded(form)
     rank = len(site.shape) - site.distributed.event_dim
     batch = tuple(Label(size) for size in site.shape[:rank])
-    form = forms.broadcast(form, batch)
-    for factor in factors if weighted else ():
+    form = unweighted = forms.broadcast(form, batch)
+    for factor in factors:
         form = form * forms.broadcast(factor, batch)
     augmentation.latents = [
         dataclasses.replace(
@@ -269,10 +316,12 @@ def _symbolic_site_density(
         )
         for latent in augmentation.latents
     ]
+    is_factor = site.distributed.kind is dist.Unit
     return SiteLogDensity(
         site=site.name,
         is_row=site.row_axis is not None,
         form=forms.sum_over(form, range(rank)),
+        unweighted=forms.sum_over(unweighted, range(rank)) if is_factor else None,
         mask=mask,
         scale=scale,
     )
@@ -292,7 +341,11 @@ def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
     own = [density for density in mine if density.site == site.name]
     if not own or all(p.mask is None and p.scale is None for p in mine):
         return None
-    if len({(_identity(p.mask), _identity(p.scale)) for p in mine}) > 1:
+    shared = [
+        _same_array(p.mask, own[0].mask) and _same_array(p.scale, own[0].scale)
+        for p in mine
+    ]
+    if not all(shared):
         # One copy whose observation is weighted is what the log joint says it is.
         if own[0].scale is not None:
             others = ", ".join(sorted({repr(p.site) for p in mine} - {repr(site.name)}))
@@ -314,17 +367,16 @@ def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
     return auxiliary_weight(one, factors, rank)
 
 
-def _identity(form: Form | None) -> Any:
-    """Equal for masks or scales that are the same array in the traced program."""
-    if form is None:
-        return None
-
-    def of(factor: Factor) -> Any:
-        assert not isinstance(factor, Atom)
-        array = factor.array if isinstance(factor, Dense) else factor.indices
-        return array.tobytes() if is_public(array) else id(array)
-
-    return tuple((term.scale, *map(of, term.factors)) for term in form.terms)
+def _same_array(a: Form | None, b: Form | None) -> bool:
+    """Whether masks or scales are the same array in the traced program."""
+    if a is None or b is None:
+        return a is b
+    return len(a.terms) == len(b.terms) and all(
+        x.scale == y.scale
+        and len(x.factors) == len(y.factors)
+        and all(map(same_constant, *([f.array for f in t.constants] for t in (x, y))))
+        for x, y in zip(a.terms, b.terms, strict=True)
+    )
 
 
 def _density(
@@ -396,26 +448,19 @@ class _Component:
         return forms.sum_over(form, range(rank - self._distributed.reinterpreted, rank))
 
 
-def _all_valid(densities: list[SiteLogDensity], checks: list[Any]) -> Any:
+def _all_valid(densities: Sequence[SiteLogDensity], checks: list[Any]) -> Any:
     """Whether everything that the row brings is finite, in range and in support."""
     results = [jnp.all(check) for check in checks]
-    seen: set[int] = set()
-    all_forms = [density.form for density in densities if density.is_row]
-    for form in all_forms:
-        for term in form.terms:
-            for factor in term.factors:
-                if isinstance(factor, Atom) or not factor.is_private:
-                    continue
-                array = factor.array if isinstance(factor, Dense) else factor.indices
-                if id(array) in seen:
-                    continue
-                seen.add(id(array))
-                if isinstance(factor, OneHot):
-                    inside = (array >= 0) & (array < factor.target.size)
-                    results.append(jnp.all(inside))
-                elif jnp.issubdtype(array.dtype, jnp.floating):
-                    results.append(jnp.all(jnp.isfinite(array)))
-    valid = jnp.ones((), bool)
-    for result in results:
-        valid = valid & result
-    return valid
+    seen: list[tuple[Any, int | None]] = []
+    terms = [t for density in densities if density.is_row for t in density.form.terms]
+    for factor in (f for term in terms for f in term.constants if f.is_private):
+        array = factor.array
+        size = factor.target.size if isinstance(factor, OneHot) else None
+        if any(size == other and same_constant(array, x) for x, other in seen):
+            continue
+        seen.append((array, size))
+        if size is not None:
+            results.append(jnp.all((array >= 0) & (array < size)))
+        elif jnp.issubdtype(array.dtype, jnp.floating):
+            results.append(jnp.all(jnp.isfinite(array)))
+    return functools.reduce(jnp.logical_and, results, jnp.ones((), bool))

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Label, Labels, Term, labels_of
@@ -99,20 +98,9 @@ def find_statistics(
     centred: frozenset[str],
 ) -> tuple[Statistic, ...]:
     """The statistics of the terms of a row, each term having exactly one."""
-    means = {
-        name: jnp.zeros(tuple(latents[name].shape))
-        for factor in centred
-        for name in factors[factor].latents
-    }
     # What a product of two latents adds elsewhere when it is taken about their means.
-    added = [
-        correction
-        for term in terms
-        for correction in centring.mean_corrections(
-            term, factors, factor_of, centred, means
-        )
-    ]
-    is_correction = {id(term) for term in added}
+    added = centring.mean_corrections(terms, factors, factor_of, centred)
+    corrected = {global_part(term, latents).atoms for term in added}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
     for term in (*terms, *added):
         part = global_part(term, latents)
@@ -136,7 +124,9 @@ def find_statistics(
         while any(name == other.name for other, _ in named):
             name += "′"  # The same latents, multiplied along other axes.
         release = _release(terms, latents, factor_of, data_dependent)
-        if release == "once" and any(id(term) in is_correction for term in terms):
+        if release == "once" and any(
+            global_part(term, latents).atoms in corrected for term in terms
+        ):
             release = "adaptive"
         bound = [(term, labels_in(term, statistic, latents)) for term in terms]
         entries = [(term, labels) for term, labels in bound if labels is not None]

@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     Labels,
     Term,
+    constant_key,
     is_public,
     labels_of,
 )
@@ -142,12 +143,7 @@ def _constants_multiplied(factors: Sequence[Factor]) -> list[Factor]:
 def _head(factor: Factor) -> tuple:
     if isinstance(factor, Atom):
         return "atom", factor.latent, factor.function, factor.power
-    array = factor.array if isinstance(factor, Dense) else factor.indices
-    if is_public(array):
-        content: Any = np.asarray(array, np.float64).tobytes()
-    else:
-        content = id(array)
-    return "constant", type(factor).__name__, content
+    return "constant", type(factor).__name__, constant_key(factor.array)
 
 
 def _ratio(mine: Sequence[_RowPart], theirs: Sequence[_RowPart]) -> float | None:

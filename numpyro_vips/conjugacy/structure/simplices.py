@@ -8,7 +8,7 @@ analytic function of the latents: where it is one at random points, it is one.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,6 +23,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
     is_public,
     labels_of,
+    same_constant,
     split_selectors,
 )
 from numpyro_vips.conjugacy.families import supports
@@ -110,6 +111,7 @@ def _at_random_point(
 ) -> np.ndarray | None:
     """The form at random latents, indices and branches; None if that is impossible."""
     drawn: dict[Any, Any] = {}
+    selections: list[tuple[OneHot, OneHot]] = []
     branches: dict[object, list[int]] = {}
     for term in form.terms:
         for factor in term.factors:
@@ -137,7 +139,9 @@ def _at_random_point(
                 array = _function(factor, value, latent.states)
                 operands.append((array, factor.labels))
             elif isinstance(factor, OneHot):
-                operands.append(_public_selection(factor, remembered, rng))
+                picked = _public_selection(factor, selections, rng)
+                selections.append((factor, picked))
+                operands.append(picked)
             elif factor.is_private:
                 assert factor.branch is not None
                 group, number = factor.branch
@@ -156,16 +160,18 @@ def _at_random_point(
 
 
 def _public_selection(
-    factor: OneHot, remembered: Any, rng: np.random.Generator
+    factor: OneHot,
+    selections: Sequence[tuple[OneHot, OneHot]],
+    rng: np.random.Generator,
 ) -> OneHot:
+    """A selection at random indices: those drawn before if it is by the same ones."""
     if is_public(factor.indices):
         return factor
-    shape = np.shape(factor.indices)
-    indices = remembered(
-        id(factor.indices),
-        lambda: np.asarray(rng.integers(0, factor.target.size, shape)),
-    )
-    return dataclasses.replace(factor, indices=indices)
+    for other, picked in selections:
+        if same_constant(factor.indices, other.indices):
+            return dataclasses.replace(factor, indices=picked.indices)
+    drawn = rng.integers(0, factor.target.size, np.shape(factor.indices))
+    return dataclasses.replace(factor, indices=np.asarray(drawn))
 
 
 def _size(term: Term, form: Form) -> int:

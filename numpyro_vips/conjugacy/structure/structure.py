@@ -18,10 +18,10 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
-    Dense,
     Factor,
     Label,
     Term,
+    constant_key,
     labels_of,
     same_labels,
 )
@@ -153,8 +153,7 @@ def _canonical_key(term: Term) -> tuple:
     def head(factor: Factor) -> tuple:
         if isinstance(factor, Atom):
             return (1, factor.latent, factor.function, factor.power)
-        array = factor.array if isinstance(factor, Dense) else factor.indices
-        return (0, type(factor).__name__, str(id(array)), 0.0)
+        return (0, type(factor).__name__, constant_key(factor.array), 0.0)
 
     def key(ordered: Iterable[Factor]) -> tuple:
         numbers: dict[Label, int] = {}

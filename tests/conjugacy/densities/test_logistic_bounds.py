@@ -22,7 +22,10 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.evidence_bound import row_bound
+from numpyro_vips.vips.expectations import expected_natural_of
 from numpyro_vips.vips.program import ConjugateProgram
 
 PRIOR_SCALE = 1.5
@@ -72,9 +75,9 @@ def binary_images(num_rows: int = 40) -> np.ndarray:
 def test_bound_is_below_the_expectation_and_tight_at_a_point(trials: int, x64: None):
     X, y = data(8, trials)
     program = compiled(regression, X, y, trials)
-    row_bound = jax.jit(
-        lambda expected_natural, x, y: program.row_bound(
-            expected_natural, {"X": x, "y": y}, 2
+    of_row = jax.jit(
+        lambda expected_natural, x, y: row_bound(
+            program, expected_natural, {"X": x, "y": y}, 2
         )
     )
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
@@ -84,9 +87,9 @@ def test_bound_is_below_the_expectation_and_tight_at_a_point(trials: int, x64: N
         mean = size * rng.normal(size=3)
         square = np.outer(mean, mean) + variance * np.eye(3)
         moments = {"w": {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}}
-        expected_natural = program.expected_natural_of(moments)
+        expected_natural = expected_natural_of(program.structure, moments)
         for x, successes in zip(X, y, strict=True):
-            found = float(row_bound(expected_natural, x, successes))
+            found = float(of_row(expected_natural, x, successes))
             logits = x @ mean + nodes * math.sqrt(variance) * np.linalg.norm(x)
             likelihood = successes * logits - trials * np.logaddexp(0.0, logits)
             exact = weights @ likelihood + np.log(special.binom(trials, successes))
@@ -148,7 +151,8 @@ def test_residuals_and_shared_curvature(x64: None):
     mean = np.array([3.0, -2.0, 1.0])
     moments = {"w": {"x": jnp.asarray(mean), "xx": np.outer(mean, mean) + np.eye(3)}}
     state = state._replace(
-        moments=moments, expected_natural=program.expected_natural_of(moments)
+        moments=moments,
+        expected_natural=expected_natural_of(program.structure, moments),
     )
     rows = {"X": jnp.asarray(X), "y": jnp.asarray(y)}
     scales = {"⟨w⟩": 1.0, "⟨w w⟩": 1.0}
@@ -181,7 +185,7 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
     state = engine.initial_state(jax.random.key(3))
     rows = {"y": jnp.asarray(y)}
     factors = jax.vmap(
-        lambda row: program.solve_locals(state.expected_natural, row, 5)
+        lambda row: solve_locals(program, state.expected_natural, row, 5)
     )(rows)
     z = np.asarray(factors["z"]["is"])[:, 0, :, 1]
     pairs = z[:, :, None] * z[:, None, :]
@@ -229,7 +233,7 @@ def test_one_row_moves_the_sum_by_no_more_than_the_norm(model: str, x64: None):
             mean = size * rng.normal(size=factor.shape)
             square = mean[..., None] * mean[..., None, :] + np.eye(factor.shape[-1])
             moments[factor.name] = {"x": jnp.asarray(mean), "xx": jnp.asarray(square)}
-        expected_natural = program.expected_natural_of(moments)
+        expected_natural = expected_natural_of(program.structure, moments)
         state = state._replace(moments=moments, expected_natural=expected_natural)
         for number in range(4):
             mask = np.arange(4) == number

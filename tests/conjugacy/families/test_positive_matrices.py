@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
+from numpyro_vips.vips.bounded_sum import bounded_sum
+from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.m_step import start, update_globals
 
 # One program each: by itself every operation would be compiled on its own.
 inverse, log_det, eigh = map(
@@ -116,19 +119,18 @@ def test_compiled_models_give_lapack_no_batch(
     model = _models.MODELS[name]
     program = _models.uncertified(model.fn, model.rows())
     rows = program.graph.arguments.as_taken(program.graph.arguments.take(np.arange(12)))
-    row = {name: jnp.asarray(array[0]) for name, array in rows.items()}
-    start = program.start(jax.random.key(0), row)
-    expected_natural = program.expected_natural_of(start.moments)
+    moments = start(program, jax.random.key(0)).moments
+    expected_natural = expected_natural_of(program.structure, moments)
     sums = {s.name: jnp.zeros(s.block_shape) for s in program.structure.statistics}
     noise = dict.fromkeys(sums, jnp.ones(()))
 
     def e_step(rows: Any) -> Any:
         scales = dict.fromkeys(sums, 1.0)
         mask = jnp.ones(12, bool)
-        return program.bounded_sum(expected_natural, rows, mask, scales, 1.0, sweeps=3)
+        return bounded_sum(program, expected_natural, rows, mask, scales, 1.0, sweeps=3)
 
     def m_step(sums: Any) -> Any:
-        return program.update_globals(sums, noise, start.moments, {}, row)
+        return update_globals(program, sums, noise, moments, {})
 
     of_rows, of_globals = batches(e_step, rows), batches(m_step, sums)
     assert of_globals

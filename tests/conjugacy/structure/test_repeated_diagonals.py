@@ -17,10 +17,13 @@ import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.engine import block_of
+from numpyro_vips.vips.expectations import expected, expected_natural_of, means_of
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import with_repeats
+from numpyro_vips.vips.row_statistics import row_norm, with_repeats
 
 SWEEPS = 4
 FIXED = "fixed-curvature"
@@ -128,16 +131,17 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     statistics = program.structure.statistics
     moments = moments_at_random(program)
     expected_natural, means = (
-        program.expected_natural_of(moments),
-        program.means(moments),
+        expected_natural_of(program.structure, moments),
+        means_of(program.structure, moments),
     )
     names = [s.name for s in statistics if s.release != "public"]
 
     def of_row(row: Any) -> Any:
-        mine = program.solve_locals(expected_natural, row, SWEEPS)
-        norm = program.row_norms(row, mine, {"⟨W W⟩": 1.0}, means)
-        _, terms, _ = program.row_terms(row)
-        return norm, jax.grad(lambda n: program.expected(terms, n, mine))(
+        mine = solve_locals(program, expected_natural, row, SWEEPS)
+        norm = row_norm(program, row, mine, {"⟨W W⟩": 1.0}, means)
+        arrays, _ = program.row_constants.zero_if_invalid(row)
+        terms = [term.filled(arrays) for term in program.row_terms]
+        return norm, jax.grad(lambda n: expected(program.structure, terms, n, mine))(
             dict(expected_natural)
         )
 
@@ -145,8 +149,8 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     def found(rows: Any) -> Any:
         scales = dict.fromkeys(names, 1.0)
         mask = jnp.ones(len(rows["y"]), bool)
-        sums = program.bounded_sum(
-            expected_natural, rows, mask, scales, 1e9, SWEEPS, means
+        sums = bounded_sum(
+            program, expected_natural, rows, mask, scales, 1e9, SWEEPS, means
         )
         return sums, *jax.vmap(of_row)(rows)
 
@@ -172,15 +176,17 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
 def test_a_row_with_one_unit_on_has_nothing_off_the_diagonal():
     """Where rounding is all that is left, in single precision, the norm is small."""
     program = compiled(logistic, FIXED)
-    expected_natural = program.expected_natural_of(moments_at_random(program))
+    expected_natural = expected_natural_of(
+        program.structure, moments_at_random(program)
+    )
     certain = np.zeros((1, 3, 2), np.float32)
     certain[0, :, 0], certain[0, 1] = 1.0, (0.0, 1.0)
 
     @jax.jit
     def norm_of(row: Any) -> jax.Array:
-        local = dict(program.solve_locals(expected_natural, row, SWEEPS))
+        local = dict(solve_locals(program, expected_natural, row, SWEEPS))
         local["z"] = {"is": jnp.asarray(certain)}
-        return program.row_norms(row, local, {"⟨W W⟩": 1.0})
+        return row_norm(program, row, local, {"⟨W W⟩": 1.0})
 
     assert 0.0 <= norm_of({"y": jnp.ones(5)}) < 0.01 / 8.0  # 1/8 with the diagonal.
 

@@ -1,0 +1,180 @@
+"""What a row brings to the terms of a model, as one program of the row.
+
+The model is interpreted once, on the variables of a row that is traced. The constants
+that are found then are variables of the traced program. In the terms a `Slot` takes the
+place of each; the number of that variable among the program's outputs is its token.
+Two slots have one token only if they are one variable of this program, and so the same
+function of the row, whatever the row holds.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import partial_eval
+
+from numpyro_vips.conjugacy.algebra.terms import ArrayLike, Dense, OneHot, Slot
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class RowConstants:
+    """The program of a row's constants; it holds no row.
+
+    Attributes:
+      program: From the leaves of a row to whether it may count, and to its constants.
+      tokens: The token of each constant.
+      row: What the program takes: shapes and types of a row's arrays.
+    """
+
+    program: jex_core.ClosedJaxpr
+    tokens: tuple[int, ...]
+    row: Mapping[str, Any]
+
+    def __call__(
+        self, row: Mapping[str, Any]
+    ) -> tuple[dict[int, jax.Array], jax.Array]:
+        """A row's constants by token, and whether it may count.
+
+        Args:
+          row: One row of every private argument.
+        """
+        mine = {name: row[name] for name in self.row}
+        leaves = [
+            jnp.asarray(leaf, aval.dtype)
+            for leaf, aval in zip(
+                jax.tree.leaves(mine), self.program.in_avals, strict=True
+            )
+        ]
+        valid, *arrays = jex_core.jaxpr_as_fun(self.program)(*leaves)
+        return dict(zip(self.tokens, arrays, strict=True)), valid
+
+    def zero_if_invalid(
+        self, row: Mapping[str, Any]
+    ) -> tuple[dict[int, jax.Array], jax.Array]:
+        """The same, with zeros for all constants of a row that may not count."""
+        arrays, valid = self(row)
+        zeroed = {
+            token: jnp.where(valid, array, jnp.zeros((), array.dtype))
+            for token, array in arrays.items()
+        }
+        return zeroed, valid
+
+
+class HasConstants(Protocol):
+    """Something made of terms, such as a log joint density."""
+
+    def with_arrays(self, replace: Callable[[Dense | OneHot], ArrayLike]) -> Self:
+        """The same with other arrays for constants that are not public."""
+        ...
+
+
+Found = TypeVar("Found", bound=HasConstants)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Traced(Generic[Found]):
+    """What a trace returns: variables, and what they are constants of.
+
+    The first of `private` is whether the row may count.
+    """
+
+    private: Sequence[Any]
+    public: Sequence[Any]
+    found: Found = dataclasses.field(metadata={"static": True})
+
+
+def with_slots(
+    interpret: Callable[[Mapping[str, Any]], tuple[Found, Any]], rows: Mapping[str, Any]
+) -> tuple[Found, RowConstants]:
+    """Traces an interpretation of one row and separates its terms from its constants.
+
+    Constants that are not private are evaluated here, after a look at the program: it
+    must not read the row for them.
+
+    Args:
+      interpret: From rows with a leading axis of length 1 to what is found, and to
+        whether they may count.
+      rows: Such rows, of which only shapes and types are looked at.
+
+    Returns:
+      What is found, its constants public or slots, and the program that fills these.
+    """
+
+    def traced(row: Mapping[str, Any]) -> _Traced[Found]:
+        found, valid = interpret(jax.tree.map(lambda x: x[None], dict(row)))
+        factors = _factors(found)
+        private = [factor.array for factor in factors if factor.is_private]
+        public = [factor.array for factor in factors if not factor.is_private]
+        return _Traced((valid, *private), public, _numbered(found))
+
+    row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), dict(rows))
+    closed, shapes = jax.make_jaxpr(traced, return_shape=True)(row)
+    count = len(shapes.private)
+    tokens = _tokens(closed.jaxpr.outvars[:count])
+    public = _evaluated(closed, count)
+
+    def final(factor: Dense | OneHot) -> ArrayLike:
+        if not factor.is_private:
+            return public[factor.array.token]
+        return dataclasses.replace(factor.array, token=tokens[factor.array.token])
+
+    kept = sorted({0, *tokens})
+    wanted = [i in kept for i in range(len(closed.jaxpr.outvars))]
+    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=True)
+    program = jex_core.ClosedJaxpr(jaxpr, closed.consts)
+    constants = RowConstants(program=program, tokens=tuple(kept[1:]), row=row)
+    return shapes.found.with_arrays(final), constants
+
+
+def _numbered(found: Found) -> Found:
+    """The same with slots, whose tokens number private and public constants apart."""
+    numbers = {True: itertools.count(1), False: itertools.count()}
+
+    def numbered(factor: Dense | OneHot) -> Slot:
+        array = factor.array
+        return Slot(next(numbers[factor.is_private]), array.shape, array.dtype)
+
+    return found.with_arrays(numbered)
+
+
+def _factors(found: HasConstants) -> list[Dense | OneHot]:
+    """The constants that are not public, in the order in which they are replaced."""
+    factors: list[Dense | OneHot] = []
+
+    def look(factor: Dense | OneHot) -> ArrayLike:
+        factors.append(factor)
+        return factor.array
+
+    found.with_arrays(look)
+    return factors
+
+
+def _tokens(variables: list[Any]) -> list[int]:
+    """For each variable behind the first, the place of the first one that is the same.
+
+    The first itself, and every literal, is a constant of its own.
+    """
+    first: dict[Any, int] = {}
+    return [
+        i if i == 0 or isinstance(x, jex_core.Literal) else first.setdefault(x, i)
+        for i, x in enumerate(variables)
+    ]
+
+
+def _evaluated(closed: jex_core.ClosedJaxpr, start: int) -> list[np.ndarray]:
+    """The outputs from a place on, which no row must have a part in."""
+    wanted = [i >= start for i in range(len(closed.jaxpr.outvars))]
+    if not any(wanted):
+        return []
+    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=False)
+    if any(used):
+        raise AssertionError("a constant that is called public depends on the row")
+    program = jex_core.ClosedJaxpr(jaxpr, closed.consts)
+    with jax.ensure_compile_time_eval():
+        return [np.asarray(x) for x in jex_core.jaxpr_as_fun(program)()]

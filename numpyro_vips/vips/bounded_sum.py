@@ -1,0 +1,251 @@
+"""Clipped sums of the rows' expected sufficient statistics.
+
+Rows are solved for and clipped in double precision one by one, as a program that was
+checked for a single row; see `jax_tools.row_programs`.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.conjugacy.structure.centring import Means
+from numpyro_vips.jax_tools.row_programs import over_rows
+from numpyro_vips.jax_tools.row_sums import (
+    clipping_factor,
+    in_double,
+    in_pieces,
+    piece_length,
+)
+from numpyro_vips.vips.e_step import couples_latents, moments_of_row
+from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import (
+    RowContribution,
+    Scattered,
+    as_block,
+    norm_of,
+    row_contribution,
+    terms_with,
+)
+
+
+class Shared(NamedTuple):
+    """What the rows of a step share; see `bounded_sum`."""
+
+    expected_natural: Mapping[str, jax.Array]
+    scales: Mapping[str, float]
+    means: Means
+
+
+def bounded_sum(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    rows: Mapping[str, jax.Array],
+    mask: jax.Array,
+    scales: Mapping[str, float],
+    clipping_norm: float | jax.Array,
+    sweeps: int,
+    means: Means | None = None,
+) -> dict[str, jax.Array]:
+    """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
+
+    Guarantees:
+      Adding or removing one row changes the sum, each block times its scale, by at most
+      `clipping_norm` in L2 norm, whatever the rows hold: a row that holds something not
+      finite or outside its support counts as zero.
+
+    Args:
+      program: The compiled model.
+      expected_natural: n̄, one array per statistic.
+      rows: The private arguments, with a leading axis of rows.
+      mask: Whether each row is part of the minibatch.
+      scales: Scale of each block that is released; the others are left out.
+      clipping_norm: Bound on the norm of one row's scaled statistics.
+      sweeps: Number of coordinate-ascent sweeps over a row's latents.
+      means: The points about which statistics are taken, by latent; zero if left out.
+
+    Returns:
+      The sum of each block in `scales`, not yet private, in double precision.
+    """
+    # Which precision latents are solved for in is for the caller to say.
+    is_double = jnp.result_type(float) == jnp.float64
+    shared = Shared(dict(expected_natural), dict(scales), dict(means or {}))
+    with jax.enable_x64(True):
+        double, norm = in_double((shared, clipping_norm))
+        shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
+
+        def of_piece(rows: Any, mask: jax.Array) -> dict[str, PartialSum]:
+            with jax.enable_x64(is_double):
+                contributions = _row_contributions(program, shared, rows, sweeps)
+            return _sum_of_contributions(
+                program, double, in_double(contributions), mask, norm
+            )
+
+        def add_to(
+            sums: Mapping[str, jax.Array], partial_sums: Mapping[str, PartialSum]
+        ) -> dict[str, jax.Array]:
+            return {name: add(sums[name], partial_sums[name]) for name in scales}
+
+        def zeros(partial_sums: Mapping[str, PartialSum]) -> dict[str, jax.Array]:
+            return {name: zero_sum(partial_sums[name], shapes[name]) for name in scales}
+
+        pieces = in_pieces(dict(rows), mask, _piece_size(program))
+        first = jax.tree.map(lambda x: x[0], pieces)
+        if len(pieces[1]) == 1:
+            partial_sums = of_piece(*first)
+            sums = add_to(zeros(partial_sums), partial_sums)
+        else:
+            partial_sums = jax.eval_shape(of_piece, *first)
+            sums, _ = jax.lax.scan(
+                lambda sums, piece: (add_to(sums, of_piece(*piece)), None),
+                zeros(partial_sums),
+                pieces,
+            )
+        return {
+            s.name: as_block(
+                s, in_order(sums[s.name], partial_sums[s.name], shapes[s.name])
+            )
+            for s in program.structure.statistics
+            if s.name in scales
+        }
+
+
+def _row_contributions(
+    program: ConjugateProgram, shared: Shared, rows: Mapping[str, Any], sweeps: int
+) -> RowContribution:
+    """The E-step: rows' contributions, with a leading axis of rows."""
+
+    def solve(shared: Shared, row: Mapping[str, Any]) -> RowContribution:
+        arrays, valid = program.row_constants.zero_if_invalid(row)
+        local_moments = moments_of_row(program, shared.expected_natural, arrays, sweeps)
+        return row_contribution(
+            program, arrays, valid, local_moments, shared.scales, shared.means
+        )
+
+    contributions = over_rows(solve)(jax.tree.map(jnp.asarray, shared), rows)
+    # Else XLA may work out a number twice, for the norm and for the sum, and round it
+    # in two ways.
+    return jax.lax.optimization_barrier(contributions)
+
+
+def _sum_of_contributions(
+    program: ConjugateProgram,
+    shared: Shared,
+    contributions: RowContribution,
+    mask: jax.Array,
+    clipping_norm: jax.Array,
+) -> "dict[str, PartialSum]":
+    """Clips the rows' contributions and adds them up, in double precision."""
+    expected_natural, scales, means = shared
+    norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means))(contributions)
+    weights, usable = clipping_weights(norms, mask, clipping_norm)
+    # What is not usable must not reach the sum even as 0 · nan.
+    contributions = jax.tree.map(lambda x: where_rows(usable, x), contributions)
+    partial_sums: dict[str, PartialSum] = {
+        name: weighted(partial_sum, weights)
+        for name, partial_sum in contributions.scattered.items()
+    }
+
+    def total(released: Mapping[str, jax.Array]) -> jax.Array:
+        def of_row(contribution: RowContribution) -> jax.Array:
+            return expected(
+                program.structure,
+                terms_with(program, contribution.numbers, means),
+                {**expected_natural, **released},
+                contribution.local_moments,
+            )
+
+        return jnp.vdot(weights, jax.vmap(of_row)(contributions))
+
+    rest = {name: expected_natural[name] for name in scales if name not in partial_sums}
+    return partial_sums | (jax.grad(total)(rest) if rest else {})
+
+
+def _piece_size(program: ConjugateProgram) -> int | None:
+    """Rows to work on together; None for all, where no latents are swept."""
+    structure = program.structure
+    if not couples_latents(structure, program.row_terms):
+        return None
+    sizes = [
+        math.prod(shape)
+        for factor in structure.posterior_factors_of("local")
+        for shape in factor.family.moment_shapes(factor.shape).values()
+    ]
+    return piece_size(sum(sizes) * np.dtype(np.float64).itemsize)
+
+
+# --- partial sums ---------------------------------------------------------------------
+
+# What some rows add to a statistic: an array, or their contributions, still scattered.
+PartialSum = jax.Array | Scattered
+
+
+def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
+    """Rows' contributions, each times its weight (rows,)."""
+    values = scattered.values
+    each = weights.reshape(-1, *(1,) * (values.ndim - 1))
+    return dataclasses.replace(scattered, values=each * values)
+
+
+def zero_sum(partial_sum: PartialSum, shape: tuple[int, ...]) -> jax.Array:
+    """The zeros from which partial sums are added up, given the statistic's own shape.
+
+    Only the shapes of `partial_sum` are used.
+    """
+    if not isinstance(partial_sum, Scattered):
+        return jnp.zeros(shape, partial_sum.dtype)
+    picked = [shape[partial_sum.axes.index(i)] for i in range(len(partial_sum.indices))]
+    # The values have axes of rows and of each row's entries first.
+    return jnp.zeros((*picked, *partial_sum.values.shape[2:]), partial_sum.values.dtype)
+
+
+def add(total: jax.Array, partial_sum: PartialSum) -> jax.Array:
+    if not isinstance(partial_sum, Scattered):
+        return total + partial_sum
+    return total.at[partial_sum.indices].add(partial_sum.values, mode="drop")
+
+
+def in_order(
+    total: jax.Array, partial_sum: PartialSum, shape: tuple[int, ...]
+) -> jax.Array:
+    """A total of partial sums, with the statistic's own axes."""
+    if not isinstance(partial_sum, Scattered):
+        return total
+    axes = partial_sum.axes
+    total = total[tuple(slice(shape[axes.index(i)]) for i in range(total.ndim))]
+    if len(axes) == total.ndim:
+        return jnp.transpose(total, axes)
+    entries = jnp.ogrid[tuple(slice(size) for size in total.shape)]
+    diagonal = tuple(entries[axis] for axis in axes)
+    return jnp.zeros(shape, total.dtype).at[diagonal].set(total)
+
+
+# --- rows -----------------------------------------------------------------------------
+
+# Rows whose latents are swept are worked on in pieces that stay near the processor.
+MAX_PIECE = 256
+_PIECE_BYTES = 2**26
+
+
+def piece_size(bytes_per_row: int) -> int:
+    """How many rows to work on together, given what the latents of one take."""
+    return min(MAX_PIECE, piece_length(bytes_per_row, _PIECE_BYTES))
+
+
+def clipping_weights(
+    norms: jax.Array, mask: jax.Array, clipping_norm: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """What each row is multiplied by, and which rows may be looked at at all."""
+    usable = mask & jnp.isfinite(norms)
+    factors = clipping_factor(norms, clipping_norm)
+    return jnp.where(usable, factors, 0.0), usable
+
+
+def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
+    shape = (-1, *(1,) * (array.ndim - 1))
+    return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))

@@ -1,0 +1,50 @@
+"""A row's part of the evidence lower bound.
+
+For tests and for rows that the caller may see; it is not bounded and never released for
+private ones.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from numpyro_vips.vips.coordinates import LocalFactor, copies_array
+from numpyro_vips.vips.e_step import entropy, local_factors
+from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.program import ConjugateProgram
+
+
+def row_bound(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    row: Mapping[str, Any],
+    sweeps: int,
+) -> jax.Array:
+    """The row's part of the bound: E_q of its terms, plus entropies.
+
+    Not a number if the row is not valid.
+    """
+    factors = local_factors(program, expected_natural, row, sweeps)
+    total, valid = row_bound_at(program, expected_natural, row, factors)
+    return jnp.where(valid, total, jnp.nan)
+
+
+def row_bound_at(
+    program: ConjugateProgram,
+    expected_natural: Mapping[str, jax.Array],
+    row: Mapping[str, Any],
+    factors: Mapping[str, LocalFactor],
+) -> tuple[jax.Array, jax.Array]:
+    """The bound for given factors of the row's latents, and whether it is valid."""
+    structure = program.structure
+    arrays, valid = program.row_constants.zero_if_invalid(row)
+    terms = [term.filled(arrays) for term in program.row_terms]
+    moments = {name: mine for name, (mine, _) in factors.items()}
+    total = expected(structure, terms, expected_natural, moments)
+    for factor in structure.posterior_factors_of("local"):
+        weight = copies_array(factor, structure.latents, arrays)
+        mine, natural = factors[factor.name]
+        total = total + entropy(factor, natural, mine, weight)
+    return total, valid
