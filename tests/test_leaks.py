@@ -31,6 +31,7 @@ import scipy.sparse
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
@@ -440,7 +441,8 @@ class Watched:
         patch.setattr(kind, name, watching)
 
     def run(self, fn: Any, engine: str, args: tuple, **options: Any) -> dict[str, Any]:
-        """What a run shows, its times left out."""
+        """What a run shows that is prepared anew, its times left out."""
+        forget_prepared_fits()
         self.steps.clear()
         self._caplog.clear()
         self._capfd.readouterr()
