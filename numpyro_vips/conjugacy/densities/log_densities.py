@@ -366,6 +366,15 @@ def inverse_gamma(
     )
 
 
+@log_density(dist.Levy)
+def levy(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
+    """x - loc is InverseGamma(1/2, scale/2)."""
+    start = as_form(loc)
+    require_constant(start, "the smallest value of a Levy as a function")
+    half = forms.as_form(0.5)
+    return inverse_gamma(x - start, half, 0.5 * as_form(scale), augment=augment)
+
+
 @log_density(dist.LogNormal)
 def log_normal(
     x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
