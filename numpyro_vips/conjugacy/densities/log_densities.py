@@ -414,6 +414,25 @@ def _is_one(form: Form) -> bool:
     return is_public(array) and bool(np.all(array == 1))
 
 
+@log_density(dist.Kumaraswamy)
+def kumaraswamy(
+    x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
+) -> Form:
+    """-log(1 - x^a) is Exponential(b), a and b being the two concentrations."""
+    a, b = as_form(concentration1), as_form(concentration0)
+    require_constant(x, "the logarithm of one minus a power")
+    require_constant(a, "the first concentration of a Kumaraswamy as a function")
+    log_rest = elementwise.map_constant(
+        lambda x, a: np.log1p(-(x**a)), lambda x, a: jnp.log1p(-(x**a)), x, a
+    )
+    return (
+        elementwise.log(a)
+        + elementwise.log(b)
+        + (a - 1.0) * elementwise.log(x)
+        + (b - 1.0) * log_rest
+    )
+
+
 @log_density(dist.Uniform)
 def uniform(x: Form, low: Value, high: Value, *, augment: Augment) -> Form:
     low, high = as_form(low), as_form(high)
