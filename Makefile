@@ -8,7 +8,20 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 2
 
-.PHONY: demo test test-slow audit lint docs clean
+# The environments of make matrix: their interpreters, and what pip is held to.
+# MATRIX_TESTS=tests/test_result.py runs these alone.
+MATRIX := matrix-lowest matrix-arviz0 matrix-newest
+MATRIX_TESTS ?=
+PYTHON_lowest ?= python3.11
+PYTHON_arviz0 ?= python3.11
+# The newest one that starts: a version manager may have names that do not.
+PYTHON_newest ?= $(shell for minor in 14 13 12 11; do \
+    python3.$$minor -V > /dev/null 2>&1 && echo python3.$$minor && break; done)
+CONSTRAINTS_lowest := $(PYTHON_lowest) tests/_lowest.py
+CONSTRAINTS_arviz0 := echo 'arviz<1'
+CONSTRAINTS_newest := echo 'arviz>=1'
+
+.PHONY: demo test test-slow audit lint docs matrix clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -32,8 +45,24 @@ lint: $(VENV)/.lint
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
 
+.PHONY: $(MATRIX)
+
+matrix: $(MATRIX)
+
+$(MATRIX): matrix-%: .venv-matrix/%/.made
+	.venv-matrix/$*/bin/python -m pytest -n 2 --dist loadfile $(MATRIX_TESTS)
+
+.venv-matrix/%/.made: pyproject.toml tests/_lowest.py
+	mkdir -p $(@D)
+	$(PYTHON_$*) -m venv $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
+	$(CONSTRAINTS_$*) > $(@D)/constraints.txt
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
+	    --constraint $(@D)/constraints.txt --editable '.[examples]' --group test
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist demo-output docs/_build .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-matrix build dist demo-output docs/_build .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp per dependency group: it is renewed when pyproject.toml changes, and a

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
+from numpyro.distributions.discrete import ZeroInflatedProbs
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.algebra import elementwise, forms
@@ -121,7 +122,7 @@ _ALTERNATIVES = (
 # NumPyro keeps the mean of a NegativeBinomial2 as concentration / rate.
 _SAME_AS: Mapping[type, type] = {
     dist.NegativeBinomial2: dist.GammaPoisson,
-    dist.ZeroInflatedPoisson: dist.ZeroInflatedProbs,
+    dist.ZeroInflatedPoisson: ZeroInflatedProbs,
 }
 
 
@@ -250,7 +251,7 @@ _WRAPPERS: Mapping[type, str] = {
     dist.MixtureSameFamily: "components and weights as above; a Categorical variable "
     "says which component a value is from",
     dist.MixtureGeneral: "the same with components of different kinds",
-    dist.ZeroInflatedProbs: "a Beta or constant gate; a Categorical variable says "
+    ZeroInflatedProbs: "a Beta or constant gate; a Categorical variable says "
     "which zeros are from it",
     dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
     "then a Categorical variable says which term counts",

@@ -29,6 +29,7 @@ from _rows import (
     answers,
     counts,
     events,
+    fractions,
     grouped,
     linear,
     numbers,
@@ -312,6 +313,8 @@ def _logistic_by_exp(y: Any) -> Any:
 for _name, _rows, _density in (
     ("Geometric", counts, lambda y: dist.Geometric(probs=chance("p"))),
     ("Geometric of logits", counts, lambda y: dist.Geometric(logits=normals("w"))),
+    ("Kumaraswamy", fractions, lambda y: dist.Kumaraswamy(2.0, gammas("b"))),
+    ("Levy", waits, lambda y: dist.Levy(-0.5, gammas("c"))),
     ("Pareto", waits, lambda y: dist.Pareto(0.001, gammas("a"))),
     ("Weibull", waits, lambda y: dist.Weibull(gammas("rate") ** (-1 / 1.5), 1.5)),
     (
@@ -485,6 +488,15 @@ def _weibull(y: np.ndarray) -> dict[str, Any]:
     return {"rate/concentration": 2 + len(y), "rate/rate": 1 + (y**1.5).sum()}
 
 
+def _levy(y: np.ndarray) -> dict[str, Any]:
+    rate = 1 + (0.5 / (y + 0.5)).sum()
+    return {"c/concentration": 2 + len(y) / 2, "c/rate": rate}
+
+
+def _kumaraswamy(y: np.ndarray) -> dict[str, Any]:
+    return {"b/concentration": 2 + len(y), "b/rate": 1 - np.log1p(-(y**2)).sum()}
+
+
 def _known_mean(y: Any) -> Any:
     return dist.MultivariateNormal(jnp.zeros(3), inverse_wishart(3))
 
@@ -499,7 +511,13 @@ observed("known mean", points, _known_mean)
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("name", "posterior"), [("Weibull", _weibull), ("known mean", _scatter)]
+    ("name", "posterior"),
+    [
+        ("Kumaraswamy", _kumaraswamy),
+        ("Levy", _levy),
+        ("Weibull", _weibull),
+        ("known mean", _scatter),
+    ],
 )
 def test_closed_form(name: str, posterior: Callable[..., dict[str, Any]]) -> None:
     case = CONJUGATE[name]

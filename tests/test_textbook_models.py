@@ -519,7 +519,7 @@ def negative_binomial_by_its_mean(X: Any, y: Any) -> None:
 @conjugate(count_regression)
 def negative_binomial_by_one_minus(X: Any, y: Any) -> None:
     probs = 1 - jax.nn.sigmoid(X @ normals("w", 3))
-    observe(dist.NegativeBinomial(total_count=3.0, probs=probs), y)
+    observe(dist.NegativeBinomialProbs(total_count=3.0, probs=probs), y)
 
 
 @conjugate(events)

@@ -382,8 +382,8 @@ def test_as_many_columns_as_rows_are_no_captured_rows() -> None:
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("x", dist.StudentT(4, slope, 1).to_event(1), obs=X)
 
-    for guide in (None, "full_rank"):
-        vi = private_vi(model, engine="dpvi", guide=guide)
+    for engine in (nv.DPVI(), nv.DPVI(guide="full_rank")):
+        vi = private_vi(model, engine=engine)
         vi.explain(np.random.default_rng(0).normal(size=(17, 17)))
 
 

@@ -366,6 +366,15 @@ def inverse_gamma(
     )
 
 
+@log_density(dist.Levy)
+def levy(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
+    """x - loc is InverseGamma(1/2, scale/2)."""
+    start = as_form(loc)
+    require_constant(start, "the smallest value of a Levy as a function")
+    half = forms.as_form(0.5)
+    return inverse_gamma(x - start, half, 0.5 * as_form(scale), augment=augment)
+
+
 @log_density(dist.LogNormal)
 def log_normal(
     x: Form, loc: Value, scale: Value, *, augment: Augment, **_: Value
@@ -403,6 +412,25 @@ def _is_one(form: Form) -> bool:
         return False
     array = forms.constant_array(form)
     return is_public(array) and bool(np.all(array == 1))
+
+
+@log_density(dist.Kumaraswamy)
+def kumaraswamy(
+    x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
+) -> Form:
+    """-log(1 - x^a) is Exponential(b), a and b being the two concentrations."""
+    a, b = as_form(concentration1), as_form(concentration0)
+    require_constant(x, "the logarithm of one minus a power")
+    require_constant(a, "the first concentration of a Kumaraswamy as a function")
+    log_rest = elementwise.map_constant(
+        lambda x, a: np.log1p(-(x**a)), lambda x, a: jnp.log1p(-(x**a)), x, a
+    )
+    return (
+        elementwise.log(a)
+        + elementwise.log(b)
+        + (a - 1.0) * elementwise.log(x)
+        + (b - 1.0) * log_rest
+    )
 
 
 @log_density(dist.Uniform)

@@ -4,6 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 
+# NumPyro 0.21 does not show it among its distributions.
+from numpyro.distributions.discrete import ZeroInflatedProbs
+
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import Label, NotInAlgebra
@@ -62,7 +65,7 @@ def mixture_general(
     return augment.allocate(log_weights + densities)
 
 
-@log_density(dist.ZeroInflatedProbs, dist.ZeroInflatedPoisson)
+@log_density(ZeroInflatedProbs, dist.ZeroInflatedPoisson)
 def zero_inflated(
     x: Form, gate: Value, *, augment: Augment, base_dist: Component, **_: object
 ) -> Form:
