@@ -131,7 +131,8 @@ class GaussianEvent:
             name: float(fields[name])
             for name in ("noise_stddev", "sensitivity", "sampling_rate")
         }
-        return cls(**{**fields, **numbers})
+        values: dict[str, Any] = {**fields, **numbers}
+        return cls(**values)
 
 
 def json_number(value: float) -> float | str:

@@ -45,7 +45,7 @@ def _moments(group: StepGroup) -> np.ndarray:
         else _without_replacement_moment_terms(group)
     )
     log_factorial = special.gammaln(np.arange(_MOMENT_ORDERS[-1] + 1) + 1.0)
-    log_moments = []
+    log_moments: list[float] = []
     for order in _MOMENT_ORDERS:
         powers = np.arange(order + 1)
         binomial = log_factorial[order] - log_factorial[: order + 1]

@@ -141,7 +141,7 @@ def gaussian_dp_mu(events: Sequence[GaussianEvent]) -> float | None:
         return None
     if all(group.sampling == "full" for group in groups):
         return total_mu(groups)
-    matches = []
+    matches: list[float] = []
     for exponent in range(3, 10):
         delta = 10.0**-exponent
         price = pld_epsilon(groups, delta)

@@ -98,15 +98,15 @@ class Block:
         """Free numbers in the block: a symmetric matrix counts its upper triangle."""
         if not self.symmetric:
             return math.prod(self.shape)
-        return math.prod(self.shape[:-2]) * len(self._triangle[0])
+        return math.prod(self.shape[:-2]) * len(self.triangle[0])
 
     @property
-    def _triangle(self) -> tuple[np.ndarray, np.ndarray]:
+    def triangle(self) -> tuple[np.ndarray, np.ndarray]:
         """Rows and columns of the free entries of a symmetric matrix."""
         return np.triu_indices(self.shape[-1], k=int(self.hollow))
 
     @property
-    def _edges(self) -> tuple[int, float, float]:
+    def edges(self) -> tuple[int, float, float]:
         """How many numbers lie in a box, and its hull's edges in the joint vector.
 
         Two equal entries of a hollow matrix are one number, larger by √2.
@@ -123,15 +123,16 @@ class Block:
         return min(self.lower, 0.0), max(self.upper, 0.0)
 
     @property
-    def _scaled_norm_bound(self) -> float:
+    def scaled_norm_bound(self) -> float:
+        """Public bound on the L2 norm of the block's share of the joint vector."""
         bound = self.scale * self.norm_bound
         if self.geometry == "box":
-            size, lower, upper = self._edges
+            size, lower, upper = self.edges
             bound = min(bound, math.sqrt(size) * max(-lower, upper))
         return bound
 
     @property
-    def _keeps_sign(self) -> bool:
+    def keeps_sign(self) -> bool:
         """Whether two rows' contributions have a nonnegative inner product."""
         if self.geometry == "box":
             lower, upper = self._hull
@@ -204,15 +205,16 @@ class GaussianMechanism:
         relation = self.relation if relation is None else relation
         _validate.one_of(RELATIONS, relation=relation)
         squared_norm = self.clipping_norm**2
-        shares = [block._scaled_norm_bound**2 for block in self.blocks]
+        shares = [block.scaled_norm_bound**2 for block in self.blocks]
         if relation == "add_or_remove":
             return math.sqrt(min(squared_norm, sum(shares)))
         signed = nonnegative = 0.0
-        boxes, singles = [], []
+        boxes: list[tuple[Block, float]] = []
+        singles: list[float] = []
         for block, share in zip(self.blocks, shares, strict=True):
             if block.geometry == "box":
                 boxes.append((block, share))
-            elif not block._keeps_sign:
+            elif not block.keeps_sign:
                 signed += share
             elif block.num_coordinates == 1:
                 singles.append(share)
@@ -267,7 +269,7 @@ class GaussianMechanism:
             raise ValueError(
                 f"Expected sums for the blocks {sorted(names)}, got {sorted(sums)}."
             )
-        noisy = {}
+        noisy: dict[str, np.ndarray] = {}
         for block in self.blocks:
             value = np.asarray(sums[block.name], dtype=np.float64)
             if value.shape != block.shape:
@@ -303,7 +305,7 @@ def _boxes_change(
     def split(ratio: float) -> tuple[float, float]:
         share = change = 0.0
         for block, limit in boxes:
-            size, *edges = block._edges
+            size, *edges = block.edges
             # No entry is larger than the whole row.
             low, high = sorted(min(abs(edge), clipping_norm) for edge in edges)
             # A box that keeps its sign has l = 0 and slope 2 throughout: it comes last.
@@ -341,7 +343,7 @@ def _perturbed(
 ) -> np.ndarray:
     if not block.symmetric:
         return value + stddev * rng.standard_normal(block.shape)
-    rows, columns = block._triangle
+    rows, columns = block.triangle
     leading = block.shape[:-2]
     noise = stddev * rng.standard_normal((*leading, len(rows)))
     noise *= np.where(rows == columns, 1.0, math.sqrt(0.5))
@@ -379,7 +381,7 @@ def optimal_scales(
       clipping norm of 1 clips no row that keeps the bounds.
     """
     _validate.one_of(RELATIONS, relation=relation)
-    squares = {}
+    squares: dict[str, float] = {}
     for block in blocks:
         bound = norm_bounds[block.name]
         weight = 1.0 if weights is None else weights[block.name]
@@ -387,7 +389,7 @@ def optimal_scales(
         _validate.positive(**{f"weights[{block.name!r}]": weight})
         factor = 1.0
         if relation == "replace_one":
-            factor = 2.0 if block._keeps_sign else 4.0
+            factor = 2.0 if block.keeps_sign else 4.0
         importance = math.sqrt(weight * block.num_coordinates / factor)
         squares[block.name] = importance / bound
     total = sum(square * norm_bounds[name] ** 2 for name, square in squares.items())

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,7 +120,7 @@ class LedgerFile:
         _sync_folder(folder)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self) -> Generator[None]:
         """Keeps other processes and threads out while the file is read and replaced.
 
         The lock is the operating system's, which goes with the process that holds it.

@@ -6,9 +6,10 @@ their output. Minibatches and noise come from here instead.
 """
 
 import hashlib
+import numbers
 import secrets
 import warnings
-from typing import cast
+from typing import Any
 
 import numpy as np
 import randomgen
@@ -40,13 +41,7 @@ class SecureRandom:
             sampling_key = secrets.randbits(_KEY_BITS)
             noise_key = secrets.randbits(_KEY_BITS)
         else:
-            if isinstance(insecure_seed, bool) or not isinstance(
-                insecure_seed, int | np.integer
-            ):
-                raise TypeError(
-                    "Expected insecure_seed to be an integer or None, got "
-                    f"{type(insecure_seed).__name__}."
-                )
+            seed = _checked_seed(insecure_seed)
             warnings.warn(
                 "insecure_seed makes the noise repeatable, so the result is not "
                 "private from anyone who knows or guesses the seed. Use it for tests "
@@ -54,8 +49,8 @@ class SecureRandom:
                 UserWarning,
                 stacklevel=2,
             )
-            sampling_key = _key_from_seed(int(insecure_seed), "sampling")
-            noise_key = _key_from_seed(int(insecure_seed), "noise")
+            sampling_key = _key_from_seed(seed, "sampling")
+            noise_key = _key_from_seed(seed, "noise")
         self.sampling = _generator(sampling_key)
         self.noise = _generator(noise_key)
         self._is_seeded = insecure_seed is not None
@@ -84,9 +79,16 @@ class SecureRandom:
 
 
 def _generator(key: int) -> np.random.Generator:
-    # It has NumPy's interface, which its type stubs do not say.
-    bits = cast(np.random.BitGenerator, randomgen.ChaCha(key=key, rounds=_ROUNDS))
-    return np.random.Generator(bits)
+    return np.random.Generator(randomgen.ChaCha(key=key, rounds=_ROUNDS))
+
+
+def _checked_seed(seed: Any) -> int:
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
+        raise TypeError(
+            "Expected insecure_seed to be an integer or None, got "
+            f"{type(seed).__name__}."
+        )
+    return int(seed)
 
 
 def _key_from_seed(seed: int, stream: str) -> int:

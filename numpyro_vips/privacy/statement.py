@@ -195,7 +195,7 @@ class PrivacyStatement:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacyStatement":
         """The inverse of `to_dict`; what follows from the events is computed anew."""
-        norms = fields["clipping_norm"]
+        norms: float | str | list[float | str] = fields["clipping_norm"]
         return cls(
             unit=fields["unit"],
             relation=fields["relation"],
