@@ -13,10 +13,16 @@ import jaxtyping
 import pytest
 import threadpoolctl
 
-# Annotations of arrays are checked in these, while tests run and never in use. The hook
-# must be there before a module of theirs is imported.
+# Annotations are checked in these, while tests run and never in use. The hook must be
+# there before a module of theirs is imported. Where users' own values come in, which
+# the package checks itself, only arrays are: of the modules in privacy/ two have some.
 CHECKED = ["numpyro_vips.conjugacy.families"]
+CHECKED_ARRAYS = [
+    "numpyro_vips.privacy.batch_selection",
+    "numpyro_vips.privacy.gaussian_mechanism",
+]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
+jaxtyping.install_import_hook(CHECKED_ARRAYS, "_checked.arrays")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
+from jaxtyping import Bool, Int
 
 from numpyro_vips import _validate
 from numpyro_vips.accounting import GaussianEvent
@@ -19,7 +20,7 @@ _RESOLUTION = 2.0**53
 
 def select_rows(
     event: GaussianEvent, num_rows: int, rng: np.random.Generator
-) -> np.ndarray:
+) -> Int[np.ndarray, " batch"]:
     """Draws one step's batch.
 
     ==================== ==========================================================
@@ -69,8 +70,8 @@ def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
 
 
 def padded_chunks(
-    indices: np.ndarray, chunk_size: int, at_least: int = 1
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    indices: Int[np.ndarray, " batch"], chunk_size: int, at_least: int = 1
+) -> Iterator[tuple[Int[np.ndarray, " chunk"], Bool[np.ndarray, " chunk"]]]:
     """Splits a batch into pieces of one fixed shape.
 
     Args:

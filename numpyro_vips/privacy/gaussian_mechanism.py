@@ -27,6 +27,7 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from jaxtyping import Float, Float64, Int
 
 from numpyro_vips import _validate
 from numpyro_vips.accounting import RELATIONS, Relation
@@ -101,7 +102,7 @@ class Block:
         return math.prod(self.shape[:-2]) * len(self.triangle[0])
 
     @property
-    def triangle(self) -> tuple[np.ndarray, np.ndarray]:
+    def triangle(self) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:
         """Rows and columns of the free entries of a symmetric matrix."""
         return np.triu_indices(self.shape[-1], k=int(self.hollow))
 
@@ -249,8 +250,8 @@ class GaussianMechanism:
         return self.noise_stddev / self._block(name).scale
 
     def add_noise(
-        self, sums: Mapping[str, np.ndarray], rng: np.random.Generator
-    ) -> dict[str, np.ndarray]:
+        self, sums: Mapping[str, Float[np.ndarray, "..."]], rng: np.random.Generator
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
         """Adds the noise, once, to all the blocks of one release.
 
         Args:
@@ -339,8 +340,11 @@ def _boxes_change(
 
 
 def _perturbed(
-    block: Block, value: np.ndarray, stddev: float, rng: np.random.Generator
-) -> np.ndarray:
+    block: Block,
+    value: Float64[np.ndarray, "*block"],
+    stddev: float,
+    rng: np.random.Generator,
+) -> Float64[np.ndarray, "*block"]:
     if not block.symmetric:
         return value + stddev * rng.standard_normal(block.shape)
     rows, columns = block.triangle
