@@ -18,6 +18,7 @@ import threadpoolctl
 # the package checks itself, only arrays are: of the modules in privacy/ two have some.
 CHECKED = ["numpyro_vips.conjugacy.families"]
 CHECKED_ARRAYS = [
+    "numpyro_vips.dpvi",
     "numpyro_vips.privacy.batch_selection",
     "numpyro_vips.privacy.gaussian_mechanism",
 ]

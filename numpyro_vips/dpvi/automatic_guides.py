@@ -20,12 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.dpvi.guides import (
     JointNormalPosterior,
     NormalPosterior,
     UnconstrainedSpace,
 )
+
+# Parameters: vectors and a matrix, whose rows are the coordinates.
+Arrays = Mapping[str, Float[Array, "size ..."]]
 
 Family = Literal["mean_field", "full_rank", "low_rank"]
 FAMILIES: tuple[Family, ...] = ("mean_field", "full_rank", "low_rank")
@@ -66,7 +70,9 @@ class NormalGuide:
         }
         self.rank = ranks[family]
 
-    def initial(self, start: jax.Array, rng_key: jax.Array) -> dict[str, jax.Array]:
+    def initial(
+        self, start: Float[Array, " size"], rng_key: PRNGKeyArray
+    ) -> dict[str, Float[Array, "size ..."]]:
         """Parameters near `start`, slightly jittered, with small scales."""
         loc_key, factor_key = jax.random.split(rng_key)
         jitter = jax.random.normal(loc_key, start.shape, start.dtype)
@@ -88,7 +94,9 @@ class NormalGuide:
         """How many standard Normal numbers a draw is made of."""
         return self.space.size + (self.rank if self.family == "low_rank" else 0)
 
-    def value(self, arrays: Mapping[str, jax.Array], noise: jax.Array) -> jax.Array:
+    def value(
+        self, arrays: Arrays, noise: Float[Array, " numbers"]
+    ) -> Float[Array, " size"]:
         """The draw z that `num_draws` numbers stand for."""
         unit = noise[: self.space.size]
         if self.family == "full_rank":
@@ -97,7 +105,7 @@ class NormalGuide:
             unit = unit + arrays["factor"] @ noise[self.space.size :]
         return arrays["loc"] + jnp.exp(arrays["log_scale"]) * unit
 
-    def entropy(self, arrays: Mapping[str, jax.Array]) -> jax.Array:
+    def entropy(self, arrays: Arrays) -> Float[Array, ""]:
         """Differential entropy of q(z) in nats, up to a constant that depends on the
         space alone."""
         entropy = jnp.sum(arrays["log_scale"])
@@ -108,7 +116,7 @@ class NormalGuide:
         return entropy
 
     def marginals(
-        self, arrays: Mapping[str, jax.Array], event_dims: Mapping[str, int]
+        self, arrays: Arrays, event_dims: Mapping[str, int]
     ) -> dict[str, Any]:
         """The distribution of every site in its support, by name, under a mean-field
         guide."""
@@ -126,7 +134,7 @@ class NormalGuide:
         return found
 
     def posterior(
-        self, arrays: Mapping[str, jax.Array], points: Mapping[str, Any]
+        self, arrays: Arrays, points: Mapping[str, Any]
     ) -> NormalPosterior | JointNormalPosterior:
         """The guide as a posterior; `points` are the model's point estimates."""
         loc, scale = arrays["loc"], jnp.exp(arrays["log_scale"])

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
@@ -86,10 +87,10 @@ class ConjugateLocals:
 
     def __call__(
         self,
-        values: Mapping[str, jax.Array],
+        values: Mapping[str, Float[Array, "..."]],
         row: Mapping[str, Any],
         params: Mapping[str, Any],
-    ) -> tuple[jax.Array, jax.Array]:
+    ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         """The bound, and whether the row may count.
 
         Args:
@@ -104,7 +105,9 @@ class ConjugateLocals:
             for name in self.solved
         }
 
-        def rest(latents: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        def rest(
+            latents: Mapping[str, Any],
+        ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             given = _given(graph, row, latents, params, self.solved)
             fixed = jax.lax.stop_gradient(given)
             factors = local_factors(program, {}, fixed, self._sweeps)
@@ -127,14 +130,16 @@ class ConjugateLocals:
         graph = self._graph
         params = initial_params(graph, threefry_key(0))
 
-        def numpyros(row: Any, latents: Any) -> jax.Array:
+        def numpyros(row: Any, latents: Any) -> Float[Array, ""]:
             rows = {name: value[None] for name, value in row.items()}
             messages = graph.run(rows, latents, params=params)
             with numpyro.validation_enabled(False):
                 densities = [site_log_density(messages[name]) for name in self._sites]
             return sum(densities, jnp.zeros(()))
 
-        def compiled(row: Any, latents: Any) -> tuple[jax.Array, jax.Array]:
+        def compiled(
+            row: Any, latents: Any
+        ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             given = _given(graph, row, latents, params, self.solved)
             locals_ = {name: latents[name] for name in self.solved}
             return row_and_validity(program, given, locals_)

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to, kl_divergence
 
-from numpyro_vips.dpvi.automatic_guides import NormalGuide
+from numpyro_vips.dpvi.automatic_guides import Arrays, NormalGuide
 from numpyro_vips.dpvi.conjugate_locals import ConjugateLocals
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.user_guides import UserGuide
@@ -42,11 +43,11 @@ class RowElbo:
 
     def __call__(
         self,
-        values: Mapping[str, jax.Array],
+        values: Mapping[str, Float[Array, "..."]],
         params: Mapping[str, Any],
         row: Mapping[str, Any],
-        key: jax.Array,
-    ) -> tuple[jax.Array, jax.Array]:
+        key: PRNGKeyArray,
+    ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         """The bound, and whether what the row observes lies in the support.
 
         Args:
@@ -101,8 +102,8 @@ class PublicElbo:
         self._row = synthetic_row(graph)
 
     def __call__(
-        self, arrays: Mapping[str, jax.Array], params: Any, draws: jax.Array
-    ) -> jax.Array:
+        self, arrays: Arrays, params: Any, draws: Shaped[Array, "particles ..."]
+    ) -> Float[Array, ""]:
         """The average over draws.
 
         Args:
@@ -111,7 +112,7 @@ class PublicElbo:
           draws: Numbers for an automatic guide, keys for a user's own.
         """
 
-        def particle(draw: jax.Array) -> jax.Array:
+        def particle(draw: Shaped[Array, "..."]) -> Float[Array, ""]:
             if isinstance(self._guide, NormalGuide):
                 return self._automatic_terms(self._guide, arrays, params, draw)
             return self._user_terms(self._guide, params, draw)
@@ -121,10 +122,10 @@ class PublicElbo:
     def _automatic_terms(
         self,
         guide: NormalGuide,
-        arrays: Mapping[str, jax.Array],
+        arrays: Arrays,
         params: Any,
-        draw: jax.Array,
-    ) -> jax.Array:
+        draw: Float[Array, " numbers"],
+    ) -> Float[Array, ""]:
         z = guide.value(arrays, draw)
         values, log_determinant = self._space.constrain(z)
         messages = self._run_model(values, params)
@@ -140,7 +141,9 @@ class PublicElbo:
             total += _prior_term(message, messages[name], is_analytic=True)
         return total
 
-    def _user_terms(self, guide: UserGuide, params: Any, draw: jax.Array) -> jax.Array:
+    def _user_terms(
+        self, guide: UserGuide, params: Any, draw: PRNGKeyArray
+    ) -> Float[Array, ""]:
         drawn = guide.draw_globals(params, draw)
         messages = self._run_model(drawn.values, params)
         total = jnp.zeros((), jnp.result_type(float))
@@ -171,7 +174,7 @@ def _latent_names(graph: ModelGraph) -> list[str]:
 
 def _divergence(
     message: Mapping[str, Any], prior: Mapping[str, Any]
-) -> jax.Array | None:
+) -> Float[Array, ""] | None:
     """KL(q ‖ p) of a site where NumPyro knows it in closed form, else None."""
     if message["type"] != "sample":
         return None
@@ -185,7 +188,7 @@ def _divergence(
 
 def _prior_term(
     message: Mapping[str, Any], prior: Mapping[str, Any], is_analytic: bool
-) -> jax.Array:
+) -> Float[Array, ""]:
     """A site's E_q[log p − log q], in closed form or at the draw."""
     divergence = _divergence(message, prior) if is_analytic else None
     if divergence is not None:

@@ -35,6 +35,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Bool, Float, Float64, Int, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
@@ -59,6 +60,8 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.result import Posterior
 
 Perturb = Literal["location", "all"]
+# Numbers, or keys for a user's guide.
+Draws = Shaped[Array, "particles ..."]
 
 DEFAULT_STEPS = 200
 # Without noise a gradient step costs no budget, only time.
@@ -76,7 +79,7 @@ class Variational(NamedTuple):
       params: The values of every `numpyro.param` of the model and of the user's guide.
     """
 
-    guide: dict[str, jax.Array]
+    guide: dict[str, Float[Array, "size ..."]]
     params: dict[str, Any]
 
 
@@ -94,8 +97,8 @@ class DpviState(NamedTuple):
     variational: Variational
     average: Variational
     optimizer_state: Any
-    key: jax.Array
-    step: jax.Array
+    key: PRNGKeyArray
+    step: Int[Array, ""]
 
 
 class DpviEngine:
@@ -206,7 +209,7 @@ class DpviEngine:
             values = {s.name: s.transform(free[s.name]) for s in sites}
             return self._row_elbo(values, self._constrained(params), row, key)
 
-        def density(free: Mapping[str, Any], params: Any) -> jax.Array:
+        def density(free: Mapping[str, Any], params: Any) -> Float[Array, ""]:
             return row_elbo(free, params, self._row, threefry_key(0))[0]
 
         used = _reads(density, centres, params)
@@ -247,7 +250,7 @@ class DpviEngine:
         )
         self._row_gradients.check(shared, self._row, graph.arguments)
 
-    def _initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
+    def _initial_params(self, rng_key: PRNGKeyArray) -> dict[str, Any]:
         """Every parameter's initial value, unconstrained."""
         params = {}
         if self._user_guide is not None:
@@ -286,7 +289,7 @@ class DpviEngine:
         num_read = sum(math.prod(free[name].shape) for name in read)
         if self._perturb == "all" and self._user_guide is not None and num_read:
 
-            def density(variational: Variational) -> jax.Array:
+            def density(variational: Variational) -> Float[Array, ""]:
                 (draw,) = jax.random.split(threefry_key(0), 1)
                 z, params = self._value(variational, draw), variational.params
                 values = self.space.constrain(z)[0]
@@ -315,13 +318,17 @@ class DpviEngine:
         ]
         return [*of_guide, *released]
 
-    def _tree(self, variational: Variational, z: jax.Array) -> tuple[Any, Any]:
+    def _tree(
+        self, variational: Variational, z: Float[Array, " size"]
+    ) -> tuple[Any, Any]:
         """The arrays in which rows' gradients are taken: the globals or φ, and θ."""
         is_location = self._perturb == "location"
         first = self.space.split(z) if is_location else variational.guide
         return first, variational.params
 
-    def _arguments(self, tree: tuple[Any, Any], draw: jax.Array) -> tuple[Any, Any]:
+    def _arguments(
+        self, tree: tuple[Any, Any], draw: Shaped[Array, "..."]
+    ) -> tuple[Any, Any]:
         """The globals and parameters at a draw, where the tree is (φ, θ)."""
         guide, params = tree
         z = self._value(Variational(guide=guide, params=params), draw)
@@ -356,7 +363,7 @@ class DpviEngine:
             return (1.0,) * num_steps
         return (min(LONGEST_STEP, DEFAULT_STEPS / num_steps),) * num_steps
 
-    def initial_state(self, rng_key: jax.Array) -> DpviState:
+    def initial_state(self, rng_key: PRNGKeyArray) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""
         start_key, key = jax.random.split(as_threefry(rng_key))
         variational: Any = self._initial(start_key)
@@ -368,7 +375,7 @@ class DpviEngine:
             step=jnp.zeros((), jnp.int32),
         )
 
-    def _initial(self, rng_key: jax.Array) -> Variational:
+    def _initial(self, rng_key: PRNGKeyArray) -> Variational:
         guide_key, params_key = jax.random.split(rng_key)
         arrays = {}
         if self.guide is not None:
@@ -383,7 +390,7 @@ class DpviEngine:
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
         """Sums the rows' clipped gradients over one chunk of the step's batch.
 
         Guarantees:
@@ -447,7 +454,7 @@ class DpviEngine:
 
     def row_norms(
         self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of unclipped contributions of rows that the caller may see.
 
         Such as synthetic ones: from their sizes a clipping norm can be chosen.
@@ -486,7 +493,7 @@ class DpviEngine:
         assert self._user_guide is not None
         guide = self._user_guide
 
-        def draw(rng_key: jax.Array) -> dict[str, jax.Array]:
+        def draw(rng_key: PRNGKeyArray) -> dict[str, Float[Array, "..."]]:
             return guide.draw_globals(points, rng_key).values
 
         program, shapes = jax.make_jaxpr(draw, return_shape=True)(threefry_key(0))
@@ -494,7 +501,7 @@ class DpviEngine:
         return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
 
     @property
-    def captured(self) -> Mapping[str, np.ndarray]:
+    def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
         """Arrays that the user's guide holds itself; they are treated as public."""
         return {} if self._user_guide is None else self._user_guide.captured
 
@@ -534,14 +541,14 @@ class DpviEngine:
 
     # --- one row and one chunk --------------------------------------------------------
 
-    def _draws(self, state: DpviState) -> tuple[jax.Array, jax.Array]:
+    def _draws(self, state: DpviState) -> tuple[PRNGKeyArray, Draws]:
         """The step's key, and its ε, one entry per particle.
 
         These are numbers, or keys for a user's guide.
         """
         return self._draws_at(state.key, state.step)
 
-    def _draws_at(self, key: jax.Array, step: Any) -> tuple[jax.Array, jax.Array]:
+    def _draws_at(self, key: PRNGKeyArray, step: Any) -> tuple[PRNGKeyArray, Draws]:
         size = None if self.guide is None else self.guide.num_draws
         return _draws_of_step(
             key,
@@ -551,7 +558,9 @@ class DpviEngine:
             dtype=self._start.dtype,
         )
 
-    def _value(self, variational: Variational, draw: jax.Array) -> jax.Array:
+    def _value(
+        self, variational: Variational, draw: Shaped[Array, "..."]
+    ) -> Float[Array, " size"]:
         """z(φ, ε): the unconstrained globals that a draw stands for."""
         if self.guide is not None:
             return self.guide.value(variational.guide, draw)
@@ -562,7 +571,7 @@ class DpviEngine:
         return self.space.join(free)
 
     def _shared(
-        self, variational: Variational, key: jax.Array, draws: jax.Array
+        self, variational: Variational, key: PRNGKeyArray, draws: Draws
     ) -> Shared:
         """What the rows of a step need to know, at the step's key and draws."""
         z = self._start
@@ -573,13 +582,13 @@ class DpviEngine:
     def _sum(
         self,
         variational: Variational,
-        key: jax.Array,
-        draws: jax.Array,
-        rows: Mapping[str, jax.Array],
-        mask: jax.Array,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Float[Array, "..."]]:
         shared = self._shared(variational, key, draws)
         # The dtypes that the model was traced with.
         shapes = self._graph.arguments.row_shapes()
@@ -594,8 +603,8 @@ class DpviEngine:
     def _updated(
         self,
         state: DpviState,
-        draws: jax.Array,
-        released: Mapping[str, jax.Array],
+        draws: Draws,
+        released: Mapping[str, Float[Array, "..."]],
         step_size: Any,
     ) -> DpviState:
         gradient = self._elbo_gradient(state.variational, draws, released)
@@ -621,8 +630,8 @@ class DpviEngine:
     def _elbo_gradient(
         self,
         variational: Variational,
-        draws: jax.Array,
-        released: Mapping[str, jax.Array],
+        draws: Draws,
+        released: Mapping[str, Float[Array, "..."]],
     ) -> Variational:
         """Ascent direction for the ELBO of all rows."""
         tree = jax.tree.map(jnp.zeros_like, self._tree(variational, self._start))
@@ -631,7 +640,7 @@ class DpviEngine:
             entry.place(leaves, released[entry.block.name])
         first, params = jax.tree.unflatten(structure, leaves)
 
-        def public_elbo(variational: Variational) -> jax.Array:
+        def public_elbo(variational: Variational) -> Float[Array, ""]:
             params = self._constrained(variational.params)
             return self._public_elbo(variational.guide, params, draws)
 
@@ -648,14 +657,23 @@ class DpviEngine:
         return jax.tree.map(jnp.add, rows, public)
 
 
-def _drawn(program: Any, structure: Any, rng_key: jax.Array) -> dict[str, jax.Array]:
-    return jax.tree.unflatten(structure, program(as_threefry(rng_key)))
+def _drawn(
+    program: Any, structure: Any, rng_key: PRNGKeyArray
+) -> dict[str, Float[Array, "..."]]:
+    # A constant comes as a number of JAX's own, which is no array.
+    values = [jnp.asarray(value) for value in program(as_threefry(rng_key))]
+    return jax.tree.unflatten(structure, values)
 
 
 @functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))
 def _draws_of_step(
-    key: jax.Array, step: jax.Array, *, count: int, size: int | None, dtype: Any
-) -> tuple[jax.Array, jax.Array]:
+    key: PRNGKeyArray,
+    step: Int[Array, ""],
+    *,
+    count: int,
+    size: int | None,
+    dtype: Any,
+) -> tuple[PRNGKeyArray, Draws]:
     """See `DpviEngine._draws`.
 
     A generator of random numbers takes long to compile. So it is a program of its own,

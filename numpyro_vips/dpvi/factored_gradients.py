@@ -20,6 +20,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.jax_tools.jaxprs import apply_equation, aval_of, evaluate, inlined
 from numpyro_vips.jax_tools.row_sums import in_double
@@ -68,8 +69,8 @@ class AffineUse:
         )
 
     def isometric(
-        self, others: Sequence[Any], cotangent: jax.Array
-    ) -> tuple[tuple[Any, ...], jax.Array]:
+        self, others: Sequence[Any], cotangent: Float[Array, "*use"]
+    ) -> tuple[tuple[Any, ...], Float[Array, "*use"]]:
         """A row's gradient as a frame and coordinates.
 
         Args:
@@ -93,7 +94,9 @@ class AffineUse:
         length = length.reshape(length.shape + (1,) * (cotangent.ndim - length.ndim))
         return (frame,), cotangent * length
 
-    def total(self, like: Any, frames: Any, coordinates: jax.Array) -> jax.Array:
+    def total(
+        self, like: Any, frames: Any, coordinates: Float[Array, " rows *use"]
+    ) -> Float[Array, "*like"]:
         """The sum of rows' gradients, in double precision where that is switched on.
 
         Args:
@@ -101,7 +104,7 @@ class AffineUse:
           frames, coordinates: Results of `isometric`, with a leading axis of rows.
         """
 
-        def of_row(value: Any, frame: Sequence[Any]) -> jax.Array:
+        def of_row(value: Any, frame: Sequence[Any]) -> Float[Array, "*use"]:
             for view in self.views:
                 (value,) = apply_equation(view, [value])
             operands = [*frame[: self.side], value, *frame[self.side :]]
@@ -114,7 +117,7 @@ class AffineUse:
                 equation = equation.replace(params=params)
             return apply_equation(equation, operands)[0]
 
-        def of_rows(value: Any) -> jax.Array:
+        def of_rows(value: Any) -> Float[Array, " rows *use"]:
             return jax.vmap(of_row, in_axes=(None, 0))(value, frames)
 
         dtype = jnp.result_type(float)
@@ -124,7 +127,9 @@ class AffineUse:
         return found
 
 
-def _unit(vector: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
+def _unit(
+    vector: Float[Array, "*shape"], axes: Sequence[int]
+) -> tuple[Float[Array, "*shape"], Float[Array, "*lengths"]]:
     """Vectors along some axes, none longer than one, and what they are to be times.
 
     Zero where a vector is not finite. The axes are kept.
@@ -132,7 +137,7 @@ def _unit(vector: jax.Array, axes: Sequence[int]) -> tuple[jax.Array, jax.Array]
     precision = jnp.finfo(vector.dtype)
     axes = tuple(axes)
 
-    def largest(array: jax.Array) -> jax.Array:
+    def largest(array: Float[Array, "*shape"]) -> Float[Array, "*lengths"]:
         return jnp.max(jnp.abs(array), axis=axes, keepdims=True, initial=0.0)
 
     # A fixed power of two keeps clear of divisors whose inverse underflows, and of

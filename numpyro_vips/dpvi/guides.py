@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
@@ -122,7 +123,7 @@ class UnconstrainedSpace:
     def size(self) -> int:
         return sum(math.prod(site.unconstrained_shape) for site in self.sites)
 
-    def split(self, vector: jax.Array) -> dict[str, jax.Array]:
+    def split(self, vector: Float[Array, " size"]) -> dict[str, Float[Array, "..."]]:
         """The unconstrained value of every site."""
         values, start = {}, 0
         for site in self.sites:
@@ -131,13 +132,15 @@ class UnconstrainedSpace:
             start = stop
         return values
 
-    def join(self, values: Mapping[str, Any]) -> jax.Array:
+    def join(self, values: Mapping[str, Any]) -> Float[Array, " size"]:
         """The inverse of `split`."""
         if not self.sites:
             return jnp.zeros(0)
         return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
 
-    def constrain(self, vector: jax.Array) -> tuple[dict[str, jax.Array], jax.Array]:
+    def constrain(
+        self, vector: Float[Array, " size"]
+    ) -> tuple[dict[str, Float[Array, "..."]], Float[Array, ""]]:
         """The latents' values, and the log determinant of the map's Jacobian."""
         values, log_determinant = {}, jnp.zeros((), vector.dtype)
         for site, z in zip(self.sites, self.split(vector).values(), strict=True):
@@ -152,7 +155,7 @@ class UnconstrainedSpace:
 _PATH_SEPARATOR = "::"
 
 
-def named_points(points: Mapping[str, Any]) -> dict[str, jax.Array]:
+def named_points(points: Mapping[str, Any]) -> dict[str, Float[Array, "..."]]:
     """Point estimates leaf by leaf: a network's are `net$params::Dense_0::kernel`."""
     named = {}
     for name, tree in points.items():
@@ -162,7 +165,7 @@ def named_points(points: Mapping[str, Any]) -> dict[str, jax.Array]:
     return named
 
 
-def _points_from(named: Mapping[str, jax.Array]) -> dict[str, Any]:
+def _points_from(named: Mapping[str, Float[Array, "..."]]) -> dict[str, Any]:
     """The inverse of `named_points` for nested dicts."""
     points: dict[str, Any] = {}
     for name, leaf in named.items():
@@ -200,15 +203,15 @@ class _GuidePosterior(abc.ABC):
             "numpyro.infer.infer_discrete at draws of the globals."
         )
 
-    def elbo(self, query: RowQuery) -> np.ndarray:
+    def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The average of the rows' log densities over draws of the globals."""
         draws = self.sample(threefry_key(0), (NUM_DRAWS,))
         return monte_carlo_bound(query, draws, self.points)
 
     @abc.abstractmethod
     def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, jax.Array]:
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Float[Array, "..."]]:
         """Independent draws of every global latent."""
 
     def _specification(self, kind: str) -> dict[str, Any]:
@@ -228,7 +231,7 @@ class _GuidePosterior(abc.ABC):
 
 
 def _shared_from(
-    specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+    specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
 ) -> dict[str, Any]:
     """`sites` and `points` of a described posterior."""
     # Single precision unless an array says otherwise; bounds follow the parameters.
@@ -255,11 +258,11 @@ class NormalPosterior(_GuidePosterior):
       scale: Standard deviations by site, on the unconstrained space.
     """
 
-    loc: Mapping[str, jax.Array]
-    scale: Mapping[str, jax.Array]
+    loc: Mapping[str, Float[Array, "..."]]
+    scale: Mapping[str, Float[Array, "..."]]
 
     @property
-    def params(self) -> dict[str, jax.Array]:
+    def params(self) -> dict[str, Float[Array, "..."]]:
         """`{site}.loc` and `{site}.scale`, and the point estimates."""
         return {
             f"{site.name}.{name}": values[site.name]
@@ -272,8 +275,8 @@ class NormalPosterior(_GuidePosterior):
         return self._specification("dpvi_normal")
 
     def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, jax.Array]:
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Float[Array, "..."]]:
         """Independent draws of every global latent, in its support."""
         keys = jax.random.split(rng_key, len(self.sites))
         draws = {}
@@ -285,7 +288,7 @@ class NormalPosterior(_GuidePosterior):
 
     @classmethod
     def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
     ) -> Self:
         shared = _shared_from(specification, params)
         names = [site.name for site in shared["sites"]]
@@ -306,12 +309,12 @@ class JointNormalPosterior(_GuidePosterior):
       diagonal: Diagonal of D; None for zero.
     """
 
-    loc: jax.Array
-    factor: jax.Array
-    diagonal: jax.Array | None
+    loc: Float[Array, " size"]
+    factor: Float[Array, "size rank"]
+    diagonal: Float[Array, " size"] | None
 
     @property
-    def params(self) -> dict[str, jax.Array]:
+    def params(self) -> dict[str, Float[Array, "..."]]:
         """`joint.loc`, `joint.factor`, `joint.diagonal`, and the point estimates."""
         params = {"joint.loc": self.loc, "joint.factor": self.factor}
         if self.diagonal is not None:
@@ -323,8 +326,8 @@ class JointNormalPosterior(_GuidePosterior):
         return self._specification("dpvi_joint_normal")
 
     def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, jax.Array]:
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Float[Array, "..."]]:
         """Independent draws of the global latents together, in their supports."""
         factor_key, diagonal_key = jax.random.split(rng_key)
         shape = (*sample_shape, self.factor.shape[1])
@@ -344,7 +347,7 @@ class JointNormalPosterior(_GuidePosterior):
 
     @classmethod
     def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
     ) -> Self:
         return cls(
             **_shared_from(specification, params),
@@ -371,15 +374,15 @@ class DrawsPosterior(_GuidePosterior):
       draw: Draws the globals anew from a key; None after loading.
     """
 
-    draws: Mapping[str, jax.Array]
-    draw: Callable[[jax.Array], dict[str, jax.Array]] | None = None
+    draws: Mapping[str, Float[Array, "draws ..."]]
+    draw: Callable[[Array], dict[str, Array]] | None = None
 
     @classmethod
     def of(
         cls,
         sites: tuple[GuideSite, ...],
         points: Mapping[str, Any],
-        draw: Callable[[jax.Array], dict[str, jax.Array]],
+        draw: Callable[[Array], dict[str, Array]],
     ) -> Self:
         """The posterior of a guide that draws all globals from a key."""
         numbers = sum(math.prod(site.shape) for site in sites)
@@ -389,7 +392,7 @@ class DrawsPosterior(_GuidePosterior):
         return cls(sites=sites, points=points, draws=draws, draw=draw)
 
     @property
-    def params(self) -> dict[str, jax.Array]:
+    def params(self) -> dict[str, Float[Array, "..."]]:
         """The guide's and the model's parameters, and `{site}.draws`."""
         draws = {f"{name}.draws": draws for name, draws in self.draws.items()}
         return named_points(self.points) | draws
@@ -399,8 +402,8 @@ class DrawsPosterior(_GuidePosterior):
         return self._specification("dpvi_draws")
 
     def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, jax.Array]:
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Float[Array, "..."]]:
         """Draws of the globals: from the guide, after loading among its saved draws."""
         if not self.sites:
             return {}
@@ -419,7 +422,7 @@ class DrawsPosterior(_GuidePosterior):
 
     @classmethod
     def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
     ) -> Self:
         shared = _shared_from(specification, params)
         names = [site.name for site in shared["sites"]]

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
 from numpyro_vips.errors import UnsafeModelError
@@ -23,8 +24,10 @@ NUM_DRAWS = 100
 
 
 def monte_carlo_bound(
-    query: RowQuery, draws: Mapping[str, jax.Array], points: Mapping[str, Any]
-) -> np.ndarray:
+    query: RowQuery,
+    draws: Mapping[str, Float[Array, "draws ..."]],
+    points: Mapping[str, Any],
+) -> Float[np.ndarray, " rows"]:
     """Averages the rows' log densities over draws of the globals.
 
     Args:
@@ -60,11 +63,11 @@ def _compiled(query: RowQuery) -> Any:
             f"result.posterior.points. The reason: {error}"
         ) from None
 
-    def bound(draws: Any, points: Any, row: Mapping[str, Any]) -> jax.Array:
+    def bound(draws: Any, points: Any, row: Any) -> Float[Array, ""]:
         # Of the parameters of a guide the model knows nothing.
         points = {name: points[name] for name in graph.params}
 
-        def at(latents: Mapping[str, Any]) -> tuple[jax.Array, jax.Array]:
+        def at(latents: Any) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             if conjugate is not None:
                 return conjugate(latents, row, points)
             return row_log_density(graph, latents, row, points)

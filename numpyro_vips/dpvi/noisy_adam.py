@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jaxtyping import Array, Float, Int
 
 from numpyro_vips import _validate
 
@@ -29,7 +30,7 @@ SECOND_DECAY = 0.99
 class NoisyAdamState(NamedTuple):
     """Moments of the gradient; those in `second` are equal within a site."""
 
-    steps: jax.Array
+    steps: Int[Array, ""]
     first: Any
     second: Any
 
@@ -53,7 +54,7 @@ def noisy_adam(
     _validate.positive_integer(constant_steps=constant_steps)
     site_of = np.repeat(np.arange(len(sizes or ())), sizes or ())
 
-    def site_mean(values: jax.Array) -> jax.Array:
+    def site_mean(values: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
         if sizes is None:
             return jnp.full_like(values, jnp.mean(values))
         per_coordinate = values.reshape(len(site_of), -1).mean(1)
@@ -82,7 +83,9 @@ def noisy_adam(
         )
         rate = learning_rate * jnp.minimum(1.0, constant_steps / steps)
 
-        def step(m: jax.Array, v: jax.Array) -> jax.Array:
+        def step(
+            m: Float[Array, "*shape"], v: Float[Array, "*shape"]
+        ) -> Float[Array, "*shape"]:
             # Both averages start at zero; dividing makes up for it.
             m = m / (1 - FIRST_DECAY**steps)
             v = v / (1 - SECOND_DECAY**steps)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
@@ -47,16 +48,18 @@ class Released(NamedTuple):
     leaves: tuple[int, ...]
     length: int | None = None
 
-    def cut(self, gradient: jax.Array) -> jax.Array:
+    def cut(self, gradient: Float[Array, "..."]) -> Float[Array, "..."]:
         """The released entries of a leaf."""
         return gradient if self.length is None else gradient[: self.length]
 
-    def joined(self, leaves: Mapping[int, jax.Array]) -> jax.Array:
+    def joined(self, leaves: Mapping[int, Float[Array, "..."]]) -> Float[Array, "..."]:
         """The block, from the gradients in the released entries of its leaves."""
         flat = jnp.concatenate([jnp.ravel(leaves[leaf]) for leaf in self.leaves])
         return flat.reshape(self.block.shape)
 
-    def place(self, leaves: list[jax.Array], value: jax.Array) -> None:
+    def place(
+        self, leaves: list[Float[Array, "..."]], value: Float[Array, "..."]
+    ) -> None:
         """Puts the block where it belongs among all leaves."""
         if self.length is not None:
             (leaf,) = self.leaves
@@ -79,8 +82,8 @@ class Shared(NamedTuple):
     """
 
     tree: Any
-    draws: jax.Array
-    key: jax.Array
+    draws: Shaped[Array, "particles ..."]
+    key: PRNGKeyArray
 
 
 class _RowGradient(NamedTuple):
@@ -92,9 +95,9 @@ class _RowGradient(NamedTuple):
       is_valid: Whether it may count.
     """
 
-    leaves: dict[int, jax.Array]
+    leaves: dict[int, Float[Array, "..."]]
     frames: dict[int, tuple[Any, ...]]
-    is_valid: jax.Array
+    is_valid: Bool[Array, "*rows"]
 
 
 class RowGradients:
@@ -106,7 +109,7 @@ class RowGradients:
         released: Sequence[Released],
         *,
         num_particles: int,
-        arguments: Callable[[Any, jax.Array], tuple[Any, Any]] | None = None,
+        arguments: Callable[[Any, Array], tuple[Any, Any]] | None = None,
     ) -> None:
         """Looks for gradients that are products.
 
@@ -159,13 +162,13 @@ class RowGradients:
         row_key = jax.random.fold_in(key, _fingerprint(row))
         uses = self._program.uses
 
-        def particle(number: Any, draw: jax.Array) -> _RowGradient:
+        def particle(number: Any, draw: Shaped[Array, "..."]) -> _RowGradient:
             local_key = jax.random.fold_in(row_key, number)
 
             def inputs(tree: Any) -> list[Any]:
                 return jax.tree.leaves((*self._arguments(tree, draw), row, local_key))
 
-            def elbo(tree: Any, taps: Mapping[int, Any]) -> tuple[jax.Array, Any]:
+            def elbo(tree: Any, taps: Any) -> tuple[Float[Array, ""], Any]:
                 (value, in_support), others = self._program(inputs(tree), taps)
                 return value, (in_support, others)
 
@@ -190,7 +193,9 @@ class RowGradients:
         frames = jax.tree.map(lambda x: x[0], found.frames)
         return _RowGradient(leaves, frames, jnp.all(found.is_valid))
 
-    def norms(self, shared: Shared, rows: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def norms(
+        self, shared: Shared, rows: Mapping[str, Any]
+    ) -> dict[str, Float[Array, " rows"]]:
         """Norm of each block of each row, unclipped; NaN where the row may not count.
 
         Args:
@@ -198,7 +203,7 @@ class RowGradients:
           rows: Rows that the caller may see, with a leading axis of rows.
         """
 
-        def of_row(found: _RowGradient) -> dict[str, jax.Array]:
+        def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
             norms = {}
             for entry in self._released:
                 parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
@@ -213,11 +218,11 @@ class RowGradients:
     def clipped_sum(
         self,
         shared: Shared,
-        rows: Mapping[str, jax.Array],
-        mask: jax.Array,
+        rows: Mapping[str, Shaped[Array, "rows ..."]],
+        mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Float[Array, "..."]]:
         """The sum that `DpviEngine.bounded_sum` describes, in double precision.
 
         Norms are taken and rows are added in double precision. In single, squares of
@@ -235,7 +240,9 @@ class RowGradients:
             for leaf in entry.leaves
         }
 
-        def piece_sum(rows: Any, mask: Any) -> dict[int, jax.Array]:
+        def piece_sum(
+            rows: Any, mask: Bool[Array, " piece"]
+        ) -> dict[int, Float[Array, "..."]]:
             with jax.enable_x64(is_double):
                 # Else XLA may work out a number twice, for the norm and for the sum,
                 # and round it in two ways.
@@ -257,8 +264,12 @@ class RowGradients:
             return self._blocks(self._in_pieces(piece_sum, rows, mask, like))
 
     def _in_pieces(
-        self, piece_sum: Any, rows: Any, mask: jax.Array, like: Sequence[jax.Array]
-    ) -> dict[int, jax.Array]:
+        self,
+        piece_sum: Any,
+        rows: Any,
+        mask: Bool[Array, " rows"],
+        like: Sequence[Float[Array, "..."]],
+    ) -> dict[int, Float[Array, "..."]]:
         """The sum over rows, of which few enough are worked on at a time."""
         split = in_pieces(dict(rows), mask, self._rows_at_a_time(like))
         first = jax.tree.map(lambda x: x[0], split)
@@ -273,7 +284,7 @@ class RowGradients:
 
         return jax.lax.scan(add_piece, zeros, split)[0]
 
-    def _rows_at_a_time(self, like: Sequence[jax.Array]) -> int:
+    def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:
         numbers = 0
         for entry in self._released:
             for leaf in entry.leaves:
@@ -284,11 +295,13 @@ class RowGradients:
                     numbers += math.prod(use.shape) + use.frame_size
         return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
 
-    def _blocks(self, leaves: Mapping[int, jax.Array]) -> dict[str, jax.Array]:
+    def _blocks(
+        self, leaves: Mapping[int, Float[Array, "..."]]
+    ) -> dict[str, Float[Array, "..."]]:
         return {entry.block.name: entry.joined(leaves) for entry in self._released}
 
 
-def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
+def _fingerprint(row: Mapping[str, Any]) -> UInt32[Array, ""]:
     """A number made of the bits of a row, to tell the draws of rows apart.
 
     Each word of the row is multiplied by an odd number that depends on its place. It
@@ -306,7 +319,7 @@ def _fingerprint(row: Mapping[str, Any]) -> jax.Array:
     return total
 
 
-def _mixed(numbers: jax.Array) -> jax.Array:
+def _mixed(numbers: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """The finaliser of MurmurHash3: 32 bits that depend on all bits of a number."""
     numbers ^= numbers >> 16
     numbers *= jnp.uint32(0x85EBCA6B)
@@ -316,11 +329,11 @@ def _mixed(numbers: jax.Array) -> jax.Array:
 
 
 def _clipped(
-    contribution: Mapping[int, jax.Array],
+    contribution: Mapping[int, Float[Array, "..."]],
     scales: Mapping[int, Any],
     clipping_norm: Any,
     valid: Any,
-) -> dict[int, jax.Array]:
+) -> dict[int, Float[Array, "..."]]:
     """Shortens a row's contribution to the clipping norm; zero where it may not count.
 
     Everything is in double precision, in which neither the squares of numbers of single

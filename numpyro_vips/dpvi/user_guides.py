@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
@@ -34,7 +35,7 @@ from numpyro_vips.model.trace import Trace, abstract_rows
 class GuideDraw(NamedTuple):
     """Draws of some latents by a guide, with NumPyro's messages of their sites."""
 
-    values: dict[str, jax.Array]
+    values: dict[str, Float[Array, "..."]]
     messages: dict[str, Mapping[str, Any]]
 
     def log_density(self, name: str) -> Any:
@@ -177,12 +178,14 @@ class UserGuide:
                     "depends on latents of single rows or on the number of rows."
                 )
 
-    def initial_params(self, rng_key: jax.Array) -> dict[str, Any]:
+    def initial_params(self, rng_key: PRNGKeyArray) -> dict[str, Any]:
         """The parameters as the guide itself initialises them."""
         messages = self._run(self._row, {}, None, rng_key)
         return {name: messages[name]["value"] for name in self.constraints}
 
-    def draw_globals(self, params: Mapping[str, Any], rng_key: jax.Array) -> GuideDraw:
+    def draw_globals(
+        self, params: Mapping[str, Any], rng_key: PRNGKeyArray
+    ) -> GuideDraw:
         """Draws every global latent, in its support."""
         messages = self._run(self._row, None, params, rng_key)
         return _chosen(messages, self.globals)
@@ -192,7 +195,7 @@ class UserGuide:
         row: Mapping[str, Any],
         global_values: Mapping[str, Any],
         params: Mapping[str, Any],
-        rng_key: jax.Array,
+        rng_key: PRNGKeyArray,
     ) -> GuideDraw:
         """Draws the latents of one row given the globals."""
         messages = self._run(row, global_values, params, rng_key)

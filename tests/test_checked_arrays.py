@@ -1,9 +1,11 @@
 """That annotations of arrays are checked at all while tests run."""
 
+import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 
+from numpyro_vips.dpvi import guides, row_gradients
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
 
 
@@ -21,3 +23,13 @@ def test_sums_are_arrays_of_floats():
     )
     with pytest.raises(jaxtyping.TypeCheckError, match="sums"):
         mechanism.add_noise({"x": np.array([True, False])}, np.random.default_rng(0))
+
+
+def test_a_row_has_one_fingerprint():
+    with pytest.raises(jaxtyping.TypeCheckError, match="numbers"):
+        row_gradients._mixed(jnp.ones(3))
+
+
+def test_a_flat_vector_has_one_axis():
+    with pytest.raises(jaxtyping.TypeCheckError, match="vector"):
+        guides.UnconstrainedSpace(sites=()).split(jnp.ones((2, 2)))
