@@ -130,6 +130,8 @@ def test_every_operation_is_covered():
         for function, arguments in PROGRAMS:
             walk(jax.make_jaxpr(function)(*arguments).jaxpr)
     trivial = {"add_any", "copy", "copy_p", "expand_dims", "reduce_precision"}
+    if jax.__version_info__ < (0, 10):  # Has others in their place.
+        trivial |= {"stack", "tile", "unstack"}
     assert (set(NUMPY) | set(NUMPY_SEVERAL)) - seen <= trivial | {"stop_gradient"}
 
 

@@ -55,11 +55,12 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
     ]
     full = dict(zip(sliced, numbers.offset_dims, strict=True))
     for axis in sliced:
-        whole = eqn.params["slice_sizes"][axis] == source.axes[axis].size
-        if not whole or (
-            axis in numbers.start_index_map and source.axes[axis].size > 1
-        ):
+        length = eqn.params["slice_sizes"][axis]
+        indexed = axis in numbers.start_index_map and source.axes[axis].size > 1
+        start = _start(where, numbers.start_index_map.index(axis)) if indexed else 0
+        if start is None or not 0 <= start <= source.axes[axis].size - length:
             raise NotInAlgebra("a gather of part of an axis")
+        source = take_known(source, axis, np.arange(start, start + length))
     selections: list[tuple[int, Form]] = []
     for component, axis in enumerate(numbers.start_index_map):
         if axis in full:
@@ -88,6 +89,17 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
     ordered = tuple(axis for axis in axes if axis in result.axes)
     result = Form(ordered, result.terms, result.exclusive)
     return forms.place(result, axes, [axes.index(axis) for axis in ordered])
+
+
+def _start(where: Form, component: int) -> int | None:
+    """Where a window begins along one axis, None if that is not one public number."""
+    if not where.is_constant:
+        return None
+    array = forms.constant_array(where)
+    if not is_public(array) or array.size == 0:
+        return None
+    starts = np.unique(np.asarray(array)[..., component])
+    return int(starts[0]) if len(starts) == 1 else None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
