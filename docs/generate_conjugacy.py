@@ -21,7 +21,7 @@ from numpyro.distributions.discrete import ZeroInflatedProbs
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.algebra import elementwise, forms
-from numpyro_vips.conjugacy.algebra.terms import NotInAlgebra
+from numpyro_vips.conjugacy.algebra.terms import Dense, NotInAlgebra, OneHot, Slot
 from numpyro_vips.conjugacy.densities import log_densities, logistic_bounds
 from numpyro_vips.conjugacy.families import supports
 from numpyro_vips.conjugacy.interpreter.values import (
@@ -177,6 +177,20 @@ def _states(kind: type) -> np.ndarray | None:
     return np.arange(_NUM_STATES[kind]) if kind in _NUM_STATES else None
 
 
+class _Slots:
+    """Stands for what is observed by slots, as where a model is compiled."""
+
+    def __init__(self) -> None:
+        self._arrays: list[Any] = []
+
+    def __call__(self, factor: Dense | OneHot) -> Slot:
+        array: Any = factor.array
+        same = (i for i, other in enumerate(self._arrays) if other is array)
+        token = next(same, len(self._arrays))
+        self._arrays.append(array)
+        return Slot(token, tuple(array.shape), array.dtype)
+
+
 def _probe(
     kind: type, place: str, value: Value, support: Any
 ) -> tuple[str, set[str]] | None:
@@ -200,7 +214,9 @@ def _probe(
         return None
     latents = {one.name: one for one in (latent, *augmentation.latents)}
     used: set[str] = set()
-    for term in normal_terms(form.terms, latents):
+    slots = _Slots()
+    terms = [term.with_arrays(slots) for term in form.terms]
+    for term in normal_terms(terms, latents):
         for name, atoms in _by_latent(term).items():
             if name == "latent":
                 used.add(_statistic_name(atoms, latents[name]))
