@@ -346,7 +346,8 @@ def _perturbed(
     rng: np.random.Generator,
 ) -> Float64[np.ndarray, "*block"]:
     if not block.symmetric:
-        return value + stddev * rng.standard_normal(block.shape)
+        # NumPy makes a number of the sum of arrays without axes.
+        return np.asarray(value + stddev * rng.standard_normal(block.shape))
     rows, columns = block.triangle
     leading = block.shape[:-2]
     noise = stddev * rng.standard_normal((*leading, len(rows)))
