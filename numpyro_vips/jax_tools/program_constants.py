@@ -81,10 +81,10 @@ def refuse_program_constants(
       UnsafeModelError: There is such an array.
     """
     for array in constants_of(closed):
-        is_long = has_length(np.shape(array), arguments.num_rows)
+        if not has_length(np.shape(array), arguments.num_rows):
+            continue
         is_known = any(_equal(array, other) for other in looked_at)
-        is_known = is_known or is_declared(array, arguments) or is_plain(array)
-        if is_long and not is_known:
+        if not (is_known or is_declared(array, arguments) or is_plain(array)):
             name = "an array inside it"
             refuse_length(name, np.shape(array), arguments.num_rows, what)
 

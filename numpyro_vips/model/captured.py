@@ -188,6 +188,7 @@ class _Search:
         self.found: dict[str, np.ndarray] = {}
         # Objects are kept, since the address of a dead one may be used again.
         self.seen: dict[int, Any] = {}
+        self.order: dict[int, int] = {}
 
     def visit(self, value: Any) -> None:
         # A stack of its own, so that no depth of nesting ends the search.
@@ -199,6 +200,7 @@ class _Search:
             if id(value) in self.seen or _is_atom(value):
                 continue
             if not isinstance(value, str):  # Of which a vocabulary has many.
+                self.order[id(value)] = len(self.seen)
                 self.seen[id(value)] = value
             if len(self.seen) > _MAX_OBJECTS:
                 raise UnsafeModelError(
@@ -211,7 +213,10 @@ class _Search:
     def _hash(self, hashed: "hashlib._Hash", name: str, value: Any) -> None:
         """Adds a value, without what it refers to, which is met by itself."""
         content = _content(value)
-        if content is None:
+        if id(value) in self.seen:
+            # What it refers to does not follow again, so say which one it is.
+            content = f"again {self.order[id(value)]}".encode()
+        elif content is None:
             # The identity stands for what cannot be looked into.
             self.identified.append(value)
             content = str(id(value)).encode()
@@ -227,6 +232,12 @@ class _Search:
         if array is not None:
             self._add(name, array)
             inside: Iterable[tuple[str, Any]] = _parts_of_array(value)
+            if self.hashed is not None:
+                if isinstance(value, (*_SEQUENCES, dict)):
+                    inside = _parts(value)  # The numbers count, not their number.
+                elif not isinstance(value, jax.Array) and _content(value) is None:
+                    # It may change in place and keep its identity.
+                    self.hashed.update(os.urandom(16))
         else:
             count = _num_entries_with_numbers(value)
             if count:
@@ -270,7 +281,8 @@ def _content(value: Any) -> bytes | None:
     if isinstance(value, (*structural, functools.partial)) and _is_library(
         type(value).__module__
     ):
-        return str(len(value)).encode() if isinstance(value, _SEQUENCES) else b""
+        has_length = isinstance(value, (*_SEQUENCES, dict))
+        return str(len(value)).encode() if has_length else b""
     return None
 
 

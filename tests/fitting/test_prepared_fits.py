@@ -308,3 +308,16 @@ def test_fingerprints_tell_code_and_values_apart() -> None:
         *(by(jnp.ones(3, int)), by(np.float32(1)), by(True), by(None), by(print)),
     ]
     assert len({digest(value) for value in different}) == len(different)
+
+
+def test_fingerprints_tell_which_of_several_objects_is_meant() -> None:
+    """What was met before is not looked into again, so which one it is must count."""
+
+    def scaled(factor: float) -> Callable[[float], float]:
+        return lambda x: factor * x
+
+    for first, second in (([1.0], [2.0]), (scaled(1.0), scaled(2.0))):
+        digests = {
+            fingerprint([first, second, chosen]).digest for chosen in (first, second)
+        }
+        assert len(digests) == 2
