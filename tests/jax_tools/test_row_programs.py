@@ -384,7 +384,8 @@ def test_as_many_columns_as_rows_are_no_captured_rows() -> None:
 
     for engine in (nv.DPVI(), nv.DPVI(guide="full_rank")):
         vi = private_vi(model, engine=engine)
-        vi.explain(np.random.default_rng(0).normal(size=(17, 17)))
+        plan = vi.explain(np.random.default_rng(0).normal(size=(17, 17)))
+        assert plan.engine == "dpvi"
 
 
 def test_functions_of_jax_are_allowed() -> None:
