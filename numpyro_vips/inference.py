@@ -2,6 +2,7 @@
 
 import functools
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec
 
@@ -237,6 +238,7 @@ class PrivateVI:
                 engine=engine.name,
                 plan=str(plan),
                 settings=self._settings_used(prepared, len(priced.steps)),
+                diagnostics={"warnings": [], **engine.diagnostics(state)},
                 seconds={
                     "planning": planned - started,
                     "compiling": compiled - planned,
@@ -256,7 +258,10 @@ class PrivateVI:
                 )
                 if self.callback is not None and engine.has_posterior(state):
                     self.callback(number, result_of(state))
-        return result_of(state)
+        result = result_of(state)
+        for text in result.diagnostics["warnings"]:
+            warnings.warn(text, stacklevel=3)  # That of the caller of `run`.
+        return result
 
     def _prepare_fit(
         self, args: tuple, kwargs: Mapping[str, Any]

@@ -104,6 +104,10 @@ class PrivateVIResult:
       engine: `"vips"` or `"dpvi"`.
       plan: The table that `explain` printed.
       settings: The settings that were used, JSON-able.
+      diagnostics: What is known of how good the posterior is, JSON-able: whether the
+        iterations came to an end, which bounds are loose, how the noise was read.
+        Under privacy it is made of released numbers only. `"warnings"` is a list of
+        sentences, empty if there is nothing to worry about.
       seconds: How long the fit took, by stage: planning, compiling and running. The
         last may depend on the rows and is not saved.
       model: The model as it was given, for `local_posterior` and `elbo`; None after
@@ -115,6 +119,7 @@ class PrivateVIResult:
     engine: str
     plan: str = ""
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    diagnostics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     model: private | None = None
     _programs: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -213,7 +218,7 @@ class PrivateVIResult:
         `{site}_dim_{axis}`, as in ArviZ. A `/` in a name, which netCDF does not
         allow, becomes a `.`. The privacy facts are attributes. The draws are
         independent, so chains are alike by construction and say nothing about
-        convergence.
+        convergence; the attribute `diagnostics`, JSON, does.
 
         Args:
           rng_key: A key of `jax.random`.
@@ -260,6 +265,7 @@ class PrivateVIResult:
             "privacy_statement": self.privacy.to_dict(),
             "posterior_specification": dict(self.posterior.specification),
             "settings": dict(self.settings),
+            "diagnostics": dict(self.diagnostics),
             # How long rows took is theirs.
             "seconds": {k: v for k, v in self.seconds.items() if k != "running"},
         }
@@ -290,13 +296,14 @@ class PrivateVIResult:
             temporary.unlink(missing_ok=True)
 
     def _attributes(self) -> dict[str, str | float]:
-        """Privacy facts as netCDF takes them: strings and numbers."""
+        """What attributes of draws say, as netCDF takes it: strings and numbers."""
         facts = {name: getattr(self.privacy, name) for name in _PRIVACY_ATTRIBUTES}
         return {
             "inference_library": "numpyro_vips",
             "inference_library_version": _version(),
             "engine": self.engine,
             "private": str(self.privacy.is_private).lower(),
+            "diagnostics": json.dumps(dict(self.diagnostics)),
             **facts,
         }
 
@@ -307,7 +314,9 @@ class PrivateVIResult:
         else:
             guarantee = "NOT PRIVATE"
         sites = ", ".join(self.posterior.site_dims)
-        return f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"
+        lines = [f"PrivateVIResult({self.engine}, {guarantee}, sites: {sites})"]
+        lines += [f"  warning: {text}" for text in self.diagnostics.get("warnings", ())]
+        return "\n".join(lines)
 
 
 def load(
@@ -367,6 +376,8 @@ def _load(path: Path, model: private | None) -> PrivateVIResult:
         engine=str(dataset.attrs["engine"]),
         plan=str(dataset.attrs["plan"]),
         settings=json.loads(dataset.attrs["settings"]),
+        # Files from before there were any have none.
+        diagnostics=json.loads(dataset.attrs.get("diagnostics", "{}")),
         seconds=json.loads(dataset.attrs["seconds"]),
         model=model,
     )

@@ -25,6 +25,7 @@ import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model import arguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
@@ -595,6 +596,17 @@ def test_data_are_read_after_the_charge(monkeypatch, budget):
     monkeypatch.setattr(arguments.ModelArguments, "take", watched)
     fitted(coin, Y, budget=budget)
     assert spent and all(epsilon > 0.99 for epsilon in spent)
+
+
+@pytest.mark.parametrize("fn, args", [(coin, (Y,)), (probit, rows())])
+def test_warnings_of_an_engine_reach_the_caller(fn, args, monkeypatch):
+    engine = DpviEngine if fn is probit else VipsEngine
+    found = {"steps": 2, "warnings": ["The steps disagree."]}
+    monkeypatch.setattr(engine, "diagnostics", lambda self, state: found)
+    with pytest.warns(UserWarning, match="The steps disagree") as caught:
+        result = fitted(fn, *args, num_steps=2)
+    assert caught[0].filename == __file__
+    assert result.diagnostics == found
 
 
 def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):

@@ -115,6 +115,7 @@ def make_result(sites=SITES, epsilon=1.0):
         engine="vips",
         plan="site  role\nw     global",
         settings={"num_steps": 10, "clipping_norm": math.inf, "structure": {"w": "d"}},
+        diagnostics={"warnings": ["w is loose."], "steps": 10},
         seconds={"compile": 1.5, "run": 2.0},
     )
 
@@ -226,6 +227,7 @@ def test_attributes_state_the_privacy(epsilon):
         assert attrs["engine"] == "vips"
         assert attrs["inference_library"] == "numpyro_vips"
         assert attrs["inference_library_version"]
+        assert json.loads(attrs["diagnostics"])["warnings"] == ["w is loose."]
     assert data.attrs["delta"] == (1e-5 if epsilon == 1.0 else 0.0)
 
 
@@ -313,7 +315,7 @@ def test_a_saved_result_is_the_same_when_loaded(result, tmp_path):
     loaded = load(str(path))
     assert loaded.privacy.to_dict() == result.privacy.to_dict()
     assert loaded.privacy == result.privacy
-    for field in ("engine", "plan", "settings", "seconds"):
+    for field in ("engine", "plan", "settings", "diagnostics", "seconds"):
         assert getattr(loaded, field) == getattr(result, field)
     assert loaded.posterior.specification == result.posterior.specification
     assert list(loaded.params) == list(result.params)
@@ -423,7 +425,8 @@ def test_a_kind_belongs_to_one_class():
 def test_the_representation_is_short_and_honest(result):
     assert repr(result) == (
         "PrivateVIResult(vips, epsilon=1, delta=1e-05, unit='patients', "
-        "sites: alpha, w, loadings, net/bias)"
+        "sites: alpha, w, loadings, net/bias)\n"
+        "  warning: w is loose."
     )
     assert "NOT PRIVATE" in repr(make_result(epsilon=math.inf))
 

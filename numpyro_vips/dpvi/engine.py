@@ -475,6 +475,10 @@ class DpviEngine:
         """Always: a guide has parameters from the start."""
         return True
 
+    def diagnostics(self, state: DpviState) -> dict[str, Any]:
+        """What is known of how good the posterior is."""
+        return {}
+
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate."""
         average = state.average

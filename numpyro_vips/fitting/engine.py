@@ -102,6 +102,14 @@ class Engine(Protocol):
         """The posterior of the globals, parameters alone."""
         ...
 
+    def diagnostics(self, state: Any) -> Mapping[str, Any]:
+        """What is known of how good the posterior is, JSON-able.
+
+        Made of the state alone, so of released numbers. `"warnings"`, if there, is a
+        list of sentences on what the caller should know before using the posterior.
+        """
+        ...
+
     # --- what `explain` and the statement say -----------------------------------------
 
     @property

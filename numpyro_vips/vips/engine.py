@@ -395,6 +395,10 @@ class VipsEngine:
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
         return ConjugatePosterior(specification, params)
 
+    def diagnostics(self, state: VipsState) -> dict[str, Any]:
+        """What is known of how good the posterior is."""
+        return {}
+
     # --- what `explain` says ----------------------------------------------------------
 
     @property
