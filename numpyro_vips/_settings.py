@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
+from numpyro_vips import _validate
 from numpyro_vips.handlers import name_of
 
 _V = TypeVar("_V")
@@ -34,6 +35,18 @@ class FrozenMapping(Mapping[str, _V]):
 def frozen(value: Any) -> Any:
     """A mapping as one that cannot change; anything else as it is."""
     return FrozenMapping(value) if isinstance(value, Mapping) else value
+
+
+def keep_integer(settings: Any, name: str) -> None:
+    """Checks an optional field of frozen settings, and keeps it as Python's own int.
+
+    Raises:
+      TypeError, ValueError: It is neither None nor a positive integer.
+    """
+    value = getattr(settings, name)
+    if value is not None:
+        _validate.positive_integer(**{name: value})
+        object.__setattr__(settings, name, int(value))
 
 
 def code_of(settings: Any, **written: str) -> str:

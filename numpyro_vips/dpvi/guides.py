@@ -7,8 +7,8 @@ Normals live on the unconstrained space of every latent's support, as in NumPyro
 import abc
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,13 +32,13 @@ _NAMED = {
         *("corr_matrix", "positive_definite", "positive_semidefinite"),
     )
 }
-_BOUNDED = {
-    "greater_than": (constraints.greater_than, ("lower_bound",)),
-    "greater_than_eq": (constraints.greater_than_eq, ("lower_bound",)),
-    "less_than": (constraints.less_than, ("upper_bound",)),
-    "less_than_eq": (constraints.less_than_eq, ("upper_bound",)),
-    "interval": (constraints.interval, ("lower_bound", "upper_bound")),
-    "open_interval": (constraints.open_interval, ("lower_bound", "upper_bound")),
+_BOUNDS = {
+    "greater_than": ("lower_bound",),
+    "greater_than_eq": ("lower_bound",),
+    "less_than": ("upper_bound",),
+    "less_than_eq": ("upper_bound",),
+    "interval": ("lower_bound", "upper_bound"),
+    "open_interval": ("lower_bound", "upper_bound"),
 }
 
 
@@ -50,8 +50,8 @@ def support_to_json(support: Any) -> dict[str, Any] | None:
     for name, known in _NAMED.items():
         if type(support) is type(known):
             return {"name": name}
-    for name, (kind, bounds) in _BOUNDED.items():
-        if type(support) is kind:
+    for name, bounds in _BOUNDS.items():
+        if type(support) is getattr(constraints, name):
             values = [np.asarray(getattr(support, bound)).tolist() for bound in bounds]
             return {"name": name, "bounds": values}
     if type(support) is type(constraints.zero_sum(1)):
@@ -68,14 +68,12 @@ def support_from_json(described: Mapping[str, Any], dtype: Any) -> Any:
     name = described["name"]
     if name in _NAMED:
         return _NAMED[name]
-    if name in _BOUNDED:
-        kind, _ = _BOUNDED[name]
-        return kind(
-            *(
-                jnp.asarray(bound, dtype) if isinstance(bound, list) else bound
-                for bound in described["bounds"]
-            )
-        )
+    if name in _BOUNDS:
+        bounds = [
+            jnp.asarray(bound, dtype) if isinstance(bound, list) else bound
+            for bound in described["bounds"]
+        ]
+        return getattr(constraints, name)(*bounds)
     if name == "zero_sum":
         return constraints.zero_sum(described["event_dim"])
     if name == "independent":
@@ -123,12 +121,16 @@ class UnconstrainedSpace:
     def size(self) -> int:
         return sum(math.prod(site.unconstrained_shape) for site in self.sites)
 
-    def split(self, vector: Float[Array, " size"]) -> dict[str, Float[Array, "..."]]:
-        """The unconstrained value of every site."""
+    def split(
+        self, vectors: Float[Array, "*draws size"]
+    ) -> dict[str, Float[Array, "..."]]:
+        """The unconstrained value of every site, in each vector."""
         values, start = {}, 0
         for site in self.sites:
-            stop = start + math.prod(site.unconstrained_shape)
-            values[site.name] = vector[start:stop].reshape(site.unconstrained_shape)
+            shape = site.unconstrained_shape
+            stop = start + math.prod(shape)
+            part = vectors[..., start:stop]
+            values[site.name] = part.reshape(*part.shape[:-1], *shape)
             start = stop
         return values
 
@@ -182,11 +184,15 @@ class _GuidePosterior(abc.ABC):
     """What DPVI's posteriors have in common.
 
     Attributes:
+      kind: What a file calls a posterior of this class.
+      arrays: Fields that hold an array, or one by site.
       sites: The latents.
       points: Values of the parameters without a prior, by name, as
         `Predictive(model, samples, params=points)` takes them.
     """
 
+    kind: ClassVar[str]
+    arrays: ClassVar[tuple[str, ...]]
     sites: tuple[GuideSite, ...]
     points: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -214,9 +220,23 @@ class _GuidePosterior(abc.ABC):
     ) -> dict[str, Float[Array, "..."]]:
         """Independent draws of every global latent."""
 
-    def _specification(self, kind: str) -> dict[str, Any]:
+    @property
+    def params(self) -> dict[str, Float[Array, "..."]]:
+        """The arrays as `{site}.{field}` or `joint.{field}`, and the points."""
+        found = named_points(self.points)
+        for field in self.arrays:
+            value = getattr(self, field)
+            if isinstance(value, Mapping):
+                found |= {f"{name}.{field}": array for name, array in value.items()}
+            elif value is not None:
+                found[f"joint.{field}"] = value
+        return found
+
+    @property
+    def specification(self) -> dict[str, Any]:
+        """What a file says beside `params`."""
         return {
-            "kind": kind,
+            "kind": self.kind,
             "points": list(named_points(self.points)),
             "sites": [
                 {
@@ -229,24 +249,32 @@ class _GuidePosterior(abc.ABC):
             ],
         }
 
+    @classmethod
+    def from_specification(
+        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
+    ) -> Self:
+        """The posterior that `specification` and `params` describe."""
+        # Single precision unless an array says otherwise; bounds follow the parameters.
+        dtype = jnp.result_type(*params.values()) if params else jnp.float32
+        sites = [
+            GuideSite(
+                name=described["name"],
+                support=support_from_json(described["support"], dtype),
+                shape=tuple(described["shape"]),
+                dims=tuple(described["dims"]),
+            )
+            for described in specification["sites"]
+        ]
+        arrays = {field: cls._array(field, sites, params) for field in cls.arrays}
+        points = {name: params[name] for name in specification.get("points", ())}
+        return cls(sites=tuple(sites), points=_points_from(points), **arrays)
 
-def _shared_from(
-    specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
-) -> dict[str, Any]:
-    """`sites` and `points` of a described posterior."""
-    # Single precision unless an array says otherwise; bounds follow the parameters.
-    dtype = jnp.result_type(*params.values()) if params else jnp.float32
-    sites = [
-        GuideSite(
-            name=described["name"],
-            support=support_from_json(described["support"], dtype),
-            shape=tuple(described["shape"]),
-            dims=tuple(described["dims"]),
-        )
-        for described in specification["sites"]
-    ]
-    points = {name: params[name] for name in specification.get("points", ())}
-    return {"sites": tuple(sites), "points": _points_from(points)}
+    @classmethod
+    def _array(
+        cls, field: str, sites: Sequence[GuideSite], params: Mapping[str, Any]
+    ) -> Any:
+        """A field of `arrays`, by site in most posteriors."""
+        return {site.name: params[f"{site.name}.{field}"] for site in sites}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -258,21 +286,10 @@ class NormalPosterior(_GuidePosterior):
       scale: Standard deviations by site, on the unconstrained space.
     """
 
+    kind = "dpvi_normal"
+    arrays = ("loc", "scale")
     loc: Mapping[str, Float[Array, "..."]]
     scale: Mapping[str, Float[Array, "..."]]
-
-    @property
-    def params(self) -> dict[str, Float[Array, "..."]]:
-        """`{site}.loc` and `{site}.scale`, and the point estimates."""
-        return {
-            f"{site.name}.{name}": values[site.name]
-            for site in self.sites
-            for name, values in (("loc", self.loc), ("scale", self.scale))
-        } | named_points(self.points)
-
-    @property
-    def specification(self) -> dict[str, Any]:
-        return self._specification("dpvi_normal")
 
     def sample(
         self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
@@ -286,18 +303,6 @@ class NormalPosterior(_GuidePosterior):
             draws[site.name] = site.transform(loc + scale * noise)
         return draws
 
-    @classmethod
-    def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
-    ) -> Self:
-        shared = _shared_from(specification, params)
-        names = [site.name for site in shared["sites"]]
-        return cls(
-            **shared,
-            loc={name: params[f"{name}.loc"] for name in names},
-            scale={name: params[f"{name}.scale"] for name in names},
-        )
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointNormalPosterior(_GuidePosterior):
@@ -309,21 +314,17 @@ class JointNormalPosterior(_GuidePosterior):
       diagonal: Diagonal of D; None for zero.
     """
 
+    kind = "dpvi_joint_normal"
+    arrays = ("loc", "factor", "diagonal")
     loc: Float[Array, " size"]
     factor: Float[Array, "size rank"]
     diagonal: Float[Array, " size"] | None
 
-    @property
-    def params(self) -> dict[str, Float[Array, "..."]]:
-        """`joint.loc`, `joint.factor`, `joint.diagonal`, and the point estimates."""
-        params = {"joint.loc": self.loc, "joint.factor": self.factor}
-        if self.diagonal is not None:
-            params["joint.diagonal"] = self.diagonal
-        return params | named_points(self.points)
-
-    @property
-    def specification(self) -> dict[str, Any]:
-        return self._specification("dpvi_joint_normal")
+    @classmethod
+    def _array(
+        cls, field: str, sites: Sequence[GuideSite], params: Mapping[str, Any]
+    ) -> Any:
+        return params.get(f"joint.{field}")
 
     def sample(
         self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
@@ -337,24 +338,8 @@ class JointNormalPosterior(_GuidePosterior):
             shape = (*sample_shape, *self.loc.shape)
             noise = jax.random.normal(diagonal_key, shape, self.loc.dtype)
             z += self.diagonal * noise
-        draws, start = {}, 0
-        for site in self.sites:
-            stop = start + math.prod(site.unconstrained_shape)
-            value = z[..., start:stop].reshape(*sample_shape, *site.unconstrained_shape)
-            draws[site.name] = site.transform(value)
-            start = stop
-        return draws
-
-    @classmethod
-    def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
-    ) -> Self:
-        return cls(
-            **_shared_from(specification, params),
-            loc=params["joint.loc"],
-            factor=params["joint.factor"],
-            diagonal=params.get("joint.diagonal"),
-        )
+        values = UnconstrainedSpace(sites=self.sites).split(z)
+        return {site.name: site.transform(values[site.name]) for site in self.sites}
 
 
 # How many draws stand for a guide of the user's own in a file.
@@ -374,6 +359,8 @@ class DrawsPosterior(_GuidePosterior):
       draw: Draws the globals anew from a key; None after loading.
     """
 
+    kind = "dpvi_draws"
+    arrays = ("draws",)
     draws: Mapping[str, Float[Array, "draws ..."]]
     draw: Callable[[Array], dict[str, Array]] | None = None
 
@@ -390,16 +377,6 @@ class DrawsPosterior(_GuidePosterior):
         keys = jax.random.split(threefry_key(0), count)
         draws = jax.jit(jax.vmap(draw))(keys) if sites else {}
         return cls(sites=sites, points=points, draws=draws, draw=draw)
-
-    @property
-    def params(self) -> dict[str, Float[Array, "..."]]:
-        """The guide's and the model's parameters, and `{site}.draws`."""
-        draws = {f"{name}.draws": draws for name, draws in self.draws.items()}
-        return named_points(self.points) | draws
-
-    @property
-    def specification(self) -> dict[str, Any]:
-        return self._specification("dpvi_draws")
 
     def sample(
         self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
@@ -420,15 +397,6 @@ class DrawsPosterior(_GuidePosterior):
             for name, draws in found.items()
         }
 
-    @classmethod
-    def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, Float[Array, "..."]]
-    ) -> Self:
-        shared = _shared_from(specification, params)
-        names = [site.name for site in shared["sites"]]
-        return cls(**shared, draws={name: params[f"{name}.draws"] for name in names})
 
-
-register_posterior("dpvi_normal", NormalPosterior)
-register_posterior("dpvi_joint_normal", JointNormalPosterior)
-register_posterior("dpvi_draws", DrawsPosterior)
+for _kind in (NormalPosterior, JointNormalPosterior, DrawsPosterior):
+    register_posterior(_kind.kind, _kind)

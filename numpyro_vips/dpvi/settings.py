@@ -7,8 +7,7 @@ from typing import Any
 import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from numpyro_vips import _validate
-from numpyro_vips._settings import code_of
+from numpyro_vips._settings import code_of, keep_integer
 from numpyro_vips.dpvi.automatic_guides import Family
 from numpyro_vips.dpvi.checks import check_options
 from numpyro_vips.dpvi.engine import DpviEngine, Perturb
@@ -60,9 +59,7 @@ class DPVI:
         )
         if self.averaging is not None:
             object.__setattr__(self, "averaging", float(self.averaging))
-        if self.local_steps is not None:
-            _validate.positive_integer(local_steps=self.local_steps)
-            object.__setattr__(self, "local_steps", int(self.local_steps))
+        keep_integer(self, "local_steps")
 
     def __repr__(self) -> str:
         if self.loss is None:

@@ -10,7 +10,6 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import constraints
@@ -18,18 +17,18 @@ from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
 from numpyro_vips.model.arguments import captured_arrays
 from numpyro_vips.model.graph import (
     ModelGraph,
     check_params,
+    initial_values,
     refuse_captured_rows,
     with_captured_constants,
 )
 from numpyro_vips.model.log_joint import site_log_density, synthetic_row
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.trace import Trace, abstract_rows
+from numpyro_vips.model.trace import Trace
 
 
 class GuideDraw(NamedTuple):
@@ -153,26 +152,18 @@ class UserGuide:
     def _check_globals(self) -> None:
         """Refuses a global whose draw depends on rows or on how many there are."""
         for name in self.globals:
-            programs = []
-            for count in (2, 3):
-                rows = abstract_rows(self._graph.arguments, count)
-
-                def value(rows: Any, name: str = name) -> Any:
-                    messages, _ = run_model(
-                        self._marked, self._graph.arguments, rows, latents=None
-                    )
-                    return messages[name]["value"]
-
-                program, used = with_used_inputs(jax.make_jaxpr(value)(rows))
-                if any(used):
-                    argument = sorted(rows)[used.index(True)]
-                    raise UnsafeModelError(
-                        f"The guide's distribution of {name!r}, which all rows share, "
-                        f"depends on the private argument {argument!r}: its parameters "
-                        "would reveal the data. Use numpyro.param instead."
-                    )
-                programs.append(str(program))
-            if programs[0] != programs[1]:
+            two, three = (
+                initial_values(self._marked, self._graph.arguments, (name,), count)
+                for count in (2, 3)
+            )
+            argument = two.argument or three.argument
+            if argument is not None:
+                raise UnsafeModelError(
+                    f"The guide's distribution of {name!r}, which all rows share, "
+                    f"depends on the private argument {argument!r}: its parameters "
+                    "would reveal the data. Use numpyro.param instead."
+                )
+            if str(two.program) != str(three.program):
                 raise UnsafeModelError(
                     f"The guide's distribution of {name!r}, which all rows share, "
                     "depends on latents of single rows or on the number of rows."

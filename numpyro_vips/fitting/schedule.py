@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips._settings import frozen
+from numpyro_vips._settings import frozen, keep_integer
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.privacy.gaussian_mechanism import (
@@ -100,9 +100,7 @@ class ScheduleOptions:
     private: bool = True
 
     def __post_init__(self) -> None:
-        if self.num_steps is not None:
-            _validate.positive_integer(num_steps=self.num_steps)
-            object.__setattr__(self, "num_steps", int(self.num_steps))
+        keep_integer(self, "num_steps")
         if self.noise_multiplier is not None:
             _validate.positive(noise_multiplier=self.noise_multiplier)
             object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))

@@ -9,8 +9,8 @@ model itself.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.core
@@ -324,22 +324,14 @@ def check_params(
         return
     shapes = []
     for trace in (two, three):
-
-        def values(rows: Any, names: Any = tuple(trace.params)) -> dict[str, Any]:
-            messages, _ = run_model(model, arguments, rows, latents=None)
-            return {name: messages[name]["value"] for name in names}
-
-        rows = abstract_rows(arguments, trace.count)
-        closed, found = jax.make_jaxpr(values, return_shape=True)(rows)
-        _, used = with_used_inputs(closed)
-        if any(used):
-            argument = sorted(rows)[used.index(True)]
+        found = initial_values(model, arguments, tuple(trace.params), trace.count)
+        if found.argument is not None:
             raise UnsafeModelError(
                 f"The initial value of a parameter, one of {sorted(trace.params)}, "
-                f"depends on the private argument {argument!r}, and the start of a fit "
-                "is public. Use a public constant."
+                f"depends on the private argument {found.argument!r}, and the start of "
+                "a fit is public. Use a public constant."
             )
-        shapes.append({name: str(found[name]) for name in found})
+        shapes.append({name: str(shape) for name, shape in found.shapes.items()})
     for name, shape in shapes[0].items():
         if shape != shapes[1].get(name):
             raise UnsafeModelError(
@@ -347,6 +339,36 @@ def check_params(
                 "A parameter of every row would release the rows: write what belongs "
                 "to a row as a function of it."
             )
+
+
+class InitialValues(NamedTuple):
+    """The values of some sites where no latent is given, as a program.
+
+    Attributes:
+      program: The program.
+      argument: The first private argument that it depends on; None if there is none.
+      shapes: What it returns, by site.
+    """
+
+    program: jex_core.ClosedJaxpr
+    argument: str | None
+    shapes: Mapping[str, Any]
+
+
+def initial_values(
+    model: private, arguments: ModelArguments, names: Sequence[str], count: int
+) -> InitialValues:
+    """Traces the values of some sites on `count` abstract rows."""
+
+    def values(rows: Any) -> dict[str, Any]:
+        messages, _ = run_model(model, arguments, rows, latents=None)
+        return {name: messages[name]["value"] for name in names}
+
+    rows = abstract_rows(arguments, count)
+    closed, shapes = jax.make_jaxpr(values, return_shape=True)(rows)
+    program, used = with_used_inputs(closed)
+    depends_on = sorted(rows)[used.index(True)] if any(used) else None
+    return InitialValues(program, depends_on, shapes)
 
 
 def refuse_captured_rows(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from numpyro_vips import _validate
-from numpyro_vips._settings import FrozenMapping, code_of, frozen
+from numpyro_vips._settings import FrozenMapping, code_of, frozen, keep_integer
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.handlers import private
@@ -46,9 +46,7 @@ class VIPS:
     augmentation: str | Mapping[str, str] = logistic_bounds.DEFAULT
 
     def __post_init__(self) -> None:
-        if self.local_steps is not None:
-            _validate.positive_integer(local_steps=self.local_steps)
-            object.__setattr__(self, "local_steps", int(self.local_steps))
+        keep_integer(self, "local_steps")
         if self.step_size is not None and not callable(self.step_size):
             raise TypeError(
                 f"Expected step_size={self.step_size!r} to be a function of the step's "
