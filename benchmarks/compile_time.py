@@ -16,9 +16,6 @@ models with a vocabulary of 8,000 words and 50 topics, each analysed in a proces
 own, with the peak memory of that process and how much of it the analysis added.
 """
 
-# NumPyro types what `sample` returns as more than an array.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import argparse
 import dataclasses
 import importlib.util
@@ -76,15 +73,15 @@ class XlaClock:
         self.seconds = 0.0
         jax.monitoring.register_event_duration_secs_listener(self._heard)
 
-    def _heard(self, event: str, duration: float, **_: Any) -> None:
+    def _heard(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == _COMPILATION:
-            self.seconds += duration
+            self.seconds += duration_secs
 
 
 def measure(entry: Any, clock: XlaClock) -> Timing:
     """Analyses one model as `PrivateVI` does before its first step."""
     jax.clear_caches()
-    seconds = dict.fromkeys(PHASES, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(PHASES, 0.0)
     started = clock.seconds
 
     @contextmanager

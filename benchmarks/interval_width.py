@@ -8,10 +8,6 @@ posterior standard deviations, and the ratio of the standard deviations. A ratio
 1 is what the factorised posterior loses; noise for privacy comes on top.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import argparse
 import math
 from collections.abc import Callable

@@ -22,9 +22,6 @@ the training documents without noise: they are for the holder of the data, so pu
 them only where the documents are public. Several fits add up, as the ledger shows.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import argparse
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Tables of models that were judged by hand, and the priors that they share."""
 
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -4,10 +4,6 @@ Each entry of `MODELS` is a plain NumPyro model with the unit plate "rows", and 
 function that makes a few of its rows.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Compiled models at globals that are not their priors', for several tests."""
 
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import functools
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -6,11 +6,6 @@ left to DPVI with a reason that names what is in the way. Compiling a model that
 not conjugate would be the worst outcome; the second half of the file is about that.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportOptionalMemberAccess=false
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,9 +4,6 @@ Rows with recognisable values are planted; then everything that is reachable fro
 a fit leaves behind is searched for them, and for the sums from before the noise.
 """
 
-# NumPyro types the numbers of states of a Categorical as possibly None.
-# pyright: reportArgumentType=false
-
 import functools
 import gc
 import json

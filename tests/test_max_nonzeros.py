@@ -4,10 +4,6 @@ Statistics, norms, sensitivities, bounds and posteriors are compared between bot
 same rows, and, for a topic model, with documents that are written as words and counts.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import dataclasses
 import math
 from collections.abc import Callable

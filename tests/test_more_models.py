@@ -6,10 +6,6 @@ compared with NumPyro's log density on rows that reach every branch, which is ho
 first group here was found to be compiled to something else.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import functools
 import math
 from collections.abc import Callable
@@ -299,8 +295,8 @@ def _exponentiated(y: Any) -> Any:
 
 def _sticks(y: Any) -> Any:
     v = numpyro.sample("v", dist.Beta(1.0, gammas("alpha")).expand([2]).to_event(1))
-    pad = {"constant_values": 1.0}
-    weights = jnp.pad(v, (0, 1), **pad) * jnp.pad(jnp.cumprod(1 - v), (1, 0), **pad)
+    pad = functools.partial(jnp.pad, constant_values=1.0)
+    weights = pad(v, (0, 1)) * pad(jnp.cumprod(1 - v), (1, 0))
     components = dist.Normal(normals("mu", 3), 0.5)
     return dist.MixtureSameFamily(dist.Categorical(weights), components)
 

@@ -1,9 +1,5 @@
 """`result.local_posterior` and `result.elbo`: rows that the caller may see."""
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import itertools
 import math
 from collections.abc import Callable

@@ -5,11 +5,6 @@ compiled are compared with NumPyro's log density on rows with every index, both 
 and every label, which the certificate cannot know of.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportOptionalMemberAccess=false
-
 from collections.abc import Callable
 from typing import Any
 

@@ -6,9 +6,6 @@ result tells of the canary is then one number, normal with the noise's spread, a
 shifted by the whole sensitivity.
 """
 
-# NumPyro types the numbers of states of a Categorical as possibly None.
-# pyright: reportArgumentType=false
-
 import dataclasses
 import math
 import warnings

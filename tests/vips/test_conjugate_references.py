@@ -7,11 +7,6 @@ starts and take the same steps: every row's factors to convergence, then the glo
 convergence given their sums.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportPossiblyUnboundVariable=false
-
 import itertools
 import math
 from collections.abc import Callable
@@ -79,6 +74,7 @@ def test_gaussian_mixture() -> None:
     mean = np.asarray(moments["mu"]["x"]).reshape(3, 2)
     variance = np.asarray(moments["mu"]["xx"]).reshape(3, 2) - mean**2
     tau, log_tau = (np.asarray(moments["tau"][s]) for s in ("x", "log"))
+    weights = shape = rate = np.nan
     for _ in range(SWEEPS):
         squares = (x[:, None] - mean) ** 2 + variance
         r = normalised(log_pi + 0.5 * (log_tau - tau * squares).sum(-1))
@@ -108,6 +104,7 @@ def test_latent_dirichlet_allocation() -> None:
     start = batch.start()
     (words,) = rows
     log_beta = np.asarray(start.moments["beta"]["log"])
+    beta = phi = np.nan
     for _ in range(SWEEPS):
         beta = np.full(log_beta.shape, 0.3)
         for document in words:
@@ -130,6 +127,7 @@ def test_principal_components() -> None:
     W = np.asarray(moments["W"]["x"]).reshape(d, k)
     WW = np.asarray(moments["W"]["xx"]).reshape(d, k, k)
     tau = float(moments["tau"]["x"])
+    covariance = shape = rate = np.nan
     for _ in range(SWEEPS):
         local = np.linalg.inv(np.eye(k) + tau * WW.sum(0))
         u = tau * x @ W @ local
@@ -172,6 +170,7 @@ def test_dawid_skene() -> None:
     (y,) = rows
     log_pi = np.asarray(start.moments["pi"]["log"])
     log_beta = np.asarray(start.moments["beta"]["log"])
+    pi = beta = np.nan
     for _ in range(SWEEPS):
         # log_beta[j, class, answer], read at each answer of each item.
         said = log_beta[np.arange(4), :, y]
@@ -215,6 +214,7 @@ def test_linear_regression() -> None:
     """
     X, y = MODELS["linear_regression"].rows(60)
     tau, alpha, d = 1.0, 1.0, X.shape[1]
+    mean = covariance = tau_rate = alpha_rate = np.nan
     for _ in range(3000):
         covariance = np.linalg.inv(alpha * np.eye(d) + tau * X.T @ X)
         mean = tau * covariance @ X.T @ y

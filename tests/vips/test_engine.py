@@ -5,10 +5,6 @@ and otherwise the fixed point of coordinate ascent, which is written out here in
 NumPy. With noise, what is released must have the standard deviation that is claimed.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import math
 from collections.abc import Callable
 from typing import Any
@@ -493,7 +489,7 @@ def test_the_average_goes_on_from_the_random_start() -> None:
     engine = VipsEngine(program, num_rows=8, local_steps=None)
     state = engine.initial_state(jax.random.key(0))
     (name,) = (s.name for s in engine.statistics if s.release == "adaptive")
-    prior = engine.update(state, {name: 0.0}, {name: 0.0}, 1.0)
+    prior = engine.update(state, {name: np.zeros(())}, {name: 0.0}, 1.0)
     prior = np.asarray(prior.natural["beta"]["log"]) + 1.0
     start = prior + state.statistics[name]
     # The start that the first rows see is that of which the average is.

@@ -4,9 +4,6 @@ The bound that the factors of the posterior share is written out here in NumPy a
 maximised by SciPy, which knows nothing of natural parameters, moments or sweeps.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportOperatorIssue=false, reportArgumentType=false
-
 import math
 from collections.abc import Callable
 from typing import Any

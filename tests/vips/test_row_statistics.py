@@ -4,9 +4,6 @@ Norms and clipped sums are computed from structure, without any row's statistic 
 being made; here they are compared with statistics that are made, one row at a time.
 """
 
-# NumPyro types what `sample` returns as more than an array.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import dataclasses
 import functools
 import math

@@ -5,10 +5,6 @@ negative inner product. It is tried on statistics that are made, of rows that no
 would send.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import math
 from typing import Any
 

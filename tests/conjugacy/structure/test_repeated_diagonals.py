@@ -1,9 +1,5 @@
 """Squares of binary latents: what repeats another statistic is not released."""
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 from typing import Any
 
 import jax

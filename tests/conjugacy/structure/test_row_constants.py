@@ -4,9 +4,6 @@ Proofs of sensitivity rest on it, so it is tested on functions that are made her
 the proofs, and on every model that the other tests compile.
 """
 
-# NumPyro types what `sample` returns as more than an array.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-
 import dataclasses
 import itertools
 from collections.abc import Callable
@@ -92,7 +89,7 @@ def test_a_slot_stands_for_its_own_function_of_the_row() -> None:
     arrays, valid = constants(ROW)
     assert bool(valid)
     for i, slot in zip(order, found.arrays, strict=True):
-        assert isinstance(slot, Slot)
+        assert isinstance(slot, Slot) and isinstance(slot.token, int)
         expected = FUNCTIONS[i](ROW["x"], ROW["n"])
         assert (slot.shape, slot.dtype) == (
             np.shape(expected),
