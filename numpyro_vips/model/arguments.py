@@ -607,6 +607,10 @@ def _fill(value: Any, rows: Mapping[str, Any]) -> Any:
     if isinstance(value, tuple):
         parts = [_fill(part, rows) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if isinstance(value, np.ndarray):
+        # JAX remembers by identity what it has made of a NumPy array, in whichever
+        # precision that was, and int32 does not add up with int64 (seen with jax 0.10).
+        return value.view()
     return value
 
 

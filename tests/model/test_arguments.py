@@ -231,7 +231,7 @@ def test_the_call_is_rebuilt_around_the_rows():
     rows = {name: f"rows of {name}" for name in arguments.private}
     args, kwargs = arguments.call(rows)
     assert args[:2] == ("rows of X", None)
-    assert args[2] is vocab
+    assert np.shares_memory(args[2], vocab)
     assert args[3] == Visit(
         "rows of more.0.age", ("rows of more.0.weight.0", {"topics": 3})
     )
@@ -383,3 +383,23 @@ def test_the_representation_tells_shapes_and_not_values():
     assert repr(arguments) == (
         "ModelArguments(X: private int64[6, 2], vocab: public int64[4], y: 3)"
     )
+
+
+def test_public_indices_serve_in_single_and_in_double_precision():
+    index = np.array([0, 2, 2])
+
+    def picked(table, index):
+        return table[index]
+
+    arguments = bind(X(), index, fn=picked, public=("index",))
+
+    def of_rows(rows):
+        args, kwargs = arguments.call(rows)
+        return picked(*args, **kwargs)
+
+    # Kept alive, as the program of a prepared fit is.
+    single = jax.make_jaxpr(of_rows)({"table": X()})
+    with jax.enable_x64(True):
+        double = jax.jit(of_rows)({"table": X(np.float64)})
+    assert single.out_avals[0].dtype == np.float32
+    np.testing.assert_array_equal(double, X(np.float64)[index])
