@@ -269,7 +269,7 @@ BAD_ARGUMENTS = {
         prior_from_data, (X, Y), nv.UnsafeModelError, "'w'.*private argument 'X'"
     ),
     "a factor outside the plate": Bad(
-        observed_outside, (X, Y), nv.UnsafeModelError, "'penalty' is observed outside"
+        observed_outside, (X, Y), nv.UnsafeModelError, "'penalty' stands outside.*'X'"
     ),
     "a branch on values": Bad(looking, (X, Y), nv.UnsafeModelError, "jnp.where"),
     "NumPy in the model": Bad(in_numpy, (X, Y), nv.UnsafeModelError, "NumPy function"),

@@ -504,6 +504,23 @@ def _scatter(y: np.ndarray) -> dict[str, Any]:
 observed("known mean", points, _known_mean)
 
 
+def _pulled_mean(y: Any) -> Any:
+    mean = normals("mean")
+    numpyro.factor("pull", -2.0 * (mean - 1.0) ** 2)
+    return dist.Normal(mean, 1.0)
+
+
+def _pulled(y: np.ndarray) -> dict[str, Any]:
+    precision = 1 / 4 + 4 + len(y)
+    return {
+        "mean/loc": [(4 + y.sum()) / precision],
+        "mean/covariance_matrix": [[1 / precision]],
+    }
+
+
+observed("factor of a global", numbers, _pulled_mean)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
@@ -513,6 +530,7 @@ observed("known mean", points, _known_mean)
         ("Levy", _levy),
         ("Weibull", _weibull),
         ("known mean", _scatter),
+        ("factor of a global", _pulled),
     ],
 )
 def test_closed_form(name: str, posterior: Callable[..., dict[str, Any]]) -> None:

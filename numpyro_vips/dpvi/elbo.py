@@ -129,13 +129,14 @@ class PublicElbo:
         z = guide.value(arrays, draw)
         values, log_determinant = self._space.constrain(z)
         messages = self._run_model(values, params)
+        factors = self._factors(messages)
         if not (self._is_analytic and guide.family == "mean_field"):
             priors = [site_log_density(messages[s.name]) for s in self._space.sites]
-            return sum(priors, log_determinant) + guide.entropy(arrays)
+            return sum(priors, factors + log_determinant) + guide.entropy(arrays)
         event_dims = {
             s.name: messages[s.name]["fn"].event_dim for s in self._space.sites
         }
-        total = jnp.zeros((), z.dtype)
+        total = factors
         for name, fn in guide.marginals(arrays, event_dims).items():
             message = {"type": "sample", "fn": fn, "value": values[name], "scale": None}
             total += _prior_term(message, messages[name], is_analytic=True)
@@ -146,9 +147,17 @@ class PublicElbo:
     ) -> Float[Array, ""]:
         drawn = guide.draw_globals(params, draw)
         messages = self._run_model(drawn.values, params)
-        total = jnp.zeros((), jnp.result_type(float))
+        total = self._factors(messages)
         for name, message in drawn.messages.items():
             total += _prior_term(message, messages[name], self._is_analytic)
+        return total
+
+    def _factors(self, messages: Mapping[str, Any]) -> Float[Array, ""]:
+        """What `numpyro.factor` says of the globals, outside the unit plate."""
+        total = jnp.zeros((), jnp.result_type(float))
+        for site in self._graph.sites.values():
+            if site.row_axis is None and not site.is_latent:
+                total += site_log_density(messages[site.name])
         return total
 
     def _run_model(self, values: Mapping[str, Any], params: Any) -> Mapping[str, Any]:

@@ -245,7 +245,9 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
         )
     role: Role
     if msg["is_observed"]:
-        if row_axis is None:
+        # A factor of globals observes nothing; `_check_globals` looks for rows in it.
+        is_factor = isinstance(fn, numpyro.distributions.Unit)
+        if row_axis is None and not is_factor:
             raise UnsafeModelError(
                 f"{name!r} is observed outside the plate {unit!r}, so no bound on one "
                 "row's influence covers it. Put it under the plate. If it is a latent "
@@ -287,9 +289,9 @@ def _num_states(trace: Trace, name: str) -> int | None:
 def _check_globals(
     sites: Mapping[str, Site], two: Trace, three: Trace, unit: str
 ) -> None:
-    """Refuses a global whose distribution depends on rows or on their number."""
+    """Refuses what stands outside the plate and depends on rows or on their number."""
     for name, site in sites.items():
-        if site.role != "global":
+        if site.row_axis is not None:
             continue
         programs = []
         for trace in (two, three):
@@ -301,19 +303,39 @@ def _check_globals(
             arguments = sorted(trace.inputs[0])
             for argument, is_used in zip(arguments, used, strict=False):
                 if is_used:
-                    raise UnsafeModelError(
-                        f"The distribution of {name!r}, which all rows share, depends "
-                        f"on the private argument {argument!r}. Its prior would reveal "
-                        "the data. Use public constants in the prior, or put the site "
-                        f"under the plate {unit!r}."
-                    )
+                    raise _depends_on_rows(site, argument, unit)
             programs.append(str(program))
         if programs[0] != programs[1]:
-            raise UnsafeModelError(
-                f"The distribution of {name!r}, which all rows share, depends on the "
-                "number of rows that the model is given, and minibatches change it. "
-                "Pass the number of rows as a public number of its own."
-            )
+            raise _depends_on_number(site, unit)
+
+
+def _depends_on_rows(site: Site, argument: str, unit: str) -> UnsafeModelError:
+    if not site.is_latent:
+        return UnsafeModelError(
+            f"The factor {site.name!r} stands outside the plate {unit!r} and depends "
+            f"on the private argument {argument!r}, so no bound on one row's influence "
+            "covers it. Put what belongs to a row under the plate."
+        )
+    return UnsafeModelError(
+        f"The distribution of {site.name!r}, which all rows share, depends on the "
+        f"private argument {argument!r}. Its prior would reveal the data. Use public "
+        f"constants in the prior, or put the site under the plate {unit!r}."
+    )
+
+
+def _depends_on_number(site: Site, unit: str) -> UnsafeModelError:
+    if not site.is_latent:
+        return UnsafeModelError(
+            f"The factor {site.name!r} stands outside the plate {unit!r} and depends "
+            "on the number of rows that the model is given, or on latents of theirs. "
+            "Put what belongs to a row under the plate, and pass the number of rows as "
+            "a public number of its own."
+        )
+    return UnsafeModelError(
+        f"The distribution of {site.name!r}, which all rows share, depends on the "
+        "number of rows that the model is given, and minibatches change it. Pass the "
+        "number of rows as a public number of its own."
+    )
 
 
 def check_params(

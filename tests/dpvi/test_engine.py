@@ -85,6 +85,18 @@ def visits(group: Any, y: Any = None):
         numpyro.sample("y", dist.Poisson(rate[group]), obs=y)
 
 
+@private(unit="people")
+def ordered(y: Any):
+    """With a factor of the globals, which touches no row."""
+    means: Any = numpyro.sample("means", dist.Normal(0, 3).expand([2]).to_event(1))
+    numpyro.factor("order", jax.nn.log_sigmoid(4.0 * (means[1] - means[0])))
+    with numpyro.plate("people", y.shape[0]):
+        parts = dist.MixtureSameFamily(
+            dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(means, 1.0)
+        )
+        numpyro.sample("y", parts, obs=y)
+
+
 _engines: dict[Any, DpviEngine] = {}
 
 
@@ -140,6 +152,7 @@ def fit(engine, rows, num_steps, key=KEY, step_size=1.0):
 GRADIENT_CASES = {
     "logistic": (logistic, binary_data(20)),
     "constrained": (regression, binary_data(20)),
+    "factor": (ordered, binary_data(20)[1:]),
 }
 
 
@@ -149,11 +162,11 @@ def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variationa
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param("logistic", marks=pytest.mark.slow), "constrained"]
+    "case", [pytest.param("logistic", marks=pytest.mark.slow), "constrained", "factor"]
 )
 def test_gradient_is_that_of_numpyros_elbo(case, x64):
-    model, (X, y) = GRADIENT_CASES[case]
-    engine = engine_for(model, X, y)
+    model, args = GRADIENT_CASES[case]
+    engine = engine_for(model, *args)
     state = engine.initial_state(KEY)
     noise = engine.space.split(engine._draws(state)[1][0])
     starts = {
@@ -166,7 +179,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
     def loss(variational: Variational) -> Any:
         guide = AutoNormal(model, init_loc_fn=init_to_value(values=starts))
         with numpyro.handlers.seed(rng_seed=0):
-            guide(X, y)
+            guide(*args)
         loc = engine.space.split(variational.guide["loc"])
         scale = engine.space.split(jnp.exp(variational.guide["log_scale"]))
         values, params = {}, {}
@@ -176,10 +189,11 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
             params[f"{name}_auto_scale"] = scale[name]
             values[name] = site.transform(loc[name] + scale[name] * noise[name])
         fixed = numpyro.handlers.substitute(guide, data=values)
-        return Trace_ELBO().loss(KEY, params, model, fixed, X, y)
+        return Trace_ELBO().loss(KEY, params, model, fixed, *args)
 
     theirs = jax.jit(jax.grad(loss))(state.variational)
-    ours = elbo_gradient(engine, state, full_sum(engine, state, {"X": X, "y": y}))
+    rows = dict(zip(("X", "y")[-len(args) :], args, strict=True))
+    ours = elbo_gradient(engine, state, full_sum(engine, state, rows))
     np.testing.assert_allclose(
         ours.guide["loc"], -theirs.guide["loc"], rtol=1e-6, atol=1e-8
     )
