@@ -23,6 +23,7 @@ from _models import UNIT
 from _rows import (
     Rows,
     answers,
+    coins,
     counts,
     events,
     fractions,
@@ -149,6 +150,50 @@ def second_order_chain(y: Any) -> None:
             z = numpyro.sample(f"z{t}", dist.Categorical(A[before, last]))
             numpyro.sample(f"y{t}", dist.Poisson(rate[z]), obs=y[:, t])
             before, last = last, z
+
+
+# --- chances that a binary latent switches off ---------------------------------------
+
+
+def _seen_where_present(chances: Callable[[Any], Any]) -> Callable[..., None]:
+    """Whether each row is seen, occasion by occasion, if it is there at all."""
+
+    def model(y: Any) -> None:
+        share, p = chance("share"), chances(y)
+        with numpyro.plate(UNIT, y.shape[0]):
+            z = numpyro.sample("z", dist.Bernoulli(share))
+            seen = dist.Bernoulli(p * z[..., None]).expand([y.shape[0], 5])
+            numpyro.sample("y", seen.to_event(1), obs=y)
+
+    return model
+
+
+def _after_the_first_time(y: Any) -> Any:
+    before = jnp.concatenate([jnp.zeros_like(y[:, :1]), y[:, :-1]], -1)
+    return jnp.where(before > 0, chance("again"), chance("first"))
+
+
+CONJUGATE["one chance of being seen"] = Case(
+    _seen_where_present(lambda y: chance("p")), answers
+)
+CONJUGATE["a chance on each occasion"] = Case(
+    _seen_where_present(
+        lambda y: numpyro.sample("p", dist.Beta(1.0, 2.0).expand([5]).to_event(1))
+    ),
+    answers,
+)
+CONJUGATE["a chance that changes once seen"] = Case(
+    _seen_where_present(_after_the_first_time), answers
+)
+
+
+@row_model(coins)
+def seen_if_there_and_if_awake(y: Any) -> None:
+    share, p = chance("share"), chance("p")
+    with numpyro.plate(UNIT, y.shape[0]):
+        there = numpyro.sample("there", dist.Bernoulli(share))
+        awake = numpyro.sample("awake", dist.Bernoulli(0.3 * there))
+        numpyro.sample("y", dist.Binomial(4, probs=p * there * awake), obs=4 * y)
 
 
 # --- loops, and masks on several levels ---------------------------------------------

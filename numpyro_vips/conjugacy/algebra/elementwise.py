@@ -189,10 +189,11 @@ def expanded(form: Form) -> Form:
     return simplified(form.axes, terms, False)
 
 
-def log(form: Form, *, finite: bool = False) -> Form:
+def log(form: Form, *, finite: bool = False, least: float = 0.0) -> Form:
     """The logarithm of a form, elementwise.
 
-    With `finite`, that of a constant 0 is `LOG_OF_ZERO`.
+    With `finite`, that of a constant 0 is `LOG_OF_ZERO`. With `least`, a product in
+    which a public number is zero counts as `least`, whatever else is in it.
 
     Raises:
       NotInAlgebra: The form is a sum, other than one minus a latent.
@@ -210,6 +211,9 @@ def log(form: Form, *, finite: bool = False) -> Form:
         selectors, values = split_selectors(term)
         if term.scale <= 0:
             raise NotInAlgebra("the logarithm of a number that is not positive")
+        if least:
+            zeros, selectors, values = _zeros_apart(selectors, values)
+            terms += [Term(math.log(least), tuple(at), term.bound) for at in zeros]
         if term.scale != 1:
             terms.append(Term(math.log(term.scale), tuple(selectors), term.bound))
         for value in values:
@@ -259,6 +263,35 @@ def exponential(form: Form) -> Form | None:
     return result
 
 
+def _zeros_apart(
+    selectors: list[Factor], values: list[Factor]
+) -> tuple[list[list[Factor]], list[Factor], list[Factor]]:
+    """Takes a product apart by where the public numbers in it are zero.
+
+    Returns:
+      For each such number the factors that are one where it is zero, and none of those
+      before it is; what selects everything else, and the values there.
+    """
+    zeros, rest = [], []
+    for value in values:
+        if not isinstance(value, Dense) or not is_public(value.array):
+            rest.append(value)
+            continue
+        is_zero = value.array == 0
+        if is_zero.any():
+            zeros.append([*selectors, _mask(value, is_zero)])
+            selectors = [*selectors, _mask(value, ~is_zero)]
+            array = np.where(is_zero, 1.0, value.array)
+            value = dataclasses.replace(value, array=array, upper=math.inf)
+        if np.any(value.array != 1):
+            rest.append(value)
+    return zeros, selectors, rest
+
+
+def _mask(like: Dense, where: np.ndarray) -> Dense:
+    return dataclasses.replace(like, array=where * 1.0, lower=0.0, upper=1.0)
+
+
 def _log_array(array: ArrayLike) -> ArrayLike:
     return (np if is_public(array) else jnp).log(array)
 
@@ -295,8 +328,11 @@ def log1m(form: Form) -> Form:
             number = map_dense(_log1m_array, dense, selectors, instead=0.0)
             terms.append(Term(1.0, (*selectors, number), term.bound))
             continue
-        plain = len(values) == 1 and term.scale == 1.0
-        value = values[0] if plain else None
+        # log(1 - p·z) = z · log(1 - p) for a z that is 0 or 1 in every state.
+        binary = [value for value in values if _is_zero_or_one(value)]
+        rest = [value for value in values if not _is_zero_or_one(value)]
+        plain = len(rest) == 1 and term.scale == 1.0
+        value = rest[0] if plain else None
         if (
             not isinstance(value, Atom)
             or value.power != 1.0
@@ -305,8 +341,15 @@ def log1m(form: Form) -> Form:
             raise NotInAlgebra("log(1 - p) of a product")
         function = "log1m" if value.function == "x" else "log"
         value = dataclasses.replace(value, function=function)
-        terms.append(Term(1.0, (*selectors, value), term.bound))
+        terms.append(Term(1.0, (*selectors, *binary, value), term.bound))
     return simplified(form.axes, terms, True)
+
+
+def _is_zero_or_one(value: Factor) -> bool:
+    """Whether a factor is a public constant of zeros and ones."""
+    if not isinstance(value, Dense) or not is_public(value.array):
+        return False
+    return bool(np.isin(value.array, (0, 1)).all())
 
 
 def _complement(form: Form) -> Form | None:

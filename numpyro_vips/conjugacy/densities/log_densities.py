@@ -129,7 +129,15 @@ def bernoulli_probs(x: Form, probs: Value, *, augment: Augment) -> Form:
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return bernoulli_logits(x, probs.form, augment=augment)
     p = as_form(probs)
-    return x * elementwise.log(p) + (1.0 - x) * elementwise.log1m(p)
+    return x * _log_of_chance(p) + (1.0 - x) * elementwise.log1m(p)
+
+
+def _log_of_chance(p: Form) -> Form:
+    """log p; where a discrete latent makes p zero, as in `p * z`, that of NumPyro's
+    least probability."""
+    if p.is_constant:
+        return elementwise.log(p)
+    return elementwise.log(p, least=float(jnp.finfo(jnp.result_type(float)).tiny))
 
 
 @log_density(dist.BernoulliLogits)
@@ -157,7 +165,7 @@ def binomial_probs(
     if isinstance(probs, Transformed) and probs.function == "sigmoid":
         return binomial_logits(x, probs.form, total_count, augment=augment)
     p, n = as_form(probs), as_form(total_count)
-    return x * elementwise.log(p) + (n - x) * elementwise.log1m(p) + _log_choose(n, x)
+    return x * _log_of_chance(p) + (n - x) * elementwise.log1m(p) + _log_choose(n, x)
 
 
 @log_density(dist.BinomialLogits)

@@ -36,6 +36,18 @@ def check(form: Form, expected: np.ndarray) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
+def _switched(name: str, on: Callable[[np.ndarray], np.ndarray]) -> Form:
+    """on(z) · latent, with an axis for each."""
+    switch = elementwise.map_discrete(lambda z: 1.0 * on(z), latent("z"))
+    return forms.place(switch, (*switch.axes, Label(1)), [0]) * latent(name)
+
+
+def _switched_twice(name: str) -> Form:
+    first = elementwise.map_discrete(lambda z: (z == 1) * 1.0, latent("z"))
+    first = forms.place(first, (*first.axes, Label(1), Label(1)), [0])
+    return first * _switched(name, lambda z: z)
+
+
 W, V, TAU, P, Z = (VALUES[name] for name in ("w", "v", "tau", "p", "z"))
 
 SAME: dict[str, tuple[Callable[[], Form], np.ndarray]] = {
@@ -105,6 +117,22 @@ SAME: dict[str, tuple[Callable[[], Form], np.ndarray]] = {
     "log1m of a constant": (
         lambda: elementwise.log1m(forms.constant(np.array([0.1, 0.6]))),
         np.log1p([-0.1, -0.6]),
+    ),
+    "log1m of a latent that a binary one switches off": (
+        lambda: elementwise.log1m(_switched("p", lambda z: z == 1)),
+        np.log1p(-P * (Z == 1)[:, None]),
+    ),
+    "log of a latent that a binary one switches off": (
+        lambda: elementwise.log(_switched("p", lambda z: z == 1), least=1e-9),
+        np.log(np.maximum(P * (Z == 1)[:, None], 1e-9)),
+    ),
+    "log of a latent that a count scales or switches off": (
+        lambda: elementwise.log(0.5 * _switched("tau", lambda z: z), least=1e-9),
+        np.log(np.maximum(0.5 * TAU * Z[:, None], 1e-9)),
+    ),
+    "log of a latent that two discrete ones switch off": (
+        lambda: elementwise.log(_switched_twice("p"), least=1e-9),
+        np.log(np.maximum(P * (Z == 1)[:, None, None] * Z[:, None], 1e-9)),
     ),
     "function of a discrete latent": (
         lambda: elementwise.map_discrete(lambda z: (z - 1) ** 2 + 0.5, latent("z")),
