@@ -96,8 +96,8 @@ class Contributions:
         """The joint vectors, one per candidate."""
         # A block with a scale of zero has no part in the norm.
         scales = dict.fromkeys(self.blocks, 0.0) | {b.name: b.scale for b in blocks}
-        # Filled up to a vector, a sum of one row takes 64 times as long. Rows that share
-        # vectors are the subject of `test_rounding.py`.
+        # Filled up to a vector, a sum of one row takes 64 times as long. How rows share
+        # vectors is the subject of `test_rounding.py`.
         with mock.patch.object(row_sums, "ROW_ALIGNMENT", 1):
             sums = self._sums(parameters, jnp.asarray(y), scales, clipping)
         parts = [isometric_coordinates(b, np.asarray(sums[b.name])) for b in blocks]
