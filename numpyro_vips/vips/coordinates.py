@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Family
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latents
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.expectations import (
@@ -131,7 +131,7 @@ def by_coupling(
     return alone, coupled
 
 
-def copies(factor: PosteriorFactor, latents: Mapping[str, Latent]) -> forms.Form | None:
+def copies(factor: PosteriorFactor, latents: Latents) -> forms.Form | None:
     """The number of independent copies that each element of a factor stands for."""
     weights = [latents[name].weight for name in factor.latents]
     return None if any(weight is None for weight in weights) else weights[0]
@@ -139,7 +139,7 @@ def copies(factor: PosteriorFactor, latents: Mapping[str, Latent]) -> forms.Form
 
 def copies_array(
     factor: PosteriorFactor,
-    latents: Mapping[str, Latent],
+    latents: Latents,
     arrays: Mapping[int, jax.Array],
 ) -> jax.Array | None:
     """The same as an array; None for one copy.

@@ -184,7 +184,7 @@ def _gaussian(
     mean = in_shape(parameters["loc"])
     if "scale" in parameters:
         return dist.Normal(mean, in_shape(parameters["scale"]))
-    long = [i for i in layout.block_axes[name] if shape[i] > 1]
+    long = [i for i in layout.block_axes(name) if shape[i] > 1]
     if long == [len(shape) - 1]:
         covariance = parameters["covariance_matrix"][..., span, span]
         num_rows, size = len(covariance), shape[-1]

@@ -15,7 +15,7 @@ label more than the latent has axes).
 import dataclasses
 import hashlib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -165,6 +165,29 @@ def labels_of(factor: Factor) -> Labels:
     if isinstance(factor, OneHot):
         return (*factor.labels, factor.target)
     return factor.labels
+
+
+def function_key(factor: Factor) -> tuple:
+    """Equal for factors that are the same function, whatever their labels."""
+    if isinstance(factor, Atom):
+        return (1, factor.latent, factor.function, factor.power)
+    return (0, type(factor).__name__, constant_key(factor.array), 0.0)
+
+
+def product_key(factors: Iterable[Factor], labels: Labels = ()) -> tuple:
+    """Equal for products of the same functions, as functions of the given labels.
+
+    The names of all other labels do not matter, the order of the factors does.
+    """
+    numbers: dict[Label, int] = {}
+
+    def numbered(labels: Labels) -> tuple[int, ...]:
+        return tuple(numbers.setdefault(x, len(numbers)) for x in labels)
+
+    return (
+        numbered(labels),
+        *((function_key(f), numbered(labels_of(f))) for f in factors),
+    )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

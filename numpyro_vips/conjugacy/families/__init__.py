@@ -4,8 +4,7 @@ A family is registered by its line in the table `FAMILIES` below, with its suppo
 Open `family.py` first: what every family has to know.
 """
 
-import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpyro.distributions import constraints
 
@@ -27,8 +26,7 @@ from numpyro_vips.conjugacy.families.supports import (
 from numpyro_vips.conjugacy.families.wishart import InverseWishart, Wishart
 
 
-@dataclasses.dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """A family for the latents that have one of these supports."""
 
     family: Family

@@ -11,14 +11,11 @@ from jaxtyping import Array, Float, Num, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.digamma import digamma
 from numpyro_vips.conjugacy.families.family import (
-    PROBABILITY,
-    REAL,
     Elementwise,
     Family,
     Interval,
     NewElementwise,
     Shape,
-    whole_shapes,
 )
 
 # One vector per factor: of concentrations, or of a number for each state.
@@ -47,12 +44,6 @@ class Beta(Family):
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"log": jnp.log(value), "log1m": jnp.log1p(-value)}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"log": REAL, "log1m": REAL}[statistic]
-
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
@@ -60,9 +51,6 @@ class Beta(Family):
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"log": jnp.zeros(shape), "log1m": jnp.zeros(shape)}
-
-    def neutral_moments(self, shape: Shape) -> NewElementwise:
-        return self.at(jnp.full(shape, 0.5))
 
     def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
         return {
@@ -107,20 +95,11 @@ class Dirichlet(Family):
     def at(self, value: Float[Array, "*batch states"]) -> NewVectors:
         return {"log": jnp.log(value)}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"log": REAL}[statistic]
-
     def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"log": prior["log"] + jnp.maximum(data["log"], 0.0)}
 
     def neutral(self, shape: Shape) -> NewVectors:
         return {"log": jnp.zeros(shape)}
-
-    def neutral_moments(self, shape: Shape) -> NewVectors:
-        return self.at(jnp.full(shape, 1.0 / shape[-1]))
 
     def perturb(self, natural: Vectors, key: PRNGKeyArray) -> NewVectors:
         # Hoffman et al. (2010) start topics at Gamma(100, 1/100) draws.
@@ -147,6 +126,7 @@ class Categorical(Family):
     name = "Categorical"
     statistics = ("is",)
     augmentation: ClassVar[str | None] = "allocation"
+    moment_range: ClassVar[Interval] = (0.0, 1.0)
 
     def __init__(self, num_states: int) -> None:
         self.num_states = num_states
@@ -163,17 +143,11 @@ class Categorical(Family):
     def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"is": (*shape, self.num_states)}
 
-    def moment_range(self, statistic: str) -> Interval:
-        return {"is": PROBABILITY}[statistic]
-
     def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"is": prior["is"] + data["is"]}
 
     def neutral(self, shape: Shape) -> NewVectors:
         return {"is": jnp.zeros((*shape, self.num_states))}
-
-    def neutral_moments(self, shape: Shape) -> NewVectors:
-        return {"is": jnp.full((*shape, self.num_states), 1.0 / self.num_states)}
 
     def perturb(self, natural: Vectors, key: PRNGKeyArray) -> NewVectors:
         return dict(natural)

@@ -5,15 +5,14 @@ normaliser and its standard parameters. All of them are functions of arrays with
 entry per independent factor of the posterior.
 
 All that the rest of the package asks of a family is a method or an attribute of
-`Family`. A class that leaves one out is refused where it is defined, not in the middle
-of a fit.
+`Family`. A class that leaves one out is refused where the table of families is made,
+not in the middle of a fit.
 """
 
 import abc
-import inspect
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Num, PRNGKeyArray
@@ -28,8 +27,6 @@ NewElementwise = dict[str, Float[Array, "*batch"]]
 
 Shape = tuple[int, ...]
 Interval = tuple[float, float]
-REAL: Interval = (-math.inf, math.inf)
-PROBABILITY: Interval = (0.0, 1.0)
 
 
 class Family(abc.ABC):
@@ -48,6 +45,10 @@ class Family(abc.ABC):
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
         touches. The statistics of what it multiplies may be taken about the mean.
+      moment_range: Between which numbers every entry of a moment lies, up to rounding.
+        Sensitivities rest on it, so it holds of what `moments` returns for any natural
+        parameters, also for those that no member has: an expected square of large
+        numbers may come out negative. What is not a number counts as nothing.
     """
 
     name: ClassVar[str]
@@ -56,21 +57,7 @@ class Family(abc.ABC):
     augmentation: ClassVar[str | None] = None
     has_pseudo_counts: ClassVar[bool] = False
     is_tangent: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        methods = sorted(Family.__abstractmethods__)
-        missing = [
-            name
-            for name in methods
-            if getattr(inspect.getattr_static(cls, name), "__isabstractmethod__", False)
-        ]
-        missing += [name for name in ("name", "statistics") if not hasattr(cls, name)]
-        if missing:
-            raise TypeError(
-                f"Expected the family {cls.__name__} to define all of a family, but "
-                f"these are missing: {', '.join(missing)}. See `Family`."
-            )
+    moment_range: ClassVar[Interval] = (-math.inf, math.inf)
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -92,18 +79,9 @@ class Family(abc.ABC):
     def at(self, value: Num[Array, "..."]) -> NewMoments:
         """The statistics of one value, which are the moments of a point there."""
 
-    @abc.abstractmethod
     def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
         """The shape of each moment of a latent of this shape."""
-
-    @abc.abstractmethod
-    def moment_range(self, statistic: str) -> Interval:
-        """Between which numbers every entry of a moment lies, up to rounding.
-
-        Sensitivities rest on it, so it holds of what `moments` returns for any natural
-        parameters, also for those that no member has: an expected square of large
-        numbers may come out negative. What is not a number counts as nothing.
-        """
+        return dict.fromkeys(self.statistics, shape)
 
     # --- from statistics to a posterior -----------------------------------------------
 
@@ -127,9 +105,9 @@ class Family(abc.ABC):
         It stands in for an auxiliary variable whose observation does not count.
         """
 
-    @abc.abstractmethod
     def neutral_moments(self, shape: Shape) -> NewMoments:
         """Moments from which an auxiliary variable starts."""
+        return self.moments(self.neutral(shape))
 
     @abc.abstractmethod
     def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
@@ -168,8 +146,3 @@ class Family(abc.ABC):
         """
         del copies  # All copies are distributed as one of them is.
         return dict(parameters)
-
-
-def whole_shapes(family: Family, shape: Shape) -> dict[str, Shape]:
-    """Moment shapes of a family whose statistics all have the shape of the value."""
-    return dict.fromkeys(family.statistics, shape)

@@ -1,5 +1,7 @@
 """Rates, counts per time and precisions; variances that are inverse Gamma."""
 
+from typing import ClassVar
+
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -8,14 +10,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.digamma import digamma
 from numpyro_vips.conjugacy.families.family import (
-    REAL,
     Elementwise,
     Family,
-    Interval,
     NewElementwise,
     Shape,
-    whole_shapes,
 )
+from numpyro_vips.conjugacy.families.inverse import Inverse
 
 
 class Gamma(Family):
@@ -37,12 +37,6 @@ class Gamma(Family):
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value, "log": jnp.log(value)}
-
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x": REAL, "log": REAL}[statistic]
 
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
@@ -72,57 +66,15 @@ class Gamma(Family):
         return dist.Gamma(parameters["concentration"], parameters["rate"])
 
 
-class InverseGamma(Family):
+class InverseGamma(Inverse):
     """A positive number whose inverse is Gamma-distributed."""
 
     name = "InverseGamma"
     statistics = ("1/x", "log")
-    _inverse = Gamma()
-
-    def _of_inverse(self, natural: Elementwise) -> NewElementwise:
-        """Natural parameters of 1/x, which is Gamma-distributed."""
-        return {"x": natural["1/x"], "log": -natural["log"] - 2.0}
-
-    def moments(self, natural: Elementwise) -> NewElementwise:
-        inverse = self._inverse.moments(self._of_inverse(natural))
-        return {"1/x": inverse["x"], "log": -inverse["log"]}
-
-    def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
-        return self._inverse.log_normalizer(self._of_inverse(natural))
+    _of_inverse: ClassVar[Family] = Gamma()
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"1/x": 1.0 / value, "log": jnp.log(value)}
-
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"1/x": REAL, "log": REAL}[statistic]
-
-    def project(
-        self, prior: Elementwise, data: Elementwise, noise: Elementwise
-    ) -> NewElementwise:
-        return {
-            "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
-            "log": prior["log"] + jnp.minimum(data["log"], 0.0),
-        }
-
-    def neutral(self, shape: Shape) -> NewElementwise:
-        return {"1/x": jnp.full(shape, -1.0), "log": jnp.full(shape, -3.0)}
-
-    def neutral_moments(self, shape: Shape) -> NewElementwise:
-        return self.at(jnp.ones(shape))
-
-    def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["1/x"].shape))
-        return {"1/x": natural["1/x"] * factor, "log": natural["log"]}
-
-    def parameters(self, natural: Elementwise) -> NewElementwise:
-        return self._inverse.parameters(self._of_inverse(natural))
-
-    def from_parameters(self, parameters: Elementwise) -> NewElementwise:
-        concentration, rate = parameters["concentration"], parameters["rate"]
-        return {"1/x": -rate, "log": -concentration - 1.0}
 
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.InverseGamma(parameters["concentration"], parameters["rate"])

@@ -9,9 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.family import (
-    REAL,
     Family,
-    Interval,
     Moments,
     NewMoments,
     Shape,
@@ -69,9 +67,6 @@ class Normal(Family):
     def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"x": shape, "xx": (*shape, shape[-1])}
 
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x": REAL, "xx": REAL}[statistic]
-
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         precision = -2.0 * symmetric_part(data["xx"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
@@ -84,9 +79,6 @@ class Normal(Family):
     def neutral(self, shape: Shape) -> NewMoments:
         precision = jnp.broadcast_to(jnp.eye(shape[-1]), (*shape, shape[-1]))
         return {"x": jnp.zeros(shape), "xx": -0.5 * precision}
-
-    def neutral_moments(self, shape: Shape) -> NewMoments:
-        return self.at(jnp.zeros(shape))
 
     def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
         _, covariance = self._mean_and_covariance(natural)

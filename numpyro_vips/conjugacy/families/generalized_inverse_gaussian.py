@@ -17,13 +17,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.families.family import (
-    REAL,
     Elementwise,
     Family,
-    Interval,
     NewElementwise,
     Shape,
-    whole_shapes,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.jax_tools.host_calls import call_on_host
@@ -291,12 +288,6 @@ class GeneralizedInverseGaussian(Family):
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value, "1/x": 1.0 / value, "log": jnp.log(value)}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x": REAL, "1/x": REAL, "log": REAL}[statistic]
-
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
@@ -419,12 +410,6 @@ class _Root(Family):
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return self._of_root(self._square.at(value**2))
-
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x^2": REAL, "x^-2": REAL, "log": REAL}[statistic]
 
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise

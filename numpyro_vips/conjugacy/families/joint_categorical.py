@@ -8,7 +8,7 @@ reverse-mode differentiation of the forward pass is the backward pass.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,6 @@ from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.families.dirichlet import indicator
 from numpyro_vips.conjugacy.families.family import (
-    PROBABILITY,
     Family,
     Interval,
     Moments,
@@ -49,6 +48,7 @@ class JointCategorical(Family):
 
     name = "Categorical, jointly"
     statistics = ()
+    moment_range: ClassVar[Interval] = (0.0, 1.0)
 
     def __init__(self, states: Mapping[str, int], cliques: Sequence[Clique]) -> None:
         self.states = dict(states)
@@ -107,9 +107,6 @@ class JointCategorical(Family):
             for clique, statistic in zip(self.cliques, self.statistics, strict=True)
         }
 
-    def moment_range(self, statistic: str) -> Interval:
-        return dict.fromkeys(self.statistics, PROBABILITY)[statistic]
-
     def marginal(self, name: str, moments: Moments) -> Float[Array, "*batch states"]:
         """Probabilities of one latent's states."""
         clique = next(clique for clique in self.cliques if name in clique)
@@ -123,13 +120,6 @@ class JointCategorical(Family):
 
     def neutral(self, shape: Shape) -> NewMoments:
         return {s: jnp.zeros(of) for s, of in self.moment_shapes(shape).items()}
-
-    def neutral_moments(self, shape: Shape) -> NewMoments:
-        shapes = self.moment_shapes(shape)
-        return {
-            s: jnp.full(of, 1.0 / math.prod(of[len(shape) :]))
-            for s, of in shapes.items()
-        }
 
     def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
         return dict(natural)

@@ -10,13 +10,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips import polya_gamma
 from numpyro_vips.conjugacy.families.family import (
-    REAL,
     Elementwise,
     Family,
     Interval,
     NewElementwise,
     Shape,
-    whole_shapes,
 )
 
 
@@ -31,6 +29,8 @@ class PolyaGamma(Family):
     name = "PolyaGamma"
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "Pólya-Gamma"
+    # tanh(c/2)/(2c) is largest at c = 0.
+    moment_range: ClassVar[Interval] = (0.0, 0.25)
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
@@ -47,13 +47,6 @@ class PolyaGamma(Family):
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        """The mean lies in [0, 1/4]: tanh(c/2)/(2c) is largest at c = 0."""
-        return {"x": (0.0, 0.25)}[statistic]
-
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
@@ -61,9 +54,6 @@ class PolyaGamma(Family):
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.zeros(shape)}
-
-    def neutral_moments(self, shape: Shape) -> NewElementwise:
-        return {"x": jnp.full(shape, 0.25)}
 
     def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:
         factor = jnp.exp(0.1 * jax.random.normal(key, natural["x"].shape))
@@ -108,21 +98,12 @@ class Tangent(Family):
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return whole_shapes(self, shape)
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x": REAL}[statistic]
-
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
         return {"x": prior["x"] + data["x"]}
 
     def neutral(self, shape: Shape) -> NewElementwise:
-        return {"x": jnp.zeros(shape)}
-
-    def neutral_moments(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.zeros(shape)}
 
     def perturb(self, natural: Elementwise, key: PRNGKeyArray) -> NewElementwise:

@@ -6,45 +6,35 @@ from typing import Any
 import jax.core
 from numpyro.distributions import constraints
 
+from numpyro_vips.conjugacy.families.family import Interval
+
 POSITIVE = (constraints.positive, constraints.nonnegative)
 
 
-def is_positive(support: Any) -> bool:
-    """Whether no value with this support has a negative entry."""
-    support = base_support(support)
-    known = (*POSITIVE, constraints.unit_interval, constraints.simplex)
-    return any(same_support(support, other) for other in known)
+_BOUNDS: tuple[tuple[Any, Interval], ...] = (
+    (constraints.positive, (0.0, math.inf)),
+    (constraints.nonnegative, (0.0, math.inf)),
+    (constraints.unit_interval, (0.0, 1.0)),
+    (constraints.simplex, (0.0, 1.0)),
+    (constraints.boolean, (0.0, 1.0)),
+    (constraints.nonnegative_integer, (0.0, math.inf)),
+    (constraints.multinomial(1), (0.0, math.inf)),
+)
 
 
-def is_nonnegative(support: Any) -> bool:
-    """Whether no value with this support, discrete ones included, is negative."""
+def bounds(support: Any) -> Interval:
+    """Between which numbers every entry of a value with this support lies."""
     support = base_support(support)
-    if is_positive(support):
-        return True
+    for known, interval in _BOUNDS:
+        if same_support(support, known):
+            return interval
     if isinstance(support, type(constraints.integer_interval(0, 1))):
-        lower = support.lower_bound
-        return isinstance(lower, int) and lower >= 0
-    counts = (
-        type(constraints.boolean),
-        type(constraints.nonnegative_integer),
-        type(constraints.multinomial(1)),
-    )
-    return isinstance(support, counts)
-
-
-def upper_bound(support: Any) -> float:
-    """The largest entry of a value with this support; infinite where none is known."""
-    support = base_support(support)
-    if isinstance(support, type(constraints.boolean)):
-        return 1.0
-    if same_support(support, constraints.unit_interval):
-        return 1.0
-    if same_support(support, constraints.simplex):
-        return 1.0
-    if isinstance(support, type(constraints.integer_interval(0, 1))):
-        upper = support.upper_bound
-        return float(upper) if isinstance(upper, int) else math.inf
-    return math.inf
+        lower, upper = support.lower_bound, support.upper_bound
+        return (
+            float(lower) if isinstance(lower, int) else -math.inf,
+            float(upper) if isinstance(upper, int) else math.inf,
+        )
+    return -math.inf, math.inf
 
 
 def base_support(support: Any) -> Any:

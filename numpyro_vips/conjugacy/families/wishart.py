@@ -1,6 +1,7 @@
 """Random positive definite matrices."""
 
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,12 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.digamma import digamma
 from numpyro_vips.conjugacy.families.family import (
-    REAL,
     Family,
-    Interval,
     Moments,
     NewMoments,
     Shape,
 )
+from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.positive_matrices import denoised, symmetric_part
 
 Matrix = Float[Array, "*batch dim dim"]
@@ -62,9 +62,6 @@ class Wishart(Family):
     def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
         return {"x": shape, "logdet": shape[:-2]}
 
-    def moment_range(self, statistic: str) -> Interval:
-        return {"x": REAL, "logdet": REAL}[statistic]
-
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         rate = -2.0 * symmetric_part(data["x"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
@@ -76,9 +73,6 @@ class Wishart(Family):
     def neutral(self, shape: Shape) -> NewMoments:
         matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)
         return {"x": matrix, "logdet": jnp.full(shape[:-2], 0.0)}
-
-    def neutral_moments(self, shape: Shape) -> NewMoments:
-        return self.at(jnp.broadcast_to(jnp.eye(shape[-1]), shape))
 
     def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
         factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
@@ -103,66 +97,29 @@ class Wishart(Family):
         )
 
 
-class InverseWishart(Family):
+class InverseWishart(Inverse):
     """A random positive definite matrix whose inverse is Wishart-distributed."""
 
     name = "InverseWishart"
     statistics = ("inv", "logdet")
     event_dim = 2
-    _inverse = Wishart()
-
-    def _of_inverse(self, natural: Moments) -> NewMoments:
-        size = natural["inv"].shape[-1]
-        return {"x": natural["inv"], "logdet": -natural["logdet"] - size - 1.0}
-
-    def moments(self, natural: Moments) -> NewMoments:
-        inverse = self._inverse.moments(self._of_inverse(natural))
-        return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
-
-    def log_normalizer(self, natural: Moments) -> Float[Array, "*batch"]:
-        return self._inverse.log_normalizer(self._of_inverse(natural))
+    _of_inverse: ClassVar[Family] = Wishart()
 
     def at(self, value: Matrix) -> NewMoments:
         return {"inv": jnp.linalg.inv(value), "logdet": jnp.linalg.slogdet(value)[1]}
 
-    def moment_shapes(self, shape: Shape) -> dict[str, Shape]:
-        return {"inv": shape, "logdet": shape[:-2]}
-
-    def moment_range(self, statistic: str) -> Interval:
-        return {"inv": REAL, "logdet": REAL}[statistic]
-
-    def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
-        inverse = self._inverse.project(
-            {"x": prior["inv"], "logdet": -prior["logdet"]},
-            {"x": data["inv"], "logdet": -data["logdet"]},
-            {"x": noise["inv"], "logdet": noise["logdet"]},
-        )
-        return {"inv": inverse["x"], "logdet": -inverse["logdet"]}
-
-    def neutral(self, shape: Shape) -> NewMoments:
-        matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)
-        return {"inv": matrix, "logdet": jnp.full(shape[:-2], -shape[-1] - 1.0)}
-
-    def neutral_moments(self, shape: Shape) -> NewMoments:
-        return self.at(jnp.broadcast_to(jnp.eye(shape[-1]), shape))
-
-    def perturb(self, natural: Moments, key: PRNGKeyArray) -> NewMoments:
-        factor = jnp.exp(0.1 * jax.random.normal(key, natural["logdet"].shape))
-        return {**natural, "inv": natural["inv"] * factor[..., None, None]}
-
     def parameters(self, natural: Moments) -> NewMoments:
-        of_inverse = self._inverse.parameters(self._of_inverse(natural))
+        inverse = super().parameters(natural)
         return {
-            "concentration": of_inverse["concentration"],
-            "scale_matrix": of_inverse["rate_matrix"],
+            "concentration": inverse["concentration"],
+            "scale_matrix": inverse["rate_matrix"],
         }
 
     def from_parameters(self, parameters: Moments) -> NewMoments:
         concentration, scale = parameters["concentration"], parameters["scale_matrix"]
-        return {
-            "inv": -0.5 * scale,
-            "logdet": -0.5 * (concentration + scale.shape[-1] + 1.0),
-        }
+        return super().from_parameters(
+            {"concentration": concentration, "rate_matrix": scale}
+        )
 
     def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.InverseWishart(

@@ -4,7 +4,6 @@
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +21,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
 )
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latent, Latents
 from numpyro_vips.conjugacy.structure.simplices import adds_up_to_one
 
 
@@ -47,7 +46,7 @@ class Augmentation:
         self,
         site: str,
         role: str,
-        model_latents: Mapping[str, Latent],
+        model_latents: Latents,
         choice: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     ) -> None:
         self.site = site

@@ -24,7 +24,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Slot, Term
-from numpyro_vips.conjugacy.structure.latents import Latent, known_family
+from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
 # By latent, the mean with the batch axes of its factor in front.
@@ -33,7 +33,7 @@ Means = Mapping[str, Any]
 
 def centred_factors(
     terms: Sequence[Term],
-    latents: Mapping[str, Latent],
+    latents: Latents,
     factors: Mapping[str, PosteriorFactor],
     factor_of: Mapping[str, str],
 ) -> frozenset[str]:

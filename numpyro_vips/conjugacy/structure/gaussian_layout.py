@@ -1,6 +1,7 @@
 """How the sites of a Gaussian block fill its coordinates, and the way back."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -17,26 +18,42 @@ class GaussianLayout:
 
     The block's mean has shape (*batch_shape, size): there is one independent Gaussian
     per entry of the batch axes, over the flattened block axes of all its sites.
+
+    Attributes:
+      shapes: Those of the sites, in the order in which they fill the coordinates.
+      batch_axes: For each site, which of its axes are the batch axes.
     """
 
-    batch_axes: Mapping[str, tuple[int, ...]]
-    block_axes: Mapping[str, tuple[int, ...]]
-    offsets: Mapping[str, int]
     shapes: Mapping[str, tuple[int, ...]]
-    batch_shape: tuple[int, ...]
-    size: int
+    batch_axes: Mapping[str, tuple[int, ...]]
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        first = next(iter(self.shapes))
+        return tuple(self.shapes[first][axis] for axis in self.batch_axes[first])
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(self.block_shape(site)) for site in self.shapes)
+
+    def block_axes(self, site: str) -> tuple[int, ...]:
+        axes = range(len(self.shapes[site]))
+        return tuple(axis for axis in axes if axis not in self.batch_axes[site])
 
     def block_shape(self, site: str) -> tuple[int, ...]:
-        return tuple(self.shapes[site][axis] for axis in self.block_axes[site])
+        return tuple(self.shapes[site][axis] for axis in self.block_axes(site))
 
     def span(self, site: str) -> slice:
-        start = self.offsets[site]
-        return slice(start, start + math.prod(self.block_shape(site)))
+        """Where a site's coordinates lie in the block."""
+        sizes = {name: math.prod(self.block_shape(name)) for name in self.shapes}
+        before = itertools.takewhile(lambda name: name != site, self.shapes)
+        start = sum(sizes[name] for name in before)
+        return slice(start, start + sizes[site])
 
     def labels(self, site: str, labels: Labels) -> tuple[Labels, ...]:
         """A site's labels, split into those of batch and of block axes."""
         batch = tuple(labels[axis] for axis in self.batch_axes[site])
-        block = tuple(labels[axis] for axis in self.block_axes[site])
+        block = tuple(labels[axis] for axis in self.block_axes(site))
         return batch, block
 
     def site(self, site: str, coordinates: jax.Array, leading: int = 0) -> jax.Array:
@@ -67,33 +84,19 @@ class GaussianLayout:
         return jnp.concatenate(parts, axis=-1)
 
     def _order(self, site: str) -> list[int]:
-        return [*self.batch_axes[site], *self.block_axes[site]]
+        return [*self.batch_axes[site], *self.block_axes(site)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain lists and numbers, for a result's specification."""
         return {
             "shapes": {name: list(axes) for name, axes in self.shapes.items()},
             "batch_axes": {name: list(axes) for name, axes in self.batch_axes.items()},
-            "block_axes": {name: list(axes) for name, axes in self.block_axes.items()},
-            "offsets": dict(self.offsets),
         }
 
     @classmethod
     def from_dict(cls, specification: Mapping[str, Any]) -> "GaussianLayout":
-        shapes, batch_axes, block_axes = (
+        shapes, batch_axes = (
             {name: tuple(axes) for name, axes in specification[key].items()}
-            for key in ("shapes", "batch_axes", "block_axes")
+            for key in ("shapes", "batch_axes")
         )
-        first = next(iter(shapes))
-        sizes = {
-            name: math.prod(shape[axis] for axis in block_axes[name])
-            for name, shape in shapes.items()
-        }
-        return cls(
-            batch_axes=batch_axes,
-            block_axes=block_axes,
-            offsets=dict(specification["offsets"]),
-            shapes=shapes,
-            batch_shape=tuple(shapes[first][axis] for axis in batch_axes[first]),
-            size=sum(sizes.values()),
-        )
+        return cls(shapes=shapes, batch_axes=batch_axes)

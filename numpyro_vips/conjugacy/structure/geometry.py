@@ -27,7 +27,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     selected_labels,
 )
 from numpyro_vips.conjugacy.families import supports
-from numpyro_vips.conjugacy.structure.latents import Latent, known_family
+from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 
 Geometry = Literal["signed", "nonnegative", "psd"]
 # A term, and for each label of its statistic the term's own.
@@ -40,7 +40,7 @@ _ROUNDING = 2.0**-16
 
 
 def geometry(
-    entries: Sequence[Entry], matrix: Matrix | None, latents: Mapping[str, Latent]
+    entries: Sequence[Entry], matrix: Matrix | None, latents: Latents
 ) -> Geometry:
     """The geometry of a statistic that is the sum of some terms' coefficients.
 
@@ -63,9 +63,7 @@ def geometry(
     return "signed"
 
 
-def _with_what_is_taken_off(
-    entries: Sequence[Entry], latents: Mapping[str, Latent]
-) -> list[Entry]:
+def _with_what_is_taken_off(entries: Sequence[Entry], latents: Latents) -> list[Entry]:
     """Leaves out terms that take less off another one than there is of it.
 
     That is how 1 - y is written for a sparse label y: as one
@@ -82,7 +80,7 @@ def _with_what_is_taken_off(
     return [entry for entry in entries if entry not in taken_off]
 
 
-def _is_part_of(less: Entry, whole: Entry, latents: Mapping[str, Latent]) -> bool:
+def _is_part_of(less: Entry, whole: Entry, latents: Latents) -> bool:
     """Whether a term is another one times numbers in [-1, 0], at entries alone."""
     term, labels = less
     one_hots = [f for f in term.factors if isinstance(f, OneHot) and f.origin]
@@ -107,21 +105,14 @@ def _is_part_of(less: Entry, whole: Entry, latents: Mapping[str, Latent]) -> boo
     removed = (one_hot, values)
     mine = [f for f in term.factors if f not in removed and not is_global(f, latents)]
     theirs = [f for f in other.factors if not is_global(f, latents)]
-    for factor in mine:
-        images = [f for f in theirs if _is_image(factor, f, swap)]
-        if not images:
-            return False
-        theirs.remove(images[0])
-    return not theirs
+    return _are_images(mine, theirs, swap)
 
 
 def _one_sign(signs: Sequence[int]) -> bool:
     return len(set(signs)) == 1 and signs[0] != 0
 
 
-def _sign(
-    factors: Sequence[Factor], scale: float, latents: Mapping[str, Latent]
-) -> int:
+def _sign(factors: Sequence[Factor], scale: float, latents: Latents) -> int:
     """1 or -1 if the product of what is not global has that sign, else 0."""
     sign = 1 if scale > 0 else -1
     for factor in _without_squares(factors):
@@ -142,19 +133,14 @@ def _without_squares(factors: Sequence[Factor]) -> list[Factor]:
     return rest
 
 
-def _sign_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> int:
-    if isinstance(factor, Dense | OneHot):
-        lower, upper = range_of(factor)
-        return int(lower >= 0) or -int(upper <= 0)
-    latent = latents[factor.latent]
-    if latent.role == "global":
+def _sign_of_factor(factor: Factor, latents: Latents) -> int:
+    if is_global(factor, latents):
         return 1
-    lower, upper = _range_in_family(factor, latent)
-    positive = factor.function == "x" and supports.is_positive(latent.support)
-    return int(lower >= 0 or positive) or -int(upper <= 0)
+    lower, upper = _range_of_factor(factor, latents)
+    return int(lower >= 0) or -int(upper <= 0)
 
 
-def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent]) -> int:
+def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Latents) -> int:
     """The sign of a term that is positive semidefinite in its row and column labels.
 
     It is so if every factor with row labels has a mirror image with column labels, a
@@ -180,18 +166,13 @@ def _sign_of_matrix(entry: Entry, matrix: Matrix, latents: Mapping[str, Latent])
     in_columns = [f for f in inside if set(labels_of(f)) & set(column_labels)]
     if any(factor in in_columns for factor in in_rows):
         return 0
-    for factor in in_rows:
-        images = [other for other in in_columns if _is_image(factor, other, swap)]
-        if not images:
-            return 0
-        in_columns.remove(images[0])
-    if in_columns:
+    if not _are_images(in_rows, in_columns, swap):
         return 0
     rest = [f for f in inside if not set(labels_of(f)) & {*row_labels, *column_labels}]
     return _sign(rest, term.scale, latents)
 
 
-def entry_range(entries: Sequence[Entry], latents: Mapping[str, Latent]) -> Interval:
+def entry_range(entries: Sequence[Entry], latents: Latents) -> Interval:
     """Between which numbers each entry of a statistic lies, whatever the row holds.
 
     Expectations of a product lie where the product does: an indicator in [0, 1], a
@@ -220,9 +201,7 @@ def entry_range(entries: Sequence[Entry], latents: Mapping[str, Latent]) -> Inte
     return lower, upper
 
 
-def _range_of_term(
-    term: Term, labels: Labels, latents: Mapping[str, Latent]
-) -> Interval:
+def _range_of_term(term: Term, labels: Labels, latents: Latents) -> Interval:
     inside = [f for f in term.factors if not is_global(f, latents)]
     low = high = term.scale
     for factor in inside:
@@ -246,18 +225,18 @@ def _range_of_term(
     return size * low, size * high
 
 
-def _range_of_factor(factor: Factor, latents: Mapping[str, Latent]) -> Interval:
+def _range_of_factor(factor: Factor, latents: Latents) -> Interval:
+    """The range of a constant, or of an atom's expectation."""
     if isinstance(factor, Dense | OneHot):
         return range_of(factor)
-    return _range_in_family(factor, latents[factor.latent])
-
-
-def _range_in_family(atom: Atom, latent: Latent) -> Interval:
-    """The range of an atom's expectation, where the latent's family says it."""
+    latent = latents[factor.latent]
     family = known_family(latent)
-    if family is None or atom.function not in family.statistics or atom.power != 1.0:
-        return -math.inf, math.inf
-    return family.moment_range(atom.function)
+    lower, upper = -math.inf, math.inf
+    if family and factor.function in family.statistics and factor.power == 1.0:
+        lower, upper = family.moment_range
+    if factor.function == "x" and supports.bounds(latent.support)[0] >= 0:
+        lower = max(lower, 0.0)
+    return lower, upper
 
 
 def _entry_labels(
@@ -278,6 +257,19 @@ def _entry_labels(
     return found
 
 
+def _are_images(
+    factors: Sequence[Factor], others: Sequence[Factor], swap: Mapping[Label, Label]
+) -> bool:
+    """Whether each factor is the same function as one of the others."""
+    left = list(others)
+    for factor in factors:
+        images = [other for other in left if _is_image(factor, other, swap)]
+        if not images:
+            return False
+        left.remove(images[0])
+    return not left
+
+
 def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
     """Whether two factors are the same function, with labels swapped."""
     if isinstance(a, Atom) and isinstance(b, Atom):
@@ -290,5 +282,5 @@ def _is_image(a: Factor, b: Factor, swap: Mapping[Label, Label]) -> bool:
     return same and same_labels(labels, labels_of(b))
 
 
-def is_global(factor: Factor, latents: Mapping[str, Latent]) -> bool:
+def is_global(factor: Factor, latents: Latents) -> bool:
     return isinstance(factor, Atom) and latents[factor.latent].role == "global"

@@ -1,6 +1,7 @@
 """The latent variables of a model, and those that an augmentation adds."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,10 @@ class Latent:
     states: np.ndarray | None = None
     family: str | None = None
     weight: Form | None = None
+
+
+# All latents of a model, by name.
+Latents = Mapping[str, Latent]
 
 
 def known_family(latent: Latent) -> Family | None:

@@ -40,7 +40,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     latents_of,
 )
 from numpyro_vips.conjugacy.structure.augmentation import Augmentation, auxiliary_weight
-from numpyro_vips.conjugacy.structure.latents import Latent, model_latents
+from numpyro_vips.conjugacy.structure.latents import Latent, Latents, model_latents
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants, with_slots
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import ModelGraph, Site
@@ -85,7 +85,7 @@ class LogJoint:
     """
 
     densities: tuple[SiteLogDensity, ...]
-    latents: Mapping[str, Latent]
+    latents: Latents
     failures: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
 
@@ -158,7 +158,7 @@ def _interpreted(
             failures[name] = "a discrete latent without finitely many known states"
             inputs.append(Opaque(failures[name], {name}, latent.shape))
         else:
-            signed = not supports.is_positive(latent.support)
+            signed = supports.bounds(latent.support)[0] < 0
             inputs.append(
                 forms.latent(name, latent.shape, latent.states, signed=signed)
             )
@@ -277,8 +277,9 @@ def _symbolic_site_density(
     `checks` gets what must hold of the row's numbers.
     """
     x = as_form(value)
-    if _checked(output) and supports.is_nonnegative(site.support):
-        x = forms.within(x, 0.0, supports.upper_bound(site.support))
+    lowest, highest = supports.bounds(site.support)
+    if _checked(output) and lowest >= 0:
+        x = forms.within(x, 0.0, highest)
     form = _density(site.distributed, output["parameters"], x, augmentation)
     mask = scale = None
     if site.distributed.masked:
@@ -427,7 +428,7 @@ class _Component:
         self,
         distributed: Distributed,
         parameters: Mapping[str, Any],
-        latents: Mapping[str, Latent],
+        latents: Latents,
     ) -> None:
         self._latents = latents
         self._distributed = distributed

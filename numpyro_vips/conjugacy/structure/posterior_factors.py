@@ -7,9 +7,9 @@ a table of their states; every other latent has a factor of its own.
 
 import dataclasses
 import itertools
-import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from typing import NamedTuple
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Term, same_labels
 from numpyro_vips.conjugacy.families.family import Family
@@ -20,8 +20,7 @@ from numpyro_vips.conjugacy.families.joint_categorical import (
     elimination_order,
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
-from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.log_joint import SiteLogDensity
+from numpyro_vips.conjugacy.structure.latents import Latents
 
 # A joint covariance of more coordinates than this is not worth its d² noisy numbers
 # by default: latents that meet only in the prior then get factors of their own.
@@ -40,20 +39,28 @@ class PosteriorFactor:
     layout: GaussianLayout | None = None
 
 
+class SiteTerm(NamedTuple):
+    """A term in normal form, its site, and whether that is in the unit plate."""
+
+    site: str
+    is_row: bool
+    term: Term
+
+
 def find_posterior_factors(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
-    latents: Mapping[str, Latent],
+    terms: Sequence[SiteTerm],
+    latents: Latents,
     chosen: Mapping[str, Family],
     overrides: Mapping[str, str],
 ) -> dict[str, PosteriorFactor]:
     """The posterior factors of all latents, by name, from the terms in which they
     meet."""
     gaussian = [n for n in latents if isinstance(chosen[n], Normal)]
-    pairs = _gaussian_pairs(densities, set(gaussian), latents)
-    apart = _kept_apart(densities, set(gaussian), latents)
+    pairs = _gaussian_pairs(terms, set(gaussian), latents)
+    apart = _kept_apart(terms, set(gaussian), latents)
     factors: dict[str, PosteriorFactor] = {}
     done: set[str] = set()
-    for joint in _joint_discrete(densities, latents):
+    for joint in _joint_discrete(terms, latents):
         factors[joint.name] = joint
         done.update(joint.latents)
     for name in latents:
@@ -87,32 +94,32 @@ def find_posterior_factors(
 
 
 def _joint_discrete(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
-    latents: Mapping[str, Latent],
+    terms: Sequence[SiteTerm],
+    latents: Latents,
 ) -> list[PosteriorFactor]:
     """Discrete latents of a row that meet and can be summed out exactly."""
     cliques: dict[tuple[str, ...], None] = {}
     apart: set[str] = set()
     number = {name: i for i, name in enumerate(latents)}
-    for _, terms in densities:
-        for term in terms:
-            atoms = [
-                atom
-                for atom in term.atoms
-                if atom.function == "is"
-                and latents[atom.latent].family is None
-                and latents[atom.latent].role == "local"
-            ]
-            names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
-            indices = [atom.labels[:-1] for atom in atoms]
-            if any(not same_labels(indices[0], other) for other in indices[1:]):
-                # Different elements meet; each keeps a factor of its own.
-                apart.update(names)
-            elif names:
-                cliques[tuple(names)] = None
+    for *_, term in terms:
+        atoms = [
+            atom
+            for atom in term.atoms
+            if atom.function == "is"
+            and latents[atom.latent].family is None
+            and latents[atom.latent].role == "local"
+        ]
+        names = sorted({atom.latent for atom in atoms}, key=number.__getitem__)
+        indices = [atom.labels[:-1] for atom in atoms]
+        if any(not same_labels(indices[0], other) for other in indices[1:]):
+            # Different elements meet; each keeps a factor of its own.
+            apart.update(names)
+        elif names:
+            cliques[tuple(names)] = None
     factors, seen = [], set()
+    joined = [set(clique) for clique in cliques if not apart & set(clique)]
     for name in latents:
-        members = _reachable(name, list(cliques), apart)
+        members = reachable({name}, joined)
         if len(members) < 2 or name in seen:
             continue
         seen |= members
@@ -133,76 +140,69 @@ def _joint_discrete(
     return factors
 
 
-def _reachable(
-    start: str, cliques: Sequence[tuple[str, ...]], apart: set[str]
-) -> set[str]:
-    found, queue = {start}, [start]
-    while queue:
-        here = queue.pop()
-        for clique in cliques:
-            if here in clique and not apart & set(clique):
-                new = set(clique) - found
-                found |= new
-                queue += new
-    return found
+def reachable(start: Collection[str], groups: Sequence[set[str]]) -> set[str]:
+    """What is in a group with some of `start`, or with what is found so."""
+    found = set(start)
+    while True:
+        more = set().union(*(group for group in groups if group & found)) - found
+        if not more:
+            return found
+        found |= more
 
 
 Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
 
 
 def _gaussian_pairs(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
+    terms: Sequence[SiteTerm],
     gaussian: set[str],
-    latents: Mapping[str, Latent],
+    latents: Latents,
 ) -> Pairs:
     """The products of two real latents that occur; the flag marks a row's terms."""
     pairs: Pairs = defaultdict(list)
-    for density, terms in densities:
-        for term in terms:
-            atoms = [a for a in term.atoms if a.latent in gaussian]
-            for i, a in enumerate(atoms):
-                for b in atoms[i + 1 :]:
-                    if latents[a.latent].role == latents[b.latent].role:
-                        pairs[a.latent, b.latent].append((a, b, density.is_row))
+    for _, is_row, term in terms:
+        atoms = [a for a in term.atoms if a.latent in gaussian]
+        for a, b in itertools.combinations(atoms, 2):
+            if latents[a.latent].role == latents[b.latent].role:
+                pairs[a.latent, b.latent].append((a, b, is_row))
     return pairs
 
 
 def _kept_apart(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
+    terms: Sequence[SiteTerm],
     gaussian: set[str],
-    latents: Mapping[str, Latent],
+    latents: Latents,
 ) -> set[frozenset[str]]:
     """Pairs of real latents that one Gaussian cannot hold: a and b of (a·b)².
 
     A joint Gaussian has no moments of more than two factors in closed form; as factors
     of their own, a and b have all that the term needs.
     """
-    crowded: list[dict[str, int]] = []
-    for _, terms in densities:
-        for term in terms:
-            for role in ("global", "local"):
-                counts: dict[str, int] = defaultdict(int)
-                for atom in term.atoms:
-                    if atom.latent in gaussian and latents[atom.latent].role == role:
-                        counts[atom.latent] += 1
-                if sum(counts.values()) > 2:
-                    crowded.append(counts)
+    crowded = []
+    for (*_, term), role in itertools.product(terms, ("global", "local")):
+        counts = Counter(
+            atom.latent
+            for atom in term.atoms
+            if atom.latent in gaussian and latents[atom.latent].role == role
+        )
+        if counts.total() > 2:
+            crowded.append(counts)
     apart: set[frozenset[str]] = set()
     for counts in crowded:
         for first, second in itertools.combinations(counts, 2):
             if max(counts[first], counts[second]) > 1:
                 apart.add(frozenset((first, second)))
     for counts in crowded:
-        every = [frozenset(pair) for pair in itertools.combinations(counts, 2)]
-        if not apart & set(every):
-            apart |= set(every)
+        every = set(map(frozenset, itertools.combinations(counts, 2)))
+        if not apart & every:
+            apart |= every
     return apart
 
 
 def _connected(
     start: str,
     pairs: Pairs,
-    latents: Mapping[str, Latent],
+    latents: Latents,
     overrides: Mapping[str, str],
     apart: set[frozenset[str]],
 ) -> list[str]:
@@ -240,7 +240,7 @@ def _connected(
 def _layout(
     members: Sequence[str],
     pairs: Pairs,
-    latents: Mapping[str, Latent],
+    latents: Latents,
 ) -> GaussianLayout:
     """Splits the axes of a factor's sites into batch axes and coordinates.
 
@@ -255,29 +255,14 @@ def _layout(
         if matched is not None:
             classes.append(matched)
     batch_axes = {n: tuple(c[n] for c in classes) for n in members}
-    block_axes = {
-        n: tuple(i for i in range(len(latents[n].shape)) if i not in batch_axes[n])
-        for n in members
-    }
     shapes = {n: latents[n].shape for n in members}
-    offsets, size = {}, 0
-    for name in members:
-        offsets[name] = size
-        size += math.prod(shapes[name][axis] for axis in block_axes[name])
-    return GaussianLayout(
-        batch_axes=batch_axes,
-        block_axes=block_axes,
-        offsets=offsets,
-        shapes=shapes,
-        batch_shape=tuple(shapes[reference][i] for i in batch_axes[reference]),
-        size=size,
-    )
+    return GaussianLayout(shapes=shapes, batch_axes=batch_axes)
 
 
 def _own_batch_axes(
     name: str,
     pairs: Pairs,
-    latents: Mapping[str, Latent],
+    latents: Latents,
 ) -> set[int]:
     axes = set(range(len(latents[name].shape)))
     for a, b, _ in pairs.get((name, name), []):

@@ -15,13 +15,17 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy.algebra.terms import Atom, Label, Labels, Term, labels_of
 from numpyro_vips.conjugacy.structure import centring
 from numpyro_vips.conjugacy.structure.geometry import (
+    Entry,
     Matrix,
     entry_range,
     geometry,
     is_global,
 )
-from numpyro_vips.conjugacy.structure.latents import Latent
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.latents import Latents
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    reachable,
+)
 from numpyro_vips.conjugacy.structure.repeated_diagonals import repeated_diagonal
 from numpyro_vips.conjugacy.structure.statistic import Release, Statistic
 
@@ -34,7 +38,7 @@ class GlobalPart:
     labels: Labels
 
 
-def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
+def global_part(term: Term, latents: Latents) -> GlobalPart:
     """Numbers the labels of a term's globals in a canonical order.
 
     The two axes of a symmetric matrix may be read either way; the way with the
@@ -42,35 +46,30 @@ def global_part(term: Term, latents: Mapping[str, Latent]) -> GlobalPart:
     """
     atoms = [a for a in term.atoms if latents[a.latent].role == "global"]
     atoms.sort(key=lambda a: (a.latent, a.function, a.power))
-    best: GlobalPart | None = None
+    found = []
     for readings in itertools.product(*(_readings(a, latents) for a in atoms)):
         numbers: dict[Label, int] = {}
         pattern = []
         for atom, labels in zip(atoms, readings, strict=True):
             numbered = tuple(numbers.setdefault(x, len(numbers)) for x in labels)
             pattern.append((atom.latent, atom.function, atom.power, numbered))
-        found = GlobalPart(tuple(pattern), tuple(numbers))
-        if best is None or found.atoms < best.atoms:
-            best = found
-    assert best is not None
-    return best
+        found.append(GlobalPart(tuple(pattern), tuple(numbers)))
+    return min(found, key=lambda part: part.atoms)
 
 
-def _readings(atom: Atom, latents: Mapping[str, Latent]) -> list[Labels]:
+def _readings(atom: Atom, latents: Latents) -> list[Labels]:
     if not _is_symmetric(atom.latent, atom.function, latents):
         return [atom.labels]
     *batch, row, column = atom.labels
     return [atom.labels, (*batch, column, row)]
 
 
-def _is_symmetric(latent: str, function: str, latents: Mapping[str, Latent]) -> bool:
+def _is_symmetric(latent: str, function: str, latents: Latents) -> bool:
     support = latents[latent].support
     return function in ("x", "inv") and support is constraints.positive_definite
 
 
-def labels_in(
-    term: Term, statistic: Statistic, latents: Mapping[str, Latent]
-) -> Labels | None:
+def labels_in(term: Term, statistic: Statistic, latents: Latents) -> Labels | None:
     """The term's own label for each label of a statistic; None if it has another one.
 
     A term in w_j² is a term in w_j w_k on the diagonal: both are read off one
@@ -91,7 +90,7 @@ def labels_in(
 
 def find_statistics(
     terms: Sequence[Term],
-    latents: Mapping[str, Latent],
+    latents: Latents,
     factors: Mapping[str, PosteriorFactor],
     factor_of: Mapping[str, str],
     data_dependent: frozenset[str],
@@ -110,14 +109,13 @@ def find_statistics(
     ordered = sorted(found.values(), key=lambda entry: -len(entry[0].labels))
     kept: list[tuple[Statistic, list[Term]]] = []
     for part, terms in ordered:
-        candidate = _statistic(part, latents, factors, factor_of)
         for statistic, others in kept:
             if labels_in(terms[0], statistic, latents) is not None:
                 others += terms
                 break
         else:
-            kept.append((candidate, list(terms)))
-    named: list[tuple[Statistic, list[tuple[Term, Labels]]]] = []
+            kept.append((_statistic(part, latents, factor_of), list(terms)))
+    named: list[tuple[Statistic, list[Entry]]] = []
     for rank, (statistic, terms) in enumerate(kept):
         statistic = _summed_over(statistic, terms, latents)
         name = statistic.name
@@ -128,9 +126,7 @@ def find_statistics(
             global_part(term, latents).atoms in corrected for term in terms
         ):
             release = "adaptive"
-        bound = [(term, labels_in(term, statistic, latents)) for term in terms]
-        entries = [(term, labels) for term, labels in bound if labels is not None]
-        assert len(entries) == len(terms)
+        entries = [_entry(term, statistic, latents) for term in terms]
         lower, upper = entry_range(entries, latents)
         statistic = dataclasses.replace(
             statistic,
@@ -151,15 +147,20 @@ def find_statistics(
     return tuple(sorted(complete, key=lambda s: (len(s.shape), s.name)))
 
 
+def _entry(term: Term, statistic: Statistic, latents: Latents) -> Entry:
+    labels = labels_in(term, statistic, latents)
+    assert labels is not None
+    return term, labels
+
+
 def _summed_over(
-    statistic: Statistic, terms: Sequence[Term], latents: Mapping[str, Latent]
+    statistic: Statistic, terms: Sequence[Term], latents: Latents
 ) -> Statistic:
     """The statistic summed over the labels along which all its terms are constant."""
     sizes = statistic.shape
     summed = set(range(len(sizes)))
     for term in terms:
-        labels = labels_in(term, statistic, latents)
-        assert labels is not None
+        _, labels = _entry(term, statistic, latents)
         per_label = {
             label
             for factor in term.factors
@@ -191,7 +192,7 @@ def _summed_over(
 
 def data_dependent_factors(
     terms: Sequence[Term],
-    latents: Mapping[str, Latent],
+    latents: Latents,
     factor_of: Mapping[str, str],
 ) -> frozenset[str]:
     """The names of the local factors that depend on private rows.
@@ -206,33 +207,25 @@ def data_dependent_factors(
         and latent.weight is not None
         and any(term.is_private for term in latent.weight.terms)
     }
-    members = []
-    found = set(weights)
-    for term in terms:
-        factors = {factor_of[a.latent] for a in term.atoms if _is_local(a, latents)}
-        members.append(factors)
-        if term.is_private:
-            found |= factors
-    while True:
-        more = set().union(*(factors for factors in members if factors & found)) - found
-        if not more:
-            return frozenset(found)
-        found |= more
+    together = [_local_factors(term, latents, factor_of) for term in terms]
+    private = [x for x, term in zip(together, terms, strict=True) if term.is_private]
+    return frozenset(reachable(weights.union(*private), together))
 
 
-def _is_local(atom: Atom, latents: Mapping[str, Latent]) -> bool:
-    return latents[atom.latent].role == "local"
+def _local_factors(
+    term: Term, latents: Latents, factor_of: Mapping[str, str]
+) -> set[str]:
+    names = {atom.latent for atom in term.atoms}
+    return {factor_of[name] for name in names if latents[name].role == "local"}
 
 
 def _release(
     terms: Sequence[Term],
-    latents: Mapping[str, Latent],
+    latents: Latents,
     factor_of: Mapping[str, str],
     data_dependent: frozenset[str],
 ) -> Release:
-    mine = {
-        factor_of[a.latent] for t in terms for a in t.atoms if _is_local(a, latents)
-    }
+    mine = set().union(*(_local_factors(term, latents, factor_of) for term in terms))
     if mine & data_dependent or (mine and any(term.is_private for term in terms)):
         return "adaptive"
     return "once" if any(term.is_private for term in terms) else "public"
@@ -240,8 +233,7 @@ def _release(
 
 def _statistic(
     part: GlobalPart,
-    latents: Mapping[str, Latent],
-    factors: Mapping[str, PosteriorFactor],
+    latents: Latents,
     factor_of: Mapping[str, str],
 ) -> Statistic:
     by_factor: dict[str, list[str]] = defaultdict(list)
@@ -257,9 +249,7 @@ def _statistic(
     )
 
 
-def _symmetry(
-    part: GlobalPart, latents: Mapping[str, Latent], count: int
-) -> Matrix | None:
+def _symmetry(part: GlobalPart, latents: Latents, count: int) -> Matrix | None:
     """Which of the first `count` labels of a statistic can be exchanged for others.
 
     The labels that follow are summed over.
@@ -298,7 +288,7 @@ def _symmetry(
     return None
 
 
-def _unordered(atom: tuple, latents: Mapping[str, Latent]) -> tuple[int, ...]:
+def _unordered(atom: tuple, latents: Latents) -> tuple[int, ...]:
     if not _is_symmetric(atom[0], atom[1], latents):
         return atom[3]
     return (*atom[3][:-2], *sorted(atom[3][-2:]))

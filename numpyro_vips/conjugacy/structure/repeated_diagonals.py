@@ -7,7 +7,7 @@ and the diagonal is read off it, so the released matrix is hollow: zero on its d
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,18 +16,16 @@ import numpy as np
 
 from numpyro_vips.conjugacy.algebra.normal_form import simplify
 from numpyro_vips.conjugacy.algebra.terms import (
-    Atom,
     Dense,
     Factor,
-    Label,
     Labels,
     Term,
-    constant_key,
+    function_key,
     is_public,
-    labels_of,
+    product_key,
 )
 from numpyro_vips.conjugacy.structure.geometry import Entry, Matrix, is_global
-from numpyro_vips.conjugacy.structure.latents import Latent
+from numpyro_vips.conjugacy.structure.latents import Latents
 from numpyro_vips.conjugacy.structure.statistic import Diagonal, Statistic
 
 
@@ -46,7 +44,7 @@ def repeated_diagonal(
     statistic: Statistic,
     entries: Sequence[Entry],
     others: Sequence[tuple[Statistic, Sequence[Entry]]],
-    latents: Mapping[str, Latent],
+    latents: Latents,
 ) -> Diagonal | None:
     """The statistic that the diagonal of another one repeats in every row, if any.
 
@@ -101,23 +99,16 @@ def _on_diagonal(entry: Entry, matrix: Matrix) -> Entry | None:
 _RowPart = tuple[tuple, float]
 
 
-def _row_parts(
-    entries: Sequence[Entry], latents: Mapping[str, Latent]
-) -> list[_RowPart]:
+def _row_parts(entries: Sequence[Entry], latents: Latents) -> list[_RowPart]:
     """What each term multiplies globals by: equal keys for equal functions of a row."""
     parts = [_row_part(term, labels, latents) for term, labels in entries]
     return sorted(parts, key=lambda part: repr(part[0]))
 
 
-def _row_part(term: Term, labels: Labels, latents: Mapping[str, Latent]) -> _RowPart:
+def _row_part(term: Term, labels: Labels, latents: Latents) -> _RowPart:
     inside = [f for f in term.factors if not is_global(f, latents)]
-    factors = sorted(_constants_multiplied(inside), key=lambda f: repr(_head(f)))
-    numbers: dict[Label, int] = {label: i for i, label in enumerate(labels)}
-    key = tuple(
-        (*_head(f), *(numbers.setdefault(x, len(numbers)) for x in labels_of(f)))
-        for f in factors
-    )
-    return key, term.scale
+    factors = sorted(_constants_multiplied(inside), key=function_key)
+    return product_key(factors, labels), term.scale
 
 
 def _constants_multiplied(factors: Sequence[Factor]) -> list[Factor]:
@@ -138,12 +129,6 @@ def _constants_multiplied(factors: Sequence[Factor]) -> list[Factor]:
         else:
             found.append(factor)
     return found
-
-
-def _head(factor: Factor) -> tuple:
-    if isinstance(factor, Atom):
-        return "atom", factor.latent, factor.function, factor.power
-    return "constant", type(factor).__name__, constant_key(factor.array)
 
 
 def _ratio(mine: Sequence[_RowPart], theirs: Sequence[_RowPart]) -> float | None:

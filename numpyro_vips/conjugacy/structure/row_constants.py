@@ -8,7 +8,6 @@ function of the row, whatever the row holds.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -81,7 +80,8 @@ Found = TypeVar("Found", bound=HasConstants)
 class _Traced(Generic[Found]):
     """What a trace returns: variables, and what they are constants of.
 
-    The first of `private` is whether the row may count.
+    The first of `private` is whether the row may count. A slot in what is found has the
+    number of its variable, private and public ones being numbered apart.
     """
 
     private: Sequence[Any]
@@ -108,10 +108,14 @@ def with_slots(
 
     def traced(row: Mapping[str, Any]) -> _Traced[Found]:
         found, valid = interpret(jax.tree.map(lambda x: x[None], dict(row)))
-        factors = _factors(found)
-        private = [factor.array for factor in factors if factor.is_private]
-        public = [factor.array for factor in factors if not factor.is_private]
-        return _Traced((valid, *private), public, _numbered(found))
+        private, public = [valid], []
+
+        def numbered(factor: Dense | OneHot) -> Slot:
+            arrays = private if factor.is_private else public
+            arrays.append(factor.array)
+            return Slot(len(arrays) - 1, factor.array.shape, factor.array.dtype)
+
+        return _Traced(private, public, found.with_arrays(numbered))
 
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), dict(rows))
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(row)
@@ -130,29 +134,6 @@ def with_slots(
     program = jex_core.ClosedJaxpr(jaxpr, closed.consts)
     constants = RowConstants(program=program, tokens=tuple(kept[1:]), row=row)
     return shapes.found.with_arrays(final), constants
-
-
-def _numbered(found: Found) -> Found:
-    """The same with slots, whose tokens number private and public constants apart."""
-    numbers = {True: itertools.count(1), False: itertools.count()}
-
-    def numbered(factor: Dense | OneHot) -> Slot:
-        array = factor.array
-        return Slot(next(numbers[factor.is_private]), array.shape, array.dtype)
-
-    return found.with_arrays(numbered)
-
-
-def _factors(found: HasConstants) -> list[Dense | OneHot]:
-    """The constants that are not public, in the order in which they are replaced."""
-    factors: list[Dense | OneHot] = []
-
-    def look(factor: Dense | OneHot) -> ArrayLike:
-        factors.append(factor)
-        return factor.array
-
-    found.with_arrays(look)
-    return factors
 
 
 def _tokens(variables: list[Any]) -> list[int]:

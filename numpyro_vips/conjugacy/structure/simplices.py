@@ -8,8 +8,8 @@ analytic function of the latents: where it is one at random points, it is one.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpyro.distributions import constraints
@@ -27,6 +27,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     split_selectors,
 )
 from numpyro_vips.conjugacy.families import supports
+from numpyro_vips.conjugacy.structure.latents import Latent, Latents
 
 _DRAWS = 3
 # Enough to meet every branch that a row may choose.
@@ -36,19 +37,8 @@ _TOLERANCE = 1e-6
 _MOST_NUMBERS = 10**7
 
 
-class LatentDomain(Protocol):
-    """What has to be known of a latent; see `latents.Latent`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def support(self) -> Any: ...
-    @property
-    def states(self) -> np.ndarray | None: ...
-
-
 def adds_up_to_one(
-    form: Form, latents: Mapping[str, LatentDomain], *, logarithms: bool = False
+    form: Form, latents: Latents, *, logarithms: bool = False
 ) -> bool | None:
     """Whether a form's entries along its last axis are probabilities.
 
@@ -82,9 +72,7 @@ def adds_up_to_one(
     return True
 
 
-def _is_choice_of_simplices(
-    form: Form, latents: Mapping[str, LatentDomain], logarithms: bool
-) -> bool:
+def _is_choice_of_simplices(form: Form, latents: Latents, logarithms: bool) -> bool:
     """Whether a form selects whole simplices: their entries may not be mixed."""
     states = form.axes[-1]
     wanted = ("log" if logarithms else "x", 1.0)
@@ -107,7 +95,7 @@ def is_simplex(support: Any) -> bool:
 
 
 def _at_random_point(
-    form: Form, latents: Mapping[str, LatentDomain], rng: np.random.Generator
+    form: Form, latents: Latents, rng: np.random.Generator
 ) -> np.ndarray | None:
     """The form at random latents, indices and branches; None if that is impossible."""
     drawn: dict[Any, Any] = {}
@@ -193,7 +181,7 @@ def _function(atom: Atom, value: np.ndarray, states: np.ndarray | None) -> np.nd
     return np.asarray(_FUNCTIONS[atom.function](value) ** atom.power)
 
 
-def _draw(latent: LatentDomain, rng: np.random.Generator) -> np.ndarray | None:
+def _draw(latent: Latent, rng: np.random.Generator) -> np.ndarray | None:
     """Some value in the support of a latent."""
     if latent.states is not None:
         return rng.choice(latent.states, latent.shape)
@@ -202,7 +190,7 @@ def _draw(latent: LatentDomain, rng: np.random.Generator) -> np.ndarray | None:
         return rng.dirichlet(np.ones(latent.shape[-1]), latent.shape[:-1])
     if supports.same_support(support, constraints.unit_interval):
         return rng.uniform(0.1, 0.9, latent.shape)
-    if supports.is_positive(support):
+    if supports.bounds(support)[0] >= 0:
         return rng.gamma(2.0, 1.0, latent.shape)
     if support is constraints.real or support is constraints.real_vector:
         return rng.normal(size=latent.shape)

@@ -19,20 +19,20 @@ from numpyro.distributions import constraints
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
     Factor,
-    Label,
     Term,
-    constant_key,
-    labels_of,
+    function_key,
+    product_key,
     same_labels,
 )
 from numpyro_vips.conjugacy.families import find_family
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.supports import base_support
 from numpyro_vips.conjugacy.structure import centring
-from numpyro_vips.conjugacy.structure.latents import Latent, known_family
-from numpyro_vips.conjugacy.structure.log_joint import LogJoint, SiteLogDensity
+from numpyro_vips.conjugacy.structure.latents import Latent, Latents, known_family
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.posterior_factors import (
     PosteriorFactor,
+    SiteTerm,
     find_posterior_factors,
 )
 from numpyro_vips.conjugacy.structure.released_statistics import (
@@ -59,7 +59,7 @@ class Structure:
     posterior_factors: Mapping[str, PosteriorFactor]
     statistics: tuple[Statistic, ...]
     factor_of: Mapping[str, str]
-    latents: Mapping[str, Latent]
+    latents: Latents
     used: Mapping[str, tuple[str, ...]]
     data_dependent_factors: frozenset[str]
     centred: frozenset[str] = frozenset()
@@ -87,41 +87,42 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     """
     if log_joint.failures:
         raise NotConjugate(log_joint.failures)
-    densities = [
-        (density, normal_terms(density.form.terms, log_joint.latents))
+    latents = log_joint.latents
+    site_terms = [
+        SiteTerm(density.site, density.is_row, term)
         for density in log_joint.densities
+        for term in normal_terms(density.form.terms, latents)
     ]
-    used, sites = _usage(densities, log_joint.latents)
-    chosen, reasons = {}, {}
-    for name, latent in log_joint.latents.items():
-        family = _family_of(latent, used[name])
-        if family is None:
-            reasons[name] = _no_family(latent, used[name], sites[name])
-        else:
-            chosen[name] = family
-    if reasons:
-        raise NotConjugate(reasons)
-    factors = find_posterior_factors(densities, log_joint.latents, chosen, overrides)
+    uses = _uses(site_terms, latents)
+    families = {
+        name: _family_of(latent, set(uses[name])) for name, latent in latents.items()
+    }
+    chosen = {name: family for name, family in families.items() if family is not None}
+    if len(chosen) < len(latents):
+        raise NotConjugate(
+            {n: _no_family(latents[n], uses[n]) for n in latents if n not in chosen}
+        )
+    factors = find_posterior_factors(site_terms, latents, chosen, overrides)
     factor_of = {latent: g.name for g in factors.values() for latent in g.latents}
-    _check_products(densities, log_joint.latents, factor_of)
-    terms = [term for density, terms in densities if density.is_row for term in terms]
-    data_dependent = data_dependent_factors(terms, log_joint.latents, factor_of)
-    centred = centring.centred_factors(terms, log_joint.latents, factors, factor_of)
+    _check_products(site_terms, latents, factor_of)
+    terms = [term for _, is_row, term in site_terms if is_row]
+    data_dependent = data_dependent_factors(terms, latents, factor_of)
+    centred = centring.centred_factors(terms, latents, factors, factor_of)
     statistics = find_statistics(
-        terms, log_joint.latents, factors, factor_of, data_dependent, centred
+        terms, latents, factors, factor_of, data_dependent, centred
     )
     return Structure(
         posterior_factors=factors,
         statistics=statistics,
         factor_of=factor_of,
-        latents=log_joint.latents,
-        used={name: tuple(sorted(kinds)) for name, kinds in used.items()},
+        latents=latents,
+        used={name: tuple(sorted(statistics)) for name, statistics in uses.items()},
         data_dependent_factors=data_dependent,
         centred=centred,
     )
 
 
-def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[Term]:
+def normal_terms(terms: Iterable[Term], latents: Latents) -> list[Term]:
     """Writes the square of a real latent as a product, and merges equal terms."""
     result: dict[Any, Term] = {}
     for term in terms:
@@ -150,27 +151,17 @@ def normal_terms(terms: Iterable[Term], latents: Mapping[str, Latent]) -> list[T
 def _canonical_key(term: Term) -> tuple:
     """Equal for terms that are the same up to the names of bound labels."""
 
-    def head(factor: Factor) -> tuple:
-        if isinstance(factor, Atom):
-            return (1, factor.latent, factor.function, factor.power)
-        return (0, type(factor).__name__, constant_key(factor.array), 0.0)
-
-    def key(ordered: Iterable[Factor]) -> tuple:
-        numbers: dict[Label, int] = {}
-        return tuple(
-            (*head(f), *(numbers.setdefault(x, len(numbers)) for x in labels_of(f)))
-            for f in ordered
-        )
-
     # Two atoms of one latent may stand in either order, so the least key counts.
     alike = [
         list(factors)
-        for _, factors in itertools.groupby(sorted(term.factors, key=head), key=head)
+        for _, factors in itertools.groupby(
+            sorted(term.factors, key=function_key), key=function_key
+        )
     ]
     if math.prod(math.factorial(len(factors)) for factors in alike) > _MOST_ORDERS:
-        return key(itertools.chain.from_iterable(alike))
+        return product_key(itertools.chain.from_iterable(alike))
     orders = itertools.product(*map(itertools.permutations, alike))
-    return min(key(itertools.chain.from_iterable(order)) for order in orders)
+    return min(product_key(itertools.chain.from_iterable(order)) for order in orders)
 
 
 # Of how many orders of a term's factors the least is looked for.
@@ -209,20 +200,16 @@ def _by_latent(term: Term) -> dict[str, list[Atom]]:
     return found
 
 
-def _usage(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
-    latents: Mapping[str, Latent],
-) -> tuple[dict[str, set[str]], dict[str, dict[str, set[str]]]]:
-    """The statistics in which each latent occurs, and at which sites."""
-    used: dict[str, set[str]] = {name: set() for name in latents}
-    sites: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in latents}
-    for density, terms in densities:
-        for term in terms:
-            for name, atoms in _by_latent(term).items():
-                statistic = _statistic_name(atoms, latents[name])
-                used[name].add(statistic)
-                sites[name][statistic].add(density.site)
-    return used, sites
+# By statistic in which a latent occurs, the sites where it does.
+_Uses = Mapping[str, set[str]]
+
+
+def _uses(terms: Sequence[SiteTerm], latents: Latents) -> Mapping[str, _Uses]:
+    found: dict[str, dict[str, set[str]]] = {name: defaultdict(set) for name in latents}
+    for site, _, term in terms:
+        for name, atoms in _by_latent(term).items():
+            found[name][_statistic_name(atoms, latents[name])].add(site)
+    return found
 
 
 def _family_of(latent: Latent, used: set[str]) -> Family | None:
@@ -232,43 +219,38 @@ def _family_of(latent: Latent, used: set[str]) -> Family | None:
     return family if used <= set(family.statistics) else None
 
 
-def _no_family(latent: Latent, used: set[str], sites: Mapping[str, set[str]]) -> str:
+def _no_family(latent: Latent, uses: _Uses) -> str:
     support = str(base_support(latent.support)).strip("<>").split(" ")[0]
     where = "; ".join(
-        f"{statistic} in {', '.join(map(repr, sorted(sites[statistic])))}"
-        for statistic in sorted(used)
+        f"{statistic} in {', '.join(map(repr, sorted(uses[statistic])))}"
+        for statistic in sorted(uses)
     )
     return (
         f"no exponential family on {support} with statistics "
-        f"[{', '.join(sorted(used))}] ({where})"
+        f"[{', '.join(sorted(uses))}] ({where})"
     )
 
 
 def _check_products(
-    densities: Sequence[tuple[SiteLogDensity, list[Term]]],
-    latents: Mapping[str, Latent],
-    factor_of: Mapping[str, str],
+    terms: Sequence[SiteTerm], latents: Latents, factor_of: Mapping[str, str]
 ) -> None:
     """Refuses products within one factor that its moments do not cover."""
     reasons = {}
-    for density, terms in densities:
-        for term in terms:
-            counts: dict[str, list[Atom]] = defaultdict(list)
-            for atom in term.atoms:
-                counts[factor_of[atom.latent]].append(atom)
-            for factor, atoms in counts.items():
-                if len(atoms) == 1:
-                    continue
-                real = all(is_real(latents[a.latent]) for a in atoms)
-                if real and len(atoms) == 2:
-                    continue
-                if all(atom.function == "is" for atom in atoms) and (
-                    len({atom.latent for atom in atoms}) == len(atoms)
-                    or _are_two_elements(atoms)
-                ):
-                    continue
+    for site, _, term in terms:
+        by_factor: dict[str, list[Atom]] = defaultdict(list)
+        for atom in term.atoms:
+            by_factor[factor_of[atom.latent]].append(atom)
+        for factor, atoms in by_factor.items():
+            is_real_pair = len(atoms) == 2 and all(
+                is_real(latents[a.latent]) for a in atoms
+            )
+            are_states = all(atom.function == "is" for atom in atoms) and (
+                len({atom.latent for atom in atoms}) == len(atoms)
+                or _are_two_elements(atoms)
+            )
+            if len(atoms) > 1 and not is_real_pair and not are_states:
                 names = " · ".join(sorted(a.latent for a in atoms))
-                reasons[factor] = f"a product of {names} in {density.site!r}"
+                reasons[factor] = f"a product of {names} in {site!r}"
     if reasons:
         raise NotConjugate(reasons)
 

@@ -128,26 +128,26 @@ def test_every_family_of_the_package_is_here() -> None:
     defined = {
         cls
         for cls in subclasses(Family)
-        if cls.__module__.startswith("numpyro_vips.") and cls.__name__[0] != "_"
+        if cls.__module__.startswith("numpyro_vips.")
+        and cls.__name__[0] != "_"
+        and not inspect.isabstract(cls)
     }
     assert defined == {type(family) for family in ALL}
     assert len(ALL) == len({family.name for family in ALL}) == 15
     assert set(EXAMPLES) == {family.name for family in ALL}
 
 
-# --- complete, or not defined -----------------------------------------------------
+# --- complete, or not made --------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "missing", ["name", "statistics", *sorted(Family.__abstractmethods__)]
-)
-def test_an_incomplete_family_cannot_be_defined(missing: str) -> None:
-    names = ("name", "statistics", *Family.__abstractmethods__)
+@pytest.mark.parametrize("missing", sorted(Family.__abstractmethods__))
+def test_an_incomplete_family_cannot_be_made(missing: str) -> None:
+    names = Family.__abstractmethods__
     whole = {n: inspect.getattr_static(families.Gamma, n) for n in names}
-    type("Whole", (Family,), whole)
+    type("Whole", (Family,), whole)()
     del whole[missing]
-    with pytest.raises(TypeError, match=rf"family Partial .* missing: {missing}\."):
-        type("Partial", (Family,), whole)
+    with pytest.raises(TypeError, match=rf"Partial .*abstract method '?{missing}"):
+        type("Partial", (Family,), whole)()
 
 
 def test_families_of_equal_states_are_equal() -> None:
@@ -271,14 +271,12 @@ def test_moments_stay_in_their_range(family: Family) -> None:
             for k, v in like.items()
         }
         for statistic, value in moments(natural).items():
-            lower, upper = family.moment_range(statistic)
+            lower, upper = family.moment_range
             value = np.asarray(value)[~np.isnan(value)]
             finite[statistic] += value.size
             assert lower <= value.min(initial=np.inf)
             assert value.max(initial=-np.inf) <= upper * (1 + 1e-6)
     assert min(finite.values()) > 0
-    with pytest.raises(KeyError):
-        family.moment_range("no such statistic")
 
 
 # --- against SciPy and numerical integration --------------------------------------
@@ -510,9 +508,9 @@ def test_starts_are_members(family: Family, double: bool) -> None:
             family.starting_moments(example(family)),
         ):
             assert shapes(moments) == family.moment_shapes(shape)
-            for statistic, value in moments.items():
+            lower, upper = family.moment_range
+            for value in moments.values():
                 assert np.isfinite(value).all()
-                lower, upper = family.moment_range(statistic)
                 assert lower <= value.min() and value.max() <= upper
         near = family.perturb(example(family), jax.random.key(0))
         assert shapes(near) == family.moment_shapes(shape)
