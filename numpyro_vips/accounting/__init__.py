@@ -35,7 +35,7 @@ from numpyro_vips.accounting.events import (
     GaussianEvent,
     Relation,
     Sampling,
-    json_number,
+    jsonable,
     scale_noise,
 )
 from numpyro_vips.accounting.gaussian import gaussian_delta
@@ -44,7 +44,6 @@ from numpyro_vips.accounting.prices import (
     Accountant,
     delta_of_events,
     epsilon,
-    epsilon_curve,
     epsilon_of_events,
     gaussian_dp_mu,
 )
@@ -67,11 +66,10 @@ __all__ = [
     "calibrate_events",
     "delta_of_events",
     "epsilon",
-    "epsilon_curve",
     "epsilon_of_events",
     "gaussian_delta",
     "gaussian_dp_mu",
-    "json_number",
+    "jsonable",
     "renyi_of_events",
     "renyi_to_epsilon",
     "scale_noise",

@@ -7,6 +7,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_vips.accounting.events import Groups, StepGroup
+from numpyro_vips.accounting.gaussian import sampled_loss
 
 MOST_REACH = 10.0  # Standard deviations.
 
@@ -111,10 +112,7 @@ def loss_range(groups: Groups, reach: float) -> float:
 
 def highest_loss(group: StepGroup, reach: float) -> float:
     """The step's loss log(1 − q + q·e^L) where the Gaussian's is L, at the reach."""
-    largest = _largest_loss(group.mu, reach)
-    if largest < 30:
-        return math.log1p(group.sampling_rate * math.expm1(largest))
-    return float(np.logaddexp(0, math.log(group.sampling_rate) + largest))
+    return sampled_loss(_largest_loss(group.mu, reach), group.sampling_rate)
 
 
 def lowest_loss(group: StepGroup) -> float:

@@ -119,10 +119,7 @@ class GaussianEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields; an infinite number becomes the string `"inf"`."""
-        return {
-            name: json_number(value) if isinstance(value, float) else value
-            for name, value in dataclasses.asdict(self).items()
-        }
+        return jsonable(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "GaussianEvent":
@@ -135,9 +132,21 @@ class GaussianEvent:
         return cls(**values)
 
 
-def json_number(value: float) -> float | str:
-    """The number, or its name where JSON has none: `float` reads both back."""
-    return value if math.isfinite(value) else str(value)
+def jsonable(record: object) -> Any:
+    """Records and mappings as dicts, tuples as lists.
+
+    An infinite number becomes its name, since JSON has none: `float` reads both back.
+    """
+    value: Any = record
+    if dataclasses.is_dataclass(record):
+        value = {f.name: getattr(record, f.name) for f in dataclasses.fields(record)}
+    parts: Any = value  # Of what type is not known.
+    if isinstance(value, Mapping):
+        return {name: jsonable(part) for name, part in parts.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(part) for part in parts]
+    is_number = not isinstance(value, float) or math.isfinite(value)
+    return value if is_number else str(value)
 
 
 def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:

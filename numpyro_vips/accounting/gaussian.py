@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import numpy as np
 from scipy import special
 
 
@@ -39,6 +40,13 @@ def largest_mu(epsilon: float, delta: float) -> float:
     return last_true(
         lambda mu: mu == 0 or gaussian_delta(mu, epsilon) <= delta, 0, high
     )
+
+
+def sampled_loss(loss: float, rate: float) -> float:
+    """log(1 − q + q·e^L): a privacy loss L after sampling at a rate q."""
+    if loss < 30:
+        return math.log1p(rate * math.expm1(loss))
+    return float(np.logaddexp(special.log1p(-rate), math.log(rate) + loss))
 
 
 def last_true(holds: Callable[[float], bool], low: float, high: float) -> float:

@@ -8,7 +8,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_vips.accounting.events import Groups, StepGroup, total_mu
-from numpyro_vips.accounting.quadrature import log_gaussian_integral, log_sum_exp
+from numpyro_vips.accounting.quadrature import log_gaussian_integral
 
 _MOST_EXACT_ORDER = 500
 _MOMENT_ORDERS = tuple(range(2, _MOST_EXACT_ORDER + 1)) + tuple(
@@ -50,7 +50,7 @@ def _moments(group: StepGroup) -> np.ndarray:
         powers = np.arange(order + 1)
         binomial = log_factorial[order] - log_factorial[: order + 1]
         binomial = binomial - log_factorial[order::-1]
-        log_moments.append(log_sum_exp(binomial + terms(order, powers)))
+        log_moments.append(special.logsumexp(binomial + terms(order, powers)))
     return np.maximum(0.0, log_moments) / (orders - 1)
 
 

@@ -116,16 +116,6 @@ def delta_of_events(
     return math.exp(-log_delta)
 
 
-def epsilon_curve(
-    events: Sequence[GaussianEvent],
-    deltas: Sequence[float],
-    *,
-    accountant: Accountant = "pld",
-) -> list[float]:
-    """The epsilon at each of `deltas`, in their order."""
-    return [epsilon_of_events(events, delta=d, accountant=accountant) for d in deltas]
-
-
 def gaussian_dp_mu(events: Sequence[GaussianEvent]) -> float | None:
     """The mu of Gaussian differential privacy that describes the events.
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+from scipy import special
 
 
 def log_gaussian_integral(
@@ -19,11 +20,4 @@ def log_gaussian_integral(
     half = (edges[1] - edges[0]) / 2
     x = (edges[:-1, None] + half * (nodes + 1)).ravel()
     exponents = log_factor(x) - x**2 / 2 - 0.5 * math.log(2 * math.pi)
-    return log_sum_exp(exponents + np.tile(np.log(weights * half), panels))
-
-
-def log_sum_exp(exponents: np.ndarray) -> float:
-    largest = float(np.max(exponents))
-    if math.isinf(largest):
-        return largest
-    return largest + math.log(float(np.sum(np.exp(exponents - largest))))
+    return float(special.logsumexp(exponents + np.tile(np.log(weights * half), panels)))

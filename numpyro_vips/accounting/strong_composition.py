@@ -6,7 +6,7 @@ import numpy as np
 from scipy import special
 
 from numpyro_vips.accounting.events import Groups
-from numpyro_vips.accounting.gaussian import gaussian_epsilon
+from numpyro_vips.accounting.gaussian import gaussian_epsilon, sampled_loss
 
 
 def strong_epsilon(groups: Groups, delta: float) -> float:
@@ -30,12 +30,11 @@ def _strong_composition(groups: Groups, steps_delta: float, slack: float) -> flo
     squares = products = total = 0.0
     for group in groups:
         step_delta = min(0.5, steps_delta / num_steps / group.sampling_rate)
-        amplified = _amplified(
-            _classical_epsilon(group.noise_multiplier, step_delta), group.sampling_rate
-        )
+        classical = _classical_epsilon(group.noise_multiplier, step_delta)
+        amplified = sampled_loss(classical, group.sampling_rate)
         total += group.num_steps * amplified
         squares += group.num_steps * amplified**2
-        products += group.num_steps * amplified * _expm1(amplified)
+        products += group.num_steps * amplified * special.expm1(amplified)
     if slack == 0:
         return total
     return min(total, math.sqrt(2 * math.log(1 / slack) * squares) + products)
@@ -51,13 +50,3 @@ def _classical_epsilon(noise_multiplier: float, delta: float) -> float:
     if classical <= 1:
         return classical
     return max(1.0, gaussian_epsilon(1 / noise_multiplier, delta))
-
-
-def _amplified(epsilon: float, rate: float) -> float:
-    if epsilon > 700:
-        return epsilon + math.log(rate) if rate < 1 else epsilon
-    return math.log1p(rate * math.expm1(epsilon))
-
-
-def _expm1(x: float) -> float:
-    return math.expm1(x) if x < 700 else math.inf

@@ -18,12 +18,11 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
-from numpyro_vips.model.arguments import captured_arrays
+from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.graph import (
     ModelGraph,
     check_params,
     initial_values,
-    refuse_captured_rows,
     with_captured_constants,
 )
 from numpyro_vips.model.log_joint import site_log_density, synthetic_row
@@ -67,15 +66,12 @@ class UserGuide:
         self._marked = private(_with_arguments(guide, graph), unit=graph.unit)
         self._row = synthetic_row(graph)
         arguments = graph.arguments
-        self.captured = captured_arrays(guide)
         try:
-            refuse_captured_rows(self.captured, arguments)
+            captured = captured_arrays(guide, arguments.num_rows)
             one, two, three = (Trace(self._marked, arguments, n) for n in (1, 2, 3))
             for trace in (one, two, three):
                 refuse_program_constants(trace.closed, arguments)
-            self.captured = with_captured_constants(
-                self.captured, guide, one, arguments
-            )
+            self.captured = with_captured_constants(captured, guide, one, arguments)
             check_params(self._marked, arguments, two, three)
         except UnsafeModelError as error:
             raise UnsafeModelError(f"In the guide: {error}") from None

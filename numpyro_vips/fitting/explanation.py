@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from numpyro_vips.accounting import json_number
+from numpyro_vips.accounting import jsonable
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
@@ -46,15 +46,7 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-able values; an infinite number becomes `"inf"`."""
-        return {
-            "engine": self.engine,
-            "settings": dict(self.settings),
-            "sites": [_jsonable(site) for site in self.sites],
-            "statistics": [_jsonable(statistic) for statistic in self.statistics],
-            "reasons": dict(self.reasons),
-            "schedule": [_jsonable(step) for step in self.schedule],
-            "notes": list(self.notes),
-        }
+        return jsonable(self)
 
     def __str__(self) -> str:
         lines = [f"Engine: {self.engine}"]
@@ -77,13 +69,6 @@ class Plan:
 
     def __repr__(self) -> str:
         return str(self)
-
-
-def _jsonable(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: json_number(value) if isinstance(value, float) else value
-        for name, value in row.items()
-    }
 
 
 def _wrapped(text: str) -> list[str]:

@@ -20,8 +20,8 @@ from numpyro_vips.fitting.explanation import Plan, explain_plan
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.captured import Fingerprint, captured_arrays, fingerprint
-from numpyro_vips.model.graph import refuse_captured_rows
+from numpyro_vips.model.captured import captured_arrays
+from numpyro_vips.model.fingerprint import Fingerprint, fingerprint
 
 # Compiled programs take tens of megabytes each.
 _MOST_KEPT = 8
@@ -70,7 +70,7 @@ def prepared_fit(
             _kept.move_to_end(key)
     if kept is not None:
         assert model.fn is not None
-        refuse_captured_rows(captured_arrays(model.fn), arguments)
+        captured_arrays(model.fn, arguments.num_rows)  # Raises what it always does.
     else:
         prepared = prepare_fit(model, arguments, engine_choice, options)
         plan = explain_plan(prepared, options)

@@ -16,6 +16,7 @@ import numpy as np
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import programs_in
+from numpyro_vips.jax_tools.random_keys import is_key
 
 # What no variable of the caller's has a name for.
 _UNNAMED = "an array of shape"
@@ -194,10 +195,7 @@ def _equal(array: Array, other: Any) -> bool:
 
 def _values(array: Any) -> np.ndarray:
     """The numbers of an array, or those that random keys are made of."""
-    is_key = isinstance(array, jax.Array) and jax.dtypes.issubdtype(
-        array.dtype, jax.dtypes.prng_key
-    )
-    return np.asarray(jax.random.key_data(array) if is_key else array)
+    return np.asarray(jax.random.key_data(array) if is_key(array) else array)
 
 
 def _values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:

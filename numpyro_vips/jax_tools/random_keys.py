@@ -20,6 +20,12 @@ def threefry_key(seed: int) -> jax.Array:
     return jax.random.key(seed, impl=FAITHFUL)
 
 
+def is_key(array: Any) -> bool:
+    """Whether an array, or a variable of a program, holds typed keys."""
+    dtype = getattr(array, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
+
+
 def is_threefry(dtype: Any) -> bool:
     """Whether keys of this dtype are threefry keys."""
     return dtype == threefry_key(0).dtype
@@ -35,7 +41,7 @@ def as_threefry(rng_key: jax.Array) -> jax.Array:
       rng_key: A single key, typed or as `uint32` words, of which two are a threefry
         key and any other number is a key of JAX's default kind.
     """
-    if not jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+    if not is_key(rng_key):
         if rng_key.shape == (2,):
             return jax.random.wrap_key_data(rng_key, impl=FAITHFUL)
         rng_key = jax.random.wrap_key_data(rng_key)
@@ -53,9 +59,7 @@ def check_key(rng_key: Any) -> None:
     Raises:
       TypeError: It is something else.
     """
-    is_typed = isinstance(rng_key, jax.Array) and jax.dtypes.issubdtype(
-        rng_key.dtype, jax.dtypes.prng_key
-    )
+    is_typed = isinstance(rng_key, jax.Array) and is_key(rng_key)
     if is_typed and rng_key.shape != ():
         raise TypeError(
             f"Expected a single key, got an array of keys of shape {rng_key.shape}. "

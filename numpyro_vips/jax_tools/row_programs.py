@@ -38,7 +38,7 @@ from jax.extend.core import primitives
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of, without_dead_code
-from numpyro_vips.jax_tools.random_keys import is_threefry, threefry_key
+from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
@@ -160,12 +160,11 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "jax.lax and jax.random."
             )
         for variable in (*equation.invars, *equation.outvars):
-            dtype = getattr(variable.aval, "dtype", None)
-            is_key = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
-            if is_key and not is_threefry(dtype):
+            aval = aval_of(variable)
+            if is_key(aval) and not is_threefry(aval.dtype):
                 raise UnsafeModelError(
-                    f"The model or guide draws from keys of the kind {dtype}. Under "
-                    "jax.vmap a record's draws would depend on the others. Use "
+                    f"The model or guide draws from keys of the kind {aval.dtype}. "
+                    "Under jax.vmap a record's draws would depend on the others. Use "
                     "numpyro.prng_key(), or jax.random.key(seed, impl='threefry2x32')."
                 )
 

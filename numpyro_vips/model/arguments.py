@@ -25,14 +25,12 @@ from jax.core import Tracer
 from numpyro_vips import _validate
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
-from numpyro_vips.model.captured import captured_arrays
+from numpyro_vips.jax_tools.random_keys import is_key
 from numpyro_vips.model.sparse_rows import (
     SparseRows,
     keep_largest,
     keep_largest_entries,
 )
-
-__all__ = ["ModelArguments", "bind_arguments", "captured_arrays"]
 
 PrivateLeaf = np.ndarray | jax.Array | scipy.sparse.csr_matrix | scipy.sparse.csr_array
 Constant = int | float | complex | str | bool | None
@@ -428,7 +426,7 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
             "inference draws its own rows and noise and cannot run inside jax.jit, "
             "jax.vmap or jax.grad."
         )
-    elif isinstance(value, jax.Array) and _is_key(value.dtype):
+    elif isinstance(value, jax.Array) and is_key(value):
         raise TypeError(
             f"The argument {name!r} is a random key. A model takes its randomness "
             "from numpyro.sample; give the key to run() instead."
@@ -495,10 +493,6 @@ def _refuse_dtype(name: str, dtype: Any) -> None:
             "floating-point numbers that JAX knows, such as float32; convert it with "
             ".astype(...)."
         )
-
-
-def _is_key(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:

@@ -24,11 +24,11 @@ from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.program_constants import (
     constants_of,
-    refuse_length,
     refuse_program_constants,
     unnamed,
 )
-from numpyro_vips.model.arguments import ModelArguments, captured_arrays
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.trace import Trace, abstract_rows
@@ -117,8 +117,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         or the model cannot be traced.
     """
     assert model.fn is not None
-    captured = captured_arrays(model.fn)
-    refuse_captured_rows(captured, arguments)
+    captured = captured_arrays(model.fn, arguments.num_rows)
     two, three = (Trace(model, arguments, count) for count in (2, 3))
     one = Trace(model, arguments, 1)
     if not two.unit_plate.seen:
@@ -393,14 +392,6 @@ def initial_values(
     return InitialValues(program, depends_on, shapes)
 
 
-def refuse_captured_rows(
-    captured: Mapping[str, np.ndarray], arguments: ModelArguments
-) -> None:
-    """Refuses arrays of the data's length that the model holds."""
-    for name, array in captured.items():
-        refuse_length(repr(name), np.shape(array), arguments.num_rows)
-
-
 def with_captured_constants(
     captured: Mapping[str, np.ndarray],
     fn: Callable[..., Any],
@@ -421,8 +412,8 @@ def with_captured_constants(
     Raises:
       UnsafeModelError: One of them is of the data's length.
     """
-    found = {**captured_arrays(fn, with_traced=False), **captured}
-    refuse_captured_rows(found, arguments)
+    again = captured_arrays(fn, arguments.num_rows, with_traced=False)
+    found = {**again, **captured}
     constants = []
     for program in one.programs():
         refuse_program_constants(program, arguments)

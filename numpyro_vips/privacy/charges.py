@@ -12,7 +12,7 @@ from numpyro_vips.accounting import (
     Accountant,
     GaussianEvent,
     Relation,
-    json_number,
+    jsonable,
 )
 
 
@@ -59,30 +59,15 @@ class Charge:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able fields; an infinite number becomes the string `"inf"`."""
-        return {
-            "label": self.label,
-            "unit": self.unit,
-            "epsilon": json_number(self.epsilon),
-            "delta": self.delta,
-            "relation": self.relation,
-            "accountant": self.accountant,
-            "events": [event.to_dict() for event in self.events],
-            "time": self.time,
-        }
+        return jsonable(self)
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "Charge":
         """The inverse of `to_dict`."""
-        return cls(
-            label=fields["label"],
-            unit=fields["unit"],
-            epsilon=float(fields["epsilon"]),
-            delta=float(fields["delta"]),
-            relation=fields["relation"],
-            accountant=fields["accountant"],
-            events=tuple(GaussianEvent.from_dict(event) for event in fields["events"]),
-            time=fields["time"],
-        )
+        values = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+        values |= {name: float(values[name]) for name in ("epsilon", "delta")}
+        values["events"] = tuple(map(GaussianEvent.from_dict, values["events"]))
+        return cls(**values)
 
 
 def exact(value: float) -> Fraction:

@@ -16,7 +16,7 @@ from typing import Any
 
 import filelock
 
-from numpyro_vips.accounting import json_number
+from numpyro_vips.accounting import jsonable
 from numpyro_vips.privacy.charges import Charge
 
 _FORMAT = "numpyro_vips privacy ledger 3"
@@ -94,14 +94,16 @@ class LedgerFile:
 
     def write(self, charges: tuple[Charge, ...]) -> None:
         """Replaces the file in one step that survives a crash."""
-        body = {
-            "format": _FORMAT,
-            "epsilon": json_number(self.epsilon),
-            "delta": self.delta,
-            "composition": self.composition,
-            "accountant": self.accountant,
-            "charges": [charge.to_dict() for charge in charges],
-        }
+        body = jsonable(
+            {
+                "format": _FORMAT,
+                "epsilon": self.epsilon,
+                "delta": self.delta,
+                "composition": self.composition,
+                "accountant": self.accountant,
+                "charges": charges,
+            }
+        )
         text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)
         folder = self.path.parent
         descriptor, temporary = tempfile.mkstemp(

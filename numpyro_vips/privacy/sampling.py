@@ -70,7 +70,22 @@ class FullBatch(RowSampling):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Poisson(RowSampling):
+class _Minibatch(RowSampling):
+    """Rows that are drawn at a rate."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        _validate.probability(rate=self.rate)
+        # Also an array of no dimension, which could not be hashed.
+        object.__setattr__(self, "rate", float(self.rate))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.rate!r})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Poisson(_Minibatch):
     """Each row is in a step's minibatch by its own coin flip; add-or-remove one row.
 
     The size of a minibatch is random and private; estimates divide by its expectation.
@@ -83,19 +98,12 @@ class Poisson(RowSampling):
       TypeError, ValueError: The rate is no such number.
     """
 
-    rate: float
     relation: Relation = dataclasses.field(default="add_or_remove", init=False)
     _scheme = "poisson"
 
-    def __post_init__(self) -> None:
-        _check_rate(self)
-
-    def __repr__(self) -> str:
-        return f"Poisson({self.rate!r})"
-
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class WithoutReplacement(RowSampling):
+class WithoutReplacement(_Minibatch):
     """A step's minibatch is a uniform subset of fixed size; replace one row.
 
     The sampling of the VIPS and DPVI papers. The number of rows is public, and the rate
@@ -108,15 +116,8 @@ class WithoutReplacement(RowSampling):
       TypeError, ValueError: The rate is no such number.
     """
 
-    rate: float
     relation: Relation = dataclasses.field(default="replace_one", init=False)
     _scheme = "without_replacement"
-
-    def __post_init__(self) -> None:
-        _check_rate(self)
-
-    def __repr__(self) -> str:
-        return f"WithoutReplacement({self.rate!r})"
 
 
 def as_sampling(sampling: Any) -> RowSampling:
@@ -132,10 +133,10 @@ def as_sampling(sampling: Any) -> RowSampling:
         if sampling == "full":
             return FullBatch()
         if sampling in needs_rate:
+            name = needs_rate[sampling]
             raise ValueError(
                 f"Expected sampling={sampling!r} to come with its rate: write "
-                f"sampling=nv.{needs_rate[sampling]}(rate), such as "
-                f"nv.{needs_rate[sampling]}(0.1)."
+                f"sampling=nv.{name}(rate), such as nv.{name}(0.1)."
             )
         raise ValueError(
             f"Expected sampling={sampling!r} to be 'full', nv.FullBatch(relation=), "
@@ -148,9 +149,3 @@ def as_sampling(sampling: Any) -> RowSampling:
         "Expected sampling to be 'full', nv.FullBatch(relation=), nv.Poisson(rate) or "
         f"nv.WithoutReplacement(rate), got {got}."
     )
-
-
-def _check_rate(sampling: Poisson | WithoutReplacement) -> None:
-    _validate.probability(rate=sampling.rate)
-    # Also an array of no dimension, which could not be hashed.
-    object.__setattr__(sampling, "rate", float(sampling.rate))

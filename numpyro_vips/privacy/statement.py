@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+import numpy as np
+
 from numpyro_vips import _validate, accounting
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
@@ -17,7 +19,7 @@ from numpyro_vips.accounting import (
     GaussianEvent,
     Relation,
     Sampling,
-    json_number,
+    jsonable,
 )
 
 _CURVE_DELTAS = (1e-3, 1e-4, 1e-5, 1e-6, 1e-7, 1e-8, 1e-9)
@@ -118,12 +120,8 @@ class PrivacyStatement:
         _validate.one_of(SAMPLINGS, sampling=self.sampling)
         _validate.one_of(ACCOUNTANTS, accountant=self.accountant)
         _validate.positive_integer(num_rows=self.num_rows)
-        if not self.epsilon >= 0:
-            raise ValueError(
-                f"Expected epsilon={self.epsilon!r} to be zero or positive."
-            )
-        if not 0 <= self.delta < 1:
-            raise ValueError(f"Expected delta={self.delta!r} in [0, 1).")
+        _validate.nonnegative(epsilon=self.epsilon)
+        _validate.delta(delta=self.delta)
 
     @property
     def is_private(self) -> bool:
@@ -151,10 +149,10 @@ class PrivacyStatement:
         self, deltas: Sequence[float] = _CURVE_DELTAS
     ) -> list[tuple[float, float]]:
         """Pairs (delta, epsilon): the events have all of these guarantees at once."""
-        prices = accounting.epsilon_curve(
-            self.events, deltas, accountant=self.accountant
+        price = functools.partial(
+            accounting.epsilon_of_events, self.events, accountant=self.accountant
         )
-        return list(zip(deltas, prices, strict=True))
+        return [(delta, price(delta=delta)) for delta in deltas]
 
     def delta_at(self, epsilon: float) -> float:
         """The delta of the events at another epsilon."""
@@ -164,68 +162,39 @@ class PrivacyStatement:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able; infinite numbers become the string `"inf"`."""
-        norms = self.clipping_norm
-        return {
-            "unit": self.unit,
-            "relation": self.relation,
-            "sampling": self.sampling,
+        curve = [
+            {"delta": delta, "epsilon": eps} for delta, eps in self.epsilon_curve()
+        ]
+        return jsonable(self) | {
             "private": self.is_private,
-            "epsilon": json_number(self.epsilon),
-            "delta": self.delta,
-            "accountant": self.accountant,
             "gaussian_dp_mu": self.gaussian_dp_mu,
-            "epsilon_curve": [
-                {"delta": delta, "epsilon": json_number(epsilon)}
-                for delta, epsilon in self.epsilon_curve()
-            ],
-            "events": [event.to_dict() for event in self.events],
-            "noise_source": self.noise_source,
-            "public": list(self.public),
+            "epsilon_curve": jsonable(curve),
             "not_covered": list(self.not_covered),
-            "clipping_norm": [json_number(norm) for norm in norms]
-            if isinstance(norms, tuple)
-            else json_number(norms),
-            "engine": self.engine,
-            "platform": self.platform,
-            "num_rows": self.num_rows,
-            "num_rows_declared": self.num_rows_declared,
-            "versions": dict(self.versions),
         }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacyStatement":
         """The inverse of `to_dict`; what follows from the events is computed anew."""
-        norms: float | str | list[float | str] = fields["clipping_norm"]
-        return cls(
-            unit=fields["unit"],
-            relation=fields["relation"],
-            sampling=fields["sampling"],
-            epsilon=float(fields["epsilon"]),
-            delta=float(fields["delta"]),
-            accountant=fields["accountant"],
-            events=tuple(GaussianEvent.from_dict(event) for event in fields["events"]),
-            noise_source=fields["noise_source"],
-            public=tuple(fields["public"]),
-            clipping_norm=tuple(float(norm) for norm in norms)
-            if isinstance(norms, list)
-            else float(norms),
-            engine=fields["engine"],
-            # Statements of earlier versions do not say.
-            platform=fields.get("platform", "unknown"),
-            num_rows=int(fields["num_rows"]),
-            num_rows_declared=bool(fields["num_rows_declared"]),
-            versions=dict(fields["versions"]),
-        )
+        # Statements of earlier versions do not say.
+        fields = {"platform": "unknown", **fields}
+        values = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
+        values |= {name: float(values[name]) for name in ("epsilon", "delta")}
+        norms: Any = values["clipping_norm"]
+        several = not isinstance(norms, float | int | str)
+        values["clipping_norm"] = tuple(map(float, norms)) if several else float(norms)
+        values["events"] = tuple(map(GaussianEvent.from_dict, values["events"]))
+        values["public"] = tuple(values["public"])
+        return cls(**values)
 
     def __str__(self) -> str:
         """The statement as text, for people."""
         lines = ["Privacy statement", "-----------------"]
         if self.is_private:
             change = _RELATION_WORDS[self.relation].format(unit=self.unit)
-            lines += [
+            lines.append(
                 f"({self.epsilon:.6g}, {self.delta:.3g})-differentially private with "
-                f"respect to {change}.",
-            ]
+                f"respect to {change}."
+            )
             mu = self.gaussian_dp_mu
             if mu is not None:
                 about = "" if self.is_gaussian else "about "
@@ -241,10 +210,11 @@ class PrivacyStatement:
                 f"{self.unit}.",
                 "Do not publish it if the rows are confidential.",
             ]
-        norms = (
-            self.clipping_norm
-            if isinstance(self.clipping_norm, tuple)
-            else (self.clipping_norm,)
+        norms = np.atleast_1d(self.clipping_norm)
+        origin = (
+            "declared by the caller"
+            if self.num_rows_declared
+            else "the actual number, which is treated as public"
         )
         lines += [
             f"Engine:      {self.engine}",
@@ -255,20 +225,14 @@ class PrivacyStatement:
             + ", ".join(f"{norm:.6g}" for norm in norms),
             f"Randomness:  {self.noise_source}",
             "Releases:",
+            *([f"  {_describe(event)}" for event in self.events] or ["  none"]),
+            "Treated as public:",
+            f"  number of rows: {self.num_rows} ({origin})",
+            *(f"  {fact}" for fact in self.public),
+            "Not covered:",
+            *(f"  {fact}" for fact in self.not_covered),
+            "Versions:    " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
         ]
-        lines += [f"  {_describe(event)}" for event in self.events] or ["  none"]
-        lines.append("Treated as public:")
-        origin = (
-            "declared by the caller"
-            if self.num_rows_declared
-            else "the actual number, which is treated as public"
-        )
-        lines.append(f"  number of rows: {self.num_rows} ({origin})")
-        lines += [f"  {fact}" for fact in self.public]
-        lines.append("Not covered:")
-        lines += [f"  {fact}" for fact in self.not_covered]
-        versions = ", ".join(f"{k} {v}" for k, v in self.versions.items())
-        lines.append(f"Versions:    {versions}")
         return "\n".join(lines)
 
 

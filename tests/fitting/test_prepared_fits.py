@@ -18,7 +18,7 @@ from jax.core import Tracer
 import numpyro_vips as nv
 from numpyro_vips.fitting import engine_choice, prepared_fits
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
-from numpyro_vips.model.captured import fingerprint
+from numpyro_vips.model.fingerprint import fingerprint
 
 SCALE = 2.0
 WEIGHTS = np.array([1.0, 2.0])

@@ -13,6 +13,7 @@ import pytest
 import scipy.sparse
 from numpyro.handlers import condition, mask, scale, substitute
 
+from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.captured import captured_arrays
 
@@ -164,6 +165,15 @@ def test_finds_what_the_model_holds(case):
         for name, shape in expected.items()
     }
     assert found == known
+
+
+def test_a_few_numbers_by_name_are_settings_but_refused_where_they_may_be_rows():
+    settings = in_closure({"rate": 0.1, "power": 2.0, "steps": 3})
+    assert captured_arrays(settings) == {}
+    with pytest.raises(UnsafeModelError, match=r"captures 'value' of shape \(3,\)"):
+        captured_arrays(settings, num_rows=3)
+    data = in_closure({f"p{i}": 0.1 * i for i in range(5)})
+    assert list(captured_arrays(data)) == ["value"]
 
 
 def test_gives_the_arrays_themselves():
