@@ -6,7 +6,7 @@ What is missing here is left to JAX by the callers.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,10 +38,7 @@ def _broadcast(params: Params, x: np.ndarray, *_: Any) -> np.ndarray:
 
 def _iota(params: Params) -> np.ndarray:
     shape, axis = params["shape"], params["dimension"]
-    line = np.arange(shape[axis]).reshape(
-        [-1 if i == axis else 1 for i in range(len(shape))]
-    )
-    return np.broadcast_to(line, shape)
+    return np.broadcast_to(_along(axis, shape[axis], len(shape)), shape)
 
 
 def _slice(params: Params, x: np.ndarray) -> np.ndarray:
@@ -86,82 +83,42 @@ def _dot_general(params: Params, x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _gather(params: Params, x: np.ndarray, indices: np.ndarray) -> np.ndarray:
+    """Any gather, through one broadcast index array per axis."""
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
-    batch_rank = indices.ndim - 1
-    window = [
-        axis
-        for axis in range(x.ndim)
-        if axis not in numbers.collapsed_slice_dims
-        and axis not in numbers.operand_batching_dims
-    ]
+    shape = indices.shape[:-1]
+    inside = np.ones(shape, bool)
     starts: dict[int, np.ndarray] = {}
-    inside = np.ones(indices.shape[:-1], bool)
     for component, axis in enumerate(numbers.start_index_map):
         wanted, last = indices[..., component], x.shape[axis] - sizes[axis]
         starts[axis] = np.clip(wanted, 0, last)
         inside &= (wanted >= 0) & (wanted <= last)
-    whole = [sizes[axis] == x.shape[axis] for axis in window]
-    if len(starts) == 1 and all(whole) and not numbers.operand_batching_dims:
-        ((axis, start),) = starts.items()
-        taken = np.take(x, start if axis not in window else start * 0, axis)
-        if axis in window:
-            return _gather_by_index(x, numbers, sizes, starts, window, inside, params)
-        result = np.moveaxis(taken, range(axis, axis + batch_rank), range(batch_rank))
-        return _place_window(result, batch_rank, numbers, inside, params)
-    return _gather_by_index(x, numbers, sizes, starts, window, inside, params)
-
-
-def _gather_by_index(
-    x: np.ndarray,
-    numbers: Any,
-    sizes: Sequence[int],
-    starts: Mapping[int, np.ndarray],
-    window: Sequence[int],
-    inside: np.ndarray,
-    params: Params,
-) -> np.ndarray:
-    """Any gather, through one broadcast index array per axis."""
-    batch_rank = inside.ndim
-    batching = dict(
-        zip(
-            numbers.operand_batching_dims,
-            numbers.start_indices_batching_dims,
-            strict=True,
-        )
-    )
+    batching = numbers.operand_batching_dims, numbers.start_indices_batching_dims
+    for axis, position in zip(*batching, strict=True):
+        starts[axis] = _along(position, x.shape[axis], len(shape))
+    missing = (*numbers.collapsed_slice_dims, *numbers.operand_batching_dims)
+    window = [axis for axis in range(x.ndim) if axis not in missing]
     index = []
     for axis in range(x.ndim):
-        start = starts.get(axis, np.zeros((1,) * batch_rank, int))
-        if axis in batching:
-            shape = [1] * batch_rank
-            shape[batching[axis]] = -1
-            start = np.arange(x.shape[axis]).reshape(shape)
-        offset = np.zeros((), int)
+        start = starts.get(axis, np.zeros((1,) * len(shape), int))
+        start = start.reshape((*start.shape, *(1,) * len(window)))
         if axis in window:
-            place = [1] * len(window)
-            place[window.index(axis)] = -1
-            offset = np.arange(sizes[axis]).reshape(place)
-        index.append(start.reshape((*start.shape, *(1,) * len(window))) + offset)
-    shape = (*inside.shape, *(sizes[axis] for axis in window))
-    result = np.broadcast_to(x[tuple(index)], shape)
-    return _place_window(result, batch_rank, numbers, inside, params)
-
-
-def _place_window(
-    result: np.ndarray,
-    batch_rank: int,
-    numbers: Any,
-    inside: np.ndarray,
-    params: Params,
-) -> np.ndarray:
-    """Fills what lies out of range, and puts the window's axes where they belong."""
+            start = start + _along(window.index(axis), sizes[axis], len(window))
+        index.append(start)
+    whole = (*shape, *(sizes[axis] for axis in window))
+    result = np.broadcast_to(x[tuple(index)], whole)
     if params["mode"] is GatherScatterMode.FILL_OR_DROP and not inside.all():
         fill = params["fill_value"]
         if fill is None:
             fill = np.nan if np.issubdtype(result.dtype, np.inexact) else 0
-        mask = inside.reshape((*inside.shape, *(1,) * (result.ndim - batch_rank)))
+        mask = inside.reshape((*shape, *(1,) * len(window)))
         result = np.where(mask, result, np.asarray(fill, result.dtype))
-    return np.moveaxis(result, range(batch_rank, result.ndim), numbers.offset_dims)
+    # The window's axes go where they belong.
+    return np.moveaxis(result, range(len(shape), len(whole)), numbers.offset_dims)
+
+
+def _along(axis: int, length: int, rank: int) -> np.ndarray:
+    """The numbers 0, 1, ... along one of some axes."""
+    return np.arange(length).reshape([-1 if i == axis else 1 for i in range(rank)])
 
 
 def _cumulative(
@@ -202,24 +159,31 @@ def _reduce(
     return lambda params, x: function(x, axis=tuple(params["axes"]))
 
 
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda params, *operands: function(*operands)
+
+
+# What NumPy has by the same name.
+_SAME_NAMES = (
+    *("abs", "ceil", "cos", "exp", "exp2", "expm1", "floor", "log", "log1p", "sign"),
+    *("sin", "sqrt", "square", "tanh"),
+)
 # Each takes an operation's parameters and its operands. Results may still have to be
 # cast to the operation's type, and broadcast to its shape.
 NUMPY: dict[str, Callable[..., Any]] = {
-    "abs": lambda p, x: np.abs(x),
+    **{name: _plain(getattr(np, name)) for name in _SAME_NAMES},
     "add": lambda p, x, y: x + y,
     "add_any": lambda p, x, y: x + y,
     "and": lambda p, x, y: x & y,
     "argmax": lambda p, x: np.argmax(x, p["axes"][0]),
     "argmin": lambda p, x: np.argmin(x, p["axes"][0]),
     "broadcast_in_dim": _broadcast,
-    "ceil": lambda p, x: np.ceil(x),
     "cholesky": _cholesky,
     "clamp": lambda p, low, x, high: np.minimum(np.maximum(x, low), high),
     "concatenate": lambda p, *xs: np.concatenate(xs, p["dimension"]),
     "convert_element_type": lambda p, x: x,
     "copy": lambda p, x: x,
     "copy_p": lambda p, x: x,
-    "cos": lambda p, x: np.cos(x),
     "cumlogsumexp": _cumulative(np.logaddexp.accumulate),
     "cummax": _cumulative(np.maximum.accumulate),
     "cumprod": _cumulative(np.cumprod),
@@ -232,11 +196,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "erf": lambda p, x: special.erf(x),
     "erf_inv": lambda p, x: special.erfinv(x),
     "erfc": lambda p, x: special.erfc(x),
-    "exp": lambda p, x: np.exp(x),
-    "exp2": lambda p, x: np.exp2(x),
     "expand_dims": lambda p, x: np.expand_dims(x, tuple(p["dimensions"])),
-    "expm1": lambda p, x: np.expm1(x),
-    "floor": lambda p, x: np.floor(x),
     "gather": _gather,
     "ge": lambda p, x, y: x >= y,
     "gt": lambda p, x, y: x > y,
@@ -245,8 +205,6 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "is_finite": lambda p, x: np.isfinite(x),
     "le": lambda p, x, y: x <= y,
     "lgamma": lambda p, x: special.gammaln(x),
-    "log": lambda p, x: np.log(x),
-    "log1p": lambda p, x: np.log1p(x),
     "logistic": lambda p, x: special.expit(x),
     "lt": lambda p, x, y: x < y,
     "max": lambda p, x, y: np.maximum(x, y),
@@ -270,16 +228,11 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "rev": lambda p, x: np.flip(x, p["dimensions"]),
     "rsqrt": lambda p, x: 1 / np.sqrt(x),
     "select_n": _select,
-    "sign": lambda p, x: np.sign(x),
-    "sin": lambda p, x: np.sin(x),
     "slice": _slice,
-    "sqrt": lambda p, x: np.sqrt(x),
-    "square": lambda p, x: x * x,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
     "stack": lambda p, *xs: np.stack(xs, p["axis"]),
     "stop_gradient": lambda p, x: x,
     "sub": lambda p, x, y: x - y,
-    "tanh": lambda p, x: np.tanh(x),
     "tile": lambda p, x: np.tile(x, p["reps"]),
     "transpose": lambda p, x: x.transpose(p["permutation"]),
     "triangular_solve": _triangular_solve,
