@@ -262,7 +262,7 @@ def likelihoods() -> str:
     return "\n".join(lines)
 
 
-# Distributions around other ones, which have rows of their own.
+# Distributions around other ones, and those that say nothing of their own.
 _WRAPPERS: Mapping[type, str] = {
     dist.MixtureSameFamily: "components and weights as above; a Categorical variable "
     "says which component a value is from",
@@ -271,6 +271,7 @@ _WRAPPERS: Mapping[type, str] = {
     "which zeros are from it",
     dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
     "then a Categorical variable says which term counts",
+    dist.ImproperUniform: "a flat prior of a global; what else there is names its family",
 }
 
 

@@ -566,6 +566,47 @@ def _pulled(y: np.ndarray) -> dict[str, Any]:
 observed("factor of a global", numbers, _pulled_mean)
 
 
+def flat(name: str, support: Any = dist.constraints.real) -> Any:
+    return numpyro.sample(name, dist.ImproperUniform(support, (), ()))
+
+
+def _flat_mean(y: np.ndarray) -> dict[str, Any]:
+    return {"mean/loc": [y.mean()], "mean/covariance_matrix": [[1 / (4 * len(y))]]}
+
+
+def _flat_scale(y: np.ndarray) -> dict[str, Any]:
+    # Those of its square: p(s) = 1 is p(s²) ∝ 1 / s.
+    return {"s/concentration": (len(y) - 1) / 2, "s/rate": (y**2).sum() / 2}
+
+
+def _flat_rate(y: np.ndarray) -> dict[str, Any]:
+    return {"r/concentration": 1 + y.sum(), "r/rate": len(y)}
+
+
+def _flat_variance(y: np.ndarray) -> dict[str, Any]:
+    return {"v/concentration": len(y) / 2 - 1, "v/rate": (y**2).sum() / 2}
+
+
+def _flat_chance(y: np.ndarray) -> dict[str, Any]:
+    return {"p/concentration1": 1 + y.sum(), "p/concentration0": 1 + (1 - y).sum()}
+
+
+POSITIVE = dist.constraints.positive
+observed("flat mean", numbers, lambda y: dist.Normal(flat("mean"), 0.5))
+observed("flat scale", numbers, lambda y: dist.Normal(0.0, flat("s", POSITIVE)))
+observed("flat rate", counts, lambda y: dist.Poisson(flat("r", POSITIVE)))
+observed(
+    "flat variance",
+    numbers,
+    lambda y: dist.Normal(0.0, jnp.sqrt(flat("v", POSITIVE))),
+)
+observed(
+    "flat chance",
+    coins,
+    lambda y: dist.Bernoulli(flat("p", dist.constraints.unit_interval)),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
@@ -576,6 +617,11 @@ observed("factor of a global", numbers, _pulled_mean)
         ("Weibull", _weibull),
         ("known mean", _scatter),
         ("factor of a global", _pulled),
+        ("flat mean", _flat_mean),
+        ("flat scale", _flat_scale),
+        ("flat rate", _flat_rate),
+        ("flat variance", _flat_variance),
+        ("flat chance", _flat_chance),
     ],
 )
 def test_closed_form(name: str, posterior: Callable[..., dict[str, Any]]) -> None:

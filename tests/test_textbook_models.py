@@ -92,16 +92,24 @@ def deterministic_everywhere(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
 
-@not_conjugate(numbers, "flat prior")
+@conjugate(numbers)
 def improper_mean(y: Any) -> None:
     flat = dist.ImproperUniform(dist.constraints.real, (), ())
     observe(dist.Normal(numpyro.sample("mu", flat), 0.5), y)
 
 
-@not_conjugate(numbers, "flat prior")
+@conjugate(numbers)
 def improper_scale(y: Any) -> None:
     flat = dist.ImproperUniform(dist.constraints.positive, (), ())
     observe(dist.Normal(0.0, numpyro.sample("sd", flat)), y)
+
+
+@not_conjugate(numbers, "flat prior of a row's own latent")
+def improper_latent_of_a_row(y: Any) -> None:
+    flat = dist.ImproperUniform(dist.constraints.real, (), ())
+    with numpyro.plate(UNIT, y.shape[0]):
+        x = numpyro.sample("x", flat)
+        numpyro.sample("y", dist.Normal(x, 0.5), obs=y)
 
 
 @not_conjugate(numbers, "log^2 in 'mu'")

@@ -397,7 +397,19 @@ class VipsEngine:
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
-        return {}
+        has_noise = any(stddev > 0 for stddev in state.noise_stddev.values())
+        return {"warnings": list(self._on_flat_priors()) if has_noise else []}
+
+    def _on_flat_priors(self) -> Iterable[str]:
+        latents = self.program.structure.latents
+        flat = [name for name, latent in latents.items() if latent.is_flat]
+        if flat:
+            yield (
+                f"The prior of {', '.join(map(repr, flat))} is flat (ImproperUniform). "
+                "Where noise hides what the rows say, the posterior is improper, and "
+                "what is returned is as wide as numbers allow. A proper prior from "
+                "public knowledge, such as a wide Normal, says what is possible."
+            )
 
     # --- what `explain` says ----------------------------------------------------------
 
@@ -449,6 +461,7 @@ class VipsEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
+        yield from self._on_flat_priors()
         factors = self.program.structure.posterior_factors.values()
         largest = max((f.layout.size for f in factors if f.layout), default=0)
         if largest > _LARGE_COVARIANCE:

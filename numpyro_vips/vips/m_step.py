@@ -97,7 +97,11 @@ def _perturbed(
         ) -> jax.Array:
             return expected(structure, known, None, {**moments, factor.name: mine})
 
-        natural = own = jax.grad(value)(zero_moments(factor))
+        natural = jax.grad(value)(zero_moments(factor))
+        if factor.name in structure.flat:
+            neutral = factor.family.neutral(factor.shape)
+            natural = {s: natural[s] + value for s, value in neutral.items()}
+        own = natural
         if perturb:
             distant = factor.family.perturb(natural, subkey)
             size = 1.0 if factor.family.has_pseudo_counts else displacement
@@ -274,7 +278,10 @@ def update_globals(
                     structure, factor, statistics, noise_stddev, current, centre
                 )
             own = _from_prior(structure, factor, current, program.prior_terms)
-            natural[factor.name] = jax.tree.map(jnp.add, own, share)
+            total = jax.tree.map(jnp.add, own, share)
+            if factor.name in structure.flat:
+                total = factor.family.beside_flat_prior(total, factor.shape)
+            natural[factor.name] = total
             weight = copies(factor, structure.latents)
             each = natural[factor.name]
             if weight is not None:

@@ -6,6 +6,7 @@ NumPy. With noise, what is released must have the standard deviation that is cla
 """
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -585,3 +586,30 @@ def test_diagonal_structure_is_the_factorised_fixed_point() -> None:
     precision = np.eye(3) / 4 + X.T @ X / 0.25
     close(found["w/loc"], np.linalg.solve(precision, X.T @ y / 0.25), 1e-6)
     close(found["w/scale"], np.diag(precision) ** -0.5, 1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [math.inf, 1.0])
+def test_a_flat_prior_is_told_of_where_there_is_noise(epsilon: float) -> None:
+    def model(y: Any) -> None:
+        real, positive = dist.constraints.real, dist.constraints.positive
+        mean: Any = numpyro.sample("mean", dist.ImproperUniform(real, (), ()))
+        scale: Any = numpyro.sample("scale", dist.ImproperUniform(positive, (), ()))
+        with numpyro.plate(UNIT, y.shape[0]):
+            numpyro.sample("y", dist.Normal(mean, scale), obs=y)
+
+    rows = np.random.default_rng(0).uniform(size=200)
+    vi = nv.PrivateVI(
+        nv.private(model, unit=UNIT),
+        budget=nv.PrivacyBudget(epsilon, 1e-5 if epsilon < math.inf else 0.0),
+        engine="vips",
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    assert "'mean', 'scale' is flat" in str(vi.explain(rows))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = vi.run(jax.random.key(0), rows)
+    told = any("'mean', 'scale' is flat" in str(w.message) for w in caught)
+    assert told == (epsilon < math.inf)
+    for value in result.params.values():
+        assert np.isfinite(value).all()

@@ -29,7 +29,12 @@ LOG_2PI = math.log(2 * math.pi)
 
 
 class Augment(Protocol):
-    """Introduces the auxiliary variables of a site; see `augmentation`."""
+    """Introduces the auxiliary variables of a site; see `augmentation`.
+
+    `role` is "global" or "local", that of the site.
+    """
+
+    role: str
 
     def auxiliary(
         self,
@@ -66,13 +71,6 @@ class Component(Protocol):
 
 LogDensity = Callable[..., Form]
 REGISTRY: dict[type[dist.Distribution], LogDensity] = {}
-# What is said of distributions that no registered function could be for.
-WITHOUT_UPDATE: dict[type[dist.Distribution], str] = {
-    dist.ImproperUniform: (
-        "a flat prior, which has no member of a family to start from (a proper one, "
-        "such as a wide Normal, has)"
-    ),
-}
 
 
 def log_density(*kinds: type[dist.Distribution]) -> Callable[[LogDensity], LogDensity]:
@@ -447,6 +445,14 @@ def uniform(x: Form, low: Value, high: Value, *, augment: Augment) -> Form:
     for bound in (low, high):
         require_constant(bound, "the bounds of a Uniform as a function")
     return -elementwise.log(high - low) + 0.0 * x
+
+
+@log_density(dist.ImproperUniform)
+def improper_uniform(x: Form, *, augment: Augment) -> Form:
+    """What a flat prior leaves open is for the M-step, see `beside_flat_prior`."""
+    if augment.role != "global":
+        raise NotInAlgebra("a flat prior of a row's own latent, with nothing to start")
+    return forms.as_form(0.0)
 
 
 @log_density(dist.Dirichlet)

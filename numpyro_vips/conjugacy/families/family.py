@@ -27,6 +27,8 @@ NewElementwise = dict[str, Float[Array, "*batch"]]
 
 Shape = tuple[int, ...]
 Interval = tuple[float, float]
+# The weight of a proper prior that stands for a flat one: a precision of 1e-12, say.
+FLAT = 1e-12
 
 
 class Family(abc.ABC):
@@ -95,6 +97,20 @@ class Family(abc.ABC):
             of sums of row statistics and comes back unchanged.
           noise: Standard deviations of the noise in `data`, entry by entry.
         """
+
+    def beside_flat_prior(self, natural: Moments, shape: Shape) -> NewMoments:
+        """Natural parameters of a proper member, where the prior may be flat.
+
+        A flat prior is the limit of wide ones. This takes one that is so wide that it
+        matters only where the rows say nothing.
+
+        Args:
+          natural: What the priors and the rows say; without noise, and where the rows
+            determine the posterior, this is what comes back, up to rounding.
+          shape: That of the factor's latents.
+        """
+        neutral = self.neutral(shape)
+        return {s: natural[s] + FLAT * value for s, value in neutral.items()}
 
     # --- where a fit starts -----------------------------------------------------------
 

@@ -411,6 +411,10 @@ class _Root(Family):
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return self._of_root(self._square.at(value**2))
 
+    def beside_flat_prior(self, natural: Elementwise, shape: Shape) -> NewElementwise:
+        square = self._of_square(natural)
+        return self._natural(self._square.beside_flat_prior(square, shape))
+
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:

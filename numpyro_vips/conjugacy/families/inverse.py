@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.family import (
@@ -54,6 +55,13 @@ class Inverse(Family):
 
     def log_normalizer(self, natural: Moments) -> Float[Array, "..."]:
         return self._of_inverse.log_normalizer(self._inverse_natural(natural))
+
+    def beside_flat_prior(self, natural: Moments, shape: Shape) -> NewMoments:
+        # A flat prior counts like less than no observation, and one makes up for it.
+        found = super().beside_flat_prior(natural, shape)
+        inverse, log = self.statistics
+        least = 0.5 - self._jacobian(found[inverse])
+        return {**found, log: jnp.minimum(found[log], least)}
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         mirrored = map(self._mirrored, (prior, data, noise))

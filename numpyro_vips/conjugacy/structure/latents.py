@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.families import family_named
@@ -21,6 +22,7 @@ class Latent:
     copies each element stands for, as a form with the latent's axes: of an auxiliary
     variable, the trials of a binomial observation; of a discrete latent of the model,
     the scale that it shares with all that depends on it, such as the count of a word.
+    `is_flat` says that its prior is improper.
     """
 
     name: str
@@ -30,6 +32,7 @@ class Latent:
     states: np.ndarray | None = None
     family: str | None = None
     weight: Form | None = None
+    is_flat: bool = False
 
 
 # All latents of a model, by name.
@@ -56,5 +59,6 @@ def model_latents(graph: ModelGraph) -> dict[str, Latent]:
             shape=site.shape,
             support=site.support,
             states=states,
+            is_flat=site.distributed.kind is dist.ImproperUniform,
         )
     return latents

@@ -391,8 +391,6 @@ def _density(
     function = log_densities.REGISTRY.get(distributed.kind)
     latents = _latents_in(distributed, parameters) | x.latents
     about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
-    if distributed.kind in log_densities.WITHOUT_UPDATE:
-        raise NotInAlgebra(f"{log_densities.WITHOUT_UPDATE[distributed.kind]}{about}")
     if function is None:
         raise NotInAlgebra(f"no log density is registered for {kind}{about}")
     values: dict[str, Any] = {}

@@ -54,6 +54,7 @@ class Structure:
       used: The statistics in which each latent occurs.
       data_dependent_factors: Local factors that depend on private rows.
       centred: Gaussian factors whose statistics are released about the current mean.
+      flat: Factors with a latent whose prior is improper.
     """
 
     posterior_factors: Mapping[str, PosteriorFactor]
@@ -63,6 +64,7 @@ class Structure:
     used: Mapping[str, tuple[str, ...]]
     data_dependent_factors: frozenset[str]
     centred: frozenset[str] = frozenset()
+    flat: frozenset[str] = frozenset()
 
     def posterior_factors_of(self, role: str) -> list[PosteriorFactor]:
         return [
@@ -119,6 +121,9 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
         used={name: tuple(sorted(statistics)) for name, statistics in uses.items()},
         data_dependent_factors=data_dependent,
         centred=centred,
+        flat=frozenset(
+            factor_of[n] for n, latent in log_joint.latents.items() if latent.is_flat
+        ),
     )
 
 

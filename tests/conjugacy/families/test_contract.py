@@ -137,6 +137,24 @@ def test_every_family_of_the_package_is_here() -> None:
     assert set(EXAMPLES) == {family.name for family in ALL}
 
 
+# --- next to a flat prior -----------------------------------------------------------
+
+
+@x64
+@every_family
+def test_a_flat_prior_changes_no_member_and_leaves_one_where_nothing_is_known(
+    family: Family,
+) -> None:
+    natural, shape = example(family), shape_of(family)
+    found = family.beside_flat_prior(natural, shape)
+    for statistic, value in natural.items():
+        np.testing.assert_allclose(found[statistic], value, rtol=1e-9, atol=1e-9)
+    nothing = jax.tree.map(jnp.zeros_like, natural)
+    moments = family.moments(family.beside_flat_prior(nothing, shape))
+    for value in jax.tree.leaves(moments):
+        assert np.isfinite(value).all()
+
+
 # --- complete, or not made --------------------------------------------------------
 
 
