@@ -7,6 +7,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -n 2
+FAST := not slow and not audit
+UNOPTIMIZED := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 
 # The environments of make matrix: their interpreters, and what pip is held to.
 # MATRIX_TESTS=tests/test_result.py runs these alone.
@@ -28,8 +30,15 @@ demo: $(VENV)/.examples
 	    --epsilon $(EPSILON) --delta 1e-5 --output demo-output
 
 # A file's tests share fits and compiled programs, so one process runs all of them.
+# Most of the time goes into compiling programs that run once. A program that XLA does
+# not optimise means the same up to rounding, so the tests get those, but for the tests
+# whose subject is what the compiled program does: they are marked `optimized`. A jaxlib
+# that does not know the flags gets none.
 test: $(VENV)/.test
-	$(PYTEST) --dist loadfile
+	$(PYTEST) --dist loadfile -m '$(FAST) and optimized'
+	flags='$(UNOPTIMIZED)'; \
+	XLA_FLAGS="$$XLA_FLAGS $$flags" $(BIN)/python -c 'import jax; jax.devices()' || flags=; \
+	XLA_FLAGS="$$XLA_FLAGS $$flags" $(PYTEST) --dist loadfile -m '$(FAST) and not optimized'
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow

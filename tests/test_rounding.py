@@ -23,6 +23,8 @@ from numpyro_vips.jax_tools.row_sums import in_pieces
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.bounded_sum import piece_size
 
+pytestmark = pytest.mark.optimized
+
 NORM = 0.45
 
 

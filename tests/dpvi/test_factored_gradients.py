@@ -15,6 +15,8 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(0)
 ROWS = 7
 

@@ -4,9 +4,12 @@ import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 import threadpoolctl
 
 import numpyro_vips as nv
+
+pytestmark = pytest.mark.optimized
 
 
 def threads() -> set[int]:

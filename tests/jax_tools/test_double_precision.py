@@ -8,6 +8,8 @@ import pytest
 
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 
+pytestmark = pytest.mark.optimized
+
 CAPTURED = np.array([0.5, 1.0, 2.0])
 
 

@@ -7,6 +7,8 @@ import pytest
 
 from numpyro_vips.jax_tools.host_calls import call_on_host
 
+pytestmark = pytest.mark.optimized
+
 
 def _sum_and_product(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([x + y, x * y])

@@ -18,6 +18,8 @@ from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 
+pytestmark = pytest.mark.optimized
+
 NUM_ROWS = 64
 KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
 

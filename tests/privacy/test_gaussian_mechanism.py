@@ -15,6 +15,8 @@ from numpyro_vips.privacy.gaussian_mechanism import (
     optimal_scales,
 )
 
+pytestmark = pytest.mark.optimized
+
 SIGNED = Block(name="signed", shape=(3,))
 COUNTS = Block(name="counts", shape=(2, 2), geometry="nonnegative", scale=0.5)
 MATRIX = Block(name="matrix", shape=(2, 2), symmetric=True, geometry="psd", scale=2.0)

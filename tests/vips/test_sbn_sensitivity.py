@@ -33,6 +33,8 @@ from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
 
+pytestmark = pytest.mark.optimized
+
 PIXELS, UNITS, SWEEPS = 24, 12, 8
 # Below the norm of most rows, so that clipping is what counts.
 SMALL = 0.05

@@ -18,6 +18,8 @@ from _setups import Setup, setup
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 
+pytestmark = pytest.mark.optimized
+
 
 def statistic_of(this: Setup, name: str) -> Statistic:
     return next(s for s in this.program.structure.statistics if s.name == name)
