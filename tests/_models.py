@@ -252,11 +252,16 @@ def away_from_prior(
     program: ConjugateProgram,
 ) -> tuple[dict[str, jax.Array], dict[str, float]]:
     """n̄ where no moment of the globals is zero, and a scale for each released block."""
-    moments = start(program, jax.random.key(1)).moments
-    moments = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, moments)
+
+    @jax.jit
+    def expected_natural(key: jax.Array) -> dict[str, jax.Array]:
+        moments = start(program, key).moments
+        moments = jax.tree.map(lambda m: m + 0.3 * jnp.abs(m) + 0.1, moments)
+        return expected_natural_of(program.structure, moments)
+
     scales = {
         statistic.name: 0.5 + 0.4 * number
         for number, statistic in enumerate(program.structure.statistics)
         if statistic.release != "public"
     }
-    return expected_natural_of(program.structure, moments), scales
+    return expected_natural(jax.random.key(1)), scales

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Mapping
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from scipy import special
 
 from numpyro_vips.accounting import Relation
 from numpyro_vips.conjugacy.algebra.contractions import padded
+from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
@@ -31,6 +33,8 @@ from numpyro_vips.vips import bounded_sum as sums
 from numpyro_vips.vips import row_statistics
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.engine import block_of
+
+pytestmark = pytest.mark.optimized
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,15 +159,12 @@ CLIPPING_NORM = 0.03  # Below the norm of most rows.
 
 
 @functools.cache
-def _contributions(
-    name: str, names: tuple[str, ...] | None
-) -> tuple[tuple[Block, ...], np.ndarray]:
-    """The blocks, and clipped joint vectors of many rows, by the sum that runs."""
+def _clipped_rows(name: str) -> Any:
+    """From scales of all blocks to the clipped sums of many rows, each row alone."""
     this = setup(name)
-    scales = {k: v for k, v in this.scales.items() if names is None or k in names}
-    assert names is None or set(scales) == set(names)
+    rows = _search_rows(this, 400)
 
-    def contribution(row: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def contribution(row: Mapping[str, Any], scales: Any) -> dict[str, jax.Array]:
         alone = {key: value[None] for key, value in row.items()}
         return bounded_sum(
             this.program,
@@ -175,7 +176,27 @@ def _contributions(
             SWEEPS,
         )
 
-    found = jax.jit(jax.vmap(contribution))(_search_rows(this, 400))
+    compiled = jax.jit(jax.vmap(contribution, in_axes=(0, None)))
+
+    def sums(scales: Mapping[str, float]) -> dict[str, jax.Array]:
+        # Filled up to a vector, a sum of one row takes 64 times as long. How rows share
+        # vectors is the subject of `test_rounding.py`.
+        with mock.patch.object(row_sums, "ROW_ALIGNMENT", 1):
+            return compiled(rows, dict(scales))
+
+    return sums
+
+
+@functools.cache
+def _contributions(
+    name: str, names: tuple[str, ...] | None
+) -> tuple[tuple[Block, ...], np.ndarray]:
+    """The blocks, and clipped joint vectors of many rows, by the sum that runs."""
+    this = setup(name)
+    scales = {k: v for k, v in this.scales.items() if names is None or k in names}
+    assert names is None or set(scales) == set(names)
+    # A block with a scale of zero has no part in the norm.
+    found = _clipped_rows(name)(dict.fromkeys(this.scales, 0.0) | scales)
     blocks = tuple(
         dataclasses.replace(block_of(s), scale=scales[s.name])
         for s in this.program.structure.statistics
