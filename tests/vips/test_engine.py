@@ -416,6 +416,7 @@ def test_an_unusable_row_is_as_good_as_absent() -> None:
     X[40, 1], X[41, 0] = np.nan, -np.inf
     y = np.concatenate([y, [1.0, 0.0, 2.0]])  # And a label that is none.
     found, expected = fit(fn, (X, y)), fit(fn, (X[:40], y[:40]))
+    assert found.keys() == expected.keys() == {"w+b/loc", "w+b/covariance_matrix"}
     for parameter, value in expected.items():
         close(found[parameter], value, 1e-8)
 
