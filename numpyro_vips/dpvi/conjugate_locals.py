@@ -40,9 +40,9 @@ from numpyro_vips.model.log_joint import (
     site_log_density,
 )
 from numpyro_vips.model.prior_centre import initial_params
-from numpyro_vips.model.synthetic_rows import synthetic_rows
+from numpyro_vips.model.synthetic_rows import synthetic_latents, synthetic_rows
 from numpyro_vips.model.trace import site_outputs
-from numpyro_vips.vips.certificate import row_and_validity, synthetic_latents
+from numpyro_vips.vips.certificate import row_and_validity
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
 from numpyro_vips.vips.evidence_bound import row_bound_at
 from numpyro_vips.vips.program import ConjugateProgram, program_of

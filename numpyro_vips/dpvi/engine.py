@@ -463,13 +463,16 @@ class DpviEngine:
           For every named block one norm per row; NaN where the row would count as zero.
         """
         key, draws = self._draws(state)
+        found = self._jitted_norms(state.variational, key, draws, dense_rows(rows))
+        return {name: np.asarray(found[name]) for name in names}
 
+    @functools.cached_property
+    def _jitted_norms(self) -> Any:
         def norms(variational: Variational, key: Any, draws: Any, rows: Any) -> Any:
             shared = self._shared(variational, key, draws)
             return self._row_gradients.norms(shared, rows)
 
-        found = jax.jit(norms)(state.variational, key, draws, dense_rows(rows))
-        return {name: np.asarray(found[name]) for name in names}
+        return jax.jit(norms)
 
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""

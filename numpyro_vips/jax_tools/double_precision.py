@@ -53,18 +53,25 @@ def evaluate_in_double(function: Callable[..., Any], *args: Any) -> Any:
 
 def _in_double(value: Any) -> Any:
     """A NumPy array, a real one of double precision; random keys stay as they are."""
-    dtype = getattr(value, "dtype", None)
-    if dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended):
+    if _is_key(value):
         return value
     array = np.asarray(value)
     is_real = jnp.issubdtype(array.dtype, jnp.floating)
     return array.astype(np.float64) if is_real else array
 
 
+def _is_key(value: Any) -> bool:
+    """Whether an array, or what is known of one, is of keys, which NumPy lacks."""
+    dtype = getattr(value, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
+
+
 def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if called_program(eqn) is not None:
         return None
     name, params = eqn.primitive.name, eqn.params
+    if any(_is_key(var.aval) for var in (*eqn.invars, *eqn.outvars)):
+        return _apply_jax(eqn, operands)
     if name == "cond":
         branches = params["branches"]
         which = int(np.clip(int(operands[0]), 0, len(branches) - 1))
@@ -103,9 +110,7 @@ def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     """What NumPy has no word for, such as a loop, is left to JAX."""
     avals: list[Any] = [var.aval for var in eqn.invars]
     typed = [
-        operand
-        if jnp.issubdtype(aval.dtype, jax.dtypes.extended)
-        else jnp.asarray(operand, aval.dtype)
+        operand if _is_key(aval) else jnp.asarray(operand, aval.dtype)
         for operand, aval in zip(operands, avals, strict=True)
     ]
     return [_in_double(result) for result in apply_equation(eqn, typed)]

@@ -6,8 +6,11 @@ from collections.abc import Iterator
 
 import jax
 import numpy as np
+from numpyro.distributions import biject_to
 
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.graph import ModelGraph
 
 
 def synthetic_rows(
@@ -53,10 +56,8 @@ def rows_of_unit_size(
     floats = [name for name, row in rows.items() if row.dtype.kind == "f"]
     for name in floats:
         if rows[name].ndim > 1:
-            direction = rng.normal(size=rows[name].shape)
-            axes = tuple(range(1, direction.ndim))
-            norm = np.sqrt((direction**2).sum(axes, keepdims=True))
-            rows[name] = (direction / norm).astype(rows[name].dtype)
+            drawn = directions(rng, rows[name].shape)
+            rows[name] = drawn.astype(rows[name].dtype)
     # The last arguments are the likeliest observations.
     for binary in itertools.product((False, True), repeat=min(len(floats), 6)):
         guess = dict(rows)
@@ -65,3 +66,31 @@ def rows_of_unit_size(
                 values = rng.integers(0, 2, rows[name].shape)
                 guess[name] = values.astype(rows[name].dtype)
         yield guess
+
+
+def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Rows of L2 norm 1, in random directions."""
+    drawn = rng.normal(size=shape)
+    norm = np.sqrt((drawn**2).sum(tuple(range(1, drawn.ndim)), keepdims=True))
+    return drawn / norm
+
+
+def synthetic_latents(
+    graph: ModelGraph, count: int, seed: int
+) -> dict[str, np.ndarray]:
+    """A value in the support of every latent, for `count` rows."""
+    rng = np.random.default_rng(seed)
+    latents = {}
+    for site in graph.sites.values():
+        if not site.is_latent:
+            continue
+        shape = [count if i == site.row_axis else n for i, n in enumerate(site.shape)]
+        if site.is_discrete:
+            # Without known states it is refused; 0 and 1 are then as good as any.
+            value = rng.integers(0, site.num_states or 2, shape).astype(site.dtype)
+        else:
+            transform = biject_to(site.support)
+            free = transform.inverse_shape(tuple(shape))
+            value = evaluate_in_double(transform, rng.uniform(-1.0, 1.0, free))
+        latents[site.name] = value
+    return latents

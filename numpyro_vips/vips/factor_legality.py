@@ -18,7 +18,8 @@ import numpy as np
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Slot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.vips.certificate import point_moments, synthetic_latents
+from numpyro_vips.model.synthetic_rows import synthetic_latents
+from numpyro_vips.vips.certificate import point_moments
 from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.starting_moments import zero_moments

@@ -151,3 +151,18 @@ WITHIN: dict[str, Callable[[Any], Any]] = {
 def test_functions_of_single_rows_pass(name: str) -> None:
     program = compiled(_regression(WITHIN[name]), MODELS["logistic_fixed"].rows())
     check_rows_are_separate(program.graph)
+
+
+def test_rows_that_act_on_each_other_are_seen_where_few_rows_are_valid() -> None:
+    """Log densities of minus infinity are equal whatever the rows do."""
+
+    def model(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate(UNIT, y.shape[0]):
+            rate = jnp.exp(w * (x - x.mean()))
+            numpyro.sample("y", dist.Pareto(2.0, rate), obs=y)
+
+    x = np.linspace(0.0, 1.0, 5).astype(np.float32)
+    _, graph = graph_of(model, (x, 2 + x))
+    with pytest.raises(nv.UnsafeModelError, match="act on each other"):
+        check_rows_are_separate(graph)
