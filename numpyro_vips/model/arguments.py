@@ -11,8 +11,10 @@ rows nor clearly a constant is refused, with the remedy. Messages quote names, s
 and dtypes, never values.
 """
 
+import argparse
 import dataclasses
 import inspect
+import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -210,7 +212,7 @@ def bind_arguments(
     | `scipy.sparse` CSR matrix or array               | private rows             |
     | array whose name is in `model.public`            | public array             |
     | number, string, bool, None as a whole argument   | public constant          |
-    | the same as a value of a dict                    | public constant          |
+    | the same as a value of a dict or a namespace     | public constant          |
     | dict, tuple, named tuple                         | sorted leaf by leaf      |
     | list, table, 0-d, text or object array, key, ... | `TypeError` with a remedy|
 
@@ -373,10 +375,9 @@ class _Sorter:
                 for key, part in zip(keys, value, strict=True)
             ]
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-        # A NumPy scalar may be a float too, but has usually been computed from data.
-        if not isinstance(value, np.generic) and (
-            value is None or isinstance(value, (bool, int, float, complex, str))
-        ):
+        if isinstance(value, types.SimpleNamespace | argparse.Namespace):
+            return self._settings(name, value)
+        if _is_constant(value):
             if not constant:
                 raise TypeError(_misplaced_constant(name, value))
             self.constants[name] = value
@@ -388,6 +389,19 @@ class _Sorter:
         leaf: Any = value
         self.private[name] = leaf
         return _Slot(name)
+
+    def _settings(self, name: str, value: Any) -> Any:
+        """Files a namespace, as of command line options, and returns a copy of it."""
+        parts = vars(value)
+        for key, part in parts.items():
+            if not _is_constant(part):
+                raise TypeError(
+                    f"'{name}.{key}' is of type {_type_name(part)}, and a namespace "
+                    "may hold Python numbers, strings, bools and None alone, which are "
+                    "public. Pass arrays as arguments of their own, or in a dict."
+                )
+            self.sort(f"{name}.{key}", part)
+        return type(value)(**parts)
 
     def check_names(self, parameters: tuple[str, ...]) -> None:
         for name in self.public_names:
@@ -402,6 +416,17 @@ class _Sorter:
             raise ValueError(
                 f"public names {name!r}, but the model has no such argument. {hint}"
             )
+
+
+def _is_constant(value: Any) -> bool:
+    """Whether it is a Python value that counts as public.
+
+    A NumPy scalar may be a float too, but has usually been computed from data.
+    """
+    plain = (bool, int, float, complex, str)
+    return value is None or (
+        isinstance(value, plain) and not isinstance(value, np.generic)
+    )
 
 
 def _refuse_kind(name: str, value: Any, *, public: bool) -> None:

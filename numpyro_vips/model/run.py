@@ -28,9 +28,10 @@ from numpyro_vips.model.distributions import unwrapped
 class UnitPlate(Messenger):
     """Checks the unit plate and takes its subsampling over."""
 
-    def __init__(self, unit: str, num_rows: int, index: Any = None):
+    def __init__(self, unit: str, num_rows: int, all_rows: int, index: Any = None):
         self.unit = unit
         self.num_rows = num_rows
+        self.all_rows = all_rows
         self.index = jnp.arange(num_rows) if index is None else index
         self.seen = False
         self.plate_names: list[str] = []
@@ -51,13 +52,14 @@ class UnitPlate(Messenger):
         if msg["name"] != self.unit:
             return
         size, subsample_size = msg["args"]
-        rows_given = self.num_rows in (size, subsample_size)
+        # A model may be told the number of all rows, as a public number of its own.
+        rows_given = self.num_rows in (size, subsample_size) or size == self.all_rows
         if not rows_given:
             raise ValueError(
                 f"Expected the unit plate {self.unit!r} to have one entry per row, but "
                 f"its size is {size} when the model is given {self.num_rows} rows. "
                 f"Write numpyro.plate({self.unit!r}, X.shape[0]), with X one of the "
-                "private arguments."
+                "private arguments, or with their number, a Python int."
             )
         self.seen = True
         # The engine draws the rows and scales their sum, so the plate covers exactly
@@ -187,7 +189,7 @@ def run_model(
     """
     args, kwargs = arguments.call(rows)
     count = next(iter(rows.values())).shape[0]
-    unit_plate = UnitPlate(model.unit, count, index)
+    unit_plate = UnitPlate(model.unit, count, arguments.public_num_rows, index)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="subsample_size does not match")
         # `trace` is outermost so that it sees the final messages.

@@ -1,6 +1,9 @@
 """The model's program on abstract rows: its sites' parameters as a traced function."""
 
+import linecache
+import traceback
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -161,7 +164,29 @@ def _traced(call: Callable[[], Any]) -> Any:
         raise UnsafeModelError(
             "The model looks at the value of a latent variable or of private data "
             "while it runs (an `if`, a float(), a NumPy function or a boolean index "
-            "on a traced array, or a NumPy array indexed by one). What it computes "
-            "would depend on single records in ways that no clipping bounds. Use jnp "
-            f"functions such as jnp.where instead. JAX reports {type(error).__name__}."
+            "on a traced array, or a NumPy array indexed by one)"
+            f"{_line_of(error)}. What it computes would depend on single records in "
+            "ways that no clipping bounds. Use jnp functions such as jnp.where "
+            "instead. A size, as in len(np.unique(group)) or int(np.max(x)) + 1, must "
+            "be public: pass the number of groups to the model as a Python int. JAX "
+            f"reports {type(error).__name__}."
         ) from None
+
+
+# Whose lines are not the user's.
+_LIBRARIES = ("numpyro_vips", "numpyro", "jax", "numpy", "scipy", "contextlib")
+
+
+def _line_of(error: BaseException) -> str:
+    """Where the model failed: the last line that is neither ours nor a library's."""
+    frames = []
+    for frame, number in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
+        if module not in _LIBRARIES:
+            frames.append((frame.f_code.co_filename, number))
+    if not frames:
+        return ""
+    filename, number = frames[-1]
+    code = linecache.getline(filename, number).strip()
+    where = f", in line {number} of {Path(filename).name}"
+    return f"{where}, `{code}`" if code else where

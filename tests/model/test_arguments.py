@@ -1,6 +1,8 @@
+import argparse
 import collections
 import functools
 import tracemalloc
+import types
 import warnings
 from typing import Any
 
@@ -403,3 +405,20 @@ def test_public_indices_serve_in_single_and_in_double_precision():
         double = jax.jit(of_rows)({"table": X(np.float64)})
     assert single.out_avals[0].dtype == np.float32
     np.testing.assert_array_equal(double, X(np.float64)[index])
+
+
+@pytest.mark.parametrize("kind", [argparse.Namespace, types.SimpleNamespace])
+def test_a_namespace_holds_public_constants(kind):
+    settings = kind(hidden=3, name="a", rate=0.5, prior=None, flag=True)
+    arguments = bind(X(), batch=settings)
+    assert arguments.constants["batch.hidden"] == 3
+    assert len(arguments.constants) == 5
+    settings.hidden = 4
+    _, kwargs = arguments.call({"X": X()})
+    assert kwargs["batch"].hidden == 3
+
+
+@pytest.mark.parametrize("part", [X(), [1, 2], np.float64(0.5), {"a": 1}])
+def test_a_namespace_of_anything_else_is_refused(part):
+    with pytest.raises(TypeError, match=r"'batch\.part' is of type"):
+        bind(X(), batch=argparse.Namespace(part=part, hidden=3))

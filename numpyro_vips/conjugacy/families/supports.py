@@ -58,3 +58,16 @@ def same_support(support: Any, known: Any) -> bool:
 
 def _is_traced(values: Any) -> bool:
     return any(isinstance(value, jax.core.Tracer) for value in values)
+
+
+def described(support: Any) -> str:
+    """A support's name, with its bounds where it has no name of its own."""
+    support = base_support(support)
+    name = type(support).__name__.strip("_")
+    if name not in ("Interval", "GreaterThan", "GreaterThanEq", "LessThan"):
+        return name
+    bounds = [getattr(support, f"{end}_bound", None) for end in ("lower", "upper")]
+    bounds = [bound for bound in bounds if bound is not None]
+    if not all(isinstance(bound, int | float) for bound in bounds):
+        return name  # Arrays would fill the message.
+    return f"{name}({', '.join(f'{bound:g}' for bound in bounds)})"

@@ -26,7 +26,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
 )
 from numpyro_vips.conjugacy.families import find_family
 from numpyro_vips.conjugacy.families.family import Family
-from numpyro_vips.conjugacy.families.supports import base_support
+from numpyro_vips.conjugacy.families.supports import base_support, described
 from numpyro_vips.conjugacy.structure import centring
 from numpyro_vips.conjugacy.structure.latents import Latent, Latents, known_family
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
@@ -225,7 +225,7 @@ def _family_of(latent: Latent, used: set[str]) -> Family | None:
 
 
 def _no_family(latent: Latent, uses: _Uses) -> str:
-    support = str(base_support(latent.support)).strip("<>").split(" ")[0]
+    support = described(latent.support)
     where = "; ".join(
         f"{statistic} in {', '.join(map(repr, sorted(uses[statistic])))}"
         for statistic in sorted(uses)

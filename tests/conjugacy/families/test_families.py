@@ -10,7 +10,7 @@ from numpyro.distributions import constraints
 from scipy import special, stats
 
 from numpyro_vips.conjugacy import families
-from numpyro_vips.conjugacy.families import find_family
+from numpyro_vips.conjugacy.families import find_family, supports
 from numpyro_vips.conjugacy.families.digamma import digamma
 from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import (
     GeneralizedInverseGaussian,
@@ -182,3 +182,18 @@ def test_digamma_in_single_precision() -> None:
     outside = np.asarray(digamma(jnp.array([0.0, -0.5, -2.0, np.nan], np.float32)))
     assert np.isnan(outside).all()
     assert digamma(jnp.float32(np.inf)) == np.inf
+
+
+@pytest.mark.parametrize(
+    ("support", "text"),
+    [
+        (constraints.real_vector, "Real"),
+        (constraints.positive, "Positive"),
+        (constraints.interval(0, 100), "Interval(0, 100)"),
+        (constraints.greater_than(2.5), "GreaterThan(2.5)"),
+        (constraints.interval(np.zeros(3), 1.0), "Interval"),
+        (constraints.unit_interval, "UnitInterval"),
+    ],
+)
+def test_supports_are_described_with_their_bounds(support: Any, text: str) -> None:
+    assert supports.described(support) == text
