@@ -62,7 +62,8 @@ def run_step(
                 sums[name] += part[name]
     noisy = step.mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
-    released = {name: value / step.sampling.rate for name, value in noisy.items()}
+    rate = step.sampling.rate
+    released = {name: np.asarray(value / rate) for name, value in noisy.items()}
     return engine.update(state, released, noise_of_sums(step), step.step_size)
 
 

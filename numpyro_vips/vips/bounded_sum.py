@@ -7,11 +7,12 @@ checked for a single row; see `jax_tools.row_programs`.
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Shaped
 
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_programs import over_rows
@@ -23,6 +24,13 @@ from numpyro_vips.jax_tools.row_sums import (
 )
 from numpyro_vips.vips.e_step import couples_latents, moments_of_row
 from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    NewByStatistic,
+    Row,
+    Rows,
+    Scales,
+)
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import (
     RowContribution,
@@ -37,21 +45,21 @@ from numpyro_vips.vips.row_statistics import (
 class Shared(NamedTuple):
     """What the rows of a step share; see `bounded_sum`."""
 
-    expected_natural: Mapping[str, jax.Array]
-    scales: Mapping[str, float]
+    expected_natural: ByStatistic
+    scales: Scales
     means: Means
 
 
 def bounded_sum(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    rows: Mapping[str, jax.Array],
-    mask: jax.Array,
-    scales: Mapping[str, float],
-    clipping_norm: float | jax.Array,
+    expected_natural: ByStatistic,
+    rows: Rows,
+    mask: Bool[Array, " rows"],
+    scales: Scales,
+    clipping_norm: float | Float[Array, ""],
     sweeps: int,
     means: Means | None = None,
-) -> dict[str, jax.Array]:
+) -> NewByStatistic:
     """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
     Guarantees:
@@ -79,7 +87,7 @@ def bounded_sum(
         double, norm = in_double((shared, clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
 
-        def of_piece(rows: Any, mask: jax.Array) -> dict[str, PartialSum]:
+        def of_piece(rows: Rows, mask: Bool[Array, " rows"]) -> dict[str, PartialSum]:
             with jax.enable_x64(is_double):
                 contributions = _row_contributions(program, shared, rows, sweeps)
             return _sum_of_contributions(
@@ -87,11 +95,11 @@ def bounded_sum(
             )
 
         def add_to(
-            sums: Mapping[str, jax.Array], partial_sums: Mapping[str, PartialSum]
-        ) -> dict[str, jax.Array]:
+            sums: ByStatistic, partial_sums: Mapping[str, PartialSum]
+        ) -> NewByStatistic:
             return {name: add(sums[name], partial_sums[name]) for name in scales}
 
-        def zeros(partial_sums: Mapping[str, PartialSum]) -> dict[str, jax.Array]:
+        def zeros(partial_sums: Mapping[str, ShapeOfSum]) -> NewByStatistic:
             return {name: zero_sum(partial_sums[name], shapes[name]) for name in scales}
 
         pieces = in_pieces(dict(rows), mask, _piece_size(program))
@@ -116,11 +124,11 @@ def bounded_sum(
 
 
 def _row_contributions(
-    program: ConjugateProgram, shared: Shared, rows: Mapping[str, Any], sweeps: int
+    program: ConjugateProgram, shared: Shared, rows: Rows, sweeps: int
 ) -> RowContribution:
     """The E-step: rows' contributions, with a leading axis of rows."""
 
-    def solve(shared: Shared, row: Mapping[str, Any]) -> RowContribution:
+    def solve(shared: Shared, row: Row) -> RowContribution:
         arrays, valid = program.row_constants.zero_if_invalid(row)
         local_moments = moments_of_row(program, shared.expected_natural, arrays, sweeps)
         return row_contribution(
@@ -137,8 +145,8 @@ def _sum_of_contributions(
     program: ConjugateProgram,
     shared: Shared,
     contributions: RowContribution,
-    mask: jax.Array,
-    clipping_norm: jax.Array,
+    mask: Bool[Array, " rows"],
+    clipping_norm: Float[Array, ""],
 ) -> "dict[str, PartialSum]":
     """Clips the rows' contributions and adds them up, in double precision."""
     expected_natural, scales, means = shared
@@ -151,8 +159,8 @@ def _sum_of_contributions(
         for name, partial_sum in contributions.scattered.items()
     }
 
-    def total(released: Mapping[str, jax.Array]) -> jax.Array:
-        def of_row(contribution: RowContribution) -> jax.Array:
+    def total(released: ByStatistic) -> Float[Array, ""]:
+        def of_row(contribution: RowContribution) -> Float[Array, ""]:
             return expected(
                 program.structure,
                 terms_with(program, contribution.numbers, means),
@@ -182,21 +190,20 @@ def _piece_size(program: ConjugateProgram) -> int | None:
 # --- partial sums ---------------------------------------------------------------------
 
 # What some rows add to a statistic: an array, or their contributions, still scattered.
-PartialSum = jax.Array | Scattered
+PartialSum = Float[Array, "..."] | Scattered
+# Of the same, or of what will be the same when a program runs, the shapes alone.
+ShapeOfSum = PartialSum | Float[jax.ShapeDtypeStruct, "..."]
 
 
-def weighted(scattered: Scattered, weights: jax.Array) -> Scattered:
-    """Rows' contributions, each times its weight (rows,)."""
+def weighted(scattered: Scattered, weights: Float[Array, " rows"]) -> Scattered:
+    """Rows' contributions, each times its weight."""
     values = scattered.values
     each = weights.reshape(-1, *(1,) * (values.ndim - 1))
     return dataclasses.replace(scattered, values=each * values)
 
 
-def zero_sum(partial_sum: PartialSum, shape: tuple[int, ...]) -> jax.Array:
-    """The zeros from which partial sums are added up, given the statistic's own shape.
-
-    Only the shapes of `partial_sum` are used.
-    """
+def zero_sum(partial_sum: ShapeOfSum, shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """The zeros from which partial sums are added up; `shape` is the statistic's."""
     if not isinstance(partial_sum, Scattered):
         return jnp.zeros(shape, partial_sum.dtype)
     picked = [shape[partial_sum.axes.index(i)] for i in range(len(partial_sum.indices))]
@@ -204,15 +211,16 @@ def zero_sum(partial_sum: PartialSum, shape: tuple[int, ...]) -> jax.Array:
     return jnp.zeros((*picked, *partial_sum.values.shape[2:]), partial_sum.values.dtype)
 
 
-def add(total: jax.Array, partial_sum: PartialSum) -> jax.Array:
+def add(total: Float[Array, "*sum"], partial_sum: PartialSum) -> Float[Array, "*sum"]:
+    """Adds a partial sum to a total that began as its `zero_sum`."""
     if not isinstance(partial_sum, Scattered):
         return total + partial_sum
     return total.at[partial_sum.indices].add(partial_sum.values, mode="drop")
 
 
 def in_order(
-    total: jax.Array, partial_sum: PartialSum, shape: tuple[int, ...]
-) -> jax.Array:
+    total: Float[Array, "..."], partial_sum: ShapeOfSum, shape: tuple[int, ...]
+) -> Float[Array, "..."]:
     """A total of partial sums, with the statistic's own axes."""
     if not isinstance(partial_sum, Scattered):
         return total
@@ -238,14 +246,19 @@ def piece_size(bytes_per_row: int) -> int:
 
 
 def clipping_weights(
-    norms: jax.Array, mask: jax.Array, clipping_norm: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
+    norms: Float[Array, " rows"],
+    mask: Bool[Array, " rows"],
+    clipping_norm: float | Float[Array, ""],
+) -> tuple[Float[Array, " rows"], Bool[Array, " rows"]]:
     """What each row is multiplied by, and which rows may be looked at at all."""
     usable = mask & jnp.isfinite(norms)
     factors = clipping_factor(norms, clipping_norm)
     return jnp.where(usable, factors, 0.0), usable
 
 
-def where_rows(usable: jax.Array, array: jax.Array) -> jax.Array:
+def where_rows(
+    usable: Bool[Array, " rows"], array: Shaped[Array, "rows ..."]
+) -> Shaped[Array, "rows ..."]:
+    """The array with zeros in the place of rows that are not usable."""
     shape = (-1, *(1,) * (array.ndim - 1))
     return jnp.where(usable.reshape(shape), array, jnp.zeros((), array.dtype))

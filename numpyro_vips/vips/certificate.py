@@ -7,7 +7,7 @@ is spent. The check that rows do not act on each other serves both engines.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -15,8 +15,10 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
+from numpyro_vips.conjugacy.families.family import NewMoments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import UnsafeModelError
@@ -29,9 +31,17 @@ from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import synthetic_latents, with_synthetic_rows
 from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
-from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.e_step import entropy
+from numpyro_vips.vips.expectations import expected, natural_parameters
+from numpyro_vips.vips.named_arrays import (
+    NewMomentsByFactor,
+    NewValues,
+    Numbers,
+    Row,
+    Rows,
+    Values,
+)
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.starting_moments import zero_moments
 
 NUM_ROWS = 3
 NUM_UNUSUAL_ROWS = 24
@@ -51,8 +61,8 @@ class CertificateError(Exception):
 
 
 def numpyro_log_joint(
-    graph: ModelGraph, rows: Mapping[str, Any], latents: Mapping[str, Any]
-) -> tuple[jax.Array, jax.Array]:
+    graph: ModelGraph, rows: Rows, latents: Values
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
     """NumPyro's log density of the sites under the unit plate, and of the others."""
     totals = [jnp.zeros(()), jnp.zeros(())]
     for name, msg in graph.run(rows, latents).items():
@@ -66,9 +76,7 @@ def numpyro_log_joint(
     return totals[0], totals[1]
 
 
-def rows_apart(
-    graph: ModelGraph, latents: Mapping[str, Any], count: int
-) -> list[dict[str, Any]]:
+def rows_apart(graph: ModelGraph, latents: Values, count: int) -> list[NewValues]:
     """The latents as each single row sees them."""
     found = []
     for row in range(count):
@@ -94,7 +102,7 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
         rows = with_synthetic_rows(graph.arguments, NUM_ROWS, seed).private
         latents = synthetic_latents(graph, NUM_ROWS, seed)
 
-    def of_rows(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> jax.Array:
+    def of_rows(rows: Rows, latents: Values) -> Float[Array, ""]:
         return numpyro_log_joint(graph, rows, latents)[0]
 
     single = {k: v[:1] for k, v in rows.items()}, rows_apart(graph, latents, 1)[0]
@@ -143,13 +151,15 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
     rows = graph.arguments.as_taken(dict(graph.arguments.private))
     latents = synthetic_latents(graph, count, seed)
 
-    def numpyros(rows: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+    def numpyros(
+        rows: Rows, latents: Values
+    ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         return numpyro_log_joint(graph, dense_rows(rows), latents)
 
-    def of_row(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+    def of_row(row: Row, latents: Values) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         return row_and_validity(program, row, latents)
 
-    def of_prior(latents: Mapping[str, Any]) -> jax.Array:
+    def of_prior(latents: Values) -> Float[Array, ""]:
         return _prior_at_point(program, latents)
 
     of_numpyro = trace_in_double(numpyros, rows, latents)
@@ -183,7 +193,7 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
 def _certify_unusual_rows(
     program: ConjugateProgram,
     of_one: Callable[..., Any],
-    latents: Mapping[str, Any],
+    latents: Values,
     seed: int,
 ) -> None:
     """Compares on rows with negative numbers and with every index.
@@ -195,7 +205,7 @@ def _certify_unusual_rows(
     """
     graph = program.graph
 
-    def numpyros(row: Mapping[str, Any], latents: Mapping[str, Any]) -> Any:
+    def numpyros(row: Row, latents: Values) -> Float[Array, ""]:
         rows = {name: value[None] for name, value in dense_rows(row).items()}
         return numpyro_log_joint(graph, rows, latents)[0]
 
@@ -242,14 +252,14 @@ def _most_alternatives(program: ConjugateProgram) -> int:
     return min(max(sizes), _MOST_INDICES)
 
 
-def point_moments(
-    factor: PosteriorFactor, values: Mapping[str, Any]
-) -> dict[str, jax.Array]:
+def point_moments(factor: PosteriorFactor, values: Values) -> NewMoments:
     """The moments of a factor whose posterior is a point."""
+    arrays = {name: jnp.asarray(values[name]) for name in factor.latents}
     if factor.layout is not None:
-        return factor.family.at(factor.layout.coordinates(values))
-    arrays = [jnp.asarray(values[name]) for name in factor.latents]
-    return factor.family.at(arrays[0] if len(arrays) == 1 else jnp.stack(arrays, -1))
+        return factor.family.at(factor.layout.coordinates(arrays))
+    if len(arrays) == 1:
+        return factor.family.at(*arrays.values())
+    return factor.family.at(jnp.stack(list(arrays.values()), -1))
 
 
 def _gathered_sizes(program: jex_core.ClosedJaxpr) -> Iterator[int]:
@@ -262,8 +272,8 @@ def _gathered_sizes(program: jex_core.ClosedJaxpr) -> Iterator[int]:
 
 
 def row_and_validity(
-    program: ConjugateProgram, row: Mapping[str, Any], latents: Mapping[str, Any]
-) -> tuple[jax.Array, jax.Array]:
+    program: ConjugateProgram, row: Row, latents: Values
+) -> tuple[Float[Array, ""], Bool[Array, ""]]:
     """The compiled log density of a row, and whether it may count.
 
     Args:
@@ -282,7 +292,7 @@ def row_and_validity(
     return _with_auxiliaries(structure, program.row_terms, arrays, moments), valid
 
 
-def _prior_at_point(program: ConjugateProgram, latents: Mapping[str, Any]) -> jax.Array:
+def _prior_at_point(program: ConjugateProgram, latents: Values) -> Float[Array, ""]:
     structure = program.structure
     moments = {
         factor.name: point_moments(factor, latents)
@@ -295,10 +305,17 @@ def _prior_at_point(program: ConjugateProgram, latents: Mapping[str, Any]) -> ja
 def _with_auxiliaries(
     structure: Structure,
     terms: Sequence[Term],
-    arrays: Mapping[int, jax.Array],
-    moments: dict[str, Any],
-) -> jax.Array:
-    """Adds auxiliary variables at their optimum, where their bound is tight."""
+    arrays: Numbers,
+    moments: NewMomentsByFactor,
+) -> Float[Array, ""]:
+    """The terms with auxiliary variables at their optimum, where the bound is tight.
+
+    Args:
+      structure: What was found in the model.
+      terms: Terms of the model.
+      arrays: What their slots stand for.
+      moments: Those of the model's own latents; the others are added to them.
+    """
     total = jnp.zeros(())
     terms = [term.filled(arrays) for term in terms]
     for factor in structure.posterior_factors.values():
@@ -308,17 +325,8 @@ def _with_auxiliaries(
             continue
         weight = copies_array(factor, structure.latents, arrays)
         assert weight is not None
-
-        def value_of(
-            value: Any, factor: PosteriorFactor = factor, mine: Any = mine
-        ) -> jax.Array:
-            return expected(structure, mine, None, {**moments, factor.name: value})
-
-        natural = jax.grad(value_of)(zero_moments(factor))
+        natural = natural_parameters(structure, factor, mine, moments)
         natural = divided_by_weight(natural, weight, factor.family)
         moments[factor.name] = factor.family.moments(natural)
-        total += jnp.sum(weight * factor.family.log_normalizer(natural))
-        for statistic, value in natural.items():
-            linear = value * moments[factor.name][statistic]
-            total -= jnp.sum(weight * linear.reshape((*weight.shape, -1)).sum(-1))
+        total += entropy(factor, natural, moments[factor.name], weight)
     return total + expected(structure, terms, None, moments)

@@ -6,27 +6,26 @@ two special cases have files of their own: `shared_messages` and `element_update
 
 import abc
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
-from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.conjugacy.families.family import Family, Moments, NewMoments
 from numpyro_vips.conjugacy.structure.latents import Latents
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.expectations import (
+from numpyro_vips.vips.expectations import natural_parameters, without_globals
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    LocalFactor,
     MomentsByFactor,
-    expected,
-    without_globals,
+    NewMomentsByFactor,
+    Numbers,
 )
-from numpyro_vips.vips.starting_moments import zero_moments
-
-# Moments and natural parameters of one factor.
-LocalFactor = tuple[dict[str, jax.Array], dict[str, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +39,8 @@ class Given:
     """
 
     structure: Structure
-    arrays: Mapping[int, jax.Array]
-    expected_natural: Mapping[str, jax.Array]
+    arrays: Numbers
+    expected_natural: ByStatistic
 
     def row_terms(self, terms: Sequence[Term]) -> list[Term]:
         """Terms as functions of the row's latents alone."""
@@ -55,14 +54,30 @@ class Given:
 
 @dataclasses.dataclass(frozen=True)
 class Coordinate(abc.ABC):
+    """One factor of a row's posterior, with all that no sweep changes computed.
+
+    Attributes:
+      structure: What was found in the model.
+      posterior_factor: Which factor.
+      terms: The row's terms that make its update depend on the other factors, as
+        functions of the row's latents alone.
+    """
+
     structure: Structure
     posterior_factor: PosteriorFactor
+    terms: Sequence[Term]
 
     @abc.abstractmethod
     def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
-        """The factor given the others' moments; only `known` ones are looked at."""
+        """The factor given the others' moments.
 
-    def moments(self, factor: LocalFactor) -> dict[str, jax.Array]:
+        Args:
+          moments: Moments of the row's factors.
+          known: Those that have moments yet, with this one; only terms in these are
+            looked at. None for all.
+        """
+
+    def moments(self, factor: LocalFactor) -> NewMoments:
         """What the other latents need to know of the factor."""
         return factor[0]
 
@@ -70,47 +85,56 @@ class Coordinate(abc.ABC):
         """The factor with its moments written out."""
         return factor
 
-    def _select(self, terms: Sequence[Term], known: set[str] | None) -> list[Term]:
+    def terms_in(self, known: set[str] | None) -> list[Term]:
+        """The terms that mention no other factors than the known ones."""
         return [
             term
-            for term in terms
+            for term in self.terms
             if known is None or locals_of(self.structure, term) <= known
         ]
 
 
+@dataclasses.dataclass(frozen=True)
 class Whole(Coordinate):
-    """Natural parameters are the gradient of the expected terms in the moments."""
+    """Natural parameters are the gradient of the expected terms in the moments.
 
-    def __init__(
-        self,
-        structure: Structure,
-        factor: PosteriorFactor,
-        terms: Sequence[Term],
-        weight: jax.Array | None,
-    ):
-        super().__init__(structure, factor)
-        alone, coupled = by_coupling(structure, terms)
-        self._coupled = coupled
-        self._weight = weight
-        self.of_own_terms = self._gradient(alone, {})
+    Attributes:
+      own: The share of the terms in this factor alone.
+      weight: Number of copies of each element; None for one.
+    """
 
-    def _gradient(self, terms: Sequence[Term], moments: MomentsByFactor) -> Any:
-        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
-            with_mine = {**moments, self.posterior_factor.name: mine}
-            return expected(self.structure, terms, None, with_mine)
-
-        return jax.grad(value)(zero_moments(self.posterior_factor))
+    own: Moments
+    weight: Float[Array, "*batch"] | None
 
     def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
-        terms = self._select(self._coupled, known)
-        natural = self.of_own_terms
+        factor, terms = self.posterior_factor, self.terms_in(known)
+        natural = dict(self.own)
         if terms:
-            natural = jax.tree.map(jnp.add, natural, self._gradient(terms, moments))
-        if self._weight is not None:
-            natural = divided_by_weight(
-                natural, self._weight, self.posterior_factor.family
-            )
-        return self.posterior_factor.family.moments(natural), natural
+            others = natural_parameters(self.structure, factor, terms, moments)
+            natural = jax.tree.map(jnp.add, natural, others)
+        if self.weight is not None:
+            natural = divided_by_weight(natural, self.weight, factor.family)
+        return factor.family.moments(natural), natural
+
+
+def whole(given: Given, factor: PosteriorFactor, terms: Sequence[Term]) -> Whole:
+    """A factor that is updated as a whole, from the terms that mention it."""
+    structure = given.structure
+    alone, coupled = by_coupling(structure, given.row_terms(terms))
+    own = natural_parameters(structure, factor, alone, {})
+    weight = copies_array(factor, structure.latents, given.arrays)
+    return Whole(structure, factor, coupled, own, weight)
+
+
+def neutral_auxiliaries(
+    structure: Structure, factors: Sequence[PosteriorFactor]
+) -> NewMomentsByFactor:
+    """Moments from which the auxiliary variables among some factors start."""
+    return {
+        factor.name: factor.family.neutral_moments(factor.shape)
+        for factor in factors
+        if structure.latents[factor.latents[0]].family is not None
+    }
 
 
 def locals_of(structure: Structure, term: Term) -> set[str]:
@@ -140,8 +164,8 @@ def copies(factor: PosteriorFactor, latents: Latents) -> forms.Form | None:
 def copies_array(
     factor: PosteriorFactor,
     latents: Latents,
-    arrays: Mapping[int, jax.Array],
-) -> jax.Array | None:
+    arrays: Numbers,
+) -> Float[Array, "*batch"] | None:
     """The same as an array; None for one copy.
 
     Args:
@@ -156,10 +180,10 @@ def copies_array(
 
 
 def divided_by_weight(
-    natural: Mapping[str, jax.Array],
-    weight: jax.Array,
+    natural: Moments,
+    weight: Float[Array, "*batch"],
     family: Family,
-) -> dict[str, jax.Array]:
+) -> NewMoments:
     """Natural parameters of one of `weight` independent copies.
 
     Of no copy, as where an observation is masked out, those of a neutral member: they
@@ -167,7 +191,7 @@ def divided_by_weight(
     """
     neutral = family.neutral(weight.shape)
 
-    def divide(statistic: str, value: jax.Array) -> jax.Array:
+    def divide(statistic: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
         each = weight.reshape(weight.shape + (1,) * (value.ndim - weight.ndim))
         divided = value / jnp.where(each > 0, each, 1.0)
         return jnp.where(each > 0, divided, neutral[statistic])

@@ -7,26 +7,33 @@ contribute is put into the row's terms beforehand, so a sweep only touches what 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.family import Moments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import (
     Coordinate,
     Given,
-    LocalFactor,
-    Whole,
-    copies_array,
     locals_of,
+    neutral_auxiliaries,
+    whole,
 )
 from numpyro_vips.vips.element_updates import Elements, couples_elements
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    LocalFactor,
+    MomentsByFactor,
+    NewMomentsByFactor,
+    Numbers,
+    Row,
+)
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.shared_messages import with_shared_message
-from numpyro_vips.vips.starting_moments import neutral_auxiliaries
 
 # Sweeps over a row's latents where it has several that act on each other.
 DEFAULT_LOCAL_SWEEPS = 20
@@ -34,8 +41,8 @@ DEFAULT_LOCAL_SWEEPS = 20
 
 def local_factors(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    row: Mapping[str, Any],
+    expected_natural: ByStatistic,
+    row: Row,
     sweeps: int,
 ) -> dict[str, LocalFactor]:
     """Moments and natural parameters of a row's factors; see `solve_row`."""
@@ -48,10 +55,10 @@ def local_factors(
 
 def solve_locals(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    row: Mapping[str, Any],
+    expected_natural: ByStatistic,
+    row: Row,
     sweeps: int,
-) -> dict[str, dict[str, jax.Array]]:
+) -> NewMomentsByFactor:
     """Moments of a row's latents, by coordinate ascent from a fresh start.
 
     Those of a discrete latent may be padded with states that it does not have.
@@ -62,10 +69,10 @@ def solve_locals(
 
 def moments_of_row(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    arrays: Mapping[int, jax.Array],
+    expected_natural: ByStatistic,
+    arrays: Numbers,
     sweeps: int,
-) -> dict[str, dict[str, jax.Array]]:
+) -> NewMomentsByFactor:
     """The same, from the row's constants."""
     factors = solve_row(
         program.structure, program.row_terms, arrays, expected_natural, sweeps
@@ -76,8 +83,8 @@ def moments_of_row(
 def solve_row(
     structure: Structure,
     terms: Sequence[Term],
-    arrays: Mapping[int, jax.Array],
-    expected_natural: Mapping[str, jax.Array],
+    arrays: Numbers,
+    expected_natural: ByStatistic,
     sweeps: int,
 ) -> dict[str, LocalFactor]:
     """The factors of a row's latents.
@@ -141,20 +148,19 @@ def _coordinate(
     given: Given, factor: PosteriorFactor, terms: Sequence[Term]
 ) -> Coordinate:
     """How a row's factor is updated, with all that does not change computed."""
-    structure = given.structure
     own = [t for t in terms if any(a.latent in factor.latents for a in t.atoms)]
     if any(couples_elements(term, factor) for term in own):
-        return Elements(structure, factor, given.row_terms(own))
+        return Elements(given.structure, factor, given.row_terms(own))
     factored = with_shared_message(given, factor, own)
     if factored is not None:
         return factored
-    weight = copies_array(factor, structure.latents, given.arrays)
-    return Whole(structure, factor, given.row_terms(own), weight)
+    return whole(given, factor, own)
 
 
 def _sweep(
-    coordinates: Sequence[Coordinate], moments: Mapping[str, Any]
+    coordinates: Sequence[Coordinate], moments: MomentsByFactor
 ) -> dict[str, LocalFactor]:
+    """Every factor given the others' latest moments, from the last to the first."""
     moments = dict(moments)
     factors = {}
     for coordinate in reversed(coordinates):
@@ -166,7 +172,7 @@ def _sweep(
 
 def _moments_of(
     coordinates: Sequence[Coordinate], factors: Mapping[str, LocalFactor]
-) -> dict[str, dict[str, jax.Array]]:
+) -> NewMomentsByFactor:
     return {
         c.posterior_factor.name: c.moments(factors[c.posterior_factor.name])
         for c in coordinates
@@ -180,10 +186,10 @@ def couples_latents(structure: Structure, terms: Sequence[Term]) -> bool:
 
 def entropy(
     factor: PosteriorFactor,
-    natural: Mapping[str, jax.Array],
-    moments: Mapping[str, jax.Array],
-    weight: jax.Array | None,
-) -> jax.Array:
+    natural: Moments,
+    moments: Moments,
+    weight: Float[Array, "*batch"] | None,
+) -> Float[Array, ""]:
     """Entropy of a factor: log normaliser minus ⟨natural, moments⟩, of all its copies.
 
     Of an auxiliary variable: minus its divergence from its own base measure.

@@ -1,39 +1,32 @@
 """Elements of one discrete latent that act on each other, updated in turn."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
 
 from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.family import Moments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.coordinates import Coordinate, LocalFactor
-from numpyro_vips.vips.expectations import MomentsByFactor, expected
+from numpyro_vips.vips.coordinates import Coordinate
+from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.named_arrays import LocalFactor, MomentsByFactor
 
 
 class Elements(Coordinate):
     """Elements of one discrete latent that act on each other, updated in turn."""
 
-    def __init__(
-        self, structure: Structure, factor: PosteriorFactor, terms: Sequence[Term]
-    ):
-        super().__init__(structure, factor)
-        self._terms = list(terms)
-
     def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
-        terms = self._select(self._terms, known)
+        factor, terms = self.posterior_factor, self.terms_in(known)
 
-        def value(mine: Mapping[str, jax.Array]) -> jax.Array:
-            with_mine = {**moments, self.posterior_factor.name: mine}
-            return expected(self.structure, terms, None, with_mine)
+        def value(own: Moments) -> Float[Array, ""]:
+            return expected(self.structure, terms, None, {**moments, factor.name: own})
 
-        start = moments.get(
-            self.posterior_factor.name
-        ) or self.posterior_factor.family.neutral_moments(self.posterior_factor.shape)
-        found = one_by_one(value, start)
-        smallest = jnp.finfo(found["is"].dtype).tiny
-        return found, {"is": jnp.log(jnp.maximum(found["is"], smallest))}
+        start = moments.get(factor.name) or factor.family.neutral_moments(factor.shape)
+        found = one_by_one(value, start["is"])
+        smallest = jnp.finfo(found.dtype).tiny
+        return {"is": found}, {"is": jnp.log(jnp.maximum(found, smallest))}
 
 
 def couples_elements(term: Term, factor: PosteriorFactor) -> bool:
@@ -43,21 +36,26 @@ def couples_elements(term: Term, factor: PosteriorFactor) -> bool:
 
 
 def one_by_one(
-    value: Callable[[Mapping[str, jax.Array]], jax.Array],
-    current: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
+    value: Callable[[Moments], Float[Array, ""]],
+    start: Float[Array, "*batch states"],
+) -> Float[Array, "*batch states"]:
     """Updates the elements of a discrete latent in turn, so that the bound only rises.
 
     The expectation is linear in the elements' probabilities and in those of pairs, so
     one gradient in both has all coefficients; each update then corrects the natural
     parameters of the elements that it acts on.
+
+    Args:
+      value: The expected terms, from the moments "is" and "pairs" of the elements.
+      start: The elements' probabilities before.
     """
-    start = current["is"]
     states = start.shape[-1]
     flat = start.reshape(-1, states)
     count = len(flat)
 
-    def of_moments(single: jax.Array, pairs: jax.Array) -> jax.Array:
+    def of_moments(
+        single: Float[Array, "*batch states"], pairs: Float[Array, "..."]
+    ) -> Float[Array, ""]:
         return value({"is": single, "pairs": pairs})
 
     zeros = jnp.zeros_like(start), jnp.zeros(start.shape * 2)
@@ -72,7 +70,10 @@ def one_by_one(
     # An element with itself is in one state only. A state may be impossible.
     alone = single + jnp.einsum("isis->is", pairs)
 
-    def update(i: int, carry: tuple) -> tuple:
+    def update(
+        i: Int[Array, ""],
+        carry: tuple[Float[Array, "elements states"], Float[Array, "elements others"]],
+    ) -> tuple[Float[Array, "elements states"], Float[Array, "elements others"]]:
         probabilities, coupled = carry
         new = jax.nn.softmax(alone[i].at[1:].add(coupled[i]))
         change = jnp.einsum("sjt,s->jt", slope[i], (new - probabilities[i])[1:])
@@ -80,4 +81,4 @@ def one_by_one(
 
     coupled = gain[..., 0].sum(2) + jnp.einsum("isjt,jt->is", slope, flat[:, 1:])
     flat, _ = jax.lax.fori_loop(0, count, update, (flat, coupled))
-    return {"is": flat.reshape(start.shape)}
+    return flat.reshape(start.shape)

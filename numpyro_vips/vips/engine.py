@@ -16,8 +16,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
@@ -27,6 +29,15 @@ from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, solve_locals
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    NewByStatistic,
+    NewMomentsByFactor,
+    NewSums,
+    Row,
+    Rows,
+    Sums,
+)
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics, row_norm, with_repeats
@@ -61,13 +72,13 @@ class VipsState(NamedTuple):
         `conjugacy.structure.centring`.
     """
 
-    statistics: dict[str, np.ndarray]
+    statistics: NewSums
     noise_stddev: dict[str, float]
-    moments: dict[str, dict[str, jax.Array]]
-    natural: dict[str, dict[str, jax.Array]]
-    expected_natural: dict[str, jax.Array]
+    moments: NewMomentsByFactor
+    natural: NewMomentsByFactor
+    expected_natural: NewByStatistic
     released: frozenset[str]
-    centre: dict[str, jax.Array]
+    centre: dict[str, Float[Array, "..."]]
 
 
 def block_of(statistic: Statistic) -> Block:
@@ -117,6 +128,20 @@ class VipsEngine:
         self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
+        # Kept, as a fit starts twice: default clipping norms are read off a start too.
+        self._start = jax.jit(functools.partial(m_step.start, program))
+        self._expected_natural_of = jax.jit(
+            functools.partial(expected_natural_of, program.structure)
+        )
+        self._public_contributions = jax.jit(
+            functools.partial(public_statistics, program, sweeps=self.local_steps)
+        )
+        self._bounded_sum = jax.jit(
+            functools.partial(bounded_sum, program, sweeps=self.local_steps)
+        )
+        self._update_globals = jax.jit(
+            functools.partial(m_step.update_globals, program)
+        )
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
@@ -164,7 +189,8 @@ class VipsEngine:
             )
         return value
 
-    def initial_state(self, rng_key: jax.Array) -> VipsState:
+    def initial_state(self, rng_key: PRNGKeyArray) -> VipsState:
+        """The globals near their priors, and no statistic released but public ones."""
         moments, start = self._start(as_threefry(rng_key))
         expected_natural = self._expected_natural_of(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
@@ -185,78 +211,38 @@ class VipsEngine:
             },
         )
 
-    @functools.cached_property
-    def _start(self) -> Any:
-        # Kept, as a fit starts twice: default clipping norms are read off a start too.
-        return jax.jit(functools.partial(m_step.start, self.program))
-
-    @functools.cached_property
-    def _expected_natural_of(self) -> Any:
-        structure = self.program.structure
-        return jax.jit(functools.partial(expected_natural_of, structure))
-
-    def _public_sums(
-        self, expected_natural: Mapping[str, Any]
-    ) -> dict[str, np.ndarray]:
+    def _public_sums(self, expected_natural: ByStatistic) -> NewSums:
         """What needs no noise: sums over all rows to which every row adds the same."""
         contributions = self._public_contributions(expected_natural)
         return {
-            name: self.num_rows * np.asarray(contribution, dtype=np.float64)
-            for name, contribution in contributions.items()
+            name: np.asarray(self.num_rows * np.asarray(each, dtype=np.float64))
+            for name, each in contributions.items()
         }
-
-    @functools.cached_property
-    def _public_contributions(self) -> Any:
-        of_row = functools.partial(public_statistics, self.program)
-        return jax.jit(functools.partial(of_row, sweeps=self.local_steps))
-
-    @functools.cached_property
-    def _bounded_sum(self) -> Any:
-        @functools.partial(jax.jit, static_argnames="names")
-        def jitted(expected_natural, means, rows, mask, scales, clipping_norm, names):  # type: ignore[no-untyped-def]
-            by_name = dict(zip(names, scales, strict=True))
-            return bounded_sum(
-                self.program,
-                expected_natural,
-                rows,
-                mask,
-                by_name,
-                clipping_norm,
-                self.local_steps,
-                means,
-            )
-
-        return jitted
 
     def bounded_sum(
         self,
         state: VipsState,
-        rows: Mapping[str, Any],
-        mask: Any,
+        rows: Rows,
+        mask: Bool[Array | np.ndarray, " rows"],
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
-    ) -> dict[str, np.ndarray]:
+    ) -> NewSums:
         """The chunk's clipped sum of every block in `scales`, not yet private."""
-        names = tuple(sorted(scales))
-        values = tuple(float(scales[name]) for name in names)
-        means = means_of(self.program.structure, state.moments)
         found = self._bounded_sum(
-            state.expected_natural,
-            means,
-            dict(rows),
-            mask,
-            values,
-            clipping_norm,
-            names,
+            expected_natural=state.expected_natural,
+            rows=dict(rows),
+            mask=mask,
+            scales={name: float(scale) for name, scale in scales.items()},
+            clipping_norm=clipping_norm,
+            means=means_of(self.program.structure, state.moments),
         )
         return {name: np.asarray(value) for name, value in found.items()}
 
     def row_norms(
-        self, state: VipsState, rows: Mapping[str, Any], names: Sequence[str]
-    ) -> dict[str, np.ndarray]:
-        """Norm of each block for rows that the caller may see, such as synthetic
-        ones."""
+        self, state: VipsState, rows: Rows, names: Sequence[str]
+    ) -> dict[str, Float[np.ndarray, " rows"]]:
+        """Norms of each block, for rows that the caller may see."""
         means = means_of(self.program.structure, state.moments)
         norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
@@ -266,9 +252,12 @@ class VipsEngine:
         program, sweeps = self.program, self.local_steps
 
         def norms(
-            expected_natural: Any, means: Any, rows: Any, names: tuple[str, ...]
-        ) -> Any:
-            def norms_of_row(row: Any) -> dict[str, jax.Array]:
+            expected_natural: ByStatistic,
+            means: Means,
+            rows: Rows,
+            names: tuple[str, ...],
+        ) -> dict[str, Float[Array, " rows"]]:
+            def norms_of_row(row: Row) -> dict[str, Float[Array, ""]]:
                 local = solve_locals(program, expected_natural, row, sweeps)
                 return {
                     name: row_norm(program, row, local, {name: 1.0}, means)
@@ -289,14 +278,10 @@ class VipsEngine:
             if sum(structure.factor_of[a[0]] in structure.centred for a in s.atoms) == 1
         )
 
-    @functools.cached_property
-    def _update_globals(self) -> Any:
-        return jax.jit(functools.partial(m_step.update_globals, self.program))
-
     def update(
         self,
         state: VipsState,
-        released: Mapping[str, np.ndarray],
+        released: Sums,
         noise_stddev: Mapping[str, float],
         step_size: float,
     ) -> VipsState:
@@ -313,7 +298,7 @@ class VipsEngine:
         dense = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.expected_natural), **dense}
         for name, value in new.items():
-            average = (1.0 - rho) * statistics[name]
+            average = np.asarray((1.0 - rho) * statistics[name])
             average += rho * value  # In place: blocks can have millions of entries.
             statistics[name] = average
             deviations[name] = math.hypot(

@@ -5,23 +5,23 @@ private ones.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
-from numpyro_vips.vips.coordinates import LocalFactor, copies_array
+from numpyro_vips.vips.coordinates import copies_array
 from numpyro_vips.vips.e_step import entropy, local_factors
 from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.named_arrays import ByStatistic, LocalFactor, Row
 from numpyro_vips.vips.program import ConjugateProgram
 
 
 def row_bound(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    row: Mapping[str, Any],
+    expected_natural: ByStatistic,
+    row: Row,
     sweeps: int,
-) -> jax.Array:
+) -> Float[Array, ""]:
     """The row's part of the bound: E_q of its terms, plus entropies.
 
     Not a number if the row is not valid.
@@ -33,10 +33,10 @@ def row_bound(
 
 def row_bound_at(
     program: ConjugateProgram,
-    expected_natural: Mapping[str, jax.Array],
-    row: Mapping[str, Any],
+    expected_natural: ByStatistic,
+    row: Row,
     factors: Mapping[str, LocalFactor],
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[Float[Array, ""], Bool[Array, ""]]:
     """The bound for given factors of the row's latents, and whether it is valid."""
     structure = program.structure
     arrays, valid = program.row_constants.zero_if_invalid(row)

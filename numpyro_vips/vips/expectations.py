@@ -5,14 +5,15 @@ statistic of `Structure.statistics`, or from the moments of their factors; local
 come from the moments of their factors.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.contractions import contract
 from numpyro_vips.conjugacy.algebra.terms import (
+    ArrayLike,
     Atom,
     Dense,
     Factor,
@@ -22,7 +23,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
     labels_of,
 )
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.released_statistics import labels_in
 from numpyro_vips.conjugacy.structure.statistic import Statistic
@@ -31,21 +32,31 @@ from numpyro_vips.conjugacy.structure.structure import (
     Structure,
     statistic_name,
 )
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    MomentsByFactor,
+    NewByStatistic,
+)
 
-MomentsByFactor = Mapping[str, Mapping[str, jax.Array]]
-LabelledArray = tuple[Any, Labels]
+# What a term is contracted from: arrays with a label for each axis, and selections.
+LabelledArray = tuple[ArrayLike, Labels]
+Operand = LabelledArray | OneHot
 
 
 def expected(
     structure: Structure,
     terms: Sequence[Term],
-    expected_natural: Mapping[str, jax.Array] | None,
+    expected_natural: ByStatistic | None,
     moments: MomentsByFactor,
-) -> jax.Array:
+) -> Float[Array, ""]:
     """E_q of a sum of terms.
 
-    Globals are read from the expected natural parameters n̄ if those are given, else
-    from the moments of their factors.
+    Args:
+      structure: What was found in the model.
+      terms: Terms without slots.
+      expected_natural: n̄, from which globals are read; None to read them from
+        `moments`.
+      moments: Moments of the factors that the terms mention, but for the above.
     """
     total = jnp.zeros(())
     for term in terms:
@@ -59,7 +70,26 @@ def expected(
     return total
 
 
-def means_of(structure: Structure, moments: MomentsByFactor) -> dict[str, jax.Array]:
+def natural_parameters(
+    structure: Structure,
+    factor: PosteriorFactor,
+    terms: Sequence[Term],
+    moments: MomentsByFactor,
+) -> NewMoments:
+    """What terms say of a factor, given the moments of all others that they mention.
+
+    The expectation of the terms is linear in the factor's own moments, and this is its
+    gradient in them: the natural parameters that the terms contribute.
+    """
+
+    def value(own: Moments) -> Float[Array, ""]:
+        return expected(structure, terms, None, {**moments, factor.name: own})
+
+    shapes = factor.family.moment_shapes(factor.shape)
+    return jax.grad(value)({name: jnp.zeros(shape) for name, shape in shapes.items()})
+
+
+def means_of(structure: Structure, moments: MomentsByFactor) -> NewByStatistic:
     """The points about which statistics are released, by latent; see `centring`."""
     means = {}
     for name in sorted(structure.centred):
@@ -73,7 +103,7 @@ def means_of(structure: Structure, moments: MomentsByFactor) -> dict[str, jax.Ar
     return means
 
 
-def constants(term: Term) -> "list[LabelledArray | OneHot]":
+def constants(term: Term) -> list[Operand]:
     return [
         factor if isinstance(factor, OneHot) else (factor.array, factor.labels)
         for factor in term.constants
@@ -92,8 +122,8 @@ def binding(structure: Structure, term: Term) -> tuple[Statistic, Labels] | None
 
 
 def expected_natural_operand(
-    structure: Structure, term: Term, expected_natural: Mapping[str, jax.Array]
-) -> "list[LabelledArray | OneHot]":
+    structure: Structure, term: Term, expected_natural: ByStatistic
+) -> list[Operand]:
     found = binding(structure, term)
     if found is None:
         return []
@@ -103,12 +133,12 @@ def expected_natural_operand(
 
 def moment_operands(
     structure: Structure, term: Term, moments: MomentsByFactor, role: str | None
-) -> "list[LabelledArray | OneHot]":
+) -> list[Operand]:
     by_factor: dict[str, list[Atom]] = {}
     for atom in term.atoms:
         if role is None or structure.latents[atom.latent].role == role:
             by_factor.setdefault(structure.factor_of[atom.latent], []).append(atom)
-    operands: list[LabelledArray | OneHot] = []
+    operands: list[Operand] = []
     for name, atoms in by_factor.items():
         operands += moment(structure.posterior_factors[name], atoms, moments[name])
     return operands
@@ -116,7 +146,7 @@ def moment_operands(
 
 def expected_natural_of(
     structure: Structure, moments: MomentsByFactor
-) -> dict[str, jax.Array]:
+) -> NewByStatistic:
     """n̄: for every statistic, the product of global moments that it multiplies."""
     return {
         statistic.name: _expected_natural_for(structure, statistic, moments)
@@ -126,7 +156,7 @@ def expected_natural_of(
 
 def _expected_natural_for(
     structure: Structure, statistic: Statistic, moments: MomentsByFactor
-) -> jax.Array:
+) -> Float[Array, "..."]:
     labels = tuple(map(Label, statistic.shape + statistic.summed))
     atoms = tuple(
         Atom(latent, function, tuple(labels[i] for i in numbers), power)
@@ -138,7 +168,7 @@ def _expected_natural_for(
 
 
 def without_globals(
-    structure: Structure, term: Term, expected_natural: Mapping[str, jax.Array]
+    structure: Structure, term: Term, expected_natural: ByStatistic
 ) -> Term:
     """The same function of a row's latents, with the globals put in.
 
@@ -153,7 +183,7 @@ def without_globals(
     ]
     factors: list[Factor] = []
     for part in _connected(operands, kept):
-        if len(part) == 1 and _labels(part[0]) <= kept:
+        if len(part) == 1 and kept.issuperset(labels_of_operand(part[0])):
             (operand,) = part
             factors.append(
                 operand
@@ -169,13 +199,11 @@ def without_globals(
     return Term(term.scale, (*factors, *atoms), frozenset(kept))
 
 
-def _connected(
-    operands: "Sequence[LabelledArray | OneHot]", kept: set[Label]
-) -> "list[list[LabelledArray | OneHot]]":
+def _connected(operands: Sequence[Operand], kept: set[Label]) -> "list[list[Operand]]":
     """Splits operands into sets that share no label but kept ones."""
-    parts: list[tuple[set[Label], list[LabelledArray | OneHot]]] = []
+    parts: list[tuple[set[Label], list[Operand]]] = []
     for operand in operands:
-        labels, members = _labels(operand) - kept, [operand]
+        labels, members = set(labels_of_operand(operand)) - kept, [operand]
         apart = []
         for others, part in parts:
             if labels & others:
@@ -186,42 +214,37 @@ def _connected(
     return [members for _, members in parts]
 
 
-def labels_of_operand(operand: "LabelledArray | OneHot") -> Labels:
+def labels_of_operand(operand: Operand) -> Labels:
     return labels_of(operand) if isinstance(operand, OneHot) else operand[1]
-
-
-def _labels(operand: "LabelledArray | OneHot") -> set[Label]:
-    return set(labels_of_operand(operand))
 
 
 # --- moments of a factor --------------------------------------------------------------
 
 
 def moment(
-    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
-) -> "list[LabelledArray | OneHot]":
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Moments
+) -> list[Operand]:
     """The moment of a factor that one term asks for, as operands with its labels."""
-    if isinstance(factor.family, JointCategorical):
-        by_latent = {atom.latent: atom for atom in atoms}
-        ordered = [by_latent[name] for name in factor.latents if name in by_latent]
-        table = moments[",".join(atom.latent for atom in ordered)]
-        return [(table, (*atoms[0].labels[:-1], *(a.labels[-1] for a in ordered)))]
-    if "base" in moments:
-        (atom,) = atoms
-        return factored_operands(atom, moments)
-    if factor.layout is None and len(atoms) == 2:
+    if factor.layout is not None:
+        return [_gaussian_moment(factor, atoms, moments)]
+    if len(factor.latents) > 1:
+        of = {atom.latent: atom.labels for atom in atoms}
+        names, table = factor.family.probabilities(of, moments)
+        batch = atoms[0].labels[:-1]
+        return [(table, (*batch, *(of[name][-1] for name in names)))]
+    if len(atoms) == 2:
         pairs = moments.get("pairs")
         if pairs is None:
             pairs = pair_moment(moments["is"])
         return [(pairs, (*atoms[0].labels, *atoms[1].labels))]
-    if factor.layout is None:
-        (atom,) = atoms
-        return [(moments[statistic_name(atom)], atom.labels)]
-    return [_gaussian_moment(factor, atoms, moments)]
+    (atom,) = atoms
+    if "base" in moments:
+        return factored_operands(atom, moments)
+    return [(moments[statistic_name(atom)], atom.labels)]
 
 
 def _gaussian_moment(
-    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Mapping[str, jax.Array]
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Moments
 ) -> LabelledArray:
     layout = factor.layout
     assert layout is not None
@@ -251,7 +274,9 @@ def _gaussian_moment(
     return array.reshape(shape), (*batch, *rows, *columns)
 
 
-def pair_moment(probabilities: jax.Array) -> jax.Array:
+def pair_moment(
+    probabilities: Float[Array, "*batch states"],
+) -> Float[Array, "..."]:
     """E[1[z_i=s] 1[z_j=t]] for all pairs of independent elements i and j.
 
     It is affine in each element's probabilities given the others', i = j included.
@@ -264,9 +289,7 @@ def pair_moment(probabilities: jax.Array) -> jax.Array:
     return jnp.where(same, diagonal, pairs).reshape(probabilities.shape * 2)
 
 
-def factored_operands(
-    atom: Atom, moments: Mapping[str, jax.Array]
-) -> "list[LabelledArray | OneHot]":
+def factored_operands(atom: Atom, moments: Moments) -> list[Operand]:
     """Probabilities base · message / total; see `shared_messages`.
 
     The message lacks the axes along which it does not vary. It and the base may be

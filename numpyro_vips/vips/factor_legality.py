@@ -8,21 +8,21 @@ are replaced by free ones of any sign and size, and the statistics that result m
 still be legal for every family.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Shaped
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Slot, Term
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.model.synthetic_rows import synthetic_latents
 from numpyro_vips.vips.certificate import point_moments
-from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.expectations import natural_parameters
+from numpyro_vips.vips.named_arrays import MomentsByFactor, Numbers, Values
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.starting_moments import zero_moments
 
 _DRAWS = 40
 _TOLERANCE = 1e-6
@@ -61,11 +61,10 @@ def _first_illegal(
         if any(a.latent in factor.latents for t in terms for a in t.atoms)
     ]
 
-    def statistics(
-        arrays: Mapping[int | str, Any],
-        values: Mapping[str, Any],
-        chosen: Mapping[str, Any],
-    ) -> dict[str, tuple[Any, Any]]:
+    def changes(
+        arrays: Numbers, values: Values, chosen: MomentsByFactor
+    ) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
+        """By factor, what is illegal in its statistics, and how large they are."""
         replaced = [term.filled(arrays) for term in terms]
         moments = dict(chosen)
         for factor in factors.values():
@@ -73,18 +72,13 @@ def _first_illegal(
                 moments[factor.name] = point_moments(factor, values)
         found = {}
         for factor in mine:
-
-            def value(own: Any, factor: PosteriorFactor = factor) -> jax.Array:
-                with_own = {**moments, factor.name: own}
-                return expected(structure, replaced, None, with_own)
-
-            natural = jax.grad(value)(zero_moments(factor))
-            size = sum(jnp.abs(value).max() for value in natural.values())
+            natural = natural_parameters(structure, factor, replaced, moments)
+            size = jnp.asarray(sum(jnp.abs(x).max() for x in natural.values()))
             zero = jax.tree.map(jnp.zeros_like, natural)
             noise = jax.tree.map(lambda x, s=size: 0 * x + 1e-12 * s, natural)
             legal = factor.family.project(zero, natural, noise)
             change = sum(jnp.abs(legal[s] - natural[s]).max() for s in natural)
-            found[factor.name] = change, size
+            found[factor.name] = jnp.asarray(change), size
         return found
 
     rng = np.random.default_rng(seed)
@@ -94,7 +88,7 @@ def _first_illegal(
         values = synthetic_latents(program.graph, 1, seed + draw)
         chosen = _random_auxiliaries(program, rng)
         if evaluate is None:
-            evaluate = trace_in_double(statistics, arrays, values, chosen)
+            evaluate = trace_in_double(changes, arrays, values, chosen)
         for name, (change, size) in evaluate(arrays, values, chosen).items():
             if not change <= _TOLERANCE * size:
                 return factors[name]
@@ -121,7 +115,7 @@ def _free_arrays(
 
 def _draw(
     slot: Slot, top: int | None, nonnegative: bool, rng: np.random.Generator
-) -> np.ndarray:
+) -> Shaped[np.ndarray, "..."]:
     """Numbers of any size and sign, indices, or what a choice selects."""
     shape = slot.shape
     if top is not None:
@@ -136,7 +130,7 @@ def _draw(
 
 def _random_auxiliaries(
     program: ConjugateProgram, rng: np.random.Generator
-) -> dict[str, dict[str, np.ndarray]]:
+) -> dict[str, dict[str, Float[np.ndarray, "*batch states"]]]:
     """Some probabilities for every allocation variable."""
     moments = {}
     for factor in program.structure.posterior_factors.values():

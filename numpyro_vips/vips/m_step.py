@@ -6,26 +6,33 @@ to convergence.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.families.positive_matrices import times
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
-from numpyro_vips.vips.coordinates import copies, divided_by_weight
-from numpyro_vips.vips.expectations import (
+from numpyro_vips.vips.coordinates import (
+    copies,
+    divided_by_weight,
+    neutral_auxiliaries,
+)
+from numpyro_vips.vips.expectations import expected_natural_of, natural_parameters
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
     MomentsByFactor,
-    expected,
-    expected_natural_of,
+    NewByStatistic,
+    NewMomentsByFactor,
 )
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
-from numpyro_vips.vips.starting_moments import neutral_auxiliaries, zero_moments
 
 
 class Start(NamedTuple):
@@ -38,11 +45,11 @@ class Start(NamedTuple):
       statistics: The sums that make `moments` of the priors, of counts alone.
     """
 
-    moments: dict[str, dict[str, jax.Array]]
-    statistics: dict[str, jax.Array]
+    moments: NewMomentsByFactor
+    statistics: NewByStatistic
 
 
-def start(program: ConjugateProgram, key: jax.Array) -> Start:
+def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     """Moments of the globals, and the sums that a running average goes on from.
 
     The average goes on from these sums, as in stochastic variational inference
@@ -70,15 +77,15 @@ def start(program: ConjugateProgram, key: jax.Array) -> Start:
 
 
 def _perturbed(
-    structure: Structure, prior: Sequence[Term], key: jax.Array
-) -> tuple[dict[str, dict[str, jax.Array]], dict[str, dict[str, jax.Array]]]:
+    structure: Structure, prior: Sequence[Term], key: PRNGKeyArray
+) -> tuple[NewMomentsByFactor, NewMomentsByFactor]:
     """Moments at the start, and what the perturbation adds to natural parameters."""
     factors = structure.posterior_factors_of("global")
     perturb = _may_start_symmetric(structure)
     close = any(g.layout for g in factors) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
     moments = neutral_auxiliaries(structure, factors)
-    added: dict[str, dict[str, jax.Array]] = {}
+    added: NewMomentsByFactor = {}
     ordered = _parents_first(structure, factors)
     for number, factor in enumerate(ordered):
         subkey = jax.random.fold_in(key, number)
@@ -91,13 +98,7 @@ def _perturbed(
             and {structure.factor_of[a.latent] for a in term.atoms}
             <= {*moments, factor.name}
         ]
-
-        def value(
-            mine: Any, factor: PosteriorFactor = factor, known: Any = known
-        ) -> jax.Array:
-            return expected(structure, known, None, {**moments, factor.name: mine})
-
-        natural = jax.grad(value)(zero_moments(factor))
+        natural = natural_parameters(structure, factor, known, moments)
         if factor.name in structure.flat:
             neutral = factor.family.neutral(factor.shape)
             natural = {s: natural[s] + value for s, value in neutral.items()}
@@ -166,27 +167,23 @@ def _from_prior(
     factor: PosteriorFactor,
     moments: MomentsByFactor,
     prior: Sequence[Term],
-) -> dict[str, jax.Array]:
+) -> NewMoments:
     """The prior's share of a factor's natural parameters, given the other factors."""
     own = [t for t in prior if any(a.latent in factor.latents for a in t.atoms)]
-
-    def value(mine: Any) -> jax.Array:
-        return expected(structure, own, None, {**moments, factor.name: mine})
-
-    return jax.grad(value)(dict(moments[factor.name]))
+    return natural_parameters(structure, factor, own, moments)
 
 
 def _from_data(
     structure: Structure,
     factor: PosteriorFactor,
-    statistics: Mapping[str, jax.Array],
-    noise_stddev: Mapping[str, jax.Array],
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, ""]],
     moments: MomentsByFactor,
-    centre: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
+    centre: Mapping[str, Float[Array, "..."]],
+) -> NewMoments:
     """The statistics' share, projected to where it is legal."""
 
-    def value(mine: Any, sums: Mapping[str, jax.Array]) -> jax.Array:
+    def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
         expected_natural = expected_natural_of(
             structure, {**moments, factor.name: mine}
         )
@@ -223,8 +220,10 @@ def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) 
     return False
 
 
-def _entry_stddev(statistic: Statistic, stddev: jax.Array) -> jax.Array:
-    """Noise standard deviation of each entry of a block."""
+def _entry_stddev(
+    statistic: Statistic, stddev: Float[Array, ""]
+) -> Float[Array, "..."]:
+    """Noise standard deviation of each entry of a block, in the block's shape."""
     entries = jnp.broadcast_to(stddev, statistic.block_shape)
     if statistic.matrix is None:
         return entries
@@ -235,13 +234,13 @@ def _entry_stddev(statistic: Statistic, stddev: jax.Array) -> jax.Array:
 
 def update_globals(
     program: ConjugateProgram,
-    statistics: Mapping[str, jax.Array],
-    noise_stddev: Mapping[str, jax.Array],
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, ""]],
     moments: MomentsByFactor,
-    centre: Mapping[str, jax.Array],
-    max_sweeps: int | jax.Array = 500,
+    centre: Mapping[str, Float[Array, "..."]],
+    max_sweeps: int | Int[Array, ""] = 500,
     tolerance: float = 1e-9,
-) -> tuple[dict, dict]:
+) -> tuple[MomentsByFactor, NewMomentsByFactor]:
     """Coordinate ascent over the globals for given sums of row statistics.
 
     Args:
@@ -269,7 +268,9 @@ def update_globals(
         if not _depends_on_others(structure, factor)
     }
 
-    def sweep(moments: MomentsByFactor) -> tuple[dict, dict]:
+    def sweep(
+        moments: MomentsByFactor,
+    ) -> tuple[MomentsByFactor, NewMomentsByFactor]:
         current, natural = dict(moments), {}
         for factor in factors:
             share = fixed.get(factor.name)
@@ -299,7 +300,7 @@ def update_globals(
     resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
     enough = max(tolerance, resolution)
 
-    def going(carry: tuple) -> jax.Array:
+    def going(carry: tuple) -> Bool[Array, ""]:
         count, change, _, stalled, _ = carry
         return (count < max_sweeps) & (change > enough) & (stalled < 5)
 
@@ -321,7 +322,10 @@ def update_globals(
     return jax.lax.while_loop(going, step, start)[-1]
 
 
-def _relative_change(before: Any, after: Any) -> jax.Array:
+def _relative_change(
+    before: MomentsByFactor, after: MomentsByFactor
+) -> Float[Array, ""]:
+    """The largest change in an array, over the largest of its entries."""
     changes = jax.tree.map(
         lambda x, y: jnp.max(jnp.abs(x - y)) / (1e-12 + jnp.max(jnp.abs(y))),
         before,

@@ -7,15 +7,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from numpyro_vips.conjugacy.families import family_named
-from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.conjugacy.families.family import Family, NewMoments
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
+from numpyro_vips.vips.named_arrays import NewMomentsByFactor
 from numpyro_vips.vips.row_queries import RowQueryProgram
 
 KIND = "conjugate"
+
+# Standard parameters, named `{factor}/{parameter}`.
+Parameters = Mapping[str, Float[Array, "..."]]
 
 
 class ConjugatePosterior:
@@ -28,14 +33,18 @@ class ConjugatePosterior:
     """
 
     def __init__(
-        self, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+        self,
+        specification: Mapping[str, Any],
+        params: Parameters,
     ):
         self.specification = dict(specification)
         self.params = dict(params)
 
     @classmethod
     def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
+        cls,
+        specification: Mapping[str, Any],
+        params: Parameters,
     ) -> "ConjugatePosterior":
         return cls(specification, params)
 
@@ -44,13 +53,13 @@ class ConjugatePosterior:
         program = query.program(lambda: RowQueryProgram(query))
         return program.local_posterior(query.arguments, self._moments())
 
-    def elbo(self, query: RowQuery) -> np.ndarray:
+    def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The bound on the log density of each row that the caller may see."""
         query = query.sparse()
         program = query.program(lambda: RowQueryProgram(query))
         return program.elbo(query.arguments, self._moments())
 
-    def _moments(self) -> dict[str, dict[str, jax.Array]]:
+    def _moments(self) -> NewMomentsByFactor:
         return {
             factor["name"]: self._family(factor).moments_of(
                 self._parameters(factor["name"])
@@ -61,7 +70,8 @@ class ConjugatePosterior:
     def _family(self, factor: Mapping[str, Any]) -> Family:
         return family_named(factor["family"], factor.get("num_states"))
 
-    def _parameters(self, factor: str) -> dict[str, jax.Array]:
+    def _parameters(self, factor: str) -> NewMoments:
+        """Standard parameters of a factor, by their names in its family."""
         prefix = f"{factor}/"
         return {
             name.removeprefix(prefix): jnp.asarray(value)
@@ -74,18 +84,17 @@ class ConjugatePosterior:
         return {k: tuple(v) for k, v in self.specification["site_dims"].items()}
 
     def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
-    ) -> dict[str, jax.Array]:
-        draws: dict[str, jax.Array] = {}
+        self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...] = ()
+    ) -> dict[str, Shaped[Array, "..."]]:
+        """Draws of every latent, with the axes of `sample_shape` in front."""
+        draws = {}
         factors = self.specification["blocks"]
         for key, factor in zip(
             jax.random.split(rng_key, len(factors)), factors, strict=True
         ):
             parameters = self._parameters(factor["name"])
-            draws_of_factor = (
-                self._family(factor).distribution(parameters).sample(key, sample_shape)
-            )
-            draw = jnp.asarray(draws_of_factor)
+            distribution = self._family(factor).distribution(parameters)
+            draw = jnp.asarray(distribution.sample(key, sample_shape))
             if "layout" not in factor:
                 draws[factor["name"]] = draw
             else:

@@ -5,18 +5,14 @@ test rows, or the caller's own. Nothing here is private, so nothing here is ever
 during a fit.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.families.dirichlet import Categorical
-from numpyro_vips.conjugacy.families.gaussian import Normal
-from numpyro_vips.conjugacy.families.joint_categorical import JointCategorical
+from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.model.arguments import ModelArguments
@@ -24,11 +20,19 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.row_queries import RowQuery, map_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.coordinates import LocalFactor, copies_array
+from numpyro_vips.vips.coordinates import copies_array
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
 from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.expectations import MomentsByFactor, expected_natural_of
+from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    MomentsByFactor,
+    Row,
+)
 from numpyro_vips.vips.program import ConjugateProgram
+
+# Moments and natural parameters of a row's factor, and how many copies of it there are.
+_OfRow = tuple[NewMoments, NewMoments, Float[Array, "..."] | None]
 
 
 class RowQueryProgram:
@@ -51,21 +55,26 @@ class RowQueryProgram:
             augmentation=settings.get("augmentation", logistic_bounds.DEFAULT),
         )
 
-        def bound(expected_natural: Any, row: Mapping[str, Any]) -> jax.Array:
+        def bound(expected_natural: ByStatistic, row: Row) -> Float[Array, ""]:
             return row_bound(program, expected_natural, row, local_steps)
 
-        def factors(
-            expected_natural: Any, row: Mapping[str, Any]
-        ) -> dict[str, LocalFactor]:
+        def factors(expected_natural: ByStatistic, row: Row) -> dict[str, _OfRow]:
             solved = local_factors(program, expected_natural, row, local_steps)
-            return _with_copies(program, solved, row)
+            arrays, _ = program.row_constants(row)
+            return {
+                factor.name: (
+                    *solved[factor.name],
+                    copies_array(factor, program.structure.latents, arrays),
+                )
+                for factor in program.structure.posterior_factors_of("local")
+            }
 
         self._bounds = jax.jit(jax.vmap(bound, in_axes=(None, 0)))
         self._factors = jax.jit(jax.vmap(factors, in_axes=(None, 0)))
 
     def elbo(
         self, arguments: ModelArguments, of_globals: MomentsByFactor
-    ) -> np.ndarray:
+    ) -> Float[np.ndarray, " rows"]:
         """For each row, the bound on its log density; the globals' KL is not in it."""
         expected_natural = expected_natural_of(self._program.structure, of_globals)
         parts = map_rows(arguments, lambda rows: self._bounds(expected_natural, rows))
@@ -76,64 +85,37 @@ class RowQueryProgram:
     ) -> dict[str, dist.Distribution]:
         """The posterior of each latent with one entry per row."""
         expected_natural = expected_natural_of(self._program.structure, of_globals)
-        parts = list(
-            map_rows(arguments, lambda rows: self._factors(expected_natural, rows))
-        )
+        parts = map_rows(arguments, lambda rows: self._factors(expected_natural, rows))
         factors = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         found = {}
-        for posterior_factor in self._program.structure.posterior_factors_of("local"):
-            moments, natural = factors[posterior_factor.name]
-            found.update(
-                _distributions(self._program, posterior_factor, moments, natural)
-            )
+        for factor in self._program.structure.posterior_factors_of("local"):
+            found |= _distributions(self._program, factor, *factors[factor.name])
         return found
-
-
-def _with_copies(
-    program: ConjugateProgram, factors: dict[str, LocalFactor], row: Mapping[str, Any]
-) -> dict[str, LocalFactor]:
-    """Adds to a factor's moments how many copies of it a row has."""
-    arrays, _ = program.row_constants(row)
-    latents = program.structure.latents
-    for posterior_factor in program.structure.posterior_factors_of("local"):
-        weight = copies_array(posterior_factor, latents, arrays)
-        if weight is not None:
-            moments, natural = factors[posterior_factor.name]
-            factors[posterior_factor.name] = {**moments, "copies": weight}, natural
-    return factors
 
 
 def _distributions(
     program: ConjugateProgram,
     factor: PosteriorFactor,
-    moments: Mapping[str, jax.Array],
-    natural: Mapping[str, jax.Array],
+    moments: Moments,
+    natural: Moments,
+    copies: Float[Array, "rows ..."] | None,
 ) -> dict[str, dist.Distribution]:
     """The distribution of every latent of a factor, from arrays with rows in front."""
-    structure = program.structure
-    if isinstance(factor.family, JointCategorical):
-        return {
-            name: _discrete(
-                program, structure.latents[name], factor.family.marginal(name, moments)
-            )
-            for name in factor.latents
-        }
-    if isinstance(factor.family, Normal):
-        parameters = factor.family.parameters(natural)
-        return {
-            name: _gaussian(program, factor, name, parameters)
-            for name in factor.latents
-        }
-    (name,) = factor.latents
-    latent = structure.latents[name]
-    if isinstance(factor.family, Categorical):
-        return {name: _discrete(program, latent, moments["is"])}
-    parameters = factor.family.of_copies(
-        factor.family.parameters(natural), moments.get("copies")
-    )
-    axis = _row_axis(program, latent)
-    moved = {key: _rows_in_place(value, axis) for key, value in parameters.items()}
-    return {name: factor.family.distribution(moved)}
+    family, latents = factor.family, program.structure.latents
+    parameters = family.parameters(natural)
+    found = {}
+    for name in factor.latents:
+        if factor.layout is not None:
+            found[name] = _gaussian(program, factor, name, parameters)
+        elif latents[name].states is not None:
+            _, probabilities = family.probabilities((name,), moments)
+            found[name] = _discrete(program, latents[name], probabilities)
+        else:
+            axis = _row_axis(program, latents[name])
+            whole = family.of_copies(parameters, copies)
+            moved = {key: _rows_in_place(value, axis) for key, value in whole.items()}
+            found[name] = family.distribution(moved)
+    return found
 
 
 def _row_axis(program: ConjugateProgram, latent: Latent) -> int:
@@ -146,13 +128,15 @@ def _row_axis(program: ConjugateProgram, latent: Latent) -> int:
     return site.row_axis
 
 
-def _rows_in_place(array: jax.Array, axis: int) -> jax.Array:
+def _rows_in_place(array: Float[Array, "rows ..."], axis: int) -> Float[Array, "..."]:
     """Moves the leading axis of rows to where one row has an axis of length 1."""
     return jnp.moveaxis(jnp.squeeze(array, axis + 1), 0, axis)
 
 
 def _discrete(
-    program: ConjugateProgram, latent: Latent, probabilities: jax.Array
+    program: ConjugateProgram,
+    latent: Latent,
+    probabilities: Float[Array, "rows *batch states"],
 ) -> dist.Distribution:
     moved = _rows_in_place(probabilities, _row_axis(program, latent))
     site = program.graph.sites.get(latent.name)
@@ -166,7 +150,7 @@ def _gaussian(
     program: ConjugateProgram,
     factor: PosteriorFactor,
     name: str,
-    parameters: Mapping[str, jax.Array],
+    parameters: Moments,
 ) -> dist.Distribution:
     """The marginal of one site of a Gaussian factor.
 
@@ -178,7 +162,7 @@ def _gaussian(
     shape, span = layout.shapes[name], layout.span(name)
     axis = _row_axis(program, program.structure.latents[name])
 
-    def in_shape(array: jax.Array) -> jax.Array:
+    def in_shape(array: Float[Array, "rows ..."]) -> Float[Array, "..."]:
         return _rows_in_place(layout.site(name, array, leading=1), axis)
 
     mean = in_shape(parameters["loc"])

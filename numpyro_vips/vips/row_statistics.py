@@ -12,11 +12,11 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Int
 
 from numpyro_vips.conjugacy.algebra.contractions import contract
 from numpyro_vips.conjugacy.algebra.terms import (
@@ -40,13 +40,21 @@ from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.vips.coordinates import locals_of
 from numpyro_vips.vips.e_step import solve_row
 from numpyro_vips.vips.expectations import (
-    LabelledArray,
-    MomentsByFactor,
+    Operand,
     binding,
     constants,
     expected,
     labels_of_operand,
     moment_operands,
+)
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    MomentsByFactor,
+    NewByStatistic,
+    Numbers,
+    Row,
+    Scales,
+    Sums,
 )
 from numpyro_vips.vips.program import ConjugateProgram
 
@@ -75,20 +83,20 @@ class RowContribution:
       epsilon: Machine epsilon of the precision in which latents were solved for.
     """
 
-    numbers: Mapping[int, jax.Array]
+    numbers: Numbers
     local_moments: MomentsByFactor
     scattered: "Mapping[str, Scattered]"
-    valid: jax.Array
+    valid: Bool[Array, "*rows"]
     epsilon: float = dataclasses.field(metadata={"static": True})
 
 
 def row_norm(
     program: ConjugateProgram,
-    row: Mapping[str, Any],
+    row: Row,
     local_moments: MomentsByFactor,
-    scales: Mapping[str, float],
+    scales: Scales,
     means: Means | None = None,
-) -> jax.Array:
+) -> Float[Array, ""]:
     """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
     Not finite if the row is not valid.
@@ -113,10 +121,10 @@ def row_norm(
 
 def row_contribution(
     program: ConjugateProgram,
-    arrays: Mapping[int, jax.Array],
-    valid: jax.Array,
+    arrays: Numbers,
+    valid: Bool[Array, ""],
     local_moments: MomentsByFactor,
-    scales: Mapping[str, float],
+    scales: Scales,
     means: Means,
 ) -> RowContribution:
     """A row's contribution, from which norm and sum are made.
@@ -142,9 +150,7 @@ def row_contribution(
     return RowContribution(numbers, local_moments, scattered, valid, epsilon())
 
 
-def terms_with(
-    program: ConjugateProgram, numbers: Mapping[int, jax.Array], means: Means
-) -> list[Term]:
+def terms_with(program: ConjugateProgram, numbers: Numbers, means: Means) -> list[Term]:
     """A row's terms with its numbers, taken about the means."""
     terms = program.centred_terms if means else program.row_terms
     return [term.filled({**numbers, **means}) for term in terms]
@@ -156,31 +162,18 @@ def terms_with(
 def norm_of(
     program: ConjugateProgram,
     contribution: RowContribution,
-    scales: Mapping[str, float],
+    scales: Scales,
     means: Means,
-) -> jax.Array:
-    """The norm of a contribution, in double precision; not finite if it is not valid.
+) -> Float[Array, ""]:
+    """L2 norm of one row's scaled statistics, over the blocks in `scales`.
 
-    It may be larger than that of the row's scaled statistics, never smaller.
+    In double precision, and not finite if the row is not valid. It may be larger than
+    the norm, never smaller. Where large terms cancel, rounding could swallow the norm
+    of what is left, so a bound on the rounding error is added; where a term is
+    scattered along an index, entries that meet are taken to add up.
     """
+    structure = program.structure
     terms = terms_with(program, contribution.numbers, means)
-    square = squared_row_norm(program.structure, terms, contribution, scales)
-    norm = jnp.sqrt(jnp.maximum(square, 0.0))
-    return jnp.where(contribution.valid, norm, jnp.nan)
-
-
-def squared_row_norm(
-    structure: Structure,
-    terms: Sequence[Term],
-    contribution: RowContribution,
-    scales: Mapping[str, float],
-) -> jax.Array:
-    """Squared L2 norm of one row's scaled statistics, over the blocks in `scales`.
-
-    It may be larger than that, never smaller. Where large terms cancel, rounding could
-    swallow the norm of what is left, so a bound on the rounding error is added; where
-    a term is scattered along an index, entries that meet are taken to add up.
-    """
     by_statistic = _by_statistic(structure, terms)
     repeats = {s.name: s.diagonal for s in structure.statistics}
     total = jnp.zeros(())
@@ -199,7 +192,8 @@ def squared_row_norm(
                 structure, entries, others, diagonal.factor, contribution
             )
         total = total + scales[name] ** 2 * square
-    return total
+    norm = jnp.sqrt(jnp.maximum(total, 0.0))
+    return jnp.where(contribution.valid, norm, jnp.nan)
 
 
 def _by_statistic(
@@ -216,7 +210,8 @@ def _by_statistic(
 
 def _squared_norm(
     structure: Structure, entries: Sequence[Entry], local_moments: MomentsByFactor
-) -> jax.Array:
+) -> Float[Array, ""]:
+    """A bound on the squared norm of a statistic, given its terms."""
     square = _square(structure, entries, local_moments, magnitudes=False)
     if not _may_cancel(entries):
         return square
@@ -230,10 +225,10 @@ def _hollow_square(
     others: Sequence[Entry],
     factor: float,
     contribution: RowContribution,
-) -> jax.Array:
+) -> Float[Array, ""]:
     """Squared norm of a statistic without its diagonal, `factor` times the others'."""
 
-    def difference(sign: float, magnitudes: bool) -> jax.Array:
+    def difference(sign: float, magnitudes: bool) -> Float[Array, ""]:
         mine = contribution.local_moments
         whole = _square(structure, entries, mine, magnitudes=magnitudes)
         other = _square(structure, others, mine, magnitudes=magnitudes)
@@ -250,7 +245,8 @@ def _square(
     local_moments: MomentsByFactor,
     *,
     magnitudes: bool,
-) -> jax.Array:
+) -> Float[Array, ""]:
+    """The squared norm of the terms' sum, up to rounding; see `_inner_product`."""
     square = jnp.zeros(())
     for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
         if i <= j:
@@ -268,7 +264,7 @@ def _inner_product(
     local_moments: MomentsByFactor,
     *,
     magnitudes: bool,
-) -> jax.Array:
+) -> Float[Array, ""]:
     """⟨a, b⟩ of two terms' coefficient arrays, without making either.
 
     With `magnitudes`, every number is replaced by its absolute value.
@@ -290,7 +286,7 @@ def _inner_product(
         if x is not y:
             merged[y] = x
     substitution = {label: root(label) for label in merged}
-    operands: list[LabelledArray | OneHot] = []
+    operands: list[Operand] = []
     for term in (a.renamed(substitution), b.renamed(substitution)):
         operands += constants(term)
         operands += moment_operands(structure, term, local_moments, role="local")
@@ -320,14 +316,15 @@ class Scattered:
     Sums of it have the axes v and k, each once.
 
     Attributes:
-      indices: index_l along each axis v, (L,).
-      values: a, with axes l and k. The last may be `padded`.
+      indices: index_l along each axis v.
+      values: a, with axes l and k, the last of which may be `padded`. Both arrays may
+        have an axis of rows in front.
       axes: For each axis of the statistic, which axis of the sum it is. Of two that
         are the same one, the statistic is the diagonal.
     """
 
-    indices: tuple[jax.Array, ...]
-    values: jax.Array
+    indices: tuple[Int[Array, "*rows entries"], ...]
+    values: Float[Array, "..."]
     axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
 
@@ -398,7 +395,7 @@ def _scattered(
     return Scattered(tuple(indices), values, axes)
 
 
-def _scattered_square(scattered: Scattered) -> jax.Array:
+def _scattered_square(scattered: Scattered) -> Float[Array, ""]:
     """A bound on its squared norm.
 
     Where m_l of the indices are equal to index_l, Cauchy and Schwarz give
@@ -414,18 +411,22 @@ def _scattered_square(scattered: Scattered) -> jax.Array:
     return jnp.sum(_how_many_equal(scattered.indices, squares > 0) * squares)
 
 
-def _how_many_equal(indices: Sequence[jax.Array], counting: jax.Array) -> jax.Array:
+def _how_many_equal(
+    indices: Sequence[Int[Array, " entries"]], counting: Bool[Array, " entries"]
+) -> Float[Array, " entries"]:
     """For each entry, how many of those that count have the same indices.
 
     One entry after the other is compared with all, in place of a square table of them,
     which costs several times as much to write as to make.
 
     Args:
-      indices: One or more arrays (entries,).
-      counting: Whether each entry counts, (entries,).
+      indices: One or more.
+      counting: Whether each entry counts.
     """
 
-    def add(number: Any, found: jax.Array) -> jax.Array:
+    def add(
+        number: Int[Array, ""], found: Float[Array, " entries"]
+    ) -> Float[Array, " entries"]:
         equal = functools.reduce(jnp.logical_and, [i == i[number] for i in indices])
         return found + jnp.where(equal, ones[number], 0.0)
 
@@ -450,8 +451,8 @@ def _may_cancel(entries: Sequence[Entry]) -> bool:
 
 
 def public_statistics(
-    program: ConjugateProgram, expected_natural: Mapping[str, jax.Array], sweeps: int
-) -> dict[str, jax.Array]:
+    program: ConjugateProgram, expected_natural: ByStatistic, sweeps: int
+) -> NewByStatistic:
     """One row's contribution to each public statistic; every row has the same.
 
     Of a row's latents, only those take part whose factors do not depend on private
@@ -492,7 +493,7 @@ def public_statistics(
 # --- blocks ---------------------------------------------------------------------------
 
 
-def as_block(statistic: Statistic, array: jax.Array) -> jax.Array:
+def as_block(statistic: Statistic, array: Float[Array, "..."]) -> Float[Array, "..."]:
     """What is released of a statistic: symmetric ones symmetrised, or hollow."""
     if statistic.matrix is None:
         return array
@@ -504,8 +505,9 @@ def as_block(statistic: Statistic, array: jax.Array) -> jax.Array:
 
 
 def with_repeats(
-    statistics: Sequence[Statistic], blocks: Mapping[str, Any]
-) -> dict[str, Any]:
+    statistics: Sequence[Statistic],
+    blocks: ByStatistic | Sums,
+) -> dict[str, Float[Array | np.ndarray, "..."]]:
     """Released blocks, with the diagonals that repeat others put back."""
     found = dict(blocks)
     for statistic in statistics:
@@ -515,7 +517,7 @@ def with_repeats(
     return found
 
 
-def from_block(statistic: Statistic, block: jax.Array) -> jax.Array:
+def from_block(statistic: Statistic, block: Float[Array, "..."]) -> Float[Array, "..."]:
     """The statistic in its own shape, from its block with the diagonal."""
     if statistic.matrix is None:
         return block

@@ -4,11 +4,13 @@ As the topics of a document's words: probabilities are kept as products, so that
 array of elements by states is made in a sweep.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.contractions import contract, padded
@@ -22,24 +24,24 @@ from numpyro_vips.conjugacy.algebra.terms import (
     same_labels,
 )
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.family import NewMoments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.coordinates import (
     Coordinate,
     Given,
-    LocalFactor,
-    Whole,
     by_coupling,
     copies,
     copies_array,
     divided_by_weight,
 )
 from numpyro_vips.vips.expectations import (
-    MomentsByFactor,
     binding,
     constants,
     moment_operands,
+    natural_parameters,
 )
+from numpyro_vips.vips.named_arrays import LocalFactor, MomentsByFactor
 
 
 class Base(NamedTuple):
@@ -47,13 +49,14 @@ class Base(NamedTuple):
 
     Attributes:
       log: Log probabilities up to a constant for each element.
-      scaled: Their exponentials, the largest of each element being 1.
+      scaled: Their exponentials, the largest of each element being 1. May be `padded`.
     """
 
-    log: jax.Array
-    scaled: jax.Array
+    log: Float[Array, "*batch states"]
+    scaled: Float[Array, "*batch padded_states"]
 
 
+@dataclasses.dataclass(frozen=True)
 class SharedMessage(Coordinate):
     """Discrete elements whose messages from other latents do not vary over them.
 
@@ -65,47 +68,41 @@ class SharedMessage(Coordinate):
 
     They are kept in these factors, so that no array of r is made in a sweep. A word
     that underflows in every topic counts in none.
+
+    Attributes:
+      base: What its own terms say.
+      shape: That of the message: of the factor with its states, with axes of length 1
+        where the message does not vary.
     """
 
-    def __init__(
-        self,
-        structure: Structure,
-        factor: PosteriorFactor,
-        base: Base,
-        coupled: Sequence[Term],
-        message_shape: tuple[int, ...],
-    ):
-        super().__init__(structure, factor)
-        self._log_base = base.log
-        self._base = base.scaled
-        self._coupled = coupled
-        self._shape = message_shape
+    base: Base
+    shape: tuple[int, ...]
 
     def update(self, moments: MomentsByFactor, known: set[str] | None) -> LocalFactor:
-        message = jnp.zeros(self._shape)
-        for term in self._select(self._coupled, known):
+        message = jnp.zeros(self.shape)
+        for term in self.terms_in(known):
             message = message + _coefficients(
-                self.structure, self.posterior_factor, term, moments, self._shape
+                self.structure, self.posterior_factor, term, moments, self.shape
             )
         weights = padded(jnp.exp(message - message.max(-1, keepdims=True)))
         # einsum and not a sum of products, which would make an array of r.
-        kept = [axis for axis, size in enumerate(self._shape) if size > 1]
-        axes = list(range(self._base.ndim))
+        kept = [axis for axis, size in enumerate(self.shape) if size > 1]
+        base = self.base.scaled
+        axes = list(range(base.ndim))
         squeezed = weights.reshape([weights.shape[axis] for axis in kept])
-        total = jnp.einsum(
-            self._base, axes, squeezed, kept, axes[:-1], precision="highest"
-        )
+        total = jnp.einsum(base, axes, squeezed, kept, axes[:-1], precision="highest")
         total = total + jnp.finfo(total.dtype).tiny
         return {"message": weights, "total": total}, {"is": message}
 
-    def moments(self, factor: LocalFactor) -> dict[str, jax.Array]:
+    def moments(self, factor: LocalFactor) -> NewMoments:
         # The base stays out of the loop over sweeps, which would copy it.
-        return {**factor[0], "base": self._base}
+        return {**factor[0], "base": self.base.scaled}
 
     def dense(self, factor: LocalFactor) -> LocalFactor:
         moments, natural = factor
-        probabilities = self._base * moments["message"] / moments["total"][..., None]
-        return {"is": probabilities}, {"is": self._log_base + natural["is"]}
+        base, total = self.base, moments["total"][..., None]
+        probabilities = base.scaled * moments["message"] / total
+        return {"is": probabilities}, {"is": base.log + natural["is"]}
 
 
 def with_shared_message(
@@ -150,15 +147,18 @@ def with_shared_message(
     base = _gathered_base(given, posterior_factor, alone)
     if base is None:
         own = given.row_terms(alone)
-        log = Whole(structure, posterior_factor, own, None).of_own_terms["is"]
+        log = natural_parameters(structure, posterior_factor, own, {})["is"]
         array = copies_array(posterior_factor, structure.latents, given.arrays)
         if array is not None:
             log = divided_by_weight({"is": log}, array, posterior_factor.family)["is"]
         base = Base(log, _scaled_exp(log))
-    return SharedMessage(structure, posterior_factor, base, coupled, message_shape)
+    return SharedMessage(structure, posterior_factor, coupled, base, message_shape)
 
 
-def _scaled_exp(log: jax.Array) -> jax.Array:
+def _scaled_exp(
+    log: Float[Array, "*batch states"],
+) -> Float[Array, "*batch padded_states"]:
+    """Exponentials, the largest along the last axis being 1; `padded`."""
     largest = log.max(-1, keepdims=True)
     # An element that is possible in no state keeps a base of zero.
     return padded(jnp.exp(log - jnp.where(jnp.isneginf(largest), 0.0, largest)))
@@ -263,8 +263,11 @@ def _coefficients(
     term: Term,
     moments: MomentsByFactor,
     shape: tuple[int, ...],
-) -> jax.Array:
-    """What a term that is linear in a factor's one atom multiplies it by."""
+) -> Float[Array, "..."]:
+    """What a term that is linear in a factor's one atom multiplies it by, in `shape`.
+
+    The term has no label for which `shape` is 1 but in that atom.
+    """
     (atom,) = (a for a in term.atoms if a.latent == factor.name)
     rest = Term(term.scale, tuple(f for f in term.factors if f is not atom), term.bound)
     operands = constants(rest) + moment_operands(structure, rest, moments, role=None)

@@ -1,6 +1,6 @@
 """Probabilities, and the discrete latents that have them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import jax
@@ -160,6 +160,11 @@ class Categorical(Family):
 
     def distribution(self, parameters: Vectors) -> dist.Distribution:
         return dist.CategoricalLogits(parameters["logits"])
+
+    def probabilities(
+        self, latents: Collection[str], moments: Vectors
+    ) -> tuple[tuple[str, ...], Float[Array, "*batch states"]]:
+        return tuple(latents), moments["is"]
 
 
 def indicator(

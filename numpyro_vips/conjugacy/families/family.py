@@ -11,7 +11,7 @@ not in the middle of a fit.
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import numpyro.distributions as dist
@@ -150,6 +150,19 @@ class Family(abc.ABC):
     def moments_of(self, parameters: Moments) -> NewMoments:
         """Expectations of the statistics, from standard parameters."""
         return self.moments(self.from_parameters(parameters))
+
+    def probabilities(
+        self, latents: Collection[str], moments: Moments
+    ) -> tuple[tuple[str, ...], Float[Array, "..."]]:
+        """Joint probabilities of the states of some discrete latents of one factor.
+
+        Returns:
+          The latents in the order of the table's last axes, and the table.
+
+        Raises:
+          TypeError: The family is not one of discrete latents.
+        """
+        raise TypeError(f"{self.name} has no states.")
 
     def of_copies(
         self, parameters: Moments, copies: Float[Array, "..."] | None

@@ -7,7 +7,7 @@ reverse-mode differentiation of the forward pass is the backward pass.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -107,13 +107,16 @@ class JointCategorical(Family):
             for clique, statistic in zip(self.cliques, self.statistics, strict=True)
         }
 
-    def marginal(self, name: str, moments: Moments) -> Float[Array, "*batch states"]:
-        """Probabilities of one latent's states."""
-        clique = next(clique for clique in self.cliques if name in clique)
+    def probabilities(
+        self, latents: Collection[str], moments: Moments
+    ) -> tuple[Clique, Float[Array, "..."]]:
+        """From the smallest of the cliques that have all of these latents."""
+        having = (clique for clique in self.cliques if set(latents) <= set(clique))
+        clique = min(having, key=len)
         table = moments[",".join(clique)]
         first = table.ndim - len(clique)
-        others = [first + i for i, other in enumerate(clique) if other != name]
-        return table.sum(others)
+        others = [first + i for i, name in enumerate(clique) if name not in latents]
+        return tuple(n for n in clique if n in latents), table.sum(others)
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         return {statistic: prior[statistic] + data[statistic] for statistic in prior}

@@ -19,16 +19,16 @@ and precision.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Slot, Term
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
 # By latent, the mean with the batch axes of its factor in front.
-Means = Mapping[str, Any]
+Means = Mapping[str, Float[Array, "..."]]
 
 
 def centred_factors(
