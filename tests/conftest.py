@@ -21,6 +21,7 @@ CHECKED_ARRAYS = [
     "numpyro_vips.dpvi",
     "numpyro_vips.privacy.batch_selection",
     "numpyro_vips.privacy.gaussian_mechanism",
+    "numpyro_vips.vips",
 ]
 jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
 jaxtyping.install_import_hook(CHECKED_ARRAYS, "_checked.arrays")

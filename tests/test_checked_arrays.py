@@ -7,6 +7,8 @@ import pytest
 
 from numpyro_vips.dpvi import guides, row_gradients
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
+from numpyro_vips.vips import bounded_sum, evidence_bound
+from numpyro_vips.vips.certificate import rows_apart
 
 
 def test_indices_are_whole_numbers():
@@ -30,6 +32,22 @@ def test_a_row_has_one_fingerprint():
         row_gradients._mixed(jnp.ones(3))
 
 
-def test_a_flat_vector_has_one_axis():
-    with pytest.raises(jaxtyping.TypeCheckError, match="vector"):
-        guides.UnconstrainedSpace(sites=()).split(jnp.ones((2, 2)))
+def test_flat_vectors_have_an_axis():
+    with pytest.raises(jaxtyping.TypeCheckError, match="vectors"):
+        guides.UnconstrainedSpace(sites=()).split(jnp.ones(()))
+
+
+def test_rows_are_as_many_as_the_mask_says():
+    with pytest.raises(jaxtyping.TypeCheckError, match="mask"):
+        bounded_sum.clipping_weights(jnp.ones(3), jnp.ones(2, bool), 1.0)
+
+
+def test_arrays_in_a_mapping_are_looked_at():
+    with pytest.raises(jaxtyping.TypeCheckError, match="latents"):
+        rows_apart(None, {"w": [1.0]}, 1)  # pyright: ignore[reportArgumentType]
+
+
+def test_whatever_a_row_holds_is_looked_at():
+    row = {"x": {"indices": "none"}}
+    with pytest.raises(jaxtyping.TypeCheckError, match="row"):
+        evidence_bound.row_bound_at(None, {}, row, {})  # pyright: ignore[reportArgumentType]
