@@ -28,18 +28,20 @@ from numpyro_vips.model.sparse_rows import scattered
 _LANES = 8
 
 
-def product_array(scale: float, values: Sequence[Factor]) -> tuple[ArrayLike, Labels]:
-    union: Labels = tuple(
-        dict.fromkeys(label for value in values for label in labels_of(value))
-    )
-    if len(values) == 1 and scale == 1.0 and isinstance(values[0], Dense):
-        return values[0].array, values[0].labels
+def constant_product(scale: float, values: Sequence[Factor]) -> Dense:
+    """The product of constants, as one."""
+    value = values[0] if len(values) == 1 and scale == 1.0 else None
+    if isinstance(value, Dense):
+        return Dense(value.array, value.labels, value.is_private)
+    union = tuple(dict.fromkeys(label for x in values for label in labels_of(x)))
     array: ArrayLike = np.asarray(scale)
+    is_private = False
     for value in values:
         if not isinstance(value, Dense):
             raise NotInAlgebra("a selection that is not of constants")
         array = array * expand_to(value.array, value.labels, union)
-    return array, union
+        is_private = is_private or value.is_private
+    return Dense(array, union, is_private)
 
 
 def expand_to(array: ArrayLike, labels: Labels, union: Labels) -> ArrayLike:

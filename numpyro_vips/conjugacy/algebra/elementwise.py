@@ -11,7 +11,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips.conjugacy.algebra.contractions import expand_to, product_array
+from numpyro_vips.conjugacy.algebra.contractions import constant_product, expand_to
 from numpyro_vips.conjugacy.algebra.forms import (
     Form,
     broadcast,
@@ -169,21 +169,21 @@ def expanded(form: Form) -> Form:
     while queue:
         term = queue.pop(0)
         for factor in term.factors:
-            if isinstance(factor, Atom) and (factor.function, factor.power) in (
-                ("1m", 1.0),
-                ("1m", 2.0),
+            if (
+                isinstance(factor, Atom)
+                and factor.function == "1m"
+                and factor.power in (1.0, 2.0)
             ):
                 break
         else:
             terms.append(term)
             continue
-        rest = [f for f in term.factors if f is not factor]
+        rest = list(term.without(factor).factors)
         if factor.power == 2.0:
             rest.append(dataclasses.replace(factor, power=1.0))
         latent = dataclasses.replace(factor, function="x", power=1.0)
-        queue.append(dataclasses.replace(term, factors=tuple(rest)).refreshed())
-        negative = Term(-term.scale, (*rest, latent), term.bound)
-        queue.append(negative.refreshed())
+        queue.append(Term(term.scale, tuple(rest), term.bound).refreshed())
+        queue.append(Term(-term.scale, (*rest, latent), term.bound).refreshed())
     if len(terms) == len(form.terms):
         return form
     return simplified(form.axes, terms, False)
@@ -320,11 +320,7 @@ def log1m(form: Form) -> Form:
     for term in form.terms:
         selectors, values = split_selectors(term)
         if all(isinstance(value, Dense) for value in values):
-            array, labels = product_array(term.scale, values)
-            is_private = any(
-                value.is_private for value in values if isinstance(value, Dense)
-            )
-            dense = Dense(array, labels, is_private)
+            dense = constant_product(term.scale, values)
             number = map_dense(_log1m_array, dense, selectors, instead=0.0)
             terms.append(Term(1.0, (*selectors, number), term.bound))
             continue
@@ -400,10 +396,9 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         for position, term in enumerate(combination):
             term = term.refreshed()
             selectors, values = split_selectors(term)
-            array, labels = product_array(term.scale, values)
-            is_private = any(v.is_private for v in values if not isinstance(v, Atom))
             # Kept apart through simplification as a branch of its own.
-            value = Dense(array, labels, is_private, branch=(OperandMark(), position))
+            value = constant_product(term.scale, values)
+            value = dataclasses.replace(value, branch=(OperandMark(), position))
             marked += [*selectors, value]
             bound |= term.bound
         joint = simplify(Term(1.0, tuple(marked), bound))
@@ -420,15 +415,11 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         union = tuple(dict.fromkeys(label for f in operands for label in f.labels))
         arrays = [expand_to(f.array, f.labels, union) for f in operands]
         result = function(*arrays)
-        result = (
-            np.broadcast_to(result, [label.size for label in union])
-            if (is_public(result))
-            else jnp.broadcast_to(result, [label.size for label in union])
-        )
-        is_private = any(f.is_private for f in operands)
-        rest = [f for f in joint.factors if f not in operands]
-        factors = (*rest, Dense(result, union, is_private))
-        terms.append(Term(1.0, factors, joint.bound))
+        xp = np if is_public(result) else jnp
+        result = xp.broadcast_to(result, [label.size for label in union])
+        value = Dense(result, union, any(f.is_private for f in operands))
+        rest = joint.without(*operands).factors
+        terms.append(Term(1.0, (*rest, value), joint.bound))
     return Form(axes, tuple(terms), True)
 
 

@@ -30,7 +30,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     ArrayLike,
     Atom,
     Dense,
-    Factor,
     Label,
     Labels,
     OneHot,
@@ -361,15 +360,10 @@ def constant_array(form: Form) -> ArrayLike:
     """The array of a form without latents, with its full shape."""
     total: ArrayLike = np.zeros(form.shape)
     for term in form.terms:
-        value = contract(term.scale, [_as_operand(f) for f in term.factors], form.axes)
-        total = total + value
+        assert not term.atoms
+        operands = [
+            f if isinstance(f, OneHot) else (f.array, f.labels) for f in term.constants
+        ]
+        total = total + contract(term.scale, operands, form.axes)
     # NumPy makes a scalar of a sum without axes, which nothing would take for public.
     return np.asarray(total) if isinstance(total, np.generic) else total
-
-
-def _as_operand(factor: Factor) -> "tuple[ArrayLike, Labels] | OneHot":
-    if isinstance(factor, OneHot):
-        return factor
-    if isinstance(factor, Atom):
-        raise AssertionError("a constant has no atoms")
-    return factor.array, factor.labels

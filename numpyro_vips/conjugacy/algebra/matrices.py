@@ -11,6 +11,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Dense,
     Factor,
     Label,
+    Labels,
     NotInAlgebra,
     OneHot,
     Term,
@@ -24,18 +25,15 @@ def log_det(form: Form) -> Form:
     """The log determinant of a form whose last two axes are a latent's matrix."""
     if not form.exclusive or not form.terms:
         raise NotInAlgebra("the determinant of a sum")
-    matrix, terms = form.axes[-2:], []
+    terms = []
     for term in form.terms:
-        selectors, values = split_selectors(term)
-        value = values[0] if len(values) == 1 else None
-        if not isinstance(value, Atom) or value.labels[-2:] != matrix:
-            raise NotInAlgebra("the determinant of a product")
-        if (value.function, value.power) != ("x", 1.0):
+        selectors, value = _matrix_in(term, form.axes, "the determinant")
+        if value.function != "x":
             raise NotInAlgebra("the determinant of a power")
         if term.scale <= 0:
             raise NotInAlgebra("the determinant of a negative multiple")
         if term.scale != 1:
-            log_scale = matrix[0].size * math.log(term.scale)
+            log_scale = form.axes[-1].size * math.log(term.scale)
             terms.append(Term(log_scale, tuple(selectors), term.bound))
         atom = Atom(value.latent, "logdet", value.labels[:-2])
         terms.append(Term(1.0, (*selectors, atom), term.bound))
@@ -49,16 +47,22 @@ def inverse(form: Form) -> Form:
         raise NotInAlgebra("the inverse of a sum")
     terms = []
     for term in form.terms:
-        selectors, values = split_selectors(term)
-        value = values[0] if len(values) == 1 else None
-        if not isinstance(value, Atom) or value.labels[-2:] != form.axes[-2:]:
-            raise NotInAlgebra("the inverse of a product")
-        if (value.function, value.power) not in (("x", 1.0), ("inv", 1.0)):
-            raise NotInAlgebra("the inverse of a power")
+        selectors, value = _matrix_in(term, form.axes, "the inverse")
         function = "inv" if value.function == "x" else "x"
         atom = dataclasses.replace(value, function=function)
         terms.append(Term(1.0 / term.scale, (*selectors, atom), term.bound))
     return simplified(form.axes, terms, True)
+
+
+def _matrix_in(term: Term, axes: Labels, what: str) -> tuple[list[Factor], Atom]:
+    """The selectors of a term, and the latent's matrix or its inverse that it is."""
+    selectors, values = split_selectors(term)
+    value = values[0] if len(values) == 1 else None
+    if not isinstance(value, Atom) or value.labels[-2:] != axes[-2:]:
+        raise NotInAlgebra(f"{what} of a product")
+    if value.function not in ("x", "inv") or value.power != 1.0:
+        raise NotInAlgebra(f"{what} of a power")
+    return selectors, value
 
 
 def diagonal(form: Form) -> Form | None:
@@ -75,8 +79,7 @@ def diagonal(form: Form) -> Form | None:
                 break
         else:
             return None
-        rest = [f for f in term.factors if f is not factor]
-        factors = (*rest, *kept)
+        factors = (*term.without(factor).factors, *kept)
         terms.append(Term(term.scale, factors, term.bound).renamed({column: row}))
     result = simplified((*batch, row), terms, form.exclusive)
     exclusive = result.exclusive or is_single_choice(result)

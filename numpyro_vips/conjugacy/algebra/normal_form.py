@@ -99,8 +99,7 @@ def _merge_one_hots(term: Term) -> Term:
         if not same_constant(a.indices, b.indices):
             continue
         if a.target is b.target:
-            factors = tuple(f for f in term.factors if f is not b)
-            return Term(term.scale, factors, term.bound)
+            return term.without(b)
         if a.target.size == b.target.size:
             unified = _unify(term, a.target, b.target)
             if unified is not None:
@@ -133,8 +132,7 @@ def _merge_branches(term: Term) -> Term | None:
         if a.branch[1] != b.branch[1]:
             return None
         if isinstance(a, Dense):
-            factors = tuple(f for f in term.factors if f is not b)
-            return Term(term.scale, factors, term.bound)
+            return term.without(b)
     return term
 
 
@@ -148,10 +146,7 @@ def _drop_identity(term: Term) -> Term | None:
         if len(factor.labels) != 1 or factor.labels[0].size != factor.target.size:
             continue
         if np.array_equal(factor.indices, np.arange(factor.target.size)):
-            rest = tuple(f for f in term.factors if f is not factor)
-            unified = _unify(
-                Term(term.scale, rest, term.bound), factor.target, factor.labels[0]
-            )
+            unified = _unify(term.without(factor), factor.target, factor.labels[0])
             if unified is not None:
                 return unified
     return term
@@ -162,7 +157,7 @@ def _follow_one_hot(term: Term) -> Term:
     for factor in term.factors:
         if not isinstance(factor, OneHot) or factor.target not in term.bound:
             continue
-        rest = [f for f in term.factors if f is not factor]
+        rest = term.without(factor).factors
         selected = [f for f in rest if factor.target in labels_of(f)]
         users = [f for f in selected if not isinstance(f, Atom)]
         if len(users) < len(selected):
@@ -245,8 +240,8 @@ def _drop_uniform(term: Term) -> Term | None:
         value = float(factor.array.flat[0])
         if value == 0.0:
             return None
-        rest = tuple(f for f in term.factors if f is not factor)
-        return Term(term.scale * value, rest, term.bound)
+        rest = term.without(factor)
+        return dataclasses.replace(rest, scale=term.scale * value)
     return term
 
 
@@ -270,7 +265,7 @@ def _public_one_hot(term: Term) -> Term:
         if not (np.all(ones | (factor.array == 0)) and np.all(ones.sum(1) == 1)):
             continue
         one_hot = OneHot(ones.argmax(1), factor.labels[:1], factor.labels[1])
-        rest = [f for f in term.factors if f is not factor]
+        rest = term.without(factor).factors
         return Term(term.scale, (*rest, one_hot), term.bound)
     return term
 

@@ -14,7 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_vips.conjugacy.algebra.contractions import gather, product_array
+from numpyro_vips.conjugacy.algebra.contractions import (
+    constant_product,
+    expand_to,
+    gather,
+)
 from numpyro_vips.conjugacy.algebra.terms import (
     ArrayLike,
     Atom,
@@ -88,13 +92,12 @@ def _of_term(axes: Labels, term: Term) -> Scatter | None:
         or term.scale != 1.0
         or values.labels != one_hot.labels
     ):
-        array, labels = product_array(term.scale, rest)
-        if not set(labels) <= set(one_hot.labels):
+        product = constant_product(term.scale, rest)
+        if not set(product.labels) <= set(one_hot.labels):
             return None
-        shape = [label.size if label in labels else 1 for label in one_hot.labels]
-        order = [labels.index(label) for label in one_hot.labels if label in labels]
-        array = array.transpose(order).reshape(shape)
-        values = Dense(_spread(array, one_hot), one_hot.labels, is_private=True)
+        array = expand_to(product.array, product.labels, one_hot.labels)
+        spread = array + 0 * one_hot.indices
+        values = Dense(spread, one_hot.labels, is_private=True)
     return Scatter(values, one_hot)
 
 
@@ -106,10 +109,6 @@ def _at_entries(factor: Dense, one_hot: OneHot) -> Dense:
         factor.array, factor.labels, one_hot.indices, one_hot.labels, one_hot.target
     )
     return Dense(array, labels, is_private=True)
-
-
-def _spread(array: Any, one_hot: OneHot) -> Any:
-    return array + 0 * one_hot.indices
 
 
 def map_scatters(

@@ -206,6 +206,10 @@ class Term:
     def is_private(self) -> bool:
         return any(factor.is_private for factor in self.constants)
 
+    def without(self, *factors: Factor) -> "Term":
+        rest = tuple(f for f in self.factors if f not in factors)
+        return Term(self.scale, rest, self.bound)
+
     def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
         """The term with labels replaced; a bound label that is replaced is unbound."""
         factors = tuple(_renamed(f, substitution) for f in self.factors)

@@ -19,10 +19,7 @@ from scipy import special as ssp
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra, is_public
-from numpyro_vips.conjugacy.interpreter.indexing_rules import (
-    index_alternatives,
-    select_by,
-)
+from numpyro_vips.conjugacy.interpreter.indexing_rules import select_by
 from numpyro_vips.conjugacy.interpreter.values import Transformed, Value, as_form
 
 LOG_2PI = math.log(2 * math.pi)
@@ -110,7 +107,7 @@ def at_value(form: Form, value: Form) -> Form:
     entries = Label(form.axes[-1].size)
     form = forms.broadcast(form, (*batch, entries))
     value = forms.broadcast(value, batch)
-    picked = select_by(form, entries, index_alternatives(value), batch)
+    picked = select_by(form, entries, value, batch)
     return forms.reorder(picked, batch)
 
 

@@ -47,8 +47,7 @@ def multivariate_normal(
     diagonal = _diagonal_precision(spellings)
     if diagonal is not None:
         return sum_event(normal_with_precision(x, loc, diagonal))
-    precision, log_determinant = precision_of(spellings)
-    return _with_precision(x - loc, precision, log_determinant)
+    return _with_precision(x - loc, *precision_of(spellings))
 
 
 def _with_precision(residual: Form, precision: Form, log_determinant: Form) -> Form:
@@ -155,10 +154,16 @@ def _multiple_of_constant(matrix: Form) -> tuple[Form, Form] | None:
 def _scaled_precision(name: str, number: Form, matrix: Form) -> tuple[Form, Form]:
     """The precision of a latent number times a constant matrix."""
     number = elementwise.power(number, _EXPONENTS[name])
-    precision, log_determinant = _constant_precision(name, matrix)
+    return _multiplied(number, *_constant_precision(name, matrix))
+
+
+def _multiplied(
+    number: Form, precision: Form, log_determinant: Form
+) -> tuple[Form, Form]:
+    """A number for each matrix, times the matrix, and the log determinant of that."""
+    size = float(precision.axes[-1].size)
     axes = (*number.axes, Label(1), Label(1))
     scalar = forms.place(number, axes, range(len(number.axes)))
-    size = float(matrix.axes[-1].size)
     return scalar * precision, size * elementwise.log(number) + log_determinant
 
 
@@ -248,11 +253,8 @@ def multivariate_student_t(
         Form(residual.axes[:-1], ()), Form(precision.axes[:-2], ()), degrees
     )
     mixing = augment.auxiliary("scale", axes, family="Gamma")
-    matrix_axes = (*axes, Label(1), Label(1))
-    scaled = forms.place(mixing, matrix_axes, range(len(axes))) * precision
-    size = float(residual.axes[-1].size)
-    log_determinant = size * elementwise.log(mixing) + log_determinant
-    return _with_precision(residual, scaled, log_determinant) + gamma(
+    scaled = _multiplied(mixing, precision, log_determinant)
+    return _with_precision(residual, *scaled) + gamma(
         mixing, degrees * 0.5, degrees * 0.5, augment=augment
     )
 
@@ -298,9 +300,6 @@ def conditional_autoregression(
         xp.asarray(degrees - r[..., None, None] * W),
         is_private=neighbours.is_private or rho.is_private,
     )
-    matrix, log_determinant = precision_of({"precision_matrix": given})
-    tau, size = as_form(conditional_precision), float(x.axes[-1].size)
-    axes = (*tau.axes, Label(1), Label(1))
-    scaled = forms.place(tau, axes, range(len(tau.axes))) * matrix
-    log_determinant = size * elementwise.log(tau) + log_determinant
-    return _with_precision(x - as_form(loc), scaled, log_determinant)
+    neighbourhood = precision_of({"precision_matrix": given})
+    scaled = _multiplied(as_form(conditional_precision), *neighbourhood)
+    return _with_precision(x - as_form(loc), *scaled)

@@ -29,6 +29,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Value,
     as_form,
     exponents_of,
+    is_exp,
     rule_for,
 )
 from numpyro_vips.jax_tools.jaxprs import aval_of
@@ -237,17 +238,32 @@ def concatenated(parts: Sequence[Value], axis: int, shape: tuple[int, ...]) -> V
 
 def joined_forms(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Form:
     """Concatenates forms along an axis."""
-    axes = tuple(map(Label, shape))
-    group, offset, terms, exclusive = object(), 0, [], True
-    for number, form in enumerate(parts):
+    taken, offset = [], 0
+    for form in parts:
         length = form.axes[axis].size
         indices = np.arange(shape[axis]) - offset
-        indices = np.where((indices >= 0) & (indices < length), indices, -1)
-        placed = take_known(form, axis, indices, branch=(group, number))
-        placed = forms.place(placed, axes, range(len(axes)))
-        exclusive = exclusive and form.exclusive and bool(form.terms)
-        terms += placed.terms
+        inside = (indices >= 0) & (indices < length)
+        taken.append((form, np.where(inside, indices, -1)))
         offset += length
+    return _merged(taken, axis, shape)
+
+
+def _merged(
+    taken: Sequence[tuple[Form, np.ndarray]], axis: int, shape: tuple[int, ...]
+) -> Form:
+    """A form of which each entry along an axis is taken from one of several forms.
+
+    Args:
+      taken: The forms, and which entry of each is where; -1 where none of its is.
+      axis: The axis.
+      shape: That of the result.
+    """
+    axes = tuple(map(Label, shape))
+    group, terms, exclusive = object(), [], True
+    for number, (form, indices) in enumerate(taken):
+        placed = take_known(form, axis, indices, branch=(group, number))
+        terms += forms.place(placed, axes, range(len(axes))).terms
+        exclusive = exclusive and form.exclusive and bool(form.terms)
     return Form(axes, tuple(terms), exclusive)
 
 
@@ -256,35 +272,27 @@ def _pad(eqn: Any, x: Value, fill: Value) -> Value:
     if not isinstance(fill, Constant) or not fill.is_public:
         raise NotInAlgebra("padding with a value that is not public")
     number = float(fill.array)
-    if isinstance(x, Transformed) and x.function == "exp" and number > 0:
+    if is_exp(x) and number > 0:
         return Transformed("exp", _padded(eqn, x.form, math.log(number)))
     return _padded(eqn, as_form(x), number)
 
 
 def _padded(eqn: Any, form: Form, fill: float) -> Form:
-    config = eqn.params["padding_config"]
-    if fill != 0.0:
-        for axis, (low, high, interior) in enumerate(config):
-            if interior or low < 0 or high < 0:
-                raise NotInAlgebra("padding with a value other than zero")
-            shape = list(form.shape)
-            parts = [form]
-            for count, position in ((low, 0), (high, 2)):
-                if count:
-                    shape[axis] = count
-                    block = forms.constant(np.full(shape, fill))
-                    parts.insert(position, block)
-            shape[axis] = form.shape[axis] + low + high
-            form = joined_forms(parts, axis, tuple(shape)) if len(parts) > 1 else form
-        return form
-    for axis, (low, high, interior) in enumerate(config):
+    for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         size = form.axes[axis].size
         line = np.full(max(size + (size - 1) * interior, 0), -1)
         line[:: interior + 1] = np.arange(size)
         line = np.concatenate([np.full(max(low, 0), -1), line[max(-low, 0) :]])
         line = line[: len(line) + min(high, 0)]
         line = np.concatenate([line, np.full(max(high, 0), -1)])
-        form = take_known(form, axis, line)
-        if np.any(line < 0):
-            form = dataclasses.replace(form, exclusive=False)
+        if np.all(line >= 0):
+            form = take_known(form, axis, line)
+        elif fill == 0.0:
+            taken = take_known(form, axis, line)
+            form = dataclasses.replace(taken, exclusive=False)
+        else:
+            before, behind = form.shape[:axis], form.shape[axis + 1 :]
+            blank = forms.constant(np.full((*before, 1, *behind), fill))
+            taken = [(form, line), (blank, np.where(line < 0, 0, -1))]
+            form = _merged(taken, axis, (*before, len(line), *behind))
     return form

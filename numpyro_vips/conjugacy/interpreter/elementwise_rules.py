@@ -10,6 +10,7 @@ from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
+    Branch,
     Dense,
     Label,
     NotInAlgebra,
@@ -25,6 +26,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
     Value,
     as_form,
+    is_exp,
     is_uniform,
     latents_of,
     may_be_negative,
@@ -41,9 +43,7 @@ RULES: dict[str, Rule] = {}
 @rule_for(RULES, "add", "add_any")
 def _add(eqn: Any, x: Value, y: Value) -> Value:
     for one, other in ((x, y), (y, x)):
-        if not isinstance(other, Transformed) or other.function != "exp":
-            continue
-        if is_uniform(one, 1.0):
+        if is_exp(other) and is_uniform(one, 1.0):
             reason = f"1 + exp of {names_of(other.latents)}"
             shape = tuple(aval_of(eqn.outvars[0]).shape)
             return OnePlusExp(reason, other.latents, shape, other.form)
@@ -93,21 +93,18 @@ def _magnitude(eqn: Any, x: Value) -> Value:
 
 @rule_for(RULES, "div")
 def _div(eqn: Any, x: Value, y: Value) -> Value:
-    if isinstance(y, Transformed) and y.function == "exp":
-        exponent = sum_of_exponents(x, Transformed("exp", -y.form))
-        if exponent is not None:
-            return Transformed("exp", exponent)
-    if isinstance(y, Constant):
-        exponent = sum_of_exponents(
-            x, Constant(traced_or_public(lambda a: 1 / a, y), y.is_private)
-        )
-        if exponent is not None:
-            return Transformed("exp", exponent)
+    inverse = None
+    if is_exp(y):
+        inverse = Transformed("exp", -y.form)
+    elif isinstance(y, Constant):
+        inverse = Constant(traced_or_public(lambda a: 1 / a, y), y.is_private)
+    exponent = None if inverse is None else sum_of_exponents(x, inverse)
+    if exponent is not None:
+        return Transformed("exp", exponent)
     # 1 / (1 + exp(-ψ)), written out.
-    logit = _one_plus_exp(y)
-    if logit is not None and is_uniform(x, 1.0):
-        return Transformed("sigmoid", -logit)
-    if isinstance(x, Transformed) and x.function == "exp" and x.form is logit:
+    if isinstance(y, OnePlusExp) and is_uniform(x, 1.0):
+        return Transformed("sigmoid", -y.form)
+    if isinstance(y, OnePlusExp) and is_exp(x) and x.form is y.form:
         return Transformed("sigmoid", x.form)
     return as_form(x) * elementwise.power(as_form(y), -1.0)
 
@@ -122,28 +119,13 @@ def _is_nonnegative(form: Form) -> bool:
     )
 
 
-def _one_plus_exp(value: Value) -> Form | None:
-    return value.form if isinstance(value, OnePlusExp) else None
+_POWERS = {"square": 2.0, "sqrt": 0.5, "rsqrt": -0.5}
 
 
-@rule_for(RULES, "square")
-def _square(eqn: Any, x: Value) -> Value:
-    return _power_of(x, 2.0)
-
-
-@rule_for(RULES, "integer_pow")
-def _integer_pow(eqn: Any, x: Value) -> Value:
-    return _power_of(x, float(eqn.params["y"]))
-
-
-@rule_for(RULES, "sqrt")
-def _sqrt(eqn: Any, x: Value) -> Value:
-    return _power_of(x, 0.5)
-
-
-@rule_for(RULES, "rsqrt")
-def _rsqrt(eqn: Any, x: Value) -> Value:
-    return _power_of(x, -0.5)
+@rule_for(RULES, "integer_pow", *_POWERS)
+def _known_power(eqn: Any, x: Value) -> Value:
+    exponent = _POWERS.get(eqn.primitive.name) or float(eqn.params["y"])
+    return _power_of(x, exponent)
 
 
 @rule_for(RULES, "pow")
@@ -154,7 +136,7 @@ def _pow(eqn: Any, x: Value, y: Value) -> Value:
 
 
 def _power_of(x: Value, exponent: float) -> Value:
-    if isinstance(x, Transformed) and x.function == "exp":
+    if is_exp(x):
         return Transformed("exp", x.form * exponent)
     return elementwise.power(as_form(x), exponent)
 
@@ -168,7 +150,7 @@ def _exp(eqn: Any, x: Value) -> Value:
 
 @rule_for(RULES, "log")
 def _log(eqn: Any, x: Value) -> Value:
-    if isinstance(x, Transformed) and x.function == "exp":
+    if is_exp(x):
         return x.form
     if isinstance(x, SumOfExp):
         if x.origin is None:
@@ -214,22 +196,8 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         mask = elementwise.map_discrete(
             lambda c, number=number: (c == number) * np.float32(1.0), chooser
         )
-        mask = Form(
-            mask.axes,
-            tuple(
-                dataclasses.replace(
-                    term,
-                    factors=tuple(
-                        dataclasses.replace(f, branch=(group, number))
-                        if isinstance(f, Dense)
-                        else f
-                        for f in term.factors
-                    ),
-                )
-                for term in mask.terms
-            ),
-            True,
-        )
+        branches = (_as_branch(term, (group, number)) for term in mask.terms)
+        mask = Form(mask.axes, tuple(branches))
         chosen = forms.product(
             forms.broadcast(mask, axes), forms.broadcast(form, axes), axes, ()
         )
@@ -237,6 +205,14 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
         exclusive = exclusive and form.exclusive and bool(form.terms)
         terms += map(elementwise.spared, chosen.terms)
     return Form(axes, tuple(terms), exclusive)
+
+
+def _as_branch(term: Term, branch: Branch) -> Term:
+    factors = [
+        dataclasses.replace(f, branch=branch) if isinstance(f, Dense) else f
+        for f in term.factors
+    ]
+    return dataclasses.replace(term, factors=tuple(factors))
 
 
 @rule_for(RULES, "ne")

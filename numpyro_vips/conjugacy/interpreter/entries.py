@@ -4,6 +4,7 @@ An operation that treats all places along the last axis alike is done on a row's
 entries, and once for all others. After any other, the constant is a dense array.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra.scatters import is_public_number
-from numpyro_vips.conjugacy.algebra.terms import Origin, same_constant
+from numpyro_vips.conjugacy.algebra.terms import Origin, is_public, same_constant
 from numpyro_vips.conjugacy.interpreter.values import Constant, Entries
 from numpyro_vips.jax_tools.jaxprs import aval_of
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
@@ -87,22 +88,26 @@ def _elementwise(
     entries = Entries(
         first.indices,
         eqn.primitive.bind(*values, **eqn.params),
-        _evaluated(eqn, others),
+        apply_elementwise(eqn, others),
         first.origin,
     )
     return _constant(entries, shape[-1], nonnegative=nonnegative)
 
 
-def _evaluated(eqn: Any, numbers: Sequence[np.ndarray]) -> np.ndarray:
-    """An elementwise operation on public numbers."""
-    dtype = aval_of(eqn.outvars[0]).dtype
+def apply_elementwise(eqn: Any, arrays: Sequence[Any]) -> Any:
+    """An elementwise operation on arrays that broadcast; in NumPy if all are public."""
+    is_known = all(map(is_public, arrays))
+    dtypes = [aval_of(var).dtype for var in eqn.invars]
     function = NUMPY.get(eqn.primitive.name)
-    if function is not None:
+    if is_known and function is not None:
+        typed = map(np.asarray, arrays, dtypes)
         with np.errstate(all="ignore"):
-            return np.asarray(function(eqn.params, *numbers), dtype)
-    with jax.ensure_compile_time_eval():
-        typed = [jnp.asarray(number) for number in numbers]
-        return np.asarray(eqn.primitive.bind(*typed, **eqn.params), dtype)
+            result = function(eqn.params, *np.broadcast_arrays(*typed))
+        return np.asarray(result, aval_of(eqn.outvars[0]).dtype)
+    with jax.ensure_compile_time_eval() if is_known else contextlib.nullcontext():
+        typed = jnp.broadcast_arrays(*map(jnp.asarray, arrays, dtypes))
+        result = eqn.primitive.bind(*typed, **eqn.params)
+        return np.asarray(result) if is_known else result
 
 
 # Operations that may give or take axes of length 1, and leave the last one.

@@ -1,8 +1,6 @@
 """Rules for gathers and updates, at positions that latents or rows may choose."""
 
-import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -10,12 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.conjugacy.algebra.contractions import product_array
+from numpyro_vips.conjugacy.algebra.contractions import constant_product
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import (
-    Atom,
-    Factor,
     Label,
+    Labels,
     NotInAlgebra,
     OneHot,
     Term,
@@ -74,18 +71,14 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
     for axis, position in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
-        line = np.arange(source.axes[axis].size)
-        index = forms.constant(line)
-        index = forms.place(index, batch_axes, [position])
-        selections.append((axis, index))
+        line = forms.constant(np.arange(source.axes[axis].size))
+        selections.append((axis, forms.place(line, batch_axes, [position])))
     # Select along each indexed axis in turn; the axes kept whole are named last.
     names = {axis: axes[position] for axis, position in full.items()}
     named = tuple(names.get(i, Label(a.size)) for i, a in enumerate(source.axes))
-    current = forms.place(source, named, range(len(named)))
-    factors_of = [(axis, index_alternatives(index)) for axis, index in selections]
-    result = current
-    for axis, alternatives in factors_of:
-        result = select_by(result, named[axis], alternatives, batch_axes)
+    result = forms.place(source, named, range(len(named)))
+    for axis, index in selections:
+        result = select_by(result, named[axis], index, batch_axes)
     ordered = tuple(axis for axis in axes if axis in result.axes)
     result = Form(ordered, result.terms, result.exclusive)
     return forms.place(result, axes, [axes.index(axis) for axis in ordered])
@@ -102,63 +95,29 @@ def _start(where: Form, component: int) -> int | None:
     return int(starts[0]) if len(starts) == 1 else None
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Alternative:
-    """One index array and the selectors under which it applies."""
+def select_by(form: Form, axis: Label, index: Form, batch_axes: Labels) -> Form:
+    """Selects along one axis by an index that may depend on discrete latents.
 
-    selectors: tuple[Factor, ...]
-    bound: frozenset[Label]
-    indices: Any
-    labels: tuple[Label, ...]
-    is_private: bool
-
-
-def index_alternatives(index: Form) -> list[Alternative]:
+    Raises:
+      NotInAlgebra: The index depends on a continuous latent.
+    """
     if not index.is_discrete:
         raise NotInAlgebra("a gather at an index that is not discrete")
-    terms = index.terms or (Term(0.0),)
-    alternatives = []
-    for term in terms:
-        selectors, values = split_selectors(term)
-        array, labels = product_array(term.scale, values)
-        xp = np if is_public(array) else jnp
-        alternatives.append(
-            Alternative(
-                tuple(selectors),
-                term.bound,
-                xp.round(array).astype(np.int32),
-                labels,
-                any(v.is_private for v in values if not isinstance(v, Atom)),
-            )
-        )
-    return alternatives
-
-
-def select_by(
-    form: Form,
-    axis: Label,
-    alternatives: Sequence[Alternative],
-    batch_axes: tuple[Label, ...],
-) -> Form:
-    """Selects along one axis by an index that may depend on discrete latents."""
-    position = form.axes.index(axis)
-    terms: list[Term] = []
-    kept = [a for i, a in enumerate(form.axes) if i != position]
+    kept = [a for a in form.axes if a is not axis]
     axes = (*kept, *(a for a in batch_axes if a not in kept))
-    for alternative in alternatives:
+    terms: list[Term] = []
+    for choice in index.terms or (Term(0.0),):
+        selectors, values = split_selectors(choice)
+        numbers = constant_product(choice.scale, values)
+        xp = np if is_public(numbers.array) else jnp
+        indices = xp.round(numbers.array).astype(np.int32)
         target = Label(axis.size)
-        one_hot = OneHot(
-            alternative.indices, alternative.labels, target, alternative.is_private
-        )
+        one_hot = OneHot(indices, numbers.labels, target, numbers.is_private)
         for term in form.terms:
             renamed = term.renamed({axis: target})
-            terms.append(
-                Term(
-                    term.scale,
-                    (*renamed.factors, *alternative.selectors, one_hot),
-                    renamed.bound | alternative.bound | {target},
-                ).refreshed()
-            )
+            factors = (*renamed.factors, *selectors, one_hot)
+            bound = renamed.bound | choice.bound | {target}
+            terms.append(Term(term.scale, factors, bound).refreshed())
     return forms.simplified(axes, terms, form.exclusive)
 
 
@@ -180,7 +139,7 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
         new = Label(1)
         renamed = tuple(Label(a.size) for a in form.axes)
         form = forms.place(form, renamed, range(len(renamed)))
-        chosen = select_by(form, renamed[axis], index_alternatives(as_form(start)), ())
+        chosen = select_by(form, renamed[axis], as_form(start), ())
         axes = (*renamed[:axis], new, *renamed[axis + 1 :])
         kept = [i for i in range(len(axes)) if i != axis]
         form = forms.place(chosen, axes, kept)

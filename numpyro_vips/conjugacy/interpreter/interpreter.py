@@ -5,7 +5,6 @@ rule of its primitive, state by state where it is a function of discrete latents
 of a known number of steps are written out.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +30,10 @@ from numpyro_vips.conjugacy.interpreter.axis_rules import (
     reshape_to,
     with_last_axis,
 )
-from numpyro_vips.conjugacy.interpreter.entries import apply_to_entries
+from numpyro_vips.conjugacy.interpreter.entries import (
+    apply_elementwise,
+    apply_to_entries,
+)
 from numpyro_vips.conjugacy.interpreter.reduction_rules import apply_to_shift
 from numpyro_vips.conjugacy.interpreter.signs import (
     is_nonnegative,
@@ -67,18 +69,26 @@ _RULES: dict[str, Rule] = {
 
 
 def interpret(
-    closed: jex_core.ClosedJaxpr, inputs: Sequence[Value], checks: list[Any]
-) -> list[Value]:
+    closed: jex_core.ClosedJaxpr, inputs: Sequence[Value]
+) -> tuple[list[Value], list[Any]]:
     """Evaluates a program on values of the algebra.
 
     Args:
       closed: The program.
       inputs: One value per input of the program.
-      checks: Receives boolean arrays that are true where a private index into a
-        constant lies in range; a row that fails one must count as zero.
+
+    Returns:
+      One value per output, and boolean arrays that are true where a private index into
+      a constant lies in range; a row that fails one must count as zero.
     """
-    rule = functools.partial(_apply, checks=checks)
-    return evaluate(closed, inputs, rule, constant=_public)
+    checks: list[Any] = []
+
+    def rule(eqn: jex_core.JaxprEqn, operands: list[Value]) -> list[Value] | None:
+        results, found = _apply(eqn, operands)
+        checks.extend(found)
+        return results
+
+    return evaluate(closed, inputs, rule, constant=_public), checks
 
 
 def _public(array: Any) -> Constant:
@@ -87,17 +97,17 @@ def _public(array: Any) -> Constant:
 
 
 def _apply(
-    eqn: jex_core.JaxprEqn, operands: list[Value], checks: list[Any]
-) -> list[Value] | None:
+    eqn: jex_core.JaxprEqn, operands: list[Value]
+) -> tuple[list[Value] | None, list[Any]]:
+    """The values of an equation, None for a call to look into, and new checks."""
     name = eqn.primitive.name
     inner = called_program(eqn)
     if inner is not None:
         known = _known_function(eqn, inner, operands)
-        return None if known is None else [known]
+        return None if known is None else [known], []
     if all(isinstance(operand, Constant) for operand in operands):
         constants = [op for op in operands if isinstance(op, Constant)]
-        checks += _index_checks(eqn, constants)
-        return _apply_to_constants(eqn, constants)
+        return _apply_to_constants(eqn, constants), _index_checks(eqn, constants)
     latents = set().union(*map(latents_of, operands))
     try:
         for operand in operands:
@@ -105,23 +115,22 @@ def _apply(
                 raise NotInAlgebra(operand.reason)
         discrete = _apply_state_by_state(eqn, operands)
         if discrete is not None:
-            return [discrete]
+            return [discrete], []
         if any(isinstance(operand, Shift) for operand in operands):
-            return [apply_to_shift(eqn, operands)]
+            return [apply_to_shift(eqn, operands)], []
         if name in _CONTROL_FLOW:
-            return _CONTROL_FLOW[name](eqn, operands, checks)
+            return _CONTROL_FLOW[name](eqn, operands)
         rule = _RULES.get(name)
         if rule is None:
             raise NotInAlgebra(f"{_READABLE.get(name, name)} of {names_of(latents)}")
         result = rule(eqn, *operands)
-        return result if isinstance(result, list) else [result]
+        return result if isinstance(result, list) else [result], []
     except NotInAlgebra as error:
         reason = str(error)
         if "'" not in reason:
             reason = f"{reason} ({names_of(latents)})"
-        return [
-            Opaque(reason, latents, tuple(aval_of(var).shape)) for var in eqn.outvars
-        ]
+        shapes = [tuple(aval_of(var).shape) for var in eqn.outvars]
+        return [Opaque(reason, latents, shape) for shape in shapes], []
 
 
 _READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
@@ -282,27 +291,9 @@ def _apply_state_by_state(
     if len({latent for form in discrete for latent in form.latents}) > 2:
         return None
 
-    def function(*arrays: Any) -> Any:
-        if all(map(is_public, arrays)) and eqn.primitive.name in NUMPY:
-            typed = [
-                np.asarray(a, aval_of(v).dtype)
-                for a, v in zip(arrays, eqn.invars, strict=True)
-            ]
-            typed = list(np.broadcast_arrays(*typed))
-            with np.errstate(all="ignore"):
-                return np.asarray(NUMPY[eqn.primitive.name](eqn.params, *typed))
-        typed = [
-            jnp.asarray(a, aval_of(v).dtype)
-            for a, v in zip(arrays, eqn.invars, strict=True)
-        ]
-        shape = jnp.broadcast_shapes(*(a.shape for a in typed))
-        typed = [jnp.broadcast_to(a, shape) for a in typed]
-        if all(map(is_public, arrays)):
-            with jax.ensure_compile_time_eval():
-                return np.asarray(eqn.primitive.bind(*typed, **eqn.params))
-        return eqn.primitive.bind(*typed, **eqn.params)
-
-    return elementwise.map_discrete(function, *discrete)
+    return elementwise.map_discrete(
+        lambda *arrays: apply_elementwise(eqn, arrays), *discrete
+    )
 
 
 def _mixes_elements(discrete: Sequence[Form]) -> bool:
@@ -326,7 +317,7 @@ def _mixes_elements(discrete: Sequence[Form]) -> bool:
 _MOST_STEPS = 500
 
 
-def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+def _scan(eqn: Any, operands: Sequence[Value]) -> tuple[list[Value], list[Any]]:
     """A loop of a known number of steps, written out."""
     params = eqn.params
     length = params["length"]
@@ -336,10 +327,12 @@ def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]
     constants, rest = operands[:num_consts], operands[num_consts:]
     carry, inputs = list(rest[:num_carry]), rest[num_carry:]
     outputs: dict[int, list[Value]] = {}
+    checks: list[Any] = []
     steps = range(length)
     for step in reversed(steps) if params["reverse"] else steps:
         now = [_step_of(x, step) for x in inputs]
-        found = interpret(params["jaxpr"], [*constants, *carry, *now], checks)
+        found, more = interpret(params["jaxpr"], [*constants, *carry, *now])
+        checks += more
         carry, outputs[step] = found[:num_carry], found[num_carry:]
     stacked = []
     for number, var in enumerate(eqn.outvars[num_carry:]):
@@ -347,7 +340,7 @@ def _scan(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]
         parts = [outputs[step][number] for step in steps]
         single = [_with_leading_axis(part) for part in parts]
         stacked.append(concatenated(single, 0, shape))
-    return [*carry, *stacked]
+    return [*carry, *stacked], checks
 
 
 def _with_leading_axis(x: Value) -> Value:
@@ -359,14 +352,14 @@ def _with_leading_axis(x: Value) -> Value:
     return reshape_to(form, (1, *form.shape))
 
 
-def _cond(eqn: Any, operands: Sequence[Value], checks: list[Any]) -> list[Value]:
+def _cond(eqn: Any, operands: Sequence[Value]) -> tuple[list[Value], list[Any]]:
     """The branch that a public index chooses."""
     index, *rest = operands
     if not isinstance(index, Constant) or not index.is_public:
         raise NotInAlgebra("a lax.cond, in place of jnp.where,")
     branches = eqn.params["branches"]
     chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
-    return interpret(branches[chosen], rest, checks)
+    return interpret(branches[chosen], rest)
 
 
 _CONTROL_FLOW = {"scan": _scan, "cond": _cond}

@@ -5,14 +5,20 @@ A maximum is known only as the shift of a logsumexp, which cancels.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.forms import Form
-from numpyro_vips.conjugacy.algebra.terms import Dense, Label, NotInAlgebra, Term
+from numpyro_vips.conjugacy.algebra.terms import (
+    Dense,
+    Label,
+    Labels,
+    NotInAlgebra,
+    Term,
+)
 from numpyro_vips.conjugacy.interpreter.values import (
     Constant,
     Rule,
@@ -24,6 +30,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Value,
     as_form,
     exponents_of,
+    is_exp,
     is_uniform,
     latents_of,
     logarithm_of,
@@ -77,7 +84,7 @@ def _reduce_max(eqn: Any, x: Value) -> Value:
 
 def _exponent(x: Value) -> tuple[Form, Any] | None:
     """The form in exp(form), and the maximum that was taken from it, if any."""
-    if isinstance(x, Transformed) and x.function == "exp":
+    if is_exp(x):
         return x.form, None
     if isinstance(x, Shifted) and x.stage == "exp":
         return x.form, x.origin
@@ -105,13 +112,13 @@ def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
     x, y = logarithms or (as_form(x), as_form(y))
     batch = tuple(Label(x.axes[axis].size) for axis in batch_x)
     summed = tuple(Label(x.axes[axis].size) for axis in contract_x)
-    axes_x = _named_axes(x, batch_x, batch, contract_x, summed)
-    axes_y = _named_axes(y, batch_y, batch, contract_y, summed)
-    free_x = tuple(a for a in axes_x if a not in batch and a not in summed)
-    free_y = tuple(a for a in axes_y if a not in batch and a not in summed)
+    shared = (*batch, *summed)
+    axes_x = _named_axes(x, dict(zip((*batch_x, *contract_x), shared, strict=True)))
+    axes_y = _named_axes(y, dict(zip((*batch_y, *contract_y), shared, strict=True)))
     left = forms.place(x, axes_x, range(len(axes_x)))
     right = forms.place(y, axes_y, range(len(axes_y)))
-    kept = (*batch, *free_x, *free_y)
+    every = dict.fromkeys((*batch, *axes_x, *axes_y))
+    kept = tuple(axis for axis in every if axis not in summed)
     if logarithms is None:
         return forms.product(left, right, kept, summed)
     axes = (*kept, *summed)
@@ -122,15 +129,7 @@ def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
     return SumOfExp(reason, exponent.latents, shape, exponent)
 
 
-def _named_axes(
-    form: Form,
-    batch_positions: Sequence[int],
-    batch: Sequence[Label],
-    summed_positions: Sequence[int],
-    summed: Sequence[Label],
-) -> tuple[Label, ...]:
-    names = dict(zip(batch_positions, batch, strict=True))
-    names.update(zip(summed_positions, summed, strict=True))
+def _named_axes(form: Form, names: Mapping[int, Label]) -> Labels:
     return tuple(names.get(i, Label(a.size)) for i, a in enumerate(form.axes))
 
 
@@ -139,19 +138,13 @@ def _cumsum(eqn: Any, x: Value) -> Value:
     return _cumulative(eqn, as_form(x))
 
 
-@rule_for(RULES, "cumprod")
-def _cumprod(eqn: Any, x: Value) -> Value:
-    logarithm = logarithm_of(x)
+@rule_for(RULES, "cumprod", "reduce_prod")
+def _product(eqn: Any, x: Value) -> Value:
+    logarithm, name = logarithm_of(x), eqn.primitive.name
     if logarithm is None:
-        raise NotInAlgebra(f"cumprod of {names_of(latents_of(x))}")
-    return Transformed("exp", _cumulative(eqn, logarithm))
-
-
-@rule_for(RULES, "reduce_prod")
-def _reduce_prod(eqn: Any, x: Value) -> Value:
-    logarithm = logarithm_of(x)
-    if logarithm is None:
-        raise NotInAlgebra(f"reduce_prod of {names_of(latents_of(x))}")
+        raise NotInAlgebra(f"{name} of {names_of(latents_of(x))}")
+    if name == "cumprod":
+        return Transformed("exp", _cumulative(eqn, logarithm))
     return Transformed("exp", forms.sum_over(logarithm, eqn.params["axes"]))
 
 

@@ -10,7 +10,7 @@ such as a logsumexp that is written out.
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.core
@@ -166,9 +166,7 @@ def as_form(value: Value) -> Form:
             form = forms.constant(array, is_private=value.is_private)
         return forms.within(form, 0.0, math.inf) if value.nonnegative else form
     if isinstance(value, Transformed):
-        product = (
-            elementwise.exponential(value.form) if value.function == "exp" else None
-        )
+        product = elementwise.exponential(value.form) if is_exp(value) else None
         if product is not None:
             return product
         raise NotInAlgebra(f"{value.function} of {names_of(value.latents)}")
@@ -210,7 +208,7 @@ def rule_for(rules: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-def is_exp(value: Value) -> bool:
+def is_exp(value: Value) -> TypeGuard[Transformed]:
     return isinstance(value, Transformed) and value.function == "exp"
 
 

@@ -162,8 +162,7 @@ def _interpreted(
             inputs.append(
                 forms.latent(name, latent.shape, latent.states, signed=signed)
             )
-    checks: list[Any] = []
-    leaves = interpret(graph.program, inputs, checks)
+    leaves, checks = interpret(graph.program, inputs)
     tree = jax.tree.structure(graph.program_outputs)
     outputs = jax.tree.unflatten(tree, leaves)
     latent_values = dict(
@@ -178,15 +177,13 @@ def _interpreted(
         try:
             if check_parameters:
                 checks += _legal_parameters(site.distributed, output["parameters"])
-            density = _symbolic_site_density(
-                site, value, output, augment, checks=checks
-            )
+            density, more = _symbolic_site_density(site, value, output, augment)
         except NotInAlgebra as error:
             failures[site.name] = str(error)
             continue
         densities.append(density)
-        for latent in augment.latents:
-            latents[latent.name] = latent
+        checks += more
+        latents |= {latent.name: latent for latent in augment.latents}
         if _checked(output):
             checks.append(_observed_part(site, output))
     for name, latent in latents.items():
@@ -269,12 +266,10 @@ def _symbolic_site_density(
     value: Value,
     output: Mapping[str, Any],
     augmentation: Augmentation,
-    *,
-    checks: list[Any],
-) -> SiteLogDensity:
+) -> tuple[SiteLogDensity, list[Any]]:
     """The log density of one site, masked and scaled, summed over its elements.
 
-    `checks` gets what must hold of the row's numbers.
+    And what must hold of the row's numbers.
     """
     x = as_form(value)
     lowest, highest = supports.bounds(site.support)
@@ -282,6 +277,7 @@ def _symbolic_site_density(
         x = forms.within(x, 0.0, highest)
     form = _density(site.distributed, output["parameters"], x, augmentation)
     mask = scale = None
+    checks = []
     if site.distributed.masked:
         mask = as_form(output["parameters"]["mask"])
         if not mask.is_constant:
@@ -318,7 +314,7 @@ def _symbolic_site_density(
         for latent in augmentation.latents
     ]
     is_factor = site.distributed.kind is dist.Unit
-    return SiteLogDensity(
+    density = SiteLogDensity(
         site=site.name,
         is_row=site.row_axis is not None,
         form=forms.sum_over(form, range(rank)),
@@ -326,6 +322,7 @@ def _symbolic_site_density(
         mask=mask,
         scale=scale,
     )
+    return density, checks
 
 
 def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
