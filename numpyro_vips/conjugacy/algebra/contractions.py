@@ -189,7 +189,7 @@ def _selected(
         if target in labels:
             array, labels = gather(array, labels, first.indices, first.labels, target)
         found.append((array, labels))
-    if is_public(first.indices) and np.any(first.indices < 0):
+    if first.may_pick_none:
         present = (first.indices >= 0).astype(np.float32)
         found.append((present, first.labels))
     for other in others:

@@ -375,7 +375,7 @@ def map_constant(
     with np.errstate(all="ignore"):
         if all(map(is_public, arrays)):
             result = constant(np.asarray(known(*arrays)))
-            return place(result, axes, range(len(axes)))
+            return place(result, axes)
     array = traced(*arrays)
     is_private = any(form.is_private for form in forms)
     return Form(axes, (Term(1.0, (Dense(array, axes, is_private),)),))

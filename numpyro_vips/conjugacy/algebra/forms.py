@@ -35,8 +35,8 @@ from numpyro_vips.conjugacy.algebra.terms import (
     OneHot,
     Term,
     is_public,
+    picked_labels,
     range_of,
-    selected_labels,
 )
 
 
@@ -200,8 +200,12 @@ def _times(x: float, y: float) -> float:
 # --- axes -------------------------------------------------------------------------
 
 
-def place(form: Form, axes: Labels, positions: Iterable[int]) -> Form:
-    """Puts each axis of `form` at a position among `axes`; the others broadcast."""
+def place(form: Form, axes: Labels, positions: Iterable[int] | None = None) -> Form:
+    """Puts each axis of `form` at a position among `axes`; the others broadcast.
+
+    Without `positions`, they are the first ones in order.
+    """
+    positions = range(len(form.axes)) if positions is None else positions
     substitution: dict[Label, Label] = {}
     bound = set()
     for label, position in zip(form.axes, positions, strict=True):
@@ -293,7 +297,7 @@ def _numbers_merged(terms: Sequence[Term]) -> tuple[Term, ...]:
 def _as_single_constant(form: Form) -> Form:
     array = constant_array(form)
     if is_public(array):
-        return place(constant(array), form.axes, range(len(form.axes)))
+        return place(constant(array), form.axes)
     lower, upper = _range_of_constants(form.terms)
     dense = Dense(array, form.axes, form.is_private, lower=lower, upper=upper)
     return Form(form.axes, (Term(1.0, (dense,)),))
@@ -324,7 +328,7 @@ def simplified(axes: Labels, terms: Iterable[Term], exclusive: bool) -> Form:
 
 
 def _selects_every_bound_label(term: Term) -> bool:
-    selected = selected_labels(term)
+    selected = picked_labels(term)
     return all(label in selected or label.size == 1 for label in term.bound)
 
 
@@ -336,17 +340,13 @@ def is_single_choice(form: Form) -> bool:
     if len(form.terms) > 1:
         return False
     for term in form.terms:
-        targets = []
-        for factor in term.factors:
-            if isinstance(factor, OneHot):
-                if is_public(factor.indices) and bool(np.any(factor.indices < 0)):
-                    return False
-                targets.append(factor.target)
-            elif isinstance(factor, Atom) and factor.function == "is":
-                targets.append(factor.labels[-1])
-            elif isinstance(factor, Dense) and factor.branch is not None:
-                return False
-        if len(set(targets)) < len(targets) or not set(targets) <= term.bound:
+        if any(
+            factor.may_pick_none if isinstance(factor, OneHot) else factor.branch
+            for factor in term.constants
+        ):
+            return False
+        picked = picked_labels(term)
+        if len(set(picked)) < len(picked) or not set(picked) <= term.bound:
             return False
         if not _selects_every_bound_label(term):
             return False

@@ -24,9 +24,9 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
     is_public,
     labels_of,
+    picked_labels,
     same_constant,
     same_labels,
-    selected_labels,
 )
 
 
@@ -169,7 +169,7 @@ def _follow_one_hot(term: Term) -> Term:
         kept = [f for f in rest if f not in users]
         for user in users:
             kept += _follow(user, factor)
-        if is_public(factor.indices) and np.any(factor.indices < 0):
+        if factor.may_pick_none:
             mask = (factor.indices >= 0).astype(np.float32)
             kept.append(Dense(mask, factor.labels, factor.is_private, factor.branch))
         elif not users and not is_public(factor.indices) and factor.origin is None:
@@ -216,7 +216,7 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
     if is_public(array) and is_public(selection.indices):
         missing = expand_to(selection.indices < 0, selection.labels, labels)
         array = np.where(missing, -1, array)
-    elif is_public(factor.indices) and np.any(factor.indices < 0):
+    elif factor.may_pick_none:
         # Whether an index that a row brings picks an entry or none has to be said in
         # a factor of its own: -1 stands for none among public indices only.
         present = dataclasses.replace(factor, indices=jnp.maximum(array, 0))
@@ -251,7 +251,7 @@ def _public_one_hot(term: Term) -> Term:
     Where something else selects along the same axis, the matrix says whether both
     agree: it is a number then, zero where they do not.
     """
-    selected = selected_labels(term)
+    selected = picked_labels(term)
     for factor in term.factors:
         if not isinstance(factor, Dense) or not is_public(factor.array):
             continue

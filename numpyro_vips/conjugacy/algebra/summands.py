@@ -15,9 +15,8 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Label,
     OneHot,
     Term,
-    is_public,
     labels_of,
-    selected_labels,
+    picked_labels,
     split_selectors,
 )
 
@@ -32,7 +31,7 @@ def alternatives(form: Form) -> Form:
     form = Form(form.axes, tuple(_switches_as_values(form)), form.exclusive)
     counts, free_labels = [], []
     for term in form.terms:
-        selected = selected_labels(term)
+        selected = picked_labels(term)
         free = [x for x in term.bound if x not in selected and x.size > 1]
         free_labels.append(free)
         counts.append(math.prod(label.size for label in free))
@@ -82,9 +81,7 @@ def _switches_as_values(form: Form) -> list[Term]:
             target = labels_of(selector)[-1]
             always = target in term.bound and target not in picked
             if isinstance(selector, OneHot):
-                always = always and not (
-                    is_public(selector.indices) and bool(np.any(selector.indices < 0))
-                )
+                always = always and not selector.may_pick_none
             picked.add(target)
             if always:
                 factors.append(selector)

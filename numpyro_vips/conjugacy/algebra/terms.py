@@ -110,6 +110,11 @@ class OneHot:
         """The indices, under the name that every constant has for its array."""
         return self.indices
 
+    @property
+    def may_pick_none(self) -> bool:
+        """Whether some index is -1, as only public ones are."""
+        return is_public(self.indices) and bool(np.any(self.indices < 0))
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Atom:
@@ -264,15 +269,13 @@ def range_of(factor: Dense | OneHot) -> tuple[float, float]:
     return factor.lower, factor.upper
 
 
-def selected_labels(term: Term) -> set[Label]:
-    """The labels along which a selector picks a single entry."""
-    selected = set()
-    for factor in term.factors:
-        if isinstance(factor, OneHot):
-            selected.add(factor.target)
-        elif isinstance(factor, Atom) and factor.function == "is":
-            selected.add(factor.labels[-1])
-    return selected
+def picked_labels(term: Term) -> list[Label]:
+    """For each selector of one entry, a one-hot or an indicator, the label it is on."""
+    return [
+        labels_of(f)[-1]
+        for f in term.factors
+        if isinstance(f, OneHot) or (isinstance(f, Atom) and f.function == "is")
+    ]
 
 
 def same_labels(a: Labels, b: Labels) -> bool:

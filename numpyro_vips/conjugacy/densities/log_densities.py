@@ -8,7 +8,7 @@ of pairs. `docs/adding_a_likelihood.md` shows how to add one.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +20,12 @@ from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra, is_public
 from numpyro_vips.conjugacy.interpreter.indexing_rules import select_by
-from numpyro_vips.conjugacy.interpreter.values import Transformed, Value, as_form
+from numpyro_vips.conjugacy.interpreter.values import (
+    Transformed,
+    Value,
+    as_form,
+    names_of,
+)
 
 LOG_2PI = math.log(2 * math.pi)
 
@@ -40,8 +45,6 @@ class Augment(Protocol):
         *,
         family: str,
         weight: Form | None = None,
-        support: Any = None,
-        num_states: int | None = None,
     ) -> Form: ...
 
     def logistic(self, logits: Form, trials: Form) -> Form: ...
@@ -85,20 +88,15 @@ def square(form: Form) -> Form:
     return elementwise.power(form, 2)
 
 
-def _log_gamma(form: Form) -> Form:
-    return elementwise.map_constant(ssp.gammaln, jsp.gammaln, form)
-
-
 def log_gamma(form: Form) -> Form:
     """log Γ(form); the form must not depend on a latent."""
     require_constant(form, "the log-gamma function")
-    return _log_gamma(form)
+    return elementwise.map_constant(ssp.gammaln, jsp.gammaln, form)
 
 
 def require_constant(form: Form, what: str) -> None:
     if not form.is_constant:
-        names = ", ".join(repr(name) for name in sorted(form.latents))
-        raise NotInAlgebra(f"{what} of {names}")
+        raise NotInAlgebra(f"{what} of {names_of(form.latents)}")
 
 
 def at_value(form: Form, value: Form) -> Form:
@@ -240,12 +238,10 @@ def _probabilities(probs: Value, augment: Augment) -> Form:
     """Probabilities that NumPyro takes as they are, along the last axis."""
     p = as_form(probs)
     if not p.is_constant and augment.adds_up_to_one(p) is False:
-        raise NotInAlgebra(f"probabilities of {_named(p)} that do not add up to one")
+        raise NotInAlgebra(
+            f"probabilities of {names_of(p.latents)} that do not add up to one"
+        )
     return p
-
-
-def _named(form: Form) -> str:
-    return ", ".join(repr(name) for name in sorted(form.latents))
 
 
 @log_density(dist.CategoricalLogits)
@@ -262,7 +258,7 @@ def log_probabilities(logits: Form, augment: Augment) -> Form:
             logits,
         )
     if not augment.adds_up_to_one(logits, logarithms=True):
-        raise NotInAlgebra(f"a softmax of {_named(logits)}")
+        raise NotInAlgebra(f"a softmax of {names_of(logits.latents)}")
     return logits
 
 

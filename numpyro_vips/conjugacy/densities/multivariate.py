@@ -54,7 +54,7 @@ def _with_precision(residual: Form, precision: Form, log_determinant: Form) -> F
     """The log density of a Normal, from its residual and its precision matrix."""
     *batch, axis = residual.axes
     other = Label(axis.size)
-    rows = forms.place(residual, (*batch, axis, other), range(len(batch) + 1))
+    rows = forms.place(residual, (*batch, axis, other))
     positions = [*range(len(batch)), len(batch) + 1]
     columns = forms.place(residual, (*batch, axis, other), positions)
     quadratic = sum_event((precision * rows) * columns, 2)
@@ -162,8 +162,7 @@ def _multiplied(
 ) -> tuple[Form, Form]:
     """A number for each matrix, times the matrix, and the log determinant of that."""
     size = float(precision.axes[-1].size)
-    axes = (*number.axes, Label(1), Label(1))
-    scalar = forms.place(number, axes, range(len(number.axes)))
+    scalar = forms.place(number, (*number.axes, Label(1), Label(1)))
     return scalar * precision, size * elementwise.log(number) + log_determinant
 
 
@@ -267,14 +266,11 @@ def gaussian_random_walk(
     *batch, time = x.axes
     before = Label(time.size)
     # The state before each one; nothing is before the first.
-    shift = forms.constant(np.eye(time.size, k=-1))
-    shift = forms.place(shift, (time, before), (0, 1))
-    earlier = forms.place(x, (*batch, before), range(len(x.axes)))
+    shift = forms.place(forms.constant(np.eye(time.size, k=-1)), (time, before))
+    earlier = forms.place(x, (*batch, before))
     steps = x - forms.product(shift, earlier, x.axes, (before,))
     precision = elementwise.power(as_form(scale), -2.0)
-    each = forms.place(
-        precision, (*precision.axes, Label(1)), range(len(precision.axes))
-    )
+    each = forms.place(precision, (*precision.axes, Label(1)))
     return sum_event(normal_with_precision(steps, forms.as_form(0.0), each))
 
 

@@ -72,7 +72,8 @@ class JointCategorical(Family):
           Each latent with the table it was summed out of, its own axis the last, and
           the tables that are left.
         """
-        tables = list(zip(self.cliques, self._tables(natural), strict=True))
+        found = [natural[statistic] for statistic in self.statistics]
+        tables = list(zip(self.cliques, found, strict=True))
         yield None, tables
         order, _ = elimination_order(self.states, self.cliques)
         for latent in order:
@@ -86,9 +87,6 @@ class JointCategorical(Family):
             )
             tables = [*rest, (tuple(others), jax.nn.logsumexp(total, axis=-1))]
             yield (latent, (union, total)), tables
-
-    def _tables(self, natural: Moments) -> list[Float[Array, "..."]]:
-        return [natural[statistic] for statistic in self.statistics]
 
     def at(self, value: Num[Array, "*batch latents"]) -> NewMoments:
         one_hot = {

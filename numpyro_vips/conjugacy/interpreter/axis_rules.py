@@ -39,7 +39,7 @@ RULES: dict[str, Rule] = {}
 
 def with_last_axis(form: Form, axes: Labels) -> Form:
     form = forms.broadcast(form, axes)
-    return forms.place(form, (*axes, Label(1)), range(len(axes)))
+    return forms.place(form, (*axes, Label(1)))
 
 
 def stacked(parts: Sequence[Form]) -> Form:
@@ -205,10 +205,17 @@ def _stack(eqn: Any, *parts: Value) -> Value:
     def joined(parts: Sequence[Form]) -> Form:
         return joined_forms([reshape_to(p, tuple(shape)) for p in parts], axis, whole)
 
+    return _applied_to_all(joined, parts)
+
+
+def _applied_to_all(
+    function: Callable[[Sequence[Form]], Form], parts: Sequence[Value]
+) -> Value:
+    """What joins forms, also applied to exp(form)s and to values with a logarithm."""
     exponents = exponents_of(parts)
     if exponents is not None:
-        return Transformed("exp", joined(exponents))
-    return joined([as_form(part) for part in parts])
+        return Transformed("exp", function(exponents))
+    return function([as_form(part) for part in parts])
 
 
 def take_known(
@@ -230,10 +237,7 @@ def _concatenate(eqn: Any, *parts: Value) -> Value:
 
 
 def concatenated(parts: Sequence[Value], axis: int, shape: tuple[int, ...]) -> Value:
-    exponents = exponents_of(parts)
-    if exponents is not None:
-        return Transformed("exp", joined_forms(exponents, axis, shape))
-    return joined_forms([as_form(part) for part in parts], axis, shape)
+    return _applied_to_all(lambda each: joined_forms(each, axis, shape), parts)
 
 
 def joined_forms(parts: Sequence[Form], axis: int, shape: tuple[int, ...]) -> Form:
@@ -262,7 +266,7 @@ def _merged(
     group, terms, exclusive = object(), [], True
     for number, (form, indices) in enumerate(taken):
         placed = take_known(form, axis, indices, branch=(group, number))
-        terms += forms.place(placed, axes, range(len(axes))).terms
+        terms += forms.place(placed, axes).terms
         exclusive = exclusive and form.exclusive and bool(form.terms)
     return Form(axes, tuple(terms), exclusive)
 

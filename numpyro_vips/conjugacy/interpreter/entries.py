@@ -5,7 +5,8 @@ entries, and once for all others. After any other, the constant is a dense array
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -134,14 +135,12 @@ def _reshaped(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None
     return _constant(reshaped, after[-1], nonnegative=nonnegative)
 
 
-_REDUCTIONS: dict[str, Callable[[Any, np.ndarray, int], Any]] = {
-    "reduce_sum": lambda of_entries, other, count: (
-        of_entries + other * other.dtype.type(count)
-    ),
-    "reduce_max": lambda of_entries, other, count: jnp.maximum(of_entries, other),
-    "reduce_min": lambda of_entries, other, count: jnp.minimum(of_entries, other),
-    "reduce_and": lambda of_entries, other, count: of_entries & other,
-    "reduce_or": lambda of_entries, other, count: of_entries | other,
+_REDUCTIONS = {
+    "reduce_sum": jnp.add,
+    "reduce_max": jnp.maximum,
+    "reduce_min": jnp.minimum,
+    "reduce_and": jnp.bitwise_and,
+    "reduce_or": jnp.bitwise_or,
 }
 
 
@@ -152,11 +151,12 @@ def _reduced(eqn: Any, operand: Constant, nonnegative: bool) -> Constant | None:
     shape, axes = operand.array.shape, eqn.params["axes"]
     if len(shape) - 1 not in axes:
         return None
-    result = eqn.primitive.bind(entries.values, **eqn.params)
-    of_others = shape[-1] - entries.values.shape[-1]
-    others = of_others * int(
-        np.prod([shape[i] for i in axes if i != len(shape) - 1], dtype=int)
-    )
-    result = _REDUCTIONS[eqn.primitive.name](result, entries.elsewhere, others)
+    of_entries = eqn.primitive.bind(entries.values, **eqn.params)
+    of_others = entries.elsewhere
+    if eqn.primitive.name == "reduce_sum":
+        width = shape[-1] - entries.values.shape[-1]
+        count = width * math.prod(shape[i] for i in axes if i != len(shape) - 1)
+        of_others = of_others * of_others.dtype.type(count)
+    result = _REDUCTIONS[eqn.primitive.name](of_entries, of_others)
     dtype = aval_of(eqn.outvars[0]).dtype
     return Constant(result.astype(dtype), is_private=True, nonnegative=nonnegative)

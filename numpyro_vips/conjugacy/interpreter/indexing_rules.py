@@ -66,8 +66,7 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
         index = forms.sum_over(index, [len(index.axes) - 1])
         if forms.is_single_choice(index):
             index = Form(index.axes, index.terms)
-        index = forms.place(index, batch_axes, range(len(batch_axes)))
-        selections.append((axis, index))
+        selections.append((axis, forms.place(index, batch_axes)))
     for axis, position in zip(
         numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True
     ):
@@ -76,7 +75,7 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
     # Select along each indexed axis in turn; the axes kept whole are named last.
     names = {axis: axes[position] for axis, position in full.items()}
     named = tuple(names.get(i, Label(a.size)) for i, a in enumerate(source.axes))
-    result = forms.place(source, named, range(len(named)))
+    result = forms.place(source, named)
     for axis, index in selections:
         result = select_by(result, named[axis], index, batch_axes)
     ordered = tuple(axis for axis in axes if axis in result.axes)
@@ -136,13 +135,11 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
             continue
         if size != 1:
             raise NotInAlgebra("a slice that starts at a value that is not public")
-        new = Label(1)
         renamed = tuple(Label(a.size) for a in form.axes)
-        form = forms.place(form, renamed, range(len(renamed)))
+        form = forms.place(form, renamed)
         chosen = select_by(form, renamed[axis], as_form(start), ())
-        axes = (*renamed[:axis], new, *renamed[axis + 1 :])
-        kept = [i for i in range(len(axes)) if i != axis]
-        form = forms.place(chosen, axes, kept)
+        axes = (*renamed[:axis], Label(1), *renamed[axis + 1 :])
+        form = forms.place(chosen, axes, [i for i in range(len(axes)) if i != axis])
     return form
 
 
@@ -174,7 +171,7 @@ def _scatter(eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
         kept = forms.constant((source < 0).astype(float).reshape(shape))
         return old * (updated + kept)
     kept = flat(old, np.where(source < 0, np.arange(size), -1), 1)
-    placed = forms.place(kept, updated.axes, range(len(shape)))
+    placed = forms.place(kept, updated.axes)
     exclusive = updated.exclusive and placed.exclusive
     return Form(updated.axes, (*updated.terms, *placed.terms), exclusive)
 

@@ -133,7 +133,7 @@ def _apply(
         return [Opaque(reason, latents, shape) for shape in shapes], []
 
 
-_READABLE = {"erf": "erf", "cholesky": "a Cholesky factor", "max": "a maximum"}
+_READABLE = {"cholesky": "a Cholesky factor", "max": "a maximum"}
 
 
 def _known_function(
@@ -169,7 +169,7 @@ def _logaddexp(shape: tuple[int, ...], *operands: Value) -> Value:
     for x in operands:
         if isinstance(x, Transformed) and x.function == "logsumexp":
             last = x.form.axes[-1]
-            parts.append(forms.place(x.form, (*axes, last), range(len(x.form.axes))))
+            parts.append(forms.place(x.form, (*axes, last)))
         else:
             parts.append(with_last_axis(as_form(x), axes))
     states = sum(part.axes[-1].size for part in parts)

@@ -37,7 +37,6 @@ from numpyro_vips.conjugacy.interpreter.values import (
     names_of,
     rule_for,
 )
-from numpyro_vips.jax_tools.jaxprs import aval_of
 
 RULES: dict[str, Rule] = {}
 
@@ -99,10 +98,13 @@ def _reduce_sum(eqn: Any, x: Value) -> Value:
         form, origin = inner
         kept = [a for i, a in enumerate(form.axes) if i not in axes]
         last = forms.reorder(form, (*kept, form.axes[axes[0]]))
-        reason = f"a sum of exponentials of {names_of(form.latents)}"
-        shape = tuple(aval_of(eqn.outvars[0]).shape)
-        return SumOfExp(reason, form.latents, shape, last, origin)
+        return _sum_of_exp(last, origin)
     return forms.sum_over(as_form(x), axes)
+
+
+def _sum_of_exp(form: Form, origin: object | None = None) -> SumOfExp:
+    reason = f"a sum of exponentials of {names_of(form.latents)}"
+    return SumOfExp(reason, form.latents, form.shape[:-1], form, origin)
 
 
 @rule_for(RULES, "dot_general")
@@ -115,18 +117,16 @@ def _dot_general(eqn: Any, x: Value, y: Value) -> Value:
     shared = (*batch, *summed)
     axes_x = _named_axes(x, dict(zip((*batch_x, *contract_x), shared, strict=True)))
     axes_y = _named_axes(y, dict(zip((*batch_y, *contract_y), shared, strict=True)))
-    left = forms.place(x, axes_x, range(len(axes_x)))
-    right = forms.place(y, axes_y, range(len(axes_y)))
+    left = forms.place(x, axes_x)
+    right = forms.place(y, axes_y)
     every = dict.fromkeys((*batch, *axes_x, *axes_y))
     kept = tuple(axis for axis in every if axis not in summed)
     if logarithms is None:
         return forms.product(left, right, kept, summed)
     axes = (*kept, *summed)
-    exponent = forms.place(left, axes, [axes.index(a) for a in axes_x])
-    exponent = exponent + forms.place(right, axes, [axes.index(a) for a in axes_y])
-    reason = f"a sum of exponentials of {names_of(exponent.latents)}"
-    shape = tuple(axis.size for axis in kept)
-    return SumOfExp(reason, exponent.latents, shape, exponent)
+    left = forms.place(left, axes, [axes.index(a) for a in axes_x])
+    right = forms.place(right, axes, [axes.index(a) for a in axes_y])
+    return _sum_of_exp(left + right)
 
 
 def _named_axes(form: Form, names: Mapping[int, Label]) -> Labels:

@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Term,
 )
 from numpyro_vips.conjugacy.densities import logistic_bounds
+from numpyro_vips.conjugacy.interpreter.values import names_of
 from numpyro_vips.conjugacy.structure.latents import Latent, Latents
 from numpyro_vips.conjugacy.structure.simplices import adds_up_to_one
 
@@ -64,7 +65,6 @@ class Augmentation:
         *,
         family: str,
         weight: Form | None = None,
-        support: Any = None,
         num_states: int | None = None,
     ) -> Form:
         """A new variable per element of `axes`, as a form with these axes.
@@ -82,7 +82,7 @@ class Augmentation:
                 name=name,
                 role=self.role,
                 shape=shape,
-                support=support,
+                support=None,
                 states=states,
                 family=family,
                 weight=forms.broadcast(one if weight is None else weight, axes),
@@ -104,7 +104,7 @@ class Augmentation:
         Which one is the caller's choice for the site; see `logistic_bounds`.
         """
         if not trials.is_constant:
-            names = ", ".join(map(repr, sorted(trials.latents)))
+            names = names_of(trials.latents)
             raise NotInAlgebra(f"a number of trials that depends on {names}")
         return logistic_bounds.chosen(self.choice, self.site)(self, logits, trials)
 
@@ -117,7 +117,7 @@ class Augmentation:
         if form.exclusive and form.terms:
             return weight * elementwise.log(form)
         if not weight.is_constant:
-            names = ", ".join(map(repr, sorted(weight.latents)))
+            names = names_of(weight.latents)
             raise NotInAlgebra(f"the logarithm of a sum, times {names}")
         axes = forms.common_axes(form, weight)
         form, weight = forms.broadcast(form, axes), forms.broadcast(weight, axes)
@@ -158,7 +158,7 @@ class Augmentation:
             weight=weight,
             num_states=states.size,
         )
-        chosen = forms.place(chosen, log_terms.axes, range(len(log_terms.axes)))
+        chosen = forms.place(chosen, log_terms.axes)
         expected = forms.sum_over(chosen * log_terms, [len(axes)])
         return weight * expected
 
@@ -180,7 +180,7 @@ def auxiliary_weight(
     for factor in factors:
         if len(factor.axes) < len(result.axes):
             axes = (*factor.axes, *(Label(1) for _ in range(event_rank)))
-            factor = forms.place(factor, axes, range(len(factor.axes)))
+            factor = forms.place(factor, axes)
         if places is not None:
             factor = _at_places(factor, result.shape, places)
         result = result * forms.broadcast(factor, result.axes)

@@ -21,10 +21,10 @@ from numpyro_vips.conjugacy.algebra.terms import (
     OneHot,
     Term,
     labels_of,
+    picked_labels,
     range_of,
     same_constant,
     same_labels,
-    selected_labels,
 )
 from numpyro_vips.conjugacy.families import supports
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
@@ -213,7 +213,7 @@ def _range_of_term(term: Term, labels: Labels, latents: Latents) -> Interval:
     # Sums, but for those of which a selector picks one, and those over a row's entries,
     # of which every place has one at most.
     present = {label for factor in inside for label in labels_of(factor)}
-    picked = selected_labels(Term(1.0, tuple(inside)))
+    picked = set(picked_labels(Term(1.0, tuple(inside))))
     placed = {
         factor.labels[-1]
         for factor in inside

@@ -295,7 +295,7 @@ def _symbolic_site_density(
         # A scale has the batch axes of the site, event axes excluded.
         ones = (Label(1) for _ in range(site.distributed.reinterpreted))
         axes = (*scale.axes, *ones)
-        scale = forms.place(scale, axes, range(len(scale.axes)))
+        scale = forms.place(scale, axes)
         scale = forms.within(scale, 0.0, math.inf)
     factors = [factor for factor in (mask, scale) if factor is not None]
     form = elementwise.expanded(form)

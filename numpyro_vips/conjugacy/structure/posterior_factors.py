@@ -150,7 +150,8 @@ def reachable(start: Collection[str], groups: Sequence[set[str]]) -> set[str]:
         found |= more
 
 
-Pairs = dict[tuple[str, str], list[tuple[Atom, Atom, bool]]]
+Uses = list[tuple[Atom, Atom, bool]]
+Pairs = dict[tuple[str, str], Uses]
 
 
 def _gaussian_pairs(
@@ -217,12 +218,9 @@ def _connected(
         found, queue = {start}, [start]
         while queue:
             here = queue.pop()
-            for (a, b), uses in pairs.items():
-                if here not in (a, b) or a == b:
-                    continue
+            for other, uses in _neighbours(here, pairs):
                 if row_only and not any(is_row for _, _, is_row in uses):
                     continue
-                other = b if here == a else a
                 if other in found or overrides.get(other) or overrides.get(here):
                     continue
                 if any(frozenset((other, member)) in apart for member in found):
@@ -235,6 +233,15 @@ def _connected(
     if _layout(wide, pairs, latents).size <= MAX_JOINT_SIZE:
         return wide
     return reach(row_only=True)
+
+
+def _neighbours(name: str, pairs: Pairs) -> list[tuple[str, Uses]]:
+    """The latents that a latent meets, and where."""
+    return [
+        (second if name == first else first, uses)
+        for (first, second), uses in pairs.items()
+        if name in (first, second) and first != second
+    ]
 
 
 def _layout(
@@ -282,10 +289,7 @@ def _match_axis(
     queue = [reference]
     while queue:
         here = queue.pop()
-        for (first, second), uses in pairs.items():
-            if here not in (first, second) or first == second:
-                continue
-            other = second if here == first else first
+        for other, uses in _neighbours(here, pairs):
             if other not in members:
                 continue
             for a, b, _ in uses:

@@ -77,8 +77,7 @@ def run(program: Program, *, public: bool) -> tuple[Value, np.ndarray, list[Any]
     for value in ROWS.values():
         array = value if public else jnp.asarray(value)
         inputs.append(Constant(array, is_private=not public))
-    checks: list[Any] = []
-    (result,) = interpret(closed, inputs, checks)
+    (result,), checks = interpret(closed, inputs)
     expected = program(Named({k: jnp.asarray(v) for k, v in arrays.items()}))
     return result, np.asarray(expected), checks
 
@@ -299,12 +298,11 @@ def test_private_indices_out_of_range_are_noticed(bad: int) -> None:
     constant = jax.make_jaxpr(lambda w, i: table[i] * w[0])
     closed = constant(jnp.zeros(3), jnp.zeros(2, int))
     for indices, expected in (([0, 2], True), ([0, bad], False)):
-        checks: list[Any] = []
         inputs: list[Value] = [
             forms.latent("w", (3,)),
             Constant(jnp.asarray(indices), is_private=True),
         ]
-        interpret(closed, inputs, checks)
+        _, checks = interpret(closed, inputs)
         assert bool(np.all([np.all(check) for check in checks])) is expected
 
 
