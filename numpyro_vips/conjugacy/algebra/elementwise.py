@@ -201,9 +201,9 @@ def log(form: Form, *, finite: bool = False, least: float = 0.0) -> Form:
     complement = _complement(form)
     if complement is not None:
         return log1m(complement)
+    log_array = _log_or_finite if finite else _log_array
     if _is_sum_of_constants(form):
-        function = _log_or_finite if finite else _log_array
-        return map_constant(function, function, form)
+        return map_constant(log_array, log_array, form)
     if not form.exclusive or not form.terms:
         raise NotInAlgebra("the logarithm of a sum")
     terms = []
@@ -225,8 +225,7 @@ def log(form: Form, *, finite: bool = False, least: float = 0.0) -> Form:
                 function = _LOGARITHMS[value.function]
                 value = dataclasses.replace(value, function=function, power=1.0)
             elif isinstance(value, Dense):
-                function = _log_or_finite if finite else _log_array
-                value = map_dense(function, value, selectors)
+                value = map_dense(log_array, value, selectors)
             terms.append(Term(scale, (*selectors, value), term.bound))
     terms = [term.refreshed() for term in terms]
     return simplified(form.axes, terms, len(terms) == len(form.terms))
@@ -311,7 +310,7 @@ def log1m(form: Form) -> Form:
     if complement is not None:
         return log(complement)
     if form.is_constant:
-        return map_constant(lambda p: np.log1p(-p), lambda p: jnp.log1p(-p), form)
+        return map_constant(_log1m_array, _log1m_array, form)
     if form.is_discrete and form.terms:
         return map_discrete(_log1m_array, form)
     if not form.exclusive:

@@ -204,13 +204,12 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
         selection.labels,
         selection.target,
     )
-    is_private = factor.is_private or selection.is_private
+    changes = {
+        "labels": labels,
+        "is_private": factor.is_private or selection.is_private,
+    }
     if isinstance(factor, Dense):
-        return [
-            dataclasses.replace(
-                factor, array=array, labels=labels, is_private=is_private
-            )
-        ]
+        return [dataclasses.replace(factor, array=array, **changes)]
     if selection.target is factor.labels[-1] or labels[-1] is not factor.labels[-1]:
         factor = dataclasses.replace(factor, origin=None)  # They need not differ now.
     if is_public(array) and is_public(selection.indices):
@@ -219,13 +218,10 @@ def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
     elif factor.may_pick_none:
         # Whether an index that a row brings picks an entry or none has to be said in
         # a factor of its own: -1 stands for none among public indices only.
-        present = dataclasses.replace(factor, indices=jnp.maximum(array, 0))
-        present = dataclasses.replace(present, labels=labels, is_private=is_private)
+        present = dataclasses.replace(factor, indices=jnp.maximum(array, 0), **changes)
         mask = (array >= 0).astype(np.float32)
-        return [present, Dense(mask, labels, is_private, factor.branch)]
-    return [
-        dataclasses.replace(factor, indices=array, labels=labels, is_private=is_private)
-    ]
+        return [present, Dense(mask, labels, present.is_private, factor.branch)]
+    return [dataclasses.replace(factor, indices=array, **changes)]
 
 
 def _drop_uniform(term: Term) -> Term | None:

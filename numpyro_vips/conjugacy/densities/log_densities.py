@@ -18,7 +18,8 @@ from scipy import special as ssp
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
-from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra, is_public
+from numpyro_vips.conjugacy.algebra.scatters import is_public_number
+from numpyro_vips.conjugacy.algebra.terms import Label, Labels, NotInAlgebra
 from numpyro_vips.conjugacy.interpreter.indexing_rules import select_by
 from numpyro_vips.conjugacy.interpreter.values import (
     Transformed,
@@ -97,6 +98,14 @@ def log_gamma(form: Form) -> Form:
 def require_constant(form: Form, what: str) -> None:
     if not form.is_constant:
         raise NotInAlgebra(f"{what} of {names_of(form.latents)}")
+
+
+def _public_number(form: Form) -> float | None:
+    """The public number that a form is everywhere, if it is one."""
+    if not form.is_constant:
+        return None
+    array = forms.constant_array(form)
+    return float(array.flat[0]) if is_public_number(array) else None
 
 
 def at_value(form: Form, value: Form) -> Form:
@@ -332,10 +341,9 @@ def pareto(x: Form, scale: Value, alpha: Value, *, augment: Augment) -> Form:
 def weibull(x: Form, scale: Value, concentration: Value, *, augment: Augment) -> Form:
     k = as_form(concentration)
     require_constant(k, "the concentration of a Weibull as a function")
-    array = forms.constant_array(k)
-    if not is_public(array) or np.ptp(array) != 0:
+    shape = _public_number(k)
+    if shape is None:
         raise NotInAlgebra("a concentration of a Weibull that is not one public number")
-    shape = float(array.flat[0])
     rate = elementwise.power(as_form(scale), -shape)
     log_x = elementwise.log(x)
     return (
@@ -397,20 +405,15 @@ def beta(
     x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
 ) -> Form:
     a, b = as_form(concentration1), as_form(concentration0)
-    if _is_one(a) or _is_one(b):  # Γ(b + 1) / Γ(b) is b, which may be latent.
-        normalizer = elementwise.log(b if _is_one(a) else a)
+    if _public_number(a) == 1:  # Γ(b + 1) / Γ(b) is b, which may be latent.
+        normalizer = elementwise.log(b)
+    elif _public_number(b) == 1:
+        normalizer = elementwise.log(a)
     else:
         normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)
     return (
         (a - 1.0) * elementwise.log(x) + (b - 1.0) * elementwise.log1m(x) + normalizer
     )
-
-
-def _is_one(form: Form) -> bool:
-    if not form.is_constant:
-        return False
-    array = forms.constant_array(form)
-    return is_public(array) and bool(np.all(array == 1))
 
 
 @log_density(dist.Kumaraswamy)

@@ -8,6 +8,7 @@ import numpy as np
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.scatters import is_public_number
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
     Branch,
@@ -130,7 +131,7 @@ def _known_power(eqn: Any, x: Value) -> Value:
 
 @rule_for(RULES, "pow")
 def _pow(eqn: Any, x: Value, y: Value) -> Value:
-    if isinstance(y, Constant) and y.is_public and np.ptp(y.array) == 0:
+    if isinstance(y, Constant) and is_public_number(y.array):
         return _power_of(x, float(y.array.flat[0]))
     raise NotInAlgebra("a power that is not a public number")
 
