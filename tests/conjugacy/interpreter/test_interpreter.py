@@ -143,6 +143,7 @@ INSIDE: dict[str, Program] = {
         jnp.concatenate([v.X, jnp.ones((5, 1))], 1) @ jnp.append(v.w, v.a)
     ),
     "pad": lambda v: jnp.pad(v.w, (2, 1)),
+    "pad with ones, inside too": lambda v: jax.lax.pad(v.tau, 1.0, [(1, 2, 1)]),
     "pad a matrix": lambda v: jnp.pad(v.W, ((0, 0), (1, 0))) * 2.0,
     "diag": lambda v: jnp.diag(v.tau),
     "unstack": lambda v: sum(k * row for k, row in enumerate(jnp.unstack(v.W))),
