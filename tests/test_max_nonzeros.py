@@ -425,7 +425,7 @@ def test_whole_rows_are_worked_on_where_less_noise_is_worth_it() -> None:
 
 def test_a_wrong_rule_for_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """The certificate compares the program that works on entries, too."""
-    rules = {**entries._REDUCTIONS, "reduce_sum": lambda told, other, count: told + 1}
+    rules = {**entries._REDUCTIONS, "reduce_sum": lambda told, others: told + 1}
     monkeypatch.setattr(entries, "_REDUCTIONS", rules)
     program = compiled(MODELS["multinomial"].fn, MODELS["multinomial"].rows(), WIDTH)
     assert "certificate" in program.dense["x"]

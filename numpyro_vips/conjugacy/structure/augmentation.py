@@ -164,7 +164,7 @@ class Augmentation:
 
 
 def auxiliary_weight(
-    latent: Latent,
+    weight: Form | None,
     factors: list[Form],
     batch_rank: int,
     places: Places | None = None,
@@ -173,10 +173,10 @@ def auxiliary_weight(
 
     With `places`, it has elements only there.
     """
-    assert latent.weight is not None
-    result = latent.weight
+    assert weight is not None
+    result = weight
     # Auxiliary axes are those of the site's elements, then any event axes.
-    event_rank = max(0, len(latent.shape) - batch_rank)
+    event_rank = max(0, len(weight.axes) - batch_rank)
     for factor in factors:
         if len(factor.axes) < len(result.axes):
             axes = (*factor.axes, *(Label(1) for _ in range(event_rank)))

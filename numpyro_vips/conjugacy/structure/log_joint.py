@@ -40,7 +40,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     latents_of,
 )
 from numpyro_vips.conjugacy.structure.augmentation import Augmentation, auxiliary_weight
-from numpyro_vips.conjugacy.structure.latents import Latent, Latents, model_latents
+from numpyro_vips.conjugacy.structure.latents import Latents, model_latents
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants, with_slots
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import ModelGraph, Site
@@ -308,7 +308,7 @@ def _symbolic_site_density(
         dataclasses.replace(
             latent,
             weight=auxiliary_weight(
-                latent, factors, rank, augmentation.places.get(latent.name)
+                latent.weight, factors, rank, augmentation.places.get(latent.name)
             ),
         )
         for latent in augmentation.latents
@@ -352,17 +352,9 @@ def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
                 "the same scale and mask"
             )
         return None
-    rank = len(site.shape)
-    axes = tuple(map(Label, site.shape))
-    one = Latent(
-        name=site.name,
-        role="local",
-        shape=site.shape,
-        support=site.support,
-        weight=forms.broadcast(forms.as_form(1.0), axes),
-    )
+    one = forms.broadcast(forms.as_form(1.0), tuple(map(Label, site.shape)))
     factors = [f for f in (own[0].mask, own[0].scale) if f is not None]
-    return auxiliary_weight(one, factors, rank)
+    return auxiliary_weight(one, factors, len(site.shape))
 
 
 def _same_array(a: Form | None, b: Form | None) -> bool:
