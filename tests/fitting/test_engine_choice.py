@@ -1,9 +1,5 @@
 """The engine and the default clipping norms follow from the model, not from types."""
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,5 @@
 """What is found in a model, and what no engine may run."""
 
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false
-
 import jax.numpy as jnp
 import numpy as np
 import numpyro

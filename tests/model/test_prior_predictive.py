@@ -1,9 +1,5 @@
 """Rows drawn from a model: valid by NumPyro's own density, and made of shapes alone."""
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportOperatorIssue=false
-
 from collections.abc import Callable
 from typing import Any
 
