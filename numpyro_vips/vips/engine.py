@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.structure.centring import Means
@@ -31,6 +31,7 @@ from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, solve_locals
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
+    MomentsByFactor,
     NewByStatistic,
     NewMomentsByFactor,
     NewSums,
@@ -58,6 +59,10 @@ PUBLIC_SWEEPS = 100
 _LARGE_COVARIANCE = 300
 
 
+# Arrays of factors, whatever precision JAX is set to.
+InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
+
+
 class VipsState(NamedTuple):
     """Public quantities only.
 
@@ -65,7 +70,8 @@ class VipsState(NamedTuple):
       statistics: Running average of each statistic, as an estimate of its sum over all
         rows: noisy, not projected.
       noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
-      moments, natural: Moments and natural parameters of every global factor.
+      moments, natural: Moments and natural parameters of every global factor, in
+        double precision.
       expected_natural: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
@@ -74,11 +80,11 @@ class VipsState(NamedTuple):
 
     statistics: NewSums
     noise_stddev: dict[str, float]
-    moments: NewMomentsByFactor
-    natural: NewMomentsByFactor
+    moments: InDouble
+    natural: InDouble
     expected_natural: NewByStatistic
     released: frozenset[str]
-    centre: dict[str, Float[Array, "..."]]
+    centre: dict[str, Float64[np.ndarray, "..."]]
 
 
 def block_of(statistic: Statistic) -> Block:
@@ -97,6 +103,21 @@ def block_of(statistic: Statistic) -> Block:
         geometry=geometry,
         **edges,
     )
+
+
+def _in_double(arrays: MomentsByFactor) -> InDouble:
+    """NumPy arrays, which JAX takes in whatever precision it is set to."""
+    return jax.tree.map(lambda array: np.asarray(array, dtype=np.float64), arrays)
+
+
+def _as_arrays(arrays: InDouble) -> NewMomentsByFactor:
+    """JAX's arrays, in the precision in which programs of rows run."""
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def _as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """The array rounded to the precision in which programs of rows run."""
+    return array.astype(jax.dtypes.canonicalize_dtype(np.float64)).astype(np.float64)
 
 
 class VipsEngine:
@@ -193,6 +214,7 @@ class VipsEngine:
         """The globals near their priors, and no statistic released but public ones."""
         moments, start = self._start(as_threefry(rng_key))
         expected_natural = self._expected_natural_of(moments)
+        moments = _in_double(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
         for name, value in start.items():
             statistics[name] = np.asarray(value, dtype=np.float64)
@@ -206,7 +228,7 @@ class VipsEngine:
             expected_natural=expected_natural,
             released=frozenset(public),
             centre={
-                name: jnp.zeros_like(moments[name]["x"])
+                name: np.zeros_like(moments[name]["x"])
                 for name in self.program.structure.centred
             },
         )
@@ -235,7 +257,7 @@ class VipsEngine:
             mask=mask,
             scales={name: float(scale) for name, scale in scales.items()},
             clipping_norm=clipping_norm,
-            means=means_of(self.program.structure, state.moments),
+            means=means_of(self.program.structure, _as_arrays(state.moments)),
         )
         return {name: np.asarray(value) for name, value in found.items()}
 
@@ -243,7 +265,7 @@ class VipsEngine:
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        means = means_of(self.program.structure, state.moments)
+        means = means_of(self.program.structure, _as_arrays(state.moments))
         norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
@@ -306,9 +328,10 @@ class VipsEngine:
             )
         centre = state.centre
         if self._linear & set(released):
+            # Rows know the mean in their own precision.
+            means = {name: _as_rows_know(state.moments[name]["x"]) for name in centre}
             centre = {
-                name: (1.0 - rho) * centre[name] + rho * state.moments[name]["x"]
-                for name in centre
+                name: (1.0 - rho) * centre[name] + rho * means[name] for name in centre
             }
         state = state._replace(
             statistics=statistics,
@@ -324,14 +347,18 @@ class VipsEngine:
                 if self._public_sweeps > 1
                 else {}
             )
-            moments, natural = self._update_globals(
-                {k: jnp.asarray(v) for k, v in statistics.items()},
-                {k: jnp.asarray(v) for k, v in deviations.items()},
-                state.moments,
-                state.centre,
-                self.global_sweeps,
-            )
-            expected_natural = self._expected_natural_of(moments)
+            # In double precision: residual sums are differences of large ones, and
+            # precisions of scales span many orders of magnitude.
+            with jax.enable_x64(True):
+                moments, natural = self._update_globals(
+                    statistics,
+                    deviations,
+                    state.moments,
+                    state.centre,
+                    self.global_sweeps,
+                )
+                moments, natural = _in_double(moments), _in_double(natural)
+            expected_natural = self._expected_natural_of(_as_arrays(moments))
             state = state._replace(
                 statistics=statistics,
                 moments=moments,
@@ -372,9 +399,11 @@ class VipsEngine:
             if group.layout is not None:
                 factor["layout"] = group.layout.to_dict()
             factors.append(factor)
-            parameters = group.family.parameters(state.natural[group.name])
+            with jax.enable_x64(True):
+                natural = jax.tree.map(jnp.asarray, state.natural[group.name])
+                parameters = group.family.parameters(natural)
             for name, value in parameters.items():
-                params[f"{group.name}/{name}"] = value
+                params[f"{group.name}/{name}"] = jnp.asarray(np.asarray(value))
         sites = self.program.graph.latents("global")
         site_dims = {site.name: site.dims for site in sites}
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}

@@ -62,7 +62,7 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     for counts does the perturbation have a size that some rows' statistics could have.
     """
     structure = program.structure
-    moments, added = _perturbed(structure, program.prior_terms, key)
+    moments, added = _perturbed(structure, program.prior_terms_by_site, key)
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -77,7 +77,7 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
 
 
 def _perturbed(
-    structure: Structure, prior: Sequence[Term], key: PRNGKeyArray
+    structure: Structure, prior: Mapping[str, Sequence[Term]], key: PRNGKeyArray
 ) -> tuple[NewMomentsByFactor, NewMomentsByFactor]:
     """Moments at the start, and what the perturbation adds to natural parameters."""
     factors = structure.posterior_factors_of("global")
@@ -91,9 +91,12 @@ def _perturbed(
         subkey = jax.random.fold_in(key, number)
         if factor.name in moments:
             continue
+        # Of a child's density, the part that is about this factor alone would be no
+        # density: the scale of a prior has a power for every element of its plate.
         known = [
             term
-            for term in prior
+            for site in factor.latents
+            for term in prior.get(site, ())
             if any(atom.latent in factor.latents for atom in term.atoms)
             and {structure.factor_of[a.latent] for a in term.atoms}
             <= {*moments, factor.name}
@@ -173,6 +176,39 @@ def _from_prior(
     return natural_parameters(structure, factor, own, moments)
 
 
+def _noise_of_share(
+    structure: Structure,
+    factor: PosteriorFactor,
+    noise_stddev: Mapping[str, Float[Array, ""]],
+    moments: MomentsByFactor,
+) -> NewMoments:
+    """Standard deviations of the noise in a factor's share of the statistics.
+
+    Each entry of the share is a sum of statistics, weighted with products of other
+    factors' moments; their noises are independent, so that the squares add up.
+    """
+    squares = jax.tree.map(jnp.square, dict(moments))
+    of_blocks = {
+        statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
+        for statistic in structure.statistics
+    }
+    deviations = with_repeats(structure.statistics, of_blocks)
+
+    def variance(mine: Moments) -> Float[Array, ""]:
+        # It multiplies this factor's moments by products of the others' squares.
+        weights = expected_natural_of(structure, {**squares, factor.name: mine})
+        total = jnp.zeros(())
+        for statistic in structure.statistics:
+            stddev = jnp.asarray(deviations[statistic.name])
+            squared = from_block(statistic, stddev) ** 2
+            total = total + jnp.vdot(squared, weights[statistic.name])
+        return total
+
+    # Rounding may leave a negative one where a block's entries are put together.
+    found = jax.grad(variance)(dict(moments[factor.name]))
+    return jax.tree.map(lambda v: jnp.sqrt(jnp.maximum(v, 0.0)), found)
+
+
 def _from_data(
     structure: Structure,
     factor: PosteriorFactor,
@@ -194,15 +230,10 @@ def _from_data(
         return total
 
     here = dict(moments[factor.name])
-    of_blocks = {
-        statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
-        for statistic in structure.statistics
-    }
-    deviations = jax.tree.map(jnp.abs, with_repeats(structure.statistics, of_blocks))
     share = factor.family.project(
         jax.tree.map(jnp.zeros_like, here),
         jax.grad(value)(here, statistics),
-        jax.grad(value)(here, deviations),
+        _noise_of_share(structure, factor, noise_stddev, moments),
     )
     if factor.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.

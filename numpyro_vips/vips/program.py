@@ -8,6 +8,7 @@ globals.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 
 from numpyro_vips.conjugacy.algebra.terms import Term
@@ -33,7 +34,8 @@ class ConjugateProgram:
       row_terms: The terms of the sites under the unit plate.
       centred_terms: The same with products of centred latents about their means, which
         are slots too; see `conjugacy.structure.centring`.
-      prior_terms: The terms of the sites outside the unit plate. They have no slots.
+      prior_terms_by_site: The terms of each site outside the unit plate. They have no
+        slots.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.
@@ -46,10 +48,15 @@ class ConjugateProgram:
     row_constants: RowConstants
     row_terms: tuple[Term, ...]
     centred_terms: tuple[Term, ...]
-    prior_terms: tuple[Term, ...]
+    prior_terms_by_site: Mapping[str, tuple[Term, ...]]
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
+
+    @property
+    def prior_terms(self) -> tuple[Term, ...]:
+        """The terms of all sites outside the unit plate."""
+        return tuple(itertools.chain(*self.prior_terms_by_site.values()))
 
 
 def program_of(
@@ -73,11 +80,15 @@ def program_of(
     """
     structure = find_structure(log_joint, overrides or {})
     latents = log_joint.latents
-    by_side: dict[bool, list[Term]] = {True: [], False: []}
+    rows: list[Term] = []
+    prior: dict[str, tuple[Term, ...]] = {}
     for density in log_joint.densities:
-        by_side[density.is_row] += normal_terms(density.form.terms, latents)
-    rows, prior = by_side[True], by_side[False]
-    assert not any(term.slots for term in prior)
+        terms = normal_terms(density.form.terms, latents)
+        if density.is_row:
+            rows += terms
+        else:
+            assert not any(term.slots for term in terms)
+            prior[density.site] = (*prior.get(density.site, ()), *terms)
     corrections = centring.mean_corrections(
         rows, structure.posterior_factors, structure.factor_of, structure.centred
     )
@@ -89,7 +100,7 @@ def program_of(
         centred_terms=tuple(
             normal_terms([*rows, *corrections], latents) if corrections else rows
         ),
-        prior_terms=tuple(prior),
+        prior_terms_by_site=prior,
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

@@ -16,6 +16,7 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
+from numpyro_vips.conjugacy.families.noisy_sums import nonnegative
 
 
 class Gamma(Family):
@@ -42,7 +43,7 @@ class Gamma(Family):
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
         return {
-            "x": prior["x"] + jnp.minimum(data["x"], 0.0),
+            "x": prior["x"] - nonnegative(-data["x"], noise["x"]),
             "log": prior["log"] + jnp.maximum(data["log"], 0.0),
         }
 

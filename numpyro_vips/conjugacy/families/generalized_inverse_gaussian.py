@@ -23,6 +23,7 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
+from numpyro_vips.conjugacy.families.noisy_sums import nonnegative
 from numpyro_vips.jax_tools.host_calls import call_on_host
 from numpyro_vips.jax_tools.row_programs import treats_rows_alone
 
@@ -30,6 +31,24 @@ from numpyro_vips.jax_tools.row_programs import treats_rows_alone
 _TINY = 1e-30
 # At most so many points of the trapezoidal rule, in single and in double precision.
 _SINGLE_POINTS, _DOUBLE_POINTS = 128, 256
+# Of a draw. About half of them are accepted whatever the parameters are: the end is for
+# arithmetic that fails.
+_MOST_PROPOSALS = 1000
+
+
+def _proper(
+    p: Float[Array, "*batch"], a: Float[Array, "*batch"], b: Float[Array, "*batch"]
+) -> tuple[Float[Array, "*batch"], ...]:
+    """Parameters of a member whose moments are finite, next to those given.
+
+    The one of a and b that the density can do without is made large enough for √(ab),
+    and what is computed of it, to be a normal number.
+    """
+    a, b = jnp.maximum(a, _TINY), jnp.maximum(b, _TINY)
+    # Products of a and b themselves may underflow.
+    least = 1e-16 * jnp.sqrt(jnp.maximum(jnp.abs(p), 1.0))
+    missing = jnp.maximum(least / (jnp.sqrt(a) * jnp.sqrt(b)), 1.0) ** 2
+    return p, jnp.where(p < 0, a * missing, a), jnp.where(p < 0, b, b * missing)
 
 
 def _gig_moments(
@@ -42,8 +61,7 @@ def _gig_moments(
     few points (Trefethen and Weideman, 2014). SciPy's Bessel functions would have to be
     called back from XLA, which waits for Python then, and are slower.
     """
-    p, a, b = jnp.broadcast_arrays(p, a, b)
-    a, b = jnp.maximum(a, _TINY), jnp.maximum(b, _TINY)
+    p, a, b = _proper(*jnp.broadcast_arrays(p, a, b))
     omega, order = jnp.sqrt(a) * jnp.sqrt(b), jnp.abs(p)
     log_scale = 0.5 * (jnp.log(b) - jnp.log(a))
     # For u = log(x √(a/b)), its sign turned round where p is negative, the log density
@@ -186,11 +204,13 @@ def _gig_draws(
     distribution*: rejection from a density that is flat in the middle and exponential
     on both sides of the mode of log x, with a rejection constant that is bounded
     whatever the parameters are. All draws of one call are made together, those that
-    are rejected again until none is.
+    are rejected again until none is. What is no parameter gives not a number.
     """
+    usable = np.isfinite(p) & np.isfinite(omega) & (omega > 0)
+    p, omega = np.where(usable, p, 1.0), np.where(usable, omega, 1.0)
     order = np.abs(p)
     # √(omega² + order²) - order without cancellation.
-    alpha = omega**2 / (np.sqrt(omega**2 + order**2) + order)
+    alpha = omega * (omega / (np.hypot(omega, order) + order))
 
     def psi(
         x: Float[np.ndarray, " draws"],
@@ -219,9 +239,10 @@ def _gig_draws(
     middle = from_right + from_left
     total = middle + 1.0 / zeta + 1.0 / xi
 
-    x = np.empty_like(alpha)
+    # The mode, if all else fails.
+    x = np.zeros_like(alpha)
     todo = np.arange(alpha.size)
-    while todo.size:
+    for _ in range(_MOST_PROPOSALS):
         part, height, level = rng.random((3, todo.size))
         part = part * total[todo]
         # A uniform number in (0, 1], whose logarithm is finite.
@@ -250,9 +271,12 @@ def _gig_draws(
         accepted = np.log1p(-level) + envelope <= density
         x[todo[accepted]] = proposed[accepted]
         todo = todo[~accepted]
-    mode = order / omega + np.sqrt(1.0 + (order / omega) ** 2)
+        if not todo.size:
+            break
+    mode = order / omega + np.hypot(1.0, order / omega)
     drawn = mode * np.exp(x)
-    return np.where(p < 0, 1.0 / drawn, drawn)
+    drawn = np.where(p < 0, 1.0 / drawn, drawn)
+    return np.where(usable, drawn, np.nan)
 
 
 class GeneralizedInverseGaussian(Family):
@@ -292,8 +316,8 @@ class GeneralizedInverseGaussian(Family):
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
         return {
-            "x": prior["x"] + jnp.minimum(data["x"], 0.0),
-            "1/x": prior["1/x"] + jnp.minimum(data["1/x"], 0.0),
+            "x": prior["x"] - nonnegative(-data["x"], noise["x"]),
+            "1/x": prior["1/x"] - nonnegative(-data["1/x"], noise["1/x"]),
             "log": prior["log"] + data["log"],
         }
 
@@ -362,7 +386,7 @@ class _GIG(dist.Distribution):
             b: Float[np.ndarray, "*batch"],
         ) -> Float[np.ndarray, "..."]:
             rng = np.random.default_rng(seed.view(np.uint32))
-            a, b = (np.maximum(value, 1e-30, dtype=np.float64) for value in (a, b))
+            a, b = (np.maximum(value, _TINY, dtype=np.float64) for value in (a, b))
             draws = _gig_draws(
                 rng,
                 np.broadcast_to(p, shape).ravel().astype(np.float64),
@@ -418,7 +442,12 @@ class _Root(Family):
     def project(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
-        return {s: prior[s] + jnp.minimum(data[s], 0.0) for s in self.statistics}
+        found = {
+            s: prior[s] - nonnegative(-data[s], noise[s])
+            for s in self.statistics
+            if s != "log"
+        }
+        return {**found, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return self._natural(self._square.neutral(shape))

@@ -128,7 +128,10 @@ def denoised(
         values, vectors = eigh(precision)
         weighted = vectors * jnp.maximum(values, 0.0)[..., None, :]
         clipped = _product(weighted, jnp.swapaxes(vectors, -1, -2))
-        ridge = 0.5 * spectral_norm[..., None, None] * jnp.eye(precision.shape[-1])
+        # Rounding may leave negative eigenvalues again, however small the noise is.
+        rounding = 4.0 * jnp.finfo(values.dtype).eps * jnp.abs(values).max(-1)
+        room = jnp.maximum(0.5 * spectral_norm, precision.shape[-1] * rounding)
+        ridge = room[..., None, None] * jnp.eye(precision.shape[-1])
         return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
 
     # Without noise the matrix is left alone to the last digit.

@@ -548,7 +548,7 @@ def symmetric(family: Family, arrays: Natural) -> Natural:
     }
 
 
-SIZES = (1e-6, 1e-2, 1.0, 1e3, 1e8)
+SIZES = (1e-6, 1e-2, 1.0, 1e3, 1e8, 1e12)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -577,6 +577,42 @@ def test_projection_of_noise_is_a_member(family: Family, size: float) -> None:
     # Of tables of log probabilities, and of a point, every real number is legal.
     anything = isinstance(family, Categorical | JointCategorical | families.Tangent)
     assert changed == 0 if anything else changed > 0
+
+
+@pytest.mark.parametrize("size", [1e-8, *SIZES])
+@every_family
+def test_projection_of_noise_of_any_size_is_a_member(
+    family: Family, size: float
+) -> None:
+    """Noise that hardly shows, on sums of what a few rows could have given."""
+    prior, zero = family.neutral(shape_of(family)), no_noise(family)
+    rng = np.random.default_rng(5)
+    for share in (1e-9, 1e-6, 1e-2, 1e3):
+        drawn = {k: rng.normal(size=v.shape) for k, v in prior.items()}
+        if family.event_dim:
+            # Of one row: a positive semidefinite matrix of rank one.
+            row = rng.normal(size=(2, shape_of(family)[-1]))
+            drawn = {
+                k: -row[..., None] * row[:, None, :] if v.ndim == 3 else v
+                for k, v in drawn.items()
+            }
+        legal = family.project(zero, as_single(drawn), zero)
+        noise = {
+            k: jnp.full(v.shape, size * share, jnp.float32) for k, v in zero.items()
+        }
+        noisy = symmetric(
+            family, {k: rng.normal(size=v.shape) for k, v in zero.items()}
+        )
+        data = {k: size * (legal[k] + share * noisy[k]) for k in legal}
+        check_member(family, projection(family)(prior, as_single(data), noise))
+
+
+def no_noise(family: Family) -> Natural:
+    return {k: jnp.zeros_like(v) for k, v in family.neutral(shape_of(family)).items()}
+
+
+def as_single(arrays: Natural) -> Natural:
+    return {k: jnp.asarray(v, jnp.float32) for k, v in arrays.items()}
 
 
 @x64
