@@ -216,7 +216,14 @@ class PrivateVI:
         engine = prepared.engine
         state = engine.initial_state(rng_key)
         planned = time.perf_counter()
-        self._rehearse(prepared, priced.steps, state)
+        rehearse(
+            prepared.arguments,
+            engine,
+            priced.steps,
+            state,
+            self.max_batch_size,
+            prepared.rehearsed,
+        )
         compiled = time.perf_counter()
         if self.schedule_options.private:
             self.budget.charge(
@@ -278,18 +285,6 @@ class PrivateVI:
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(
             steps, self.budget, self.schedule_options, self.share, unit=self.model.unit
-        )
-
-    def _rehearse(
-        self, prepared: PreparedFit, steps: Sequence[Step], state: Any
-    ) -> None:
-        rehearse(
-            prepared.arguments,
-            prepared.engine,
-            steps,
-            state,
-            self.max_batch_size,
-            prepared.rehearsed,
         )
 
     def _settings_used(self, prepared: PreparedFit, num_steps: int) -> dict[str, Any]:

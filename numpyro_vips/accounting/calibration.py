@@ -20,6 +20,9 @@ from numpyro_vips.accounting.gaussian import largest_mu, last_true
 from numpyro_vips.accounting.pld import single_grid_price
 from numpyro_vips.accounting.prices import ACCOUNTANTS, Accountant, epsilon_of_events
 
+# The search ends when the price or the factor is this close, relatively.
+_PRECISION = 5e-4
+
 
 def calibrate(
     *,
@@ -134,7 +137,6 @@ def smallest_factor(
     *,
     start: float,
     stride: float = 1.3,
-    precision: float = 5e-4,
 ) -> float:
     """The smallest factor found at which a falling price is at most the target.
 
@@ -143,18 +145,17 @@ def smallest_factor(
       target: What the price may be.
       start: A first guess.
       stride: How far from the guess the first step goes.
-      precision: Stop when the price or the factor is this close, relatively.
 
     Returns:
       A factor whose price was computed and is at most the target.
     """
-    (x_low, y_low), (x_high, y_high) = _bracket(price, target, start, stride, precision)
-    while x_high > x_low * (1 + precision) and y_high < target * (1 - precision):
+    (x_low, y_low), (x_high, y_high) = _bracket(price, target, start, stride)
+    while x_high > x_low * (1 + _PRECISION) and y_high < target * (1 - _PRECISION):
         # Prices are close to powers of the noise: interpolate the logarithms, but
         # never too near an end, so that the bracket always shrinks.
         share = 0.5
         if y_high > 0 and y_low < math.inf:
-            share = math.log(y_low / (target * (1 - precision / 2)))
+            share = math.log(y_low / (target * (1 - _PRECISION / 2)))
             share = min(0.95, max(0.05, share / math.log(y_low / y_high)))
         x = x_low * (x_high / x_low) ** share
         y = price(x)
@@ -173,11 +174,10 @@ def _bracket(
     target: float,
     start: float,
     stride: float,
-    precision: float,
 ) -> tuple[_Point, _Point]:
     """A factor that costs too much, and one near it that does not."""
     x, y = start, price(start)
-    if target * (1 - precision) <= y <= target:
+    if target * (1 - _PRECISION) <= y <= target:
         return (x, y), (x, y)
     # NaN is too much.
     too_much = not y <= target

@@ -65,6 +65,7 @@ class RowElbo:
         latents = {**values, **local.values}
         counted = set(graph.sites)
         total = jnp.zeros((), jnp.result_type(float))
+        num_latents = sum(site.is_latent for site in graph.sites.values())
         priors: Mapping[str, Any] = {}
         if self.is_analytic:
             rows = {name: jnp.asarray(value)[None] for name, value in row.items()}
@@ -72,7 +73,7 @@ class RowElbo:
         for name, message in local.messages.items():
             divergence = None
             # Next to discrete latents the prior is a mixture, and has no closed form.
-            if self.is_analytic and len(latents) == len(_latent_names(graph)):
+            if self.is_analytic and len(latents) == num_latents:
                 divergence = _divergence(message, priors[name])
             if divergence is None:
                 total -= local.log_density(name)
@@ -175,10 +176,6 @@ def constrained(
         name: jax.tree.map(biject_to(constraints[name]), tree)
         for name, tree in params.items()
     }
-
-
-def _latent_names(graph: ModelGraph) -> list[str]:
-    return [site.name for site in graph.sites.values() if site.is_latent]
 
 
 def _divergence(

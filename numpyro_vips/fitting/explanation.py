@@ -13,7 +13,6 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
-from numpyro_vips.model.graph import ModelGraph
 
 _WIDTH = 100
 
@@ -129,11 +128,7 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
         ),
         reasons=dict(prepared.reasons),
         schedule=tuple(_schedule(steps)),
-        notes=(
-            *_notes(prepared.graph, options),
-            *engine.notes(),
-            *_notes_on_widths(prepared),
-        ),
+        notes=tuple(_notes(prepared, options)),
     )
 
 
@@ -183,7 +178,8 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
         }
 
 
-def _notes(graph: ModelGraph, options: ScheduleOptions) -> Iterable[str]:
+def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
+    engine, captured = prepared.engine, prepared.graph.captured
     if options.private and options.clipping_norm is None:
         yield (
             "Clipping norms are defaults for rows whose features have L2 norm 1 and "
@@ -193,16 +189,13 @@ def _notes(graph: ModelGraph, options: ScheduleOptions) -> Iterable[str]:
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
-    if graph.captured:
-        names = ", ".join(listed(sorted(graph.captured)))
+    if captured:
+        names = ", ".join(listed(sorted(captured)))
         yield f"Treated as public because the model holds them: {names}."
-
-
-def _notes_on_widths(prepared: PreparedFit) -> Iterable[str]:
-    """What is done with arguments of which a row has few entries."""
+    yield from engine.notes()
     for name, width in prepared.arguments.widths.items():
         yield (
             f"Of a row of {name!r} the {width} largest entries are looked at "
             "(max_nonzeros, a public number)"
-            f"{prepared.engine.describe_sparse_rows(name)}."
+            f"{engine.describe_sparse_rows(name)}."
         )

@@ -63,21 +63,28 @@ def programs_in(value: Any) -> Iterator[jex_core.ClosedJaxpr]:
 
 
 def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJaxpr]:
-    if isinstance(value, jex_core.ClosedJaxpr | jex_core.Jaxpr):
-        program = _closed(value)
+    for leaf in leaves_of(value):
+        if not isinstance(leaf, jex_core.ClosedJaxpr | jex_core.Jaxpr):
+            continue
+        program = _closed(leaf)
         # The same equations may stand with several constants.
         identity = (id(program.jaxpr), *map(id, program.consts))
-        if identity in seen:
-            return
-        seen[identity] = program
-        yield program
-        for equation in program.jaxpr.eqns:
-            yield from _programs_in(equation.params, seen)
-    elif isinstance(value, tuple | list | set | frozenset):
+        if identity not in seen:
+            seen[identity] = program
+            yield program
+            for equation in program.jaxpr.eqns:
+                yield from _programs_in(equation.params, seen)
+
+
+def leaves_of(value: Any) -> Iterator[Any]:
+    """What is in the tuples, lists, sets and mappings of an equation's parameters."""
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list | set | frozenset):
         for part in value:
-            yield from _programs_in(part, seen)
-    elif isinstance(value, Mapping):
-        yield from _programs_in(tuple(value.values()), seen)
+            yield from leaves_of(part)
+    else:
+        yield value
 
 
 def equations_of(
@@ -178,16 +185,14 @@ def inlined(
     return without_dead_code(jax.make_jaxpr(run)(*shapes))
 
 
-def without_dead_code(
-    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None = None
-) -> jex_core.ClosedJaxpr:
-    """The program without what no output needs, such as its unused random keys.
+def without_dead_code(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """The program, all inputs kept, without what no output needs.
 
-    Args:
-      program: The program.
-      outputs: Which of its outputs are kept; all by default. All inputs are kept.
+    Such as its unused random keys.
     """
-    return _live(program, outputs, keep_inputs=True)[0]
+    wanted = [True] * len(program.jaxpr.outvars)
+    jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, wanted, instantiate=True)
+    return jex_core.ClosedJaxpr(jaxpr, program.consts)
 
 
 def with_used_inputs(
@@ -202,14 +207,8 @@ def with_used_inputs(
     Returns:
       The rest of the program, and for each input whether it is kept.
     """
-    return _live(program, outputs, keep_inputs=False)
-
-
-def _live(
-    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None, *, keep_inputs: bool
-) -> tuple[jex_core.ClosedJaxpr, list[bool]]:
     wanted = [True] * len(program.jaxpr.outvars) if outputs is None else list(outputs)
-    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted, instantiate=keep_inputs)
+    jaxpr, used = partial_eval.dce_jaxpr(program.jaxpr, wanted)
     return jex_core.ClosedJaxpr(jaxpr, program.consts), list(used)
 
 

@@ -15,7 +15,7 @@ import jax.scipy.special as special
 import numpy as np
 
 from numpyro_vips.errors import UnsafeModelError
-from numpyro_vips.jax_tools.jaxprs import programs_in
+from numpyro_vips.jax_tools.jaxprs import leaves_of, programs_in
 from numpyro_vips.jax_tools.random_keys import is_key
 
 # What no variable of the caller's has a name for.
@@ -211,17 +211,9 @@ def _values_in(closed: jex_core.ClosedJaxpr | jex_core.Jaxpr) -> Iterator[Any]:
 
 def _arrays_in(value: Any) -> Iterator[Any]:
     """Every array and string of bytes in a parameter of an operation."""
-    if isinstance(value, jax.Array | np.ndarray | bytes | bytearray):
-        yield value
-    elif _is_array_like(value):
-        yield np.asarray(value)
-    elif isinstance(value, tuple | list | set | frozenset):
-        for part in value:
-            yield from _arrays_in(part)
-    elif isinstance(value, Mapping):
-        yield from _arrays_in(list(value.values()))
-
-
-def _is_array_like(value: Any) -> bool:
-    """Such as the arrays of NumPy that JAX has wrapped; not shapes without values."""
-    return hasattr(type(value), "__array__") and hasattr(value, "shape")
+    for leaf in leaves_of(value):
+        if isinstance(leaf, jax.Array | np.ndarray | bytes | bytearray):
+            yield leaf
+        # Such as the arrays of NumPy that JAX has wrapped; not shapes without values.
+        elif hasattr(type(leaf), "__array__") and hasattr(leaf, "shape"):
+            yield np.asarray(leaf)

@@ -34,7 +34,8 @@ from numpyro_vips.model.sparse_rows import (
     keep_largest_entries,
 )
 
-PrivateLeaf = np.ndarray | jax.Array | scipy.sparse.csr_matrix | scipy.sparse.csr_array
+_Csr = scipy.sparse.csr_matrix | scipy.sparse.csr_array
+PrivateLeaf = np.ndarray | jax.Array | _Csr
 Constant = int | float | complex | str | bool | None
 
 _TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
@@ -104,7 +105,7 @@ class ModelArguments:
 
         def zeros(leaf: PrivateLeaf) -> PrivateLeaf:
             shape = _shape(leaf)
-            if isinstance(leaf, scipy.sparse.csr_matrix | scipy.sparse.csr_array):
+            if isinstance(leaf, _Csr):
                 return type(leaf)(shape, dtype=leaf.dtype)
             return np.broadcast_to(np.zeros((), leaf.dtype), shape)
 
@@ -311,7 +312,7 @@ def _named_arguments(
             signature.bind(*args, **kwargs)
         except TypeError as error:
             raise TypeError(f"The arguments do not fit the model: {error}.") from None
-        names = list(_positional_names(signature, len(args)))
+        names = list(_positional_names(signature, args))
         parameters = tuple(signature.parameters)
     named: dict[int | str, tuple[str, Any]] = {
         position: (name, value)
@@ -321,17 +322,14 @@ def _named_arguments(
     return named, parameters
 
 
-def _positional_names(signature: inspect.Signature, count: int) -> Iterator[str]:
-    names = []
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            more = range(count - len(names))
-            yield from (f"{parameter.name}.{i}" for i in more)
-            return
-        if len(names) == count:
-            return
-        names.append(parameter.name)
-        yield parameter.name
+def _positional_names(
+    signature: inspect.Signature, args: tuple[Any, ...]
+) -> Iterator[str]:
+    for name, value in signature.bind_partial(*args).arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_POSITIONAL:
+            yield from (f"{name}.{i}" for i in range(len(value)))
+        else:
+            yield name
 
 
 class _Sorter:
@@ -553,17 +551,20 @@ def _shape(leaf: PrivateLeaf) -> tuple[int, ...]:
 
 
 def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
-    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
-        return _dense_rows(leaf, np.asarray(indices))
+    if isinstance(leaf, _Csr):
+        row, column, value = _entries_of(leaf, indices)
+        dense = np.zeros((len(indices), _shape(leaf)[1]), leaf.dtype)
+        np.add.at(dense, (row, column), value)
+        return dense
     # A JAX array keeps its NumPy copy, so this does not move it again and again.
     return np.asarray(leaf)[indices]
 
 
 def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseRows:
     """Rows with their `width` largest entries each; see `keep_largest`."""
-    if not isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+    if not isinstance(leaf, _Csr):
         return keep_largest(_take(leaf, indices), width)
-    row, column, value = _entries_of(leaf, np.asarray(indices))
+    row, column, value = _entries_of(leaf, indices)
     length = _shape(leaf)[1]
     place = row * length + column
     order = np.argsort(place, kind="stable")
@@ -579,23 +580,14 @@ def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseR
 
 def _most_entries(leaf: PrivateLeaf) -> int:
     """The largest number of entries of a row that may differ from zero."""
-    if isinstance(leaf, (scipy.sparse.csr_matrix, scipy.sparse.csr_array)):
+    if isinstance(leaf, _Csr):
         row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
         return int(np.bincount(row, minlength=1).max())
     return int(np.max(np.count_nonzero(np.asarray(leaf), axis=-1), initial=0))
 
 
-def _dense_rows(
-    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
-) -> np.ndarray:
-    row, column, value = _entries_of(matrix, rows)
-    dense = np.zeros((len(rows), _shape(matrix)[1]), matrix.dtype)
-    np.add.at(dense, (row, column), value)
-    return dense
-
-
 def _entries_of(
-    matrix: "scipy.sparse.csr_matrix | scipy.sparse.csr_array", rows: np.ndarray
+    matrix: _Csr, rows: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The entries of some rows of a CSR matrix, whatever its index arrays hold.
 
@@ -606,6 +598,7 @@ def _entries_of(
     Returns:
       Of each entry, the number among `rows`, the column, and the value.
     """
+    rows = np.asarray(rows)
     stored = min(len(matrix.indices), len(matrix.data))
     pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
     starts = pointers[rows]

@@ -17,7 +17,7 @@ from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.row_programs import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import Distributed, in_support, take_apart
-from numpyro_vips.model.run import run_model
+from numpyro_vips.model.run import UnitPlate, run_model
 from numpyro_vips.model.sparse_rows import SparseRows
 
 
@@ -49,6 +49,9 @@ class Trace:
     Attributes:
       closed: The program of the sites' parameters, given the latents.
       drawn: The program that draws the latents and initialises the parameters.
+      all_messages: NumPyro's messages of `closed`, by site.
+      unit_plate: What was found about the unit plate.
+      structures: What the distributions of its samples are made of.
     """
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
@@ -56,43 +59,51 @@ class Trace:
         self._model, self._arguments = model, arguments
         rows = abstract_rows(arguments, count)
 
-        def drawn(rows):
-            trace, self.unit_plate = run_model(model, arguments, rows, latents=None)
+        def drawn(rows: Any) -> tuple[dict[str, Any], list[Any]]:
+            messages, _ = self._run(rows, None)
             latents = {
                 name: msg["value"]
-                for name, msg in trace.items()
-                if msg["type"] == "sample" and not msg["is_observed"]
+                for name, msg in _of_type("sample", messages).items()
+                if not msg["is_observed"]
             }
-            return latents, [m["value"] for m in trace.values() if m["type"] == "param"]
+            params = _of_type("param", messages).values()
+            return latents, [msg["value"] for msg in params]
+
+        def program(rows: Any, latents: Any) -> dict[str, Any]:
+            self.all_messages, self.unit_plate = self._run(rows, latents)
+            outputs = {}
+            for name, msg in self.messages.items():
+                self.structures[name], outputs[name] = site_outputs(msg)
+            return outputs
 
         self.drawn, (latents, _) = _traced(
             lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
         )
-        self.messages: dict[str, Any] = {}
+        self.all_messages: dict[str, Any]
+        self.unit_plate: UnitPlate
         self.structures: dict[str, Distributed] = {}
-        self.params: dict[str, Any] = {}
-        self.all_messages: dict[str, Any] = {}
-
         self.inputs = (rows, latents)
         self.closed, self.output_shapes = _traced(
-            lambda: jax.make_jaxpr(self._program, return_shape=True)(rows, latents)
+            lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
         check_row_program(self.closed)
 
-    def _program(self, rows: Any, latents: Any, index: Any = None) -> dict[str, Any]:
-        trace, self.unit_plate = run_model(
+    def _run(
+        self, rows: Any, latents: Any, index: Any = None
+    ) -> tuple[dict[str, Any], UnitPlate]:
+        return run_model(
             self._model, self._arguments, rows, latents=latents, index=index
         )
-        outputs = {}
-        self.all_messages = trace
-        for name, msg in trace.items():
-            if msg["type"] == "param":
-                self.params[name] = msg
-            if msg["type"] != "sample":
-                continue
-            self.messages[name] = msg
-            self.structures[name], outputs[name] = site_outputs(msg)
-        return outputs
+
+    @property
+    def messages(self) -> dict[str, Any]:
+        """The messages of samples."""
+        return _of_type("sample", self.all_messages)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The messages of parameters without a prior."""
+        return _of_type("param", self.all_messages)
 
     def programs(self) -> list[Any]:
         """All that the model computes: its draws, its parameters, its densities."""
@@ -102,12 +113,11 @@ class Trace:
         return [self.drawn, self.closed, densities]
 
     def _densities(self, rows: Any, latents: Any) -> dict[str, Any]:
-        trace, _ = run_model(self._model, self._arguments, rows, latents=latents)
+        messages, _ = self._run(rows, latents)
         with numpyro.validation_enabled(False):
             return {
                 name: msg["fn"].log_prob(msg["value"])
-                for name, msg in trace.items()
-                if msg["type"] == "sample"
+                for name, msg in _of_type("sample", messages).items()
             }
 
     def picks_rows_only(self, local: set[str]) -> bool:
@@ -118,14 +128,17 @@ class Trace:
         """
         rows, latents = self.inputs
         index = jax.ShapeDtypeStruct((self.count,), jnp.result_type(int))
-        messages, structures = self.messages, self.structures
-        self.messages, self.structures = {}, {}
+
+        def outputs(*inputs: Any) -> list[dict[str, Any]]:
+            messages, _ = self._run(*inputs)
+            return [
+                site_outputs(msg)[1] for msg in _of_type("sample", messages).values()
+            ]
+
         try:
-            closed = jax.make_jaxpr(self._program)(rows, latents, index)
+            closed = jax.make_jaxpr(outputs)(rows, latents, index)
         except jax.errors.TracerArrayConversionError:
             return False  # It indexes a NumPy array, which is none of the arguments.
-        finally:
-            self.messages, self.structures = messages, structures
         has_rows = [True] * len(jax.tree.leaves(rows))
         has_rows += [name in local for name in sorted(latents)]
         return picks_rows_only(
@@ -139,6 +152,10 @@ class Trace:
         if "value" in outputs:
             return tuple(outputs["value"].shape)
         return tuple(self.inputs[1][name].shape)
+
+
+def _of_type(kind: str, messages: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: msg for name, msg in messages.items() if msg["type"] == kind}
 
 
 def site_outputs(msg: Mapping[str, Any]) -> tuple[Distributed, dict[str, Any]]:
