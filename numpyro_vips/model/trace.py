@@ -1,5 +1,6 @@
 """The model's program on abstract rows: its sites' parameters as a traced function."""
 
+import functools
 import linecache
 import traceback
 from collections.abc import Callable, Mapping
@@ -56,11 +57,11 @@ class Trace:
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
         self.count = count
-        self._model, self._arguments = model, arguments
+        self._run = functools.partial(run_model, model, arguments)
         rows = abstract_rows(arguments, count)
 
         def drawn(rows: Any) -> tuple[dict[str, Any], list[Any]]:
-            messages, _ = self._run(rows, None)
+            messages, _ = self._run(rows, latents=None)
             latents = {
                 name: msg["value"]
                 for name, msg in _of_type("sample", messages).items()
@@ -70,7 +71,7 @@ class Trace:
             return latents, [msg["value"] for msg in params]
 
         def program(rows: Any, latents: Any) -> dict[str, Any]:
-            self.all_messages, self.unit_plate = self._run(rows, latents)
+            self.all_messages, self.unit_plate = self._run(rows, latents=latents)
             outputs = {}
             for name, msg in self.messages.items():
                 self.structures[name], outputs[name] = site_outputs(msg)
@@ -87,13 +88,6 @@ class Trace:
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
         check_row_program(self.closed)
-
-    def _run(
-        self, rows: Any, latents: Any, index: Any = None
-    ) -> tuple[dict[str, Any], UnitPlate]:
-        return run_model(
-            self._model, self._arguments, rows, latents=latents, index=index
-        )
 
     @property
     def messages(self) -> dict[str, Any]:
@@ -113,7 +107,7 @@ class Trace:
         return [self.drawn, self.closed, densities]
 
     def _densities(self, rows: Any, latents: Any) -> dict[str, Any]:
-        messages, _ = self._run(rows, latents)
+        messages, _ = self._run(rows, latents=latents)
         with numpyro.validation_enabled(False):
             return {
                 name: msg["fn"].log_prob(msg["value"])
@@ -129,11 +123,10 @@ class Trace:
         rows, latents = self.inputs
         index = jax.ShapeDtypeStruct((self.count,), jnp.result_type(int))
 
-        def outputs(*inputs: Any) -> list[dict[str, Any]]:
-            messages, _ = self._run(*inputs)
-            return [
-                site_outputs(msg)[1] for msg in _of_type("sample", messages).values()
-            ]
+        def outputs(rows: Any, latents: Any, index: Any) -> list[dict[str, Any]]:
+            messages, _ = self._run(rows, latents=latents, index=index)
+            samples = _of_type("sample", messages).values()
+            return [site_outputs(msg)[1] for msg in samples]
 
         try:
             closed = jax.make_jaxpr(outputs)(rows, latents, index)
