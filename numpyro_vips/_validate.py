@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 
@@ -16,33 +16,49 @@ def _number(name: str, value: Any) -> None:
         )
 
 
+def _check(
+    values: Mapping[str, Any], holds: Callable[[Any], bool], expectation: str
+) -> None:
+    for name, value in values.items():
+        _number(name, value)
+        if not holds(value):
+            raise ValueError(f"Expected {name}={value!r} {expectation}.")
+
+
 # Every check is written so that NaN, with which no comparison holds, fails it.
 
 
 def positive(**values: float) -> None:
-    for name, value in values.items():
-        _number(name, value)
-        if not value > 0:
-            raise ValueError(f"Expected {name}={value!r} to be positive.")
+    _check(values, lambda x: x > 0, "to be positive")
 
 
 def nonnegative(**values: float) -> None:
     """Checks for a number that is zero or positive; infinity is one."""
-    for name, value in values.items():
-        _number(name, value)
-        if not value >= 0:
-            raise ValueError(f"Expected {name}={value!r} to be zero or positive.")
+    _check(values, lambda x: x >= 0, "to be zero or positive")
+
+
+def probability(**values: float) -> None:
+    """Checks for a number in (0, 1]."""
+    _check(values, lambda x: 0 < x <= 1, "in (0, 1]")
+
+
+def delta(**values: float) -> None:
+    """Checks for a number in [0, 1)."""
+    _check(values, lambda x: 0 <= x < 1, "in [0, 1)")
+
+
+def share_of_delta(**values: float) -> None:
+    """Checks for a number in (0, 1)."""
+    _check(values, lambda x: 0 < x < 1, "in (0, 1)")
 
 
 def moderate(**values: float) -> None:
     """Checks for a number whose square is neither too large nor too small."""
     positive(**values)
-    for name, value in values.items():
-        if not 1e-30 < value < 1e30:
-            raise ValueError(
-                f"Expected {name}={value!r} to lie between 1e-30 and 1e30. Scale the "
-                "rows by public factors."
-            )
+    remedy = "Scale the rows by public factors"
+    _check(
+        values, lambda x: 1e-30 < x < 1e30, f"to lie between 1e-30 and 1e30. {remedy}"
+    )
 
 
 def positive_integer(**values: int) -> None:
@@ -58,22 +74,6 @@ def boolean(**values: bool) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"Expected {name}={value!r} to be True or False.")
-
-
-def probability(**values: float) -> None:
-    """Checks for a number in (0, 1]."""
-    for name, value in values.items():
-        _number(name, value)
-        if not 0 < value <= 1:
-            raise ValueError(f"Expected {name}={value!r} in (0, 1].")
-
-
-def delta(**values: float) -> None:
-    """Checks for a number in [0, 1)."""
-    for name, value in values.items():
-        _number(name, value)
-        if not 0 <= value < 1:
-            raise ValueError(f"Expected {name}={value!r} in [0, 1).")
 
 
 def text(**values: str) -> None:

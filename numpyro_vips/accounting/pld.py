@@ -40,11 +40,8 @@ def pld_epsilon(groups: Groups, delta: float) -> float:
         return gaussian_epsilon(total_mu(groups), delta)
     if not _pld_is_reliable(groups, delta):
         return _fallback_epsilon(groups, delta)
-    price, converged, _ = _refine(
-        groups,
-        lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)),
-        reach_of(groups, delta),
-    )
+    read = functools.partial(_epsilon_of, delta=delta)
+    price, converged, _ = _refine(groups, read, reach_of(groups, delta))
     return price if converged else min(price, _fallback_epsilon(groups, delta))
 
 
@@ -75,24 +72,22 @@ def single_grid_price(
     scaled = scaled_groups(groups, factor)
     if not _pld_is_reliable(scaled, delta):
         return lambda other: pld_epsilon(scaled_groups(groups, other), delta)
-    reach = reach_of(scaled, delta)
-    spacing = _refine(
-        scaled, lambda pld: float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)), reach
-    ).spacing
-    ratio = spacing / _loss_stddev(scaled)
+    reach, read = reach_of(scaled, delta), functools.partial(_epsilon_of, delta=delta)
+    ratio = _refine(scaled, read, reach).spacing / _loss_stddev(scaled)
 
     def price(factor: float) -> float:
         scaled = scaled_groups(groups, factor)
         if not _pld_is_reliable(scaled, delta):
             return _fallback_epsilon(scaled, delta)
         spacing = max(ratio * _loss_stddev(scaled), _smallest_spacing(scaled, reach))
-        pld = composed_pld(scaled, spacing, reach)
-        return min(
-            float(pld.get_epsilon_for_delta(delta - _FFT_ERROR)),
-            gaussian_epsilon(total_mu(scaled), delta),
-        )
+        unsampled = gaussian_epsilon(total_mu(scaled), delta)
+        return min(read(composed_pld(scaled, spacing, reach)), unsampled)
 
     return price
+
+
+def _epsilon_of(pld: Any, delta: float) -> float:
+    return float(pld.get_epsilon_for_delta(delta - _FFT_ERROR))
 
 
 def _with_one_full_step(groups: Groups) -> Groups:

@@ -27,8 +27,8 @@ class Share:
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             _validate.positive(epsilon=self.epsilon)
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise ValueError(f"Expected delta={self.delta!r} in (0, 1).")
+        if self.delta is not None:
+            _validate.share_of_delta(delta=self.delta)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
