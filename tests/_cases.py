@@ -1,6 +1,7 @@
 """Tables of models that were judged by hand, and the priors that they share."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -77,3 +78,51 @@ def simplices(name: str, *shape: int) -> Any:
 def observe(distribution: Any, y: Any, name: str = "y") -> None:
     with numpyro.plate(UNIT, y.shape[0]):
         numpyro.sample(name, distribution, obs=y)
+
+
+def observed_model(density: Callable[..., Any]) -> Callable[..., None]:
+    """A model whose last argument is observed; `density` makes its distribution."""
+
+    def model(*rows: Any) -> None:
+        observe(density(*rows), rows[-1])
+
+    return model
+
+
+def factor_model(function: Callable[..., Any]) -> Callable[..., None]:
+    """A model whose log density is a function of its arguments, row by row."""
+
+    def model(*rows: Any) -> None:
+        log_factor = function(*rows)
+        with numpyro.plate(UNIT, rows[0].shape[0]):
+            numpyro.factor("f", log_factor)
+
+    return model
+
+
+def weights_of(X: Any, name: str = "w") -> Any:
+    return numpyro.sample(name, dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+
+
+def sticks() -> Any:
+    return numpyro.sample("v", dist.Beta(1.0, 2.0).expand([2]).to_event(1))
+
+
+def mixed(weights: Any, y: Any) -> None:
+    mu = normals("mu", 3, scale=3.0)
+    with numpyro.plate(UNIT, y.shape[0]):
+        z = numpyro.sample("z", dist.Categorical(weights))
+        numpyro.sample("y", dist.Normal(mu[z], 0.5), obs=y)
+
+
+# Of scale 2, so that a prior's scale shows.
+wide_normals = functools.partial(normals, scale=2.0)
+
+
+def chance(name: str) -> Any:
+    return numpyro.sample(name, dist.Beta(1.0, 2.0))
+
+
+def inverse_wishart(size: int, *batch: int) -> Any:
+    prior = dist.InverseWishart(size + 2.0, scale_matrix=jnp.eye(size))
+    return numpyro.sample("S", prior.expand(batch).to_event(len(batch)))
