@@ -10,6 +10,7 @@ from numpyro_vips.errors import (
     BudgetExceededError,
     NotConjugateError,
     UnsafeModelError,
+    UnusablePosteriorError,
 )
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
@@ -36,6 +37,7 @@ __all__ = [
     "PrivateVI",
     "PrivateVIResult",
     "UnsafeModelError",
+    "UnusablePosteriorError",
     "WithoutReplacement",
     "accounting",
     "load",

@@ -5,7 +5,8 @@ private value: shapes and names only.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class NotConjugateError(Exception):
@@ -25,6 +26,22 @@ class UnsafeModelError(ValueError):
 
 class BudgetExceededError(Exception):
     """A fit would overrun the privacy budget; nothing was spent or read."""
+
+
+class UnusablePosteriorError(ArithmeticError):
+    """A fit ended in what is no posterior; what was charged stays charged.
+
+    Attributes:
+      result: The result as it is: its privacy statement, diagnostics and parameters. It
+        may be saved; its draws mean nothing.
+      released: What the fit released beside it, by name: sums with their noise, or the
+        values of the last step.
+    """
+
+    def __init__(self, message: str, *, result: Any, released: Mapping[str, Any]):
+        super().__init__(message)
+        self.result = result
+        self.released = dict(released)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

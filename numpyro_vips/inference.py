@@ -12,6 +12,7 @@ from tqdm.auto import tqdm
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen
 from numpyro_vips.dpvi.settings import DPVI
+from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
@@ -67,6 +68,27 @@ def _naming_places(
     return checked
 
 
+def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> str:
+    sites = "; ".join(f"{site!r}: {problem}" for site, problem in problems.items())
+    privacy = result.privacy
+    if privacy.is_private:
+        charged = (
+            f"The charge of epsilon={privacy.epsilon:.6g}, delta={privacy.delta:.3g} "
+            "stays, and what it paid for is in this error's `result` and `released`. "
+        )
+        change = (
+            "Scale the rows as `explain` says, give a prior that is not flat, or fit "
+            "fewer latents or more rows at a larger epsilon"
+        )
+    else:
+        charged = "Nothing was charged. "
+        change = "Give a prior that is not flat, or scale the rows"
+    return (
+        f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
+        "DPVI also a smaller learning rate helps."
+    )
+
+
 class PrivateVI:
     """Fits a NumPyro model by variational Bayes under differential privacy.
 
@@ -101,9 +123,9 @@ class PrivateVI:
         larger minibatches take several passes, so none is ever cut.
       noise_multiplier: Noise standard deviation over the L2 sensitivity, in place of
         the smallest that the share affords.
-      callback: Called with (t, result) after step t = 0, 1, ..., once there is a
-        posterior. The result holds what has been released until then, under the privacy
-        statement of the whole fit.
+      callback: Called with (t, result) after step t = 0, 1, ..., where there is a
+        posterior that can be used. The result holds what has been released until then,
+        under the privacy statement of the whole fit.
       label: What the ledger calls this fit.
       progress_bar: Whether to show the steps and the ε that was charged.
       insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
@@ -198,6 +220,8 @@ class PrivateVI:
           BudgetExceededError: The fit would overrun the budget.
           In all these cases nothing has been charged. After that, what was charged
           stays charged, whatever happens.
+          UnusablePosteriorError: What the fit ended in is no posterior. The error holds
+          the result and what was released.
         """
         check_key(rng_key)
         started = time.perf_counter()
@@ -264,8 +288,17 @@ class PrivateVI:
                     prepared.arguments, engine, step, state, random, self.max_batch_size
                 )
                 if self.callback is not None and engine.has_posterior(state):
-                    self.callback(number, result_of(state))
+                    so_far = result_of(state)
+                    if not so_far.posterior.problems():
+                        self.callback(number, so_far)
         result = result_of(state)
+        problems = result.posterior.problems()
+        if problems:
+            raise UnusablePosteriorError(
+                _without_posterior(problems, result),
+                result=result,
+                released=engine.released(state),
+            )
         for text in result.diagnostics["warnings"]:
             warnings.warn(text, stacklevel=3)  # That of the caller of `run`.
         return result

@@ -62,6 +62,10 @@ class Posterior(Protocol):
         """Independent draws of every global latent."""
         ...
 
+    def problems(self) -> Mapping[str, str]:
+        """By site, why its posterior is none: not finite, degenerate, no density."""
+        ...
+
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """The posterior of the latents of rows that the caller may see."""
         ...

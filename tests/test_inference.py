@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import optax
 import pytest
 import scipy.sparse
 from numpyro.handlers import condition, do, mask, substitute
@@ -607,6 +608,44 @@ def test_warnings_of_an_engine_reach_the_caller(fn, args, monkeypatch):
         result = fitted(fn, *args, num_steps=2)
     assert caught[0].filename == __file__
     assert result.diagnostics == found
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
+    engine, epsilon, monkeypatch, tmp_path
+):
+    options: dict[str, Any] = {"engine": nv.DPVI(optimizer=optax.sgd(1e38))}
+    if engine == "vips":
+        options = {"engine": "vips"}
+        update = VipsEngine.update
+
+        def overflown(self, *args):
+            state = update(self, *args)
+            natural = {
+                name: {**arrays, "x": np.full(arrays["x"].shape, np.inf)}
+                for name, arrays in state.natural.items()
+            }
+            return state._replace(natural=natural)
+
+        monkeypatch.setattr(VipsEngine, "update", overflown)
+    budget = nv.PrivacyBudget(epsilon, 1e-5 if epsilon == 1.0 else 0.0)
+    options |= {"budget": budget, "clipping_norm": 1.0, "num_steps": 3}
+    seen = []
+    with pytest.raises(nv.UnusablePosteriorError, match="no posterior: 'w") as caught:
+        fitted(logistic, *rows(), callback=lambda t, _: seen.append(t), **options)
+    error = caught.value
+    if epsilon == 1.0:
+        assert budget.spent().epsilon == pytest.approx(1.0, rel=1e-3)
+        assert "epsilon=1" in str(error) and "delta=1e-05" in str(error)
+    else:
+        assert "Nothing was charged" in str(error)
+    assert error.result.engine == engine and len(seen) < 3
+    assert error.released
+    if engine == "vips":
+        assert all(np.isfinite(value).all() for value in error.released.values())
+    error.result.save(tmp_path / "fit.nc")
+    assert nv.load(tmp_path / "fit.nc").privacy == error.result.privacy
 
 
 def test_an_unwritable_ledger_stops_the_fit(tmp_path, monkeypatch):

@@ -47,6 +47,9 @@ class Gaussians:
             draws[name] = mean + scale * noise
         return draws
 
+    def problems(self):
+        return {}
+
     def local_posterior(self, query):
         return {}
 

@@ -478,6 +478,13 @@ class DpviEngine:
         """Always: a guide has parameters from the start."""
         return True
 
+    def released(self, state: DpviState) -> dict[str, np.ndarray]:
+        """The last iterate's arrays, which released gradients have made."""
+        return {
+            jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)
+            for path, leaf in jax.tree.leaves_with_path(state.variational)
+        }
+
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
         return {}

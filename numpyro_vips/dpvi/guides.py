@@ -179,6 +179,10 @@ def _points_from(named: Mapping[str, Float[Array, "..."]]) -> dict[str, Any]:
     return points
 
 
+# Draws that are looked at before a posterior is handed out.
+_CHECKED_DRAWS = 16
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GuidePosterior(abc.ABC):
     """What DPVI's posteriors have in common.
@@ -199,6 +203,17 @@ class _GuidePosterior(abc.ABC):
     @property
     def site_dims(self) -> dict[str, tuple[str, ...]]:
         return {site.name: site.dims for site in self.sites}
+
+    def problems(self) -> dict[str, str]:
+        """By site, why its posterior is none."""
+        draws = self.sample(threefry_key(0), (_CHECKED_DRAWS,))
+        checked = {"its draws are": draws, "it is": self.params}
+        return {
+            name: f"{what} not finite"
+            for what, arrays in checked.items()
+            for name, array in arrays.items()
+            if not bool(jnp.isfinite(array).all())
+        }
 
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """Refuses: the guide is what knows about latents of single rows."""
@@ -302,6 +317,15 @@ class NormalPosterior(_GuidePosterior):
             noise = jax.random.normal(key, (*sample_shape, *loc.shape), loc.dtype)
             draws[site.name] = site.transform(loc + scale * noise)
         return draws
+
+    def problems(self) -> dict[str, str]:
+        """By site, why its posterior is none."""
+        degenerate = {
+            name: "its scale is not positive"
+            for name, scale in self.scale.items()
+            if not bool((scale > 0).all())
+        }
+        return super().problems() or degenerate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

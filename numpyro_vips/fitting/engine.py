@@ -102,6 +102,11 @@ class Engine(Protocol):
         """The posterior of the globals, parameters alone."""
         ...
 
+    def released(self, state: Any) -> Mapping[str, np.ndarray]:
+        """What the state holds of released numbers, by name, for who must do without
+        a posterior."""
+        ...
+
     def diagnostics(self, state: Any) -> Mapping[str, Any]:
         """What is known of how good the posterior is, JSON-able.
 

@@ -10,7 +10,8 @@ zero in every step would bias it).
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -59,6 +60,9 @@ PUBLIC_SWEEPS = 100
 _LARGE_COVARIANCE = 300
 
 
+# The relative change from which on `diagnostics` says that the globals are moving.
+_STILL = 1e-3
+
 # Arrays of factors, whatever precision JAX is set to.
 InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
 
@@ -76,6 +80,11 @@ class VipsState(NamedTuple):
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
+      num_steps: Number of updates so far.
+      change: Largest relative change of the moments in the last step.
+      drift: How far each statistic of the last step was from the average before it, as
+        a root mean square in standard deviations of the noise of both.
+      below_noise: See `m_step.Solution`.
     """
 
     statistics: NewSums
@@ -85,6 +94,10 @@ class VipsState(NamedTuple):
     expected_natural: NewByStatistic
     released: frozenset[str]
     centre: dict[str, Float64[np.ndarray, "..."]]
+    num_steps: int = 0
+    change: float = 0.0
+    drift: Mapping[str, float] = types.MappingProxyType({})
+    below_noise: Mapping[str, int] = types.MappingProxyType({})
 
 
 def block_of(statistic: Statistic) -> Block:
@@ -118,6 +131,19 @@ def _as_arrays(arrays: InDouble) -> NewMomentsByFactor:
 def _as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
     """The array rounded to the precision in which programs of rows run."""
     return array.astype(jax.dtypes.canonicalize_dtype(np.float64)).astype(np.float64)
+
+
+def _relative_change(before: Any, after: Any) -> float:
+    def of_array(x: np.ndarray, y: np.ndarray) -> float:
+        size = np.max(np.abs(y), initial=0.0)
+        return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
+
+    return max(jax.tree.leaves(jax.tree.map(of_array, before, after)), default=0.0)
+
+
+def _in_noise(difference: np.ndarray, stddev: float) -> float:
+    """Root mean square, in standard deviations of the noise."""
+    return float(np.sqrt(np.mean(np.square(difference))) / stddev)
 
 
 class VipsEngine:
@@ -319,6 +345,14 @@ class VipsEngine:
         rho = step_size
         dense = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.expected_natural), **dense}
+        drift = {
+            name: _in_noise(
+                released[name] - statistics[name],
+                math.hypot(noise_stddev[name], deviations[name]),
+            )
+            for name in released
+            if name in state.released and deviations[name] > 0
+        }
         for name, value in new.items():
             average = np.asarray((1.0 - rho) * statistics[name])
             average += rho * value  # In place: blocks can have millions of entries.
@@ -338,6 +372,8 @@ class VipsEngine:
             noise_stddev=deviations,
             centre=centre,
             released=state.released | set(released),
+            num_steps=state.num_steps + 1,
+            drift=drift or state.drift,
         )
         if state.released != {s.name for s in self.statistics}:
             return state  # Another step of the schedule releases what is missing.
@@ -350,20 +386,27 @@ class VipsEngine:
             # In double precision: residual sums are differences of large ones, and
             # precisions of scales span many orders of magnitude.
             with jax.enable_x64(True):
-                moments, natural = self._update_globals(
+                found = self._update_globals(
                     statistics,
                     deviations,
                     state.moments,
                     state.centre,
                     self.global_sweeps,
                 )
-                moments, natural = _in_double(moments), _in_double(natural)
+                moments = _in_double(found.moments)
+                natural = _in_double(found.natural)
             expected_natural = self._expected_natural_of(_as_arrays(moments))
             state = state._replace(
                 statistics=statistics,
                 moments=moments,
                 natural=natural,
                 expected_natural=expected_natural,
+                change=max(
+                    float(found.change),
+                    # A step from the prior is no sign of what the next would do.
+                    _relative_change(state.moments, moments) if state.natural else 0.0,
+                ),
+                below_noise={k: int(v) for k, v in found.below_noise.items()},
             )
         return state
 
@@ -409,10 +452,64 @@ class VipsEngine:
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
         return ConjugatePosterior(specification, params)
 
+    def released(self, state: VipsState) -> dict[str, np.ndarray]:
+        """The noisy sums, averaged over the steps, and the noise in them."""
+        sums = {name: np.array(state.statistics[name]) for name in state.released}
+        noise = {
+            f"{name}.noise_stddev": np.asarray(state.noise_stddev[name])
+            for name in sums
+        }
+        return {**sums, **noise}
+
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
-        """What is known of how good the posterior is."""
-        has_noise = any(stddev > 0 for stddev in state.noise_stddev.values())
-        return {"warnings": list(self._on_flat_priors()) if has_noise else []}
+        """What is known of how good the posterior is.
+
+        Returns:
+          num_steps, change, drift: See `VipsState`.
+          converged: Whether the globals no longer move; None under noise, where
+            `drift` says how far a step still leads: 1 is noise alone.
+          below_noise: By site, how many of its sums of squares are below their noise.
+          bounds: By site, the auxiliary variables that make its log density a bound.
+          warnings: See `Engine.diagnostics`.
+        """
+        structure = self.program.structure
+        is_noisy = any(state.noise_stddev.values())
+        below = {
+            site: count
+            for name, count in state.below_noise.items()
+            for site in structure.posterior_factors[name].latents
+            if count
+        }
+        bounds = {
+            site: self.describe_site(site)["augmentation"]
+            for site in self.program.graph.sites
+        }
+        found = {
+            "num_steps": state.num_steps,
+            "change": state.change,
+            "drift": dict(state.drift),
+            "converged": None if is_noisy else state.change < _STILL,
+            "below_noise": below,
+            "bounds": {site: bound for site, bound in bounds.items() if bound},
+        }
+        return {**found, "warnings": list(self._warnings(found))}
+
+    def _warnings(self, found: Mapping[str, Any]) -> Iterator[str]:
+        if found["converged"] is False:
+            yield (
+                f"VIPS has not converged: in the last of {found['num_steps']} steps "
+                f"the globals moved by {found['change']:.1g} of their size. Pass a "
+                "larger num_steps=."
+            )
+        if found["below_noise"]:
+            sites = ", ".join(repr(site) for site in found["below_noise"])
+            yield (
+                f"What the rows say of {sites} is below the noise, and its posterior "
+                "is about as wide as the noise makes it. More rows, a larger epsilon "
+                "or a smaller clipping_norm would say more."
+            )
+        if found["converged"] is None:
+            yield from self._on_flat_priors()
 
     def _on_flat_priors(self) -> Iterable[str]:
         latents = self.program.structure.latents

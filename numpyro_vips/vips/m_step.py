@@ -49,6 +49,23 @@ class Start(NamedTuple):
     statistics: NewByStatistic
 
 
+class Solution(NamedTuple):
+    """What the M-step found.
+
+    Attributes:
+      moments, natural: Moments and natural parameters of every global factor. Where a
+        latent stands for several copies (`Latent.weight`), its moments are of one of
+        them, and its natural parameters are the sum of all of theirs.
+      below_noise: By factor, how many sums of squares are below their noise.
+      change: Largest relative change of the moments in the last sweep.
+    """
+
+    moments: MomentsByFactor
+    natural: NewMomentsByFactor
+    below_noise: dict[str, Int[Array, ""]]
+    change: Float[Array, ""]
+
+
 def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     """Moments of the globals, and the sums that a running average goes on from.
 
@@ -216,8 +233,12 @@ def _from_data(
     noise_stddev: Mapping[str, Float[Array, ""]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
-) -> NewMoments:
-    """The statistics' share, projected to where it is legal."""
+) -> tuple[NewMoments, Int[Array, ""]]:
+    """The statistics' share, projected to where it is legal.
+
+    Also how many of its entries are below their noise, of those that cannot be
+    negative.
+    """
 
     def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
         expected_natural = expected_natural_of(
@@ -230,16 +251,19 @@ def _from_data(
         return total
 
     here = dict(moments[factor.name])
-    share = factor.family.project(
-        jax.tree.map(jnp.zeros_like, here),
-        jax.grad(value)(here, statistics),
-        _noise_of_share(structure, factor, noise_stddev, moments),
-    )
+    data = jax.grad(value)(here, statistics)
+    noise = _noise_of_share(structure, factor, noise_stddev, moments)
+    zero = jax.tree.map(jnp.zeros_like, here)
+    share = factor.family.project(zero, data, noise)
+    below = [
+        jnp.sum((noise[s] > 0) & (-data[s] < noise[s]))
+        for s in factor.family.nonnegative
+    ]
     if factor.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.
         shift = times(share["xx"], centre[factor.name])
         share["x"] = share["x"] - 2.0 * shift
-    return share
+    return share, sum(below, jnp.zeros((), int))
 
 
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
@@ -271,7 +295,7 @@ def update_globals(
     centre: Mapping[str, Float[Array, "..."]],
     max_sweeps: int | Int[Array, ""] = 500,
     tolerance: float = 1e-9,
-) -> tuple[MomentsByFactor, NewMomentsByFactor]:
+) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
     Args:
@@ -283,10 +307,6 @@ def update_globals(
         zero for other factors.
       max_sweeps, tolerance: When to stop.
 
-    Returns:
-      Moments and natural parameters of every global factor. Where a latent stands for
-      several copies (`Latent.weight`), its moments are of one of them, and its natural
-      parameters are the sum of all of theirs.
     """
     structure = program.structure
     factors = structure.posterior_factors_of("global")
@@ -301,14 +321,15 @@ def update_globals(
 
     def sweep(
         moments: MomentsByFactor,
-    ) -> tuple[MomentsByFactor, NewMomentsByFactor]:
-        current, natural = dict(moments), {}
+    ) -> tuple[MomentsByFactor, NewMomentsByFactor, dict[str, Int[Array, ""]]]:
+        current, natural, below_noise = dict(moments), {}, {}
         for factor in factors:
-            share = fixed.get(factor.name)
-            if share is None:
-                share = _from_data(
+            found = fixed.get(factor.name)
+            if found is None:
+                found = _from_data(
                     structure, factor, statistics, noise_stddev, current, centre
                 )
+            share, below_noise[factor.name] = found
             own = _from_prior(structure, factor, current, program.prior_terms)
             total = jax.tree.map(jnp.add, own, share)
             if factor.name in structure.flat:
@@ -320,10 +341,10 @@ def update_globals(
                 array = jnp.asarray(forms.constant_array(weight))
                 each = divided_by_weight(each, array, factor.family)
             current[factor.name] = factor.family.moments(each)
-        return current, natural
+        return current, natural, below_noise
 
     if len(factors) == 1:
-        return sweep(moments)
+        return Solution(*sweep(moments), change=jnp.zeros(()))
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular
     # rounding keeps the changes far above its resolution. Sweeps that no longer
@@ -336,21 +357,22 @@ def update_globals(
         return (count < max_sweeps) & (change > enough) & (stalled < 5)
 
     def step(carry: tuple) -> tuple:
-        count, _, least, stalled, (before, _) = carry
-        after, natural = sweep(before)
+        count, _, least, stalled, (before, *_) = carry
+        after, *found = sweep(before)
         # The first sweep is one in the loop too, so that it is compiled once, but how
         # far it leads says nothing about the distance to the end.
         change = jnp.where(count > 0, _relative_change(before, after), jnp.inf)
         # Far from the end the largest change may well grow for a while.
         stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
         least = jnp.minimum(least, change)
-        return count + 1, change, least, stalled, (after, natural)
+        return count + 1, change, least, stalled, (after, *found)
 
     like = jax.eval_shape(sweep, dict(moments))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like[1])
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like[1:])
     infinite = jnp.asarray(jnp.inf)
-    start = (0, infinite, infinite, 0, (dict(moments), nothing))
-    return jax.lax.while_loop(going, step, start)[-1]
+    start = (0, infinite, infinite, 0, (dict(moments), *nothing))
+    _, change, _, _, found = jax.lax.while_loop(going, step, start)
+    return Solution(*found, change=change)
 
 
 def _relative_change(

@@ -48,6 +48,16 @@ class ConjugatePosterior:
     ) -> "ConjugatePosterior":
         return cls(specification, params)
 
+    def problems(self) -> dict[str, str]:
+        """By site, why its posterior is none."""
+        found = {}
+        for factor in self.specification["blocks"]:
+            parameters = self._parameters(factor["name"])
+            problem = self._family(factor).problem(parameters)
+            if problem is not None:
+                found[factor["name"]] = problem
+        return found
+
     def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
         program = query.program(lambda: RowQueryProgram(query))

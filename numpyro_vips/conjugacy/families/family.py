@@ -14,8 +14,10 @@ import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Num, PRNGKeyArray
+from numpyro.distributions import constraints
 
 # One array per statistic or parameter, of shapes that depend on the family. "New" is
 # what a function returns: a dictionary of its own.
@@ -43,6 +45,8 @@ class Family(abc.ABC):
       statistics: Names of the statistics: "x", "1/x", "x²", "log", "log1m", "is"...
       event_dim: Number of trailing axes of a latent that one factor covers.
       augmentation: What `explain` calls an auxiliary variable in this family.
+      nonnegative: The statistics of which rows make minus a sum of squares or of other
+        nonnegative numbers, which `project` reads as such under noise.
       has_pseudo_counts: Natural parameters are the prior's counts plus those of rows,
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
@@ -57,6 +61,7 @@ class Family(abc.ABC):
     statistics: tuple[str, ...]
     event_dim: ClassVar[int] = 0
     augmentation: ClassVar[str | None] = None
+    nonnegative: ClassVar[tuple[str, ...]] = ()
     has_pseudo_counts: ClassVar[bool] = False
     is_tangent: ClassVar[bool] = False
     moment_range: ClassVar[Interval] = (-math.inf, math.inf)
@@ -146,6 +151,25 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def distribution(self, parameters: Moments) -> dist.Distribution:
         """The NumPyro distribution with these standard parameters."""
+
+    def problem(self, parameters: Moments) -> str | None:
+        """Why no distribution has these standard parameters; None if one has."""
+        for name, value in parameters.items():
+            if not bool(jnp.isfinite(value).all()):
+                return f"{name} is not finite"
+        # Those of a transformed distribution are of the one beneath it.
+        distribution = self.distribution(parameters)
+        beneath = getattr(distribution, "base_dist", distribution)
+        for name, constraint in beneath.arg_constraints.items():
+            # Of a matrix the moments tell, which scale its columns first.
+            if name not in parameters or constraint is constraints.positive_definite:
+                continue
+            if not bool(jnp.all(constraint(parameters[name]))):
+                return f"{name} lies outside its support"
+        moments = self.moments_of(parameters).values()
+        if not all(bool(jnp.isfinite(moment).all()) for moment in moments):
+            return "its moments are not finite"
+        return None
 
     def moments_of(self, parameters: Moments) -> NewMoments:
         """Expectations of the statistics, from standard parameters."""

@@ -24,6 +24,7 @@ class Gamma(Family):
 
     name = "Gamma"
     statistics = ("x", "log")
+    nonnegative = ("x",)
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         concentration, rate = natural["log"] + 1.0, -natural["x"]
@@ -72,6 +73,7 @@ class InverseGamma(Inverse):
 
     name = "InverseGamma"
     statistics = ("1/x", "log")
+    nonnegative = ("1/x",)
     _of_inverse: ClassVar[Family] = Gamma()
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:

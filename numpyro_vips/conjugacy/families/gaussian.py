@@ -105,12 +105,25 @@ class Normal(Family):
         return _second_moments(parameters["loc"], parameters["covariance_matrix"])
 
     def distribution(self, parameters: Moments) -> dist.Distribution:
-        # Not validated: it is symmetric and positive by construction, up to rounding.
+        # Not validated: it is symmetric and positive by construction, up to rounding,
+        # for which the factor of the correlations has room.
+        covariance = parameters["covariance_matrix"]
+        scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))[..., None]
+        size = covariance.shape[-1]
+        room = size * jnp.finfo(covariance.dtype).eps * jnp.eye(size)
+        correlation = covariance / scale / jnp.swapaxes(scale, -1, -2)
         return dist.MultivariateNormal(
             parameters["loc"],
-            covariance_matrix=parameters["covariance_matrix"],
+            scale_tril=scale * jnp.linalg.cholesky(correlation + room),
             validate_args=False,
         )
+
+    def problem(self, parameters: Moments) -> str | None:
+        problem = super().problem(parameters)
+        distribution = self.distribution(parameters)
+        if problem is None and not bool(jnp.isfinite(distribution.variance).all()):
+            return "its covariance is not positive definite"
+        return problem
 
 
 def _second_moments(mean: Vector, covariance: Matrix) -> NewMoments:

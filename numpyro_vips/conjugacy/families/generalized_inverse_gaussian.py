@@ -284,6 +284,7 @@ class GeneralizedInverseGaussian(Family):
 
     name = "GeneralizedInverseGaussian"
     statistics = ("x", "1/x", "log")
+    nonnegative = ("x", "1/x")
 
     def _standard(
         self, natural: Elementwise
@@ -352,6 +353,12 @@ class GeneralizedInverseGaussian(Family):
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return _GIG(parameters["p"], parameters["a"], parameters["b"])
 
+    def problem(self, parameters: Elementwise) -> str | None:
+        p, a, b = (parameters[name] for name in ("p", "a", "b"))
+        if bool(jnp.any((p >= 0) & (a <= 0) | (p <= 0) & (b <= 0))):
+            return "it has no density"
+        return super().problem(parameters)
+
 
 class _GIG(dist.Distribution):
     """Draws and density of GIG(p, a, b)."""
@@ -414,6 +421,7 @@ class _Root(Family):
 
     name = "Root"
     statistics = ("x^-2", "log")
+    nonnegative = ("x^-2",)
     _square: ClassVar[Family] = InverseGamma()
 
     def _of_square(self, natural: Elementwise) -> NewElementwise:
@@ -466,6 +474,9 @@ class _Root(Family):
         """Those of the distribution of x²."""
         return self._square.parameters(self._of_square(natural))
 
+    def problem(self, parameters: Elementwise) -> str | None:
+        return self._square.problem(parameters)
+
     def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         return self._natural(self._square.from_parameters(parameters))
 
@@ -493,4 +504,5 @@ class RootGeneralizedInverseGaussian(_Root):
 
     name = "RootGeneralizedInverseGaussian"
     statistics = ("x^2", "x^-2", "log")
+    nonnegative = ("x^2", "x^-2")
     _square: ClassVar[Family] = GeneralizedInverseGaussian()
