@@ -11,13 +11,18 @@ family, and the best bound of the family elsewhere. Its gradient in the globals 
 at the q found, held fixed: q is at its best, so to first order moving it changes
 nothing. Every row is solved anew in every step, and nothing of it is kept.
 
+A bound is looser the less is known of the latents, and so it pulls the globals to where
+they matter less: the scale of what a test measures came out at a quarter of its size.
+Where it is a bound, of one or two real latents, it only says where they lie, and the
+integral over them is taken by quadrature.
+
 Discrete latents of the row are summed out exactly as ever, with a bound in each of
 their joint states; only where these are too many does the layer have them too.
 """
 
 import dataclasses
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +32,9 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
+from numpyro_vips.dpvi.quadrature import NUM_NODES, log_integral, num_coordinates
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
@@ -47,6 +54,8 @@ from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
 from numpyro_vips.vips.evidence_bound import row_bound_at
 from numpyro_vips.vips.program import ConjugateProgram, program_of
 
+Method = Literal["exact", "quadrature", "bound"]
+
 _CERTIFIED_ROWS = 8
 _TOLERANCE = 1e-7
 
@@ -56,6 +65,8 @@ class ConjugateLocals:
 
     Attributes:
       solved: Names of the latents that the layer solves for.
+      method: What of it stands for log p(row | globals): it is `"exact"`, only a
+        `"bound"`, or the middle of the nodes of a `"quadrature"`.
     """
 
     def __init__(self, graph: ModelGraph, *, sweeps: int | None = None) -> None:
@@ -82,6 +93,7 @@ class ConjugateLocals:
             if graph.sites[name].distributed.kind is dist.Unit:
                 raise NotConjugate({name: "a numpyro.factor of latents of a row"})
         self._program = self._compiled()
+        self.method = _method(self._program.structure)
         with jax.enable_x64(True):
             self._certify(self._compiled())
 
@@ -111,7 +123,21 @@ class ConjugateLocals:
             given = _given(graph, row, latents, params, self.solved)
             fixed = jax.lax.stop_gradient(given)
             factors = local_factors(program, {}, fixed, self._sweeps)
-            return row_bound_at(program, {}, given, jax.lax.stop_gradient(factors))
+            factors = jax.lax.stop_gradient(factors)
+            if self.method != "quadrature":
+                return row_bound_at(program, {}, given, factors)
+
+            def density(
+                mine: Mapping[str, Any],
+            ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+                known = {**latents, **mine}
+                return row_log_density(graph, known, row, params, self._sites)
+
+            _, is_valid = program.row_constants(given)
+            total, in_support = log_integral(
+                density, _of_model(program.structure), factors
+            )
+            return total, in_support & is_valid
 
         others = set(graph.sites) - set(self._sites)
         latents = {**values, **anything}
@@ -172,6 +198,24 @@ class ConjugateLocals:
         if not compared:
             reason = "the log density of no synthetic row is finite"
             raise NotConjugate({"certificate": reason})
+
+
+def _of_model(structure: Structure) -> dict[str, PosteriorFactor]:
+    """The factors of latents of the model, not of auxiliary variables."""
+    return {
+        factor.name: factor
+        for factor in structure.posterior_factors_of("local")
+        if structure.latents[factor.latents[0]].family is None
+    }
+
+
+def _method(structure: Structure) -> Method:
+    factors = _of_model(structure)
+    if len(structure.posterior_factors_of("local")) == 1:
+        return "exact"
+    gaussian = all(factor.layout is not None for factor in factors.values())
+    is_small = num_coordinates(factors) <= max(NUM_NODES)
+    return "quadrature" if gaussian and is_small else "bound"
 
 
 def find_conjugate_locals(

@@ -533,6 +533,13 @@ class DpviEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know, for `explain`."""
+        if self._conjugate is not None and self._conjugate.method == "bound":
+            names = ", ".join(map(repr, self._conjugate.solved))
+            yield (
+                f"Of {names}, which every row has its own of, the log density is "
+                "replaced by a bound. It is looser the less a row says of them, and "
+                "makes them matter less: globals that scale them come out too small."
+            )
         if self.captured:
             names = ", ".join(listed(sorted(self.captured)))
             yield f"Treated as public because the guide holds them: {names}."
@@ -547,7 +554,11 @@ class DpviEngine:
             is_drawn = name in (*self._user_guide.globals, *self._user_guide.locals)
             return "the given guide" if is_drawn else "summed out"
         if self._conjugate is not None and name in self._conjugate.solved:
-            return "conjugate, solved per row"
+            return {
+                "exact": "conjugate, solved per row",
+                "quadrature": "quadrature, per row",
+                "bound": "a bound, solved per row",
+            }[self._conjugate.method]
         if self._graph.sites[name].row_axis is not None:
             return "summed out"
         family = self.guide.family.replace("_field", "-field").replace("_rank", "-rank")

@@ -20,10 +20,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
@@ -511,6 +513,21 @@ class VipsEngine:
         if found["converged"] is None:
             yield from self._on_flat_priors()
 
+    def _on_bounds(self) -> Iterable[str]:
+        """What a bound does to latents of single rows; those of globals are tight."""
+        latents = self.program.structure.latents.values()
+        own = [x.name for x in latents if x.role == "local" and x.family is None]
+        own = [x for x in own if is_real(self.program.structure.latents[x])]
+        logistic = (PolyaGamma.name, Tangent.name)
+        if own and any(x.role == "local" and x.family in logistic for x in latents):
+            yield (
+                f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
+                "logistic likelihood is replaced by a bound. It is looser the less a "
+                "row says of them: globals that scale them come out too small, and too "
+                "certain. engine='dpvi' integrates one or two such latents by "
+                "quadrature."
+            )
+
     def _on_flat_priors(self) -> Iterable[str]:
         latents = self.program.structure.latents
         flat = [name for name, latent in latents.items() if latent.is_flat]
@@ -573,6 +590,7 @@ class VipsEngine:
     def notes(self) -> Iterable[str]:
         """What else to know."""
         yield from self._on_flat_priors()
+        yield from self._on_bounds()
         factors = self.program.structure.posterior_factors.values()
         largest = max((f.layout.size for f in factors if f.layout), default=0)
         if largest > _LARGE_COVARIANCE:

@@ -167,3 +167,32 @@ def test_large_covariances_are_pointed_out():
     )
     plan = vi.explain(np.zeros((5, 400), np.float32), np.zeros(5, np.float32))
     assert any("80,000 noisy numbers" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "is_bound"),
+    [
+        (lambda own, level: dist.Bernoulli(logits=own + level), True),
+        (lambda own, level: dist.Normal(own + level, 1.0), False),
+    ],
+)
+def test_a_bound_on_latents_of_single_rows_is_called_one(likelihood, is_bound):
+    def model(y):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+        precision = numpyro.sample("precision", dist.Gamma(2.0, 2.0))
+        with numpyro.plate("rows", y.shape[0]):
+            own = numpyro.sample("own", dist.Normal(0.0, precision**-0.5))
+            numpyro.sample("y", likelihood(own, level), obs=y)
+
+    said = {}
+    for engine in ("vips", "dpvi"):
+        vi = nv.PrivateVI(
+            nv.private(model, unit="rows"),
+            budget=nv.PrivacyBudget(math.inf),
+            engine=engine,
+        )
+        said[engine] = vi.explain(np.zeros(9))
+    assert ("replaced by a bound" in str(said["vips"])) == is_bound
+    posteriors = {site["site"]: site["posterior"] for site in said["dpvi"].sites}
+    expected = "quadrature, per row" if is_bound else "conjugate, solved per row"
+    assert posteriors["own"] == expected
