@@ -199,6 +199,7 @@ class Setup:
         return float(np.linalg.norm(np.concatenate(scaled)))
 
 
+@pytest.mark.optimized
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "name",
@@ -250,6 +251,7 @@ def test_it_is_said_for_what_a_row_is_written_out() -> None:
 EXTREMES = (0.0, 1.0, -1.0, 0.5, 3e2, -1e6, 1e12, 3e38, np.nan, np.inf, -np.inf)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     "name", [pytest.param("multinomial", marks=pytest.mark.slow), "linear_regression"]
 )

@@ -224,6 +224,7 @@ def test_discrete_latents_that_are_too_many_are_solved_for_too(x64):
 # --- the guarantee --------------------------------------------------------------------
 
 
+@pytest.mark.optimized
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm():
     rows = _rows()
     engine = DpviEngine(_graph(frailty, rows["X"], rows["counts"]))

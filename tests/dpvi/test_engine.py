@@ -274,6 +274,7 @@ def test_only_what_rows_read_is_released():
 HUGE = [1.0, 1e3, 1e10, 1e18, 1e30, 3e38]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("scales", [None, {"loc": 3.0, "log_scale": 0.5}])
 @pytest.mark.parametrize("size", HUGE)
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):

@@ -331,6 +331,7 @@ def test_a_delta_guide_estimates_points():
 # --- latents of rows ------------------------------------------------------------------
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e10, 1e18])
 @pytest.mark.parametrize("perturb", ["location", "all"])
 def test_one_row_moves_an_amortised_sum_by_at_most_the_norm(size, perturb):

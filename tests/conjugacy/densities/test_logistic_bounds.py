@@ -209,6 +209,7 @@ def test_pixels_share_the_second_moment_of_the_units(x64: None):
     np.testing.assert_allclose(sums["⟨W⟩"], residual.T @ z - spread, atol=1e-6)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize(
     "model", ["regression", pytest.param("belief_network", marks=pytest.mark.slow)]
 )

@@ -607,7 +607,7 @@ def test_projection_of_noise_of_any_size_is_a_member(
             family, {k: rng.normal(size=v.shape) for k, v in zero.items()}
         )
         data = {k: size * (legal[k] + share * noisy[k]) for k in legal}
-        check_member(family, projection(family)(prior, as_single(data), noise))
+        check_member(family, compiled(family, "project")(prior, as_single(data), noise))
 
 
 def no_noise(family: Family) -> Natural:
