@@ -3,7 +3,7 @@
 import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec
 
 import jax
@@ -104,8 +104,10 @@ class PrivateVI:
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
       num_steps: Number of steps; by default 10 for VIPS (100 without noise) and 200
-        for DPVI (500), whatever the sampling. A single release of what does not depend
-        on the globals comes on top, see `VIPS(release_once=)`.
+        for DPVI, whatever the sampling. Without noise DPVI goes on until it has
+        converged where it can take Newton steps, see docs/dpvi.md, and for 500 steps
+        elsewhere. A single release of what does not depend on the globals comes on top,
+        see `VIPS(release_once=)`.
       clipping_norm: L2 bound on what one row contributes to a step, taken over all
         statistics of the step together. The default suits rows whose features have
         L2 norm 1 and whose real observations lie in [0, 1], see `explain`. For VIPS
@@ -268,7 +270,7 @@ class PrivateVI:
                 privacy=statement,
                 engine=engine.name,
                 plan=str(plan),
-                settings=self._settings_used(prepared, len(priced.steps)),
+                settings=self._settings_used(prepared, len(priced.steps) or None),
                 diagnostics={"warnings": [], **engine.diagnostics(state)},
                 seconds={
                     "planning": planned - started,
@@ -281,12 +283,17 @@ class PrivateVI:
 
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        with tqdm(priced.steps, disable=not self.progress_bar, desc="PrivateVI") as bar:
+        states = engine.until_converged(state, prepared.arguments)
+        if states is None:
+            states = self._states(prepared, priced.steps, state, random)
+        with tqdm(
+            states,
+            total=len(priced.steps) or None,
+            disable=not self.progress_bar,
+            desc="PrivateVI",
+        ) as bar:
             bar.set_postfix_str(f"ε spent {shown}")
-            for number, step in enumerate(bar):
-                state = run_step(
-                    prepared.arguments, engine, step, state, random, self.max_batch_size
-                )
+            for number, state in enumerate(bar):
                 if self.callback is not None and engine.has_posterior(state):
                     so_far = result_of(state)
                     if not so_far.posterior.problems():
@@ -320,7 +327,28 @@ class PrivateVI:
             steps, self.budget, self.schedule_options, self.share, unit=self.model.unit
         )
 
-    def _settings_used(self, prepared: PreparedFit, num_steps: int) -> dict[str, Any]:
+    def _states(
+        self,
+        prepared: PreparedFit,
+        steps: Sequence[Step],
+        state: Any,
+        random: SecureRandom,
+    ) -> Iterator[Any]:
+        """The state after each of the planned steps."""
+        for step in steps:
+            state = run_step(
+                prepared.arguments,
+                prepared.engine,
+                step,
+                state,
+                random,
+                self.max_batch_size,
+            )
+            yield state
+
+    def _settings_used(
+        self, prepared: PreparedFit, num_steps: int | None
+    ) -> dict[str, Any]:
         """The settings, JSON-able; objects are the code that makes them."""
         return {
             "engine": repr(prepared.settings),

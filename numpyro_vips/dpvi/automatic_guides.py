@@ -20,13 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Float64, PRNGKeyArray
 
 from numpyro_vips.dpvi.guides import (
     JointNormalPosterior,
     NormalPosterior,
     UnconstrainedSpace,
 )
+from numpyro_vips.model.prior_centre import is_identity
 
 # Parameters: vectors and a matrix, whose rows are the coordinates.
 Arrays = Mapping[str, Float[Array, "size ..."]]
@@ -35,15 +36,9 @@ Family = Literal["mean_field", "full_rank", "low_rank"]
 FAMILIES: tuple[Family, ...] = ("mean_field", "full_rank", "low_rank")
 
 # Largest initial standard deviation; with many rows posteriors are narrower.
-_LARGEST_SCALE = 0.1
+LARGEST_SCALE = 0.1
 # Of the start around the prior's centre. It tells hidden units of a network apart.
 _JITTER = 0.1
-
-
-def _is_identity(transform: Any) -> bool:
-    while isinstance(transform, dist.transforms.IndependentTransform):
-        transform = transform.base_transform
-    return isinstance(transform, dist.transforms.IdentityTransform)
 
 
 class NormalGuide:
@@ -60,7 +55,7 @@ class NormalGuide:
         self, space: UnconstrainedSpace, family: Family, *, num_rows: int
     ) -> None:
         """The guide of these globals; `num_rows` is the public number of rows."""
-        self.initial_scale = min(_LARGEST_SCALE, num_rows**-0.5)
+        self.initial_scale = min(LARGEST_SCALE, num_rows**-0.5)
         self.space = space
         self.family = family
         ranks = {
@@ -88,6 +83,20 @@ class NormalGuide:
             noise = jax.random.normal(factor_key, arrays["factor"].shape, start.dtype)
             arrays["factor"] = _JITTER * noise
         return arrays
+
+    def arrays_of(
+        self, loc: Float64[np.ndarray, " size"], tril: Float64[np.ndarray, "size size"]
+    ) -> dict[str, Float[Array, "size ..."]]:
+        """Parameters of the Normal of this mean and triangular root of the covariance.
+
+        Not of the family `low_rank`.
+        """
+        scale = np.diag(tril)
+        arrays = {"loc": loc, "log_scale": np.log(scale)}
+        if self.family == "full_rank":
+            arrays["factor"] = np.tril(tril, -1) / scale[:, None]
+        dtype = jnp.result_type(float)
+        return {name: jnp.asarray(array, dtype) for name, array in arrays.items()}
 
     @property
     def num_draws(self) -> int:
@@ -126,7 +135,7 @@ class NormalGuide:
             self.space.sites, self.space.split(arrays["loc"]).values(), strict=True
         ):
             normal: Any = dist.Normal(loc, scale[site.name])
-            if _is_identity(site.transform):
+            if is_identity(site.transform):
                 found[site.name] = normal.to_event(event_dims[site.name])
             else:
                 normal = normal.to_event(site.transform.domain.event_dim)

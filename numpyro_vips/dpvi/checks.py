@@ -16,7 +16,7 @@ from numpyro_vips.model.prior_centre import global_values
 
 def check_options(
     *,
-    guide: Any = "mean_field",
+    guide: Any = None,
     optimizer: Any = None,
     loss: Any = None,
     num_particles: int = 1,
@@ -28,7 +28,7 @@ def check_options(
     Raises:
       TypeError, ValueError: An option is not as `DpviEngine` describes.
     """
-    if not callable(guide):
+    if guide is not None and not callable(guide):
         if not isinstance(guide, str):
             raise TypeError(
                 f"Expected guide to be one of {list(FAMILIES)} or a NumPyro function, "

@@ -92,10 +92,11 @@ class ConjugateLocals:
         for name in self._sites:
             if graph.sites[name].distributed.kind is dist.Unit:
                 raise NotConjugate({name: "a numpyro.factor of latents of a row"})
-        self._program = self._compiled()
-        self.method = _method(self._program.structure)
+        self._in_single = self._compiled()
+        self.method = _method(self._in_single.structure)
         with jax.enable_x64(True):
-            self._certify(self._compiled())
+            self._in_double = self._compiled()
+            self._certify(self._in_double)
 
     def __call__(
         self,
@@ -110,7 +111,9 @@ class ConjugateLocals:
           row: One row of every private argument.
           params: The parameters without a prior.
         """
-        graph, program = self._graph, self._program
+        graph = self._graph
+        is_double = jnp.result_type(float) == jnp.float64
+        program = self._in_double if is_double else self._in_single
         # Their values are not read by what is left to NumPyro.
         anything = {
             name: jnp.ones(graph.sites[name].shape, graph.sites[name].dtype)

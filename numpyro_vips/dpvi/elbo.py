@@ -128,20 +128,25 @@ class PublicElbo:
         draw: Float[Array, " numbers"],
     ) -> Float[Array, ""]:
         z = guide.value(arrays, draw)
-        values, log_determinant = self._space.constrain(z)
-        messages = self._run_model(values, params)
-        factors = self._factors(messages)
         if not (self._is_analytic and guide.family == "mean_field"):
-            priors = [site_log_density(messages[s.name]) for s in self._space.sites]
-            return sum(priors, factors + log_determinant) + guide.entropy(arrays)
+            return self.log_prior(z, params) + guide.entropy(arrays)
+        values, _ = self._space.constrain(z)
+        messages = self._run_model(values, params)
         event_dims = {
             s.name: messages[s.name]["fn"].event_dim for s in self._space.sites
         }
-        total = factors
+        total = self._factors(messages)
         for name, fn in guide.marginals(arrays, event_dims).items():
             message = {"type": "sample", "fn": fn, "value": values[name], "scale": None}
             total += _prior_term(message, messages[name], is_analytic=True)
         return total
+
+    def log_prior(self, z: Float[Array, " size"], params: Any) -> Float[Array, ""]:
+        """Log density of the unconstrained globals under the prior."""
+        values, log_determinant = self._space.constrain(z)
+        messages = self._run_model(values, params)
+        priors = [site_log_density(messages[s.name]) for s in self._space.sites]
+        return sum(priors, self._factors(messages) + log_determinant)
 
     def _user_terms(
         self, guide: UserGuide, params: Any, draw: PRNGKeyArray

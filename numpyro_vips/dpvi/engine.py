@@ -27,7 +27,7 @@ get no noise at all, for nothing about them is released.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -40,21 +40,30 @@ from numpyro.distributions import biject_to
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
-from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family, NormalGuide
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
+from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.full_batch import LogJoint
 from numpyro_vips.dpvi.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.dpvi.variational_newton import Normal
+from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
-from numpyro_vips.model.prior_centre import global_values, initial_params
+from numpyro_vips.model.prior_centre import (
+    global_values,
+    initial_params,
+    unconstrained_scale,
+)
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.result import Posterior
@@ -68,6 +77,14 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
+# Newton's method has all rows in memory.
+MOST_ROW_NUMBERS = 2**27
+NUM_STARTS = 6
+# How often the globals are moved to where rows have a gradient.
+MOVES = 8
+# Standard deviation of a prior from which on steps at the default rate are too short to
+# reach where its mass is, within the default number of steps.
+WIDE_PRIOR = 10.0
 
 
 class Variational(NamedTuple):
@@ -92,6 +109,9 @@ class DpviState(NamedTuple):
       optimizer_state: State of the optax optimiser.
       key: Key of the guide's draws, combined with `step`.
       step: Number of updates so far.
+      drift: How iterates have moved; None before the first.
+      is_noisy: Whether there was noise in what was released.
+      diagnostics: What a fit by Newton's method knows of how good it is.
     """
 
     variational: Variational
@@ -99,6 +119,9 @@ class DpviState(NamedTuple):
     optimizer_state: Any
     key: PRNGKeyArray
     step: Int[Array, ""]
+    drift: Drift | None = None
+    is_noisy: bool = False
+    diagnostics: Mapping[str, Any] | None = None
 
 
 class DpviEngine:
@@ -116,20 +139,23 @@ class DpviEngine:
         self,
         graph: ModelGraph,
         *,
-        guide: Family | Callable[..., Any] = "mean_field",
+        guide: Family | Callable[..., Any] | None = None,
         optimizer: optax.GradientTransformation | None = None,
         loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
         num_particles: int | None = None,
         perturb: Perturb | None = None,
         averaging: float | None = 3.0,
         local_steps: int | None = None,
+        until_converged: bool = False,
     ) -> None:
         """Traces the model on a single synthetic row; no private value is read.
 
         Args:
           graph: The model.
           guide: `"mean_field"`, `"full_rank"` or `"low_rank"` for a Normal on the
-            unconstrained globals, or a NumPyro function, see `user_guides.py`.
+            unconstrained globals, or a NumPyro function, see `user_guides.py`. By
+            default `"full_rank"` where `until_converged` finds it by Newton's method,
+            else `"mean_field"`.
           optimizer: Any optax optimiser, for the negative ELBO divided by the public
             number of rows. By default `noisy_adam`.
           loss: NumPyro's `Trace_ELBO` or `TraceMeanField_ELBO`, the second of which
@@ -144,6 +170,9 @@ class DpviEngine:
             horizon to be fixed beforehand. None keeps the last iterate.
           local_steps: Sweeps over the latents of a row, where the conjugacy layer
             solves for them.
+          until_converged: Whether the fit is without noise and free to run until it has
+            converged. With few globals, no parameters beside them and no settings that
+            say how to go, this is by Newton's method, see `without_noise.py`.
 
         Raises:
           UnsafeModelError: For the reason that `not_supported` or
@@ -170,6 +199,17 @@ class DpviEngine:
         self._perturb: Perturb = perturb
         self._averaging = averaging
         self._is_analytic = isinstance(loss, TraceMeanField_ELBO)
+        self._takes_newton_steps = (
+            until_converged
+            and (guide is None or guide in ("mean_field", "full_rank"))
+            and (optimizer, loss) == (None, None)
+            and (num_particles, perturb) == (1, "location")
+            and not graph.params
+            and _num_numbers(graph) <= MOST_ROW_NUMBERS
+            and _num_globals(graph) <= MOST_GLOBALS
+        )
+        if guide is None:
+            guide = "full_rank" if self._takes_newton_steps else "mean_field"
         self._num_rows = graph.arguments.public_num_rows
         self._row = synthetic_row(graph)
         self._user_guide = UserGuide(guide, graph) if callable(guide) else None
@@ -224,6 +264,16 @@ class DpviEngine:
         read = UnconstrainedSpace(sites=tuple(s for s in sites if used[0][s.name]))
         start = space.join(centres).astype(jnp.result_type(float))
         self._start = start = jnp.where(jnp.isfinite(start), start, 0.0)
+        scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
+        self._prior_scale = np.concatenate(
+            [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
+        )
+        # How far a step may go, as a factor on the optimiser's: the prior is public.
+        self._reach = np.where(
+            self._prior_scale < 1.0,
+            self._prior_scale,
+            np.maximum(1.0, self._prior_scale / WIDE_PRIOR),
+        ).astype(start.dtype)
         self.guide = None
         if not callable(guide):
             self.guide = NormalGuide(space, guide, num_rows=self._num_rows)
@@ -237,6 +287,11 @@ class DpviEngine:
         )
         program = jax.make_jaxpr(row_elbo)(
             space.split(start), params, self._row, threefry_key(0)
+        )
+        self._log_joint = LogJoint(
+            lambda free, row: row_elbo(free, {}, row, threefry_key(0)),
+            lambda z: self._public_elbo.log_prior(z, {}),
+            space,
         )
         self._row_gradients = RowGradients(
             program,
@@ -348,6 +403,8 @@ class DpviEngine:
         return tuple(released.block for released in self._released)
 
     def default_num_steps(self, *, is_private: bool) -> int:
+        if self._takes_newton_steps:
+            return 0  # It is not known beforehand how many there will be.
         return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
 
     def step_sizes(
@@ -444,26 +501,45 @@ class DpviEngine:
           released: Noisy sums of every block over the sampling rate, so that they
             estimate the sums over all rows.
           noise_stddev: Standard deviation of the noise in the entries of `released`;
-            not used by the optimiser.
+            not used by the optimiser. Whether there is any decides what drift counts as
+            convergence.
           step_size: Factor on the optimiser's update.
         """
         dtype = self._start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         _, draws = self._draws(state)
-        return self._jitted_update(state, draws, arrays, float(step_size))
+        # How iterates move is added up beside the program, which is compiled without.
+        drift = state.drift
+        bare = state._replace(drift=None, is_noisy=False, diagnostics=None)
+        updated = self._jitted_update(bare, draws, arrays, float(step_size))
+        iterate = _places(updated.variational)
+        drift = (drift or Drift.of(iterate)).with_iterate(iterate)
+        is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
+        return updated._replace(drift=drift, is_noisy=is_noisy)
 
     def row_norms(
         self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of unclipped contributions of rows that the caller may see.
 
-        Such as synthetic ones: from their sizes a clipping norm can be chosen.
+        Such as synthetic ones: from their sizes a clipping norm can be chosen. Where no
+        row has a gradient, as of `jnp.clip(w, 0, 1)` at a negative w, the globals move
+        away from the state, as far as their prior is wide.
 
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
         """
         key, draws = self._draws(state)
-        found = self._jitted_norms(state.variational, key, draws, dense_rows(rows))
+        variational, rows = state.variational, dense_rows(rows)
+        found = self._jitted_norms(variational, key, draws, rows)
+        if "loc" in variational.guide:
+            loc = variational.guide["loc"]
+            for noise in np.random.default_rng(0).normal(size=(MOVES, len(loc))):
+                if any(np.any(np.asarray(found[name]) > 0) for name in names):
+                    break
+                moved = loc + jnp.asarray(self._prior_scale * noise, loc.dtype)
+                at = variational._replace(guide={**variational.guide, "loc": moved})
+                found = self._jitted_norms(at, key, draws, rows)
         return {name: np.asarray(found[name]) for name in names}
 
     @functools.cached_property
@@ -487,7 +563,83 @@ class DpviEngine:
 
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
-        return {}
+        if state.diagnostics is not None:
+            return dict(state.diagnostics)
+        if self._takes_newton_steps or state.drift is None:
+            return {}
+        r_hat = state.drift.r_hat()
+        relative = np.zeros(0)
+        if r_hat is not None:
+            relative = state.drift.fluctuation()
+            # Parameters without a prior have no standard deviation.
+            log_scale = np.asarray(state.average.guide.get("log_scale", []), np.float64)
+            relative[: len(log_scale)] /= np.exp(log_scale)
+            relative[len(log_scale) :] = 0.0
+        return diagnostics_of(
+            None if r_hat is None else self._largest_by_name(state.variational, r_hat),
+            self._largest_by_name(state.variational, relative),
+            num_steps=int(state.step),
+            is_private=state.is_noisy,
+        )
+
+    def _largest_by_name(
+        self, variational: Variational, values: Float64[np.ndarray, " numbers"]
+    ) -> dict[str, float]:
+        """The largest of `_places`, by name of the global or parameter."""
+        sizes = {}
+        if "loc" in variational.guide:
+            for site in self.space.sites:
+                sizes[site.name] = math.prod(site.unconstrained_shape)
+        for name, tree in variational.params.items():
+            sizes[name] = sum(leaf.size for leaf in jax.tree.leaves(tree))
+        stops = np.cumsum(list(sizes.values()))[:-1]
+        return {
+            name: float(np.max(part, initial=0.0))
+            for name, part in zip(sizes, np.split(values, stops), strict=True)
+        }
+
+    def until_converged(
+        self, state: DpviState, arguments: ModelArguments
+    ) -> Iterator[DpviState] | None:
+        """Newton steps on the ELBO of all rows, where they are asked for."""
+        return (
+            self._newton_states(state, arguments) if self._takes_newton_steps else None
+        )
+
+    def _newton_states(
+        self, state: DpviState, arguments: ModelArguments
+    ) -> Iterator[DpviState]:
+        assert self.guide is not None
+        # The key decides about starts and draws, as it does about jitter elsewhere.
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
+        starts = self._newton_starts(state.variational.guide["loc"], rng)
+        tried = np.stack([start.loc for start in starts])
+        target, per_second = self._log_joint.with_rows(arguments, tried)
+        for fit in fit_normal(
+            target,
+            starts,
+            rng,
+            diagonal=self.guide.family == "mean_field",
+            most_points=per_second,
+        ):
+            arrays = self.guide.arrays_of(fit.normal.loc, fit.normal.tril)
+            variational = Variational(guide=arrays, params={})
+            yield state._replace(
+                variational=variational,
+                average=variational,
+                step=jnp.asarray(fit.num_steps),
+                diagnostics=fit.diagnostics,
+            )
+
+    def _newton_starts(
+        self, loc: Float[Array, " size"], rng: np.random.Generator
+    ) -> list[Normal]:
+        """Narrow Normals at a place, and as far from it as the prior is wide."""
+        centre = np.asarray(loc, np.float64)
+        scale = self._prior_scale
+        tril = np.diag(LARGEST_SCALE * scale)
+        others = rng.normal(size=(NUM_STARTS - 1, len(centre)))
+        return [Normal(at, tril) for at in (centre, *(centre + scale * others))]
 
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate."""
@@ -540,6 +692,8 @@ class DpviEngine:
                 "replaced by a bound. It is looser the less a row says of them, and "
                 "makes them matter less: globals that scale them come out too small."
             )
+        if self._takes_newton_steps:
+            yield "Newton steps until fresh draws leave the posterior where it is."
         if self.captured:
             names = ", ".join(listed(sorted(self.captured)))
             yield f"Treated as public because the guide holds them: {names}."
@@ -642,6 +796,9 @@ class DpviEngine:
             loss_gradient, state.optimizer_state, params
         )
         updates = jax.tree.map(lambda u: step_size * u, updates)
+        if self.guide is not None and not self._has_own_optimizer:
+            loc = self._reach * updates.guide["loc"]
+            updates = updates._replace(guide={**updates.guide, "loc": loc})
         variational: Any = optax.apply_updates(params, updates)
         step = state.step + 1
         weight = jnp.ones((), self._start.dtype)
@@ -682,6 +839,17 @@ class DpviEngine:
         return jax.tree.map(jnp.add, rows, public)
 
 
+def _places(variational: Variational) -> Float64[np.ndarray, " numbers"]:
+    """What a fit is about: the guide's means and the parameters, one after the other.
+
+    Standard deviations follow these, and are worth no second look.
+    """
+    leaves = [variational.guide["loc"]] if "loc" in variational.guide else []
+    for name in variational.params:
+        leaves += jax.tree.leaves(variational.params[name])
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
+
+
 def _drawn(
     program: Any, structure: Any, rng_key: PRNGKeyArray
 ) -> dict[str, Float[Array, "..."]]:
@@ -714,6 +882,16 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
     _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
+
+
+def _num_globals(graph: ModelGraph) -> int:
+    return sum(math.prod(site.shape) for site in graph.latents("global"))
+
+
+def _num_numbers(graph: ModelGraph) -> int:
+    """How many numbers the rows are made of."""
+    shapes = graph.arguments.row_shapes().values()
+    return graph.arguments.num_rows * sum(math.prod(row.shape) for row in shapes)
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:

@@ -23,9 +23,10 @@ class DPVI:
     globals (see `engine.py`). For models that need not be conjugate.
 
     Args:
-      guide: `"mean_field"` (the default), `"full_rank"` or `"low_rank"`, a Normal on
-        the unconstrained globals, or a NumPyro function of the model's arguments or of
-        none.
+      guide: `"mean_field"`, `"full_rank"` or `"low_rank"`, a Normal on the
+        unconstrained globals, or a NumPyro function of the model's arguments or of
+        none. By default `"full_rank"` where a fit without noise runs until it has
+        converged, and `"mean_field"` elsewhere.
       optimizer: Any optimiser of optax (not of `numpyro.optim`), for the negative ELBO
         divided by the public number of rows; by default an Adam that knows of noise.
       loss: `numpyro.infer.Trace_ELBO` (the default) or `TraceMeanField_ELBO`, with
@@ -42,7 +43,7 @@ class DPVI:
       TypeError, ValueError: A setting is not as described.
     """
 
-    guide: Family | Callable[..., Any] = "mean_field"
+    guide: Family | Callable[..., Any] | None = None
     optimizer: optax.GradientTransformation | None = None
     loss: Trace_ELBO | TraceMeanField_ELBO | None = None
     perturb: Perturb | None = None
@@ -68,7 +69,12 @@ class DPVI:
         return code_of(self, loss=loss)
 
     def build_engine(
-        self, model: private, graph: ModelGraph, *, num_steps: int | None
+        self,
+        model: private,
+        graph: ModelGraph,
+        *,
+        num_steps: int | None,
+        until_converged: bool = False,
     ) -> DpviEngine:
         """The engine for a model; reads shapes, not values.
 
@@ -76,6 +82,7 @@ class DPVI:
           model: The model.
           graph: What `build_graph` found in it.
           num_steps: Number of steps, if the caller fixed it.
+          until_converged: Whether the fit is free to run until it has converged.
 
         Raises:
           UnsafeModelError: DPVI cannot run the model, or not with this guide.
@@ -89,6 +96,7 @@ class DPVI:
             perturb=self.perturb,
             averaging=self.averaging,
             local_steps=self.local_steps,
+            until_converged=until_converged,
         )
 
     @property

@@ -3,13 +3,14 @@
 Nothing outside of `vips/` and `dpvi/` asks which of the two an engine is.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import jax
 import numpy as np
 
 from numpyro_vips.handlers import private
+from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.result import Posterior
@@ -107,6 +108,19 @@ class Engine(Protocol):
         a posterior."""
         ...
 
+    def until_converged(
+        self, state: Any, arguments: ModelArguments
+    ) -> Iterator[Any] | None:
+        """States on the way to convergence; None where the steps are planned.
+
+        Only of a fit without noise: what it looks at, and when it ends, is up to it.
+
+        Args:
+          state: The initial state.
+          arguments: The model's, with the rows.
+        """
+        ...
+
     def diagnostics(self, state: Any) -> Mapping[str, Any]:
         """What is known of how good the posterior is, JSON-able.
 
@@ -148,7 +162,12 @@ class EngineSettings(Protocol):
         ...
 
     def build_engine(
-        self, model: private, graph: ModelGraph, *, num_steps: int | None
+        self,
+        model: private,
+        graph: ModelGraph,
+        *,
+        num_steps: int | None,
+        until_converged: bool,
     ) -> Engine:
         """The engine for a model; reads shapes, not values.
 

@@ -107,7 +107,7 @@ def prepare_fit(
                 "charged to the privacy budget."
             )
         raise
-    settings, engine, reasons = _build(engine_choice, model, graph, options.num_steps)
+    settings, engine, reasons = _build(engine_choice, model, graph, options)
     _check_norms(engine, options)
     return PreparedFit(
         arguments=arguments,
@@ -120,12 +120,16 @@ def prepare_fit(
 
 
 def _build(
-    choice: EngineChoice, model: private, graph: ModelGraph, num_steps: int | None
+    choice: EngineChoice, model: private, graph: ModelGraph, options: ScheduleOptions
 ) -> tuple[EngineSettings, Engine, Mapping[str, str]]:
     """The engine's settings, the engine, and why it is not VIPS if that was tried."""
     settings = VIPS() if choice == "auto" else choice
+    steps: Any = {
+        "num_steps": options.num_steps,
+        "until_converged": options.until_converged,
+    }
     try:
-        return settings, settings.build_engine(model, graph, num_steps=num_steps), {}
+        return settings, settings.build_engine(model, graph, **steps), {}
     except NotConjugate as error:
         reasons = error.reasons
     if choice != "auto":
@@ -136,7 +140,7 @@ def _build(
         )
     settings = DPVI()
     try:
-        engine = settings.build_engine(model, graph, num_steps=num_steps)
+        engine = settings.build_engine(model, graph, **steps)
     except UnsafeModelError as error:
         details = " ".join(f"{site}: {why}." for site, why in reasons.items())
         raise UnsafeModelError(

@@ -125,6 +125,8 @@ def statement_of(
       platform: What works on the rows.
     """
     norms = tuple(dict.fromkeys(step.clipping_norm for step in priced.steps))
+    if not options.private:
+        norms = (math.inf,)
     return PrivacyStatement(
         unit=unit,
         relation=options.sampling.relation,

@@ -114,6 +114,13 @@ class ScheduleOptions:
             norms = float(norms)
         object.__setattr__(self, "clipping_norm", norms)
 
+    @property
+    def until_converged(self) -> bool:
+        """Whether a fit is free to end when it has converged: there is no noise, and
+        the caller has said nothing on steps and minibatches."""
+        is_open = self.num_steps is None and self.sampling.scheme == "full"
+        return is_open and not self.private
+
 
 # The share of the (squared) budget that a single release of the "once" statistics gets
 # where there are also "adaptive" ones.
@@ -151,9 +158,9 @@ def plan_steps(
             )
         )
     if adaptive:
-        num_steps = options.num_steps or engine.default_num_steps(
-            is_private=options.private
-        )
+        num_steps = options.num_steps
+        if num_steps is None:
+            num_steps = engine.default_num_steps(is_private=options.private)
         step_sizes = engine.step_sizes(
             num_steps,
             is_private=options.private,

@@ -1,4 +1,5 @@
-"""Where a fit starts: the centre of the prior, found without a private value."""
+"""Where a fit starts: the centre of the prior and its width, found without a private
+value."""
 
 import dataclasses
 import functools
@@ -7,7 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from numpyro.distributions import biject_to
+import numpy as np
+from numpyro.distributions import biject_to, transforms
 from numpyro.primitives import Messenger
 
 from numpyro_vips.jax_tools.random_keys import threefry_key
@@ -17,15 +19,21 @@ from numpyro_vips.model.synthetic_rows import synthetic_rows
 
 _MEDIAN_DRAWS = 101
 _MOST_MEDIAN_NUMBERS = 10_000_000
+# The distance between the quartiles of a standard Normal.
+_NORMAL_QUARTILES = 1.349
+# A vague prior of a scale, such as Gamma(0.001, 0.001), is hundreds of e-folds wide.
+_LARGEST_LOG_SCALE = 3.0
 
 
 class GlobalValues(NamedTuple):
     """What a run of the model on a synthetic row says about its globals.
 
+    `priors` are their distributions given the latents before them, and
     `moved_supports` are those at other values of the latents.
     """
 
     centres: dict[str, jax.Array]
+    priors: dict[str, Any]
     supports: dict[str, Any]
     moved_supports: dict[str, Any]
 
@@ -40,9 +48,29 @@ def global_values(graph: ModelGraph) -> GlobalValues:
     names = [site.name for site in graph.latents("global")]
     return GlobalValues(
         centres={name: messages[name]["value"] for name in names},
+        priors={name: messages[name]["fn"] for name in names},
         supports={name: messages[name]["fn"].support for name in names},
         moved_supports={name: moved_messages[name]["fn"].support for name in names},
     )
+
+
+def unconstrained_scale(prior: Any) -> np.ndarray:
+    """A prior's standard deviation on the unconstrained space of its support.
+
+    It is read off the quartiles, as heavy tails would say nothing otherwise; one where
+    there are none, as of flat priors. Where the space is not that of the values
+    themselves but, say, of their logarithms, vague priors are cut short.
+    """
+    transform = biject_to(prior.support)
+    shape = transform.inverse_shape(prior.shape())
+    quartiles = _quartiles(prior, transform, threefry_key(0))
+    if quartiles is None:
+        return np.ones(shape)
+    # In NumPy, which compiles nothing.
+    low, high = (np.asarray(quartile, np.float64) for quartile in quartiles)
+    scale = np.broadcast_to(abs(high - low) / _NORMAL_QUARTILES, shape)
+    scale = np.where(np.isfinite(scale) & (scale > 0), scale, 1.0)
+    return scale if is_identity(transform) else np.minimum(scale, _LARGEST_LOG_SCALE)
 
 
 def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:
@@ -62,6 +90,13 @@ def at_initial_params(graph: ModelGraph) -> ModelGraph:
         return graph
     params = initial_params(graph, threefry_key(0))
     return dataclasses.replace(graph, run=functools.partial(graph.run, params=params))
+
+
+def is_identity(transform: Any) -> bool:
+    """Whether the unconstrained space is that of the values themselves."""
+    while isinstance(transform, transforms.IndependentTransform):
+        transform = transform.base_transform
+    return isinstance(transform, transforms.IdentityTransform)
 
 
 class _PriorCentres(Messenger):
@@ -108,10 +143,36 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
             continue
         if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
             return centre
+    draws = _draws(fn, transform, key)
+    if draws is None:
+        return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
+    return transform(jnp.median(draws, axis=0))
+
+
+def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | None:
+    """The prior's quartiles on the unconstrained space; None for an improper one."""
+    base, _ = unwrapped(fn)
+    # Elsewhere the quartiles of entries are no values of the whole.
+    if not transform.domain.event_dim and not transform.codomain.event_dim:
+        try:
+            low, high = (transform.inv(base.icdf(q)) for q in (0.25, 0.75))
+        except (NotImplementedError, AttributeError, ImportError):
+            pass
+        else:
+            if np.all(np.isfinite(low) & np.isfinite(high)):
+                return low, high
+    draws = _draws(fn, transform, key)
+    if draws is None:
+        return None
+    low, high = np.quantile(np.asarray(draws, np.float64), [0.25, 0.75], axis=0)
+    return low, high
+
+
+def _draws(fn: Any, transform: Any, key: jax.Array) -> jax.Array | None:
+    """Draws from the prior on the unconstrained space; None from an improper one."""
     size = math.prod(fn.shape())
     count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
     try:
-        draws = transform.inv(fn.sample(key, (count,)))
+        return transform.inv(fn.sample(key, (count,)))
     except NotImplementedError:  # Improper, as flat priors are.
-        return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
-    return transform(jnp.median(draws, axis=0))
+        return None

@@ -27,6 +27,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.random_keys import as_threefry
+from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum
@@ -462,6 +463,12 @@ class VipsEngine:
             for name in sums
         }
         return {**sums, **noise}
+
+    def until_converged(
+        self, state: VipsState, arguments: ModelArguments
+    ) -> Iterator[VipsState] | None:
+        """None: the steps of VIPS are planned."""
+        return None
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is.

@@ -73,7 +73,12 @@ class VIPS:
         return code_of(self)
 
     def build_engine(
-        self, model: private, graph: ModelGraph, *, num_steps: int | None
+        self,
+        model: private,
+        graph: ModelGraph,
+        *,
+        num_steps: int | None,
+        until_converged: bool = False,
     ) -> VipsEngine:
         """The engine for a model; reads shapes, not values.
 
@@ -81,11 +86,14 @@ class VIPS:
           model: The model.
           graph: What `build_graph` found in it.
           num_steps: Number of steps, if the caller fixed it.
+          until_converged: Whether the fit is free to run until it has converged; not
+            used.
 
         Raises:
           NotConjugate: VIPS cannot run the model, with the reasons by site.
           ValueError: `structure` or `augmentation` names what is no site of the model.
         """
+        del until_converged
         if graph.params:
             raise NotConjugate(
                 dict.fromkeys(graph.params, "a parameter without a prior")

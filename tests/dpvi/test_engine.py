@@ -472,6 +472,37 @@ def test_start_has_nothing_of_the_rows():
     )
 
 
+def test_norms_are_found_beside_a_centre_without_a_gradient():
+    @private(unit="people")
+    def clipped(y: Any):
+        w: Any = numpyro.sample("w", dist.Normal(-2.0, 4.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.clip(w, 0.0, 1.0), 1.0), obs=y)
+
+    y = np.linspace(0, 1, 8, dtype=np.float32)
+    engine = engine_for(clipped, y)
+    norms = engine.row_norms(engine.initial_state(KEY), {"y": y}, ["loc"])
+    assert np.all(np.isfinite(norms["loc"]))
+    assert np.any(norms["loc"] > 0.1)
+
+
+@pytest.mark.parametrize(("scale", "reach"), [(0.01, 0.01), (3.0, 1.0), (1e4, 1e3)])
+def test_steps_reach_as_far_as_the_prior(scale, reach):
+    @private(unit="people")
+    def mean(y: Any):
+        m: Any = numpyro.sample("m", dist.Normal(0.0, scale))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(3.0, m, 1.0), obs=y)
+
+    y = np.full(8, 5 * scale, np.float32)
+    engine = engine_for(mean, y, averaging=None)
+    state = engine.initial_state(KEY)
+    moved = engine.update(state, full_sum(engine, state, {"y": y}), {"loc": 0.0}, 1.0)
+    step = moved.variational.guide["loc"] - state.variational.guide["loc"]
+    # The first step of an Adam has the length of its rate.
+    np.testing.assert_allclose(abs(step), 0.2 * reach, rtol=0.01)
+
+
 def test_averaging_weights_later_iterates_more():
     X, y = binary_data(20)
     engine = engine_for(logistic, X, y, optimizer=optax.sgd(1.0), averaging=3.0)

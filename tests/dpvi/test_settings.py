@@ -50,7 +50,6 @@ def test_the_code_never_shows_what_a_guide_holds():
     ("options", "error", "message"),
     [
         ({"guide": "diagonal"}, ValueError, "guide='diagonal' to be one of"),
-        ({"guide": None}, TypeError, "or a NumPyro function"),
         ({"guide": 3}, TypeError, "or a NumPyro function"),
         (
             {"optimizer": numpyro.optim.Adam(0.01)},

@@ -1,0 +1,153 @@
+"""Whether the iterates of a fit still drift, compared with how much they fluctuate.
+
+Two stretches late in the run are compared as if they were chains (Dhaka, Catalina,
+Andersen, Magnusson, Huggins and Vehtari, 2020): iterates that fluctuate about a place
+have an R̂ near one, and those that move on in a line one of 2.6. Iterates are made of
+released numbers, and nothing else is looked at.
+
+How long a run will be is not known while it goes on. So iterates are added up in blocks
+of equal length; when there are too many blocks, each two become one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+_MOST_BLOCKS = 8
+# With fewer blocks than these a stretch is no longer late in the run.
+_FEWEST_BLOCKS = 4
+_FEWEST_STEPS = 4
+
+
+class Block(NamedTuple):
+    """Sums over some iterates, of them and of their squares."""
+
+    number: int
+    total: Float64[np.ndarray, " size"]
+    squares: Float64[np.ndarray, " size"]
+
+    def joined(self, other: "Block") -> "Block":
+        """The sums over the iterates of both."""
+        return Block(
+            self.number + other.number,
+            self.total + other.total,
+            self.squares + other.squares,
+        )
+
+
+class Drift(NamedTuple):
+    """The blocks so far.
+
+    Attributes:
+      origin: What iterates are compared with, so that squares do not cancel.
+      length: How many iterates a block has.
+      blocks: Those that are full, in order.
+      open: The one that is being filled.
+    """
+
+    origin: Float64[np.ndarray, " size"]
+    length: int
+    blocks: tuple[Block, ...]
+    open: Block
+
+    @classmethod
+    def of(cls, origin: Float64[np.ndarray, " size"]) -> "Drift":
+        """No iterates yet."""
+        return cls(origin, 1, (), _empty(origin))
+
+    def with_iterate(self, iterate: Float64[np.ndarray, " size"]) -> "Drift":
+        """One more."""
+        away = iterate - self.origin
+        block = self.open.joined(Block(1, away, away**2))
+        if block.number < self.length:
+            return self._replace(open=block)
+        length, blocks = self.length, (*self.blocks, block)
+        if len(blocks) == _MOST_BLOCKS:
+            length *= 2
+            blocks = tuple(
+                one.joined(two)
+                for one, two in zip(blocks[::2], blocks[1::2], strict=True)
+            )
+        return Drift(self.origin, length, blocks, _empty(self.origin))
+
+    def r_hat(self) -> Float64[np.ndarray, " size"] | None:
+        """R̂ of every coordinate; None after too few steps."""
+        if len(self.blocks) < _FEWEST_BLOCKS or self.length < _FEWEST_STEPS:
+            return None
+        means = np.stack([block.total / block.number for block in self.blocks[-2:]])
+        share = (self.length - 1) / self.length
+        within = self._within()
+        between = np.var(means, axis=0, ddof=1)
+        # Where nothing moves, nothing drifts.
+        ratio = between / np.where(within > 0, within, 1.0)
+        return np.sqrt(share + ratio)
+
+    def fluctuation(self) -> Float64[np.ndarray, " size"]:
+        """The standard deviation of every coordinate late in the run."""
+        return np.sqrt(self._within())
+
+    def _within(self) -> Float64[np.ndarray, " size"]:
+        variances = []
+        for block in self.blocks[-2:]:
+            mean = block.total / block.number
+            variances.append(np.maximum(block.squares / block.number - mean**2, 0.0))
+        return np.mean(variances, axis=0) * self.length / max(1, self.length - 1)
+
+
+def _empty(like: Float64[np.ndarray, " size"]) -> Block:
+    return Block(0, np.zeros_like(like), np.zeros_like(like))
+
+
+# Of iterates that fluctuate without privacy, after Dhaka et al. (2020).
+LARGEST_STILL = 1.1
+# Noise makes iterates wander: they return to their place within some tens of steps.
+LARGEST_NOISY = 2.2
+# Without noise, in standard deviations of the posterior: the average over a hundred
+# iterates is within one of the place that they fluctuate about.
+LARGEST_FLUCTUATION = 10.0
+
+
+def diagnostics_of(
+    r_hat: Mapping[str, float] | None,
+    fluctuation: Mapping[str, float],
+    *,
+    num_steps: int,
+    is_private: bool,
+) -> dict[str, Any]:
+    """What the iterates say of a fit, JSON-able.
+
+    Args:
+      r_hat: The largest R̂ by name of what is fitted; None if there is none.
+      fluctuation: The largest fluctuation by name, in standard deviations of the
+        posterior. It is looked at without noise: with noise it is mostly that.
+      num_steps: How many steps there were.
+      is_private: Whether there was noise.
+    """
+    limit = LARGEST_NOISY if is_private else LARGEST_STILL
+    found = {"num_steps": num_steps, "r_hat": r_hat, "converged": False}
+    if r_hat is None:
+        text = f"{num_steps} steps are too few to tell whether the fit has converged."
+        return found | {"warnings": [text]}
+    moving = [name for name, value in r_hat.items() if not value <= limit]
+    if not moving:
+        wild = [k for k, v in fluctuation.items() if not v <= LARGEST_FLUCTUATION]
+        if is_private or not wild:
+            return found | {"converged": True, "warnings": []}
+        text = (
+            f"The fit has not converged: after {num_steps} steps "
+            f"{', '.join(map(repr, wild))} went to and fro by up to "
+            f"{max(fluctuation.values()):.3g} standard deviations of the posterior."
+        )
+        return found | {"warnings": [text]}
+    names = ", ".join(repr(name) for name in moving)
+    text = (
+        f"The fit has not converged: after {num_steps} steps {names} still drifted, "
+        f"by more than {'the noise explains' if is_private else 'they fluctuate'} "
+        f"(R̂ up to {max(r_hat.values()):.3g}, above {limit})."
+    )
+    if not math.isfinite(max(r_hat.values())):
+        text = "The fit has not converged: its iterates are not finite."
+    return found | {"warnings": [text]}
