@@ -82,6 +82,7 @@ MOST_ROW_NUMBERS = 2**27
 NUM_STARTS = 6
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
+MOST_RECENT = 16
 # Standard deviation of a prior from which on steps at the default rate are too short to
 # reach where its mass is, within the default number of steps.
 WIDE_PRIOR = 10.0
@@ -109,7 +110,8 @@ class DpviState(NamedTuple):
       optimizer_state: State of the optax optimiser.
       key: Key of the guide's draws, combined with `step`.
       step: Number of updates so far.
-      drift: How iterates have moved; None before the first.
+      drift: How iterates have moved; None before the first ones.
+      recent: Iterates that are not in `drift` yet: to look at one is to wait for it.
       is_noisy: Whether there was noise in what was released.
       diagnostics: What a fit by Newton's method knows of how good it is.
     """
@@ -120,6 +122,7 @@ class DpviState(NamedTuple):
     key: PRNGKeyArray
     step: Int[Array, ""]
     drift: Drift | None = None
+    recent: tuple[Variational, ...] = ()
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
 
@@ -510,12 +513,13 @@ class DpviEngine:
         _, draws = self._draws(state)
         # How iterates move is added up beside the program, which is compiled without.
         drift = state.drift
-        bare = state._replace(drift=None, is_noisy=False, diagnostics=None)
+        bare = state._replace(drift=None, recent=(), is_noisy=False, diagnostics=None)
         updated = self._jitted_update(bare, draws, arrays, float(step_size))
-        iterate = _places(updated.variational)
-        drift = (drift or Drift.of(iterate)).with_iterate(iterate)
+        recent = (*state.recent, updated.variational)
+        if len(recent) == MOST_RECENT:
+            drift, recent = _with_iterates(drift, recent), ()
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
-        return updated._replace(drift=drift, is_noisy=is_noisy)
+        return updated._replace(drift=drift, recent=recent, is_noisy=is_noisy)
 
     def row_norms(
         self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
@@ -565,12 +569,13 @@ class DpviEngine:
         """What is known of how good the posterior is."""
         if state.diagnostics is not None:
             return dict(state.diagnostics)
-        if self._takes_newton_steps or state.drift is None:
+        drift = _with_iterates(state.drift, state.recent)
+        if self._takes_newton_steps or drift is None:
             return {}
-        r_hat = state.drift.r_hat()
+        r_hat = drift.r_hat()
         relative = np.zeros(0)
         if r_hat is not None:
-            relative = state.drift.fluctuation()
+            relative = drift.fluctuation()
             # Parameters without a prior have no standard deviation.
             log_scale = np.asarray(state.average.guide.get("log_scale", []), np.float64)
             relative[: len(log_scale)] /= np.exp(log_scale)
@@ -837,6 +842,15 @@ class DpviEngine:
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
+
+
+def _with_iterates(
+    drift: Drift | None, iterates: Sequence[Variational]
+) -> Drift | None:
+    for variational in iterates:
+        iterate = _places(variational)
+        drift = (drift or Drift.of(iterate)).with_iterate(iterate)
+    return drift
 
 
 def _places(variational: Variational) -> Float64[np.ndarray, " numbers"]:
