@@ -271,7 +271,8 @@ _WRAPPERS: Mapping[type, str] = {
     "which zeros are from it",
     dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
     "then a Categorical variable says which term counts",
-    dist.ImproperUniform: "a flat prior of a global; what else there is names its family",
+    dist.ImproperUniform: "a flat prior of a global; the rest of the model names its "
+    "family",
 }
 
 

@@ -56,6 +56,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.jax_tools.row_sums import counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
@@ -235,6 +236,8 @@ class DpviEngine:
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
         self._optimizer = optimizer
         self._jitted_sum = jax.jit(self._sum)
+        self._jitted_norms = jax.jit(self._norms)
+        self._jitted_counts = jax.jit(self._counts, static_argnums=6)
         self._jitted_update = jax.jit(self._updated)
 
     def _lay_out(self, guide: Any) -> None:
@@ -476,7 +479,8 @@ class DpviEngine:
             nothing.
 
         Returns:
-          The sum of every block, not yet private.
+          The sum of every block, not yet private, and the counts of
+          `row_sums.diagnostic_counts`.
         """
         key, draws = self._draws(state)
         found = self._jitted_sum(
@@ -534,7 +538,7 @@ class DpviEngine:
           For every named block one norm per row; NaN where the row would count as zero.
         """
         key, draws = self._draws(state)
-        variational, rows = state.variational, dense_rows(rows)
+        variational, rows = state.variational, dict(rows)
         found = self._jitted_norms(variational, key, draws, rows)
         if "loc" in variational.guide:
             loc = variational.guide["loc"]
@@ -546,13 +550,27 @@ class DpviEngine:
                 found = self._jitted_norms(at, key, draws, rows)
         return {name: np.asarray(found[name]) for name in names}
 
-    @functools.cached_property
-    def _jitted_norms(self) -> Any:
-        def norms(variational: Variational, key: Any, draws: Any, rows: Any) -> Any:
-            shared = self._shared(variational, key, draws)
-            return self._row_gradients.norms(shared, rows)
+    def norm_counts(
+        self,
+        state: DpviState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
+        """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        return jax.jit(norms)
+        See `fitting.engine.Engine.norm_counts`.
+        """
+        key, draws = self._draws(state)
+        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
+        with jax.enable_x64(True):
+            double = {part: jnp.asarray(edges[part]) for part in parts}
+        found = self._jitted_counts(
+            state.variational, key, draws, dict(rows), mask, double, names
+        )
+        return {name: np.asarray(counts) for name, counts in found.items()}
 
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""
@@ -774,13 +792,38 @@ class DpviEngine:
         clipping_norm: Any,
     ) -> dict[str, Float[Array, "..."]]:
         shared = self._shared(variational, key, draws)
-        # The dtypes that the model was traced with.
+        return self._row_gradients.clipped_sum(
+            shared, self._as_traced(rows), mask, scales, clipping_norm
+        )
+
+    def _norms(
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+    ) -> dict[str, Float[Array, " rows"]]:
+        shared = self._shared(variational, key, draws)
+        return self._row_gradients.norms(shared, self._as_traced(rows))
+
+    def _counts(
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        edges: Mapping[str, Any],
+        parts: tuple[tuple[str, tuple[str, ...]], ...],
+    ) -> dict[str, Float[Array, " _bins"]]:
+        norms = self._norms(variational, key, draws, rows)
+        return counts_of_parts(norms, mask, parts, edges)
+
+    def _as_traced(self, rows: Mapping[str, Any]) -> dict[str, Shaped[Array, "..."]]:
+        """Dense rows of the dtypes that the model was traced with."""
         shapes = self._graph.arguments.row_shapes()
         rows = dense_rows(rows)
-        rows = {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
-        return self._row_gradients.clipped_sum(
-            shared, rows, mask, scales, clipping_norm
-        )
+        return {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
 
     # --- the public side --------------------------------------------------------------
 

@@ -27,6 +27,7 @@ from numpyro_vips.jax_tools.row_programs import (
 )
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
+    diagnostic_counts,
     in_double,
     in_pieces,
     piece_length,
@@ -98,6 +99,18 @@ class _RowGradient(NamedTuple):
     leaves: dict[int, Float[Array, "..."]]
     frames: dict[int, tuple[Any, ...]]
     is_valid: Bool[Array, "*rows"]
+
+
+class _PartialSum(NamedTuple):
+    """What some rows add up to.
+
+    Attributes:
+      leaves: By number of the leaf, the sum of their clipped gradients.
+      counts: See `row_sums.diagnostic_counts`.
+    """
+
+    leaves: dict[int, Float[Array, "..."]]
+    counts: dict[str, Float[Array, ""]]
 
 
 class RowGradients:
@@ -198,10 +211,14 @@ class RowGradients:
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of each block of each row, unclipped; NaN where the row may not count.
 
+        In double precision, and as they are clipped by. They are not yet private.
+
         Args:
           shared: What all rows share.
-          rows: Rows that the caller may see, with a leading axis of rows.
+          rows: With a leading axis of rows.
         """
+        is_double = jnp.result_type(float) == jnp.float64
+        count = len(jax.tree.leaves(rows)[0])
 
         def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
             norms = {}
@@ -211,9 +228,16 @@ class RowGradients:
                 norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
             return norms
 
-        found = self._of_rows(shared, rows)
-        with jax.enable_x64(True):
+        def of_piece(rows: Any) -> dict[str, Float[Array, " piece"]]:
+            with jax.enable_x64(is_double):
+                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
             return jax.vmap(of_row)(in_double(found))
+
+        size = self._rows_at_a_time(jax.tree.leaves(shared.tree))
+        with jax.enable_x64(True):
+            pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), size)
+            norms = jax.lax.map(of_piece, pieces)
+            return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
 
     def clipped_sum(
         self,
@@ -224,6 +248,8 @@ class RowGradients:
         clipping_norm: Any,
     ) -> dict[str, Float[Array, "..."]]:
         """The sum that `DpviEngine.bounded_sum` describes, in double precision.
+
+        It comes with the counts of `row_sums.diagnostic_counts`.
 
         Norms are taken and rows are added in double precision. In single, squares of
         small numbers are zero, so that a row could count with a norm of zero; and
@@ -240,28 +266,30 @@ class RowGradients:
             for leaf in entry.leaves
         }
 
-        def piece_sum(
-            rows: Any, mask: Bool[Array, " piece"]
-        ) -> dict[int, Float[Array, "..."]]:
+        def piece_sum(rows: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             with jax.enable_x64(is_double):
                 # Else XLA may work out a number twice, for the norm and for the sum,
                 # and round it in two ways.
                 found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
-            leaves = jax.vmap(_clipped, in_axes=(0, None, None, 0))(
+            bound = in_double(clipping_norm)
+            leaves, norms = jax.vmap(_clipped, in_axes=(0, None, None, 0, 0))(
                 in_double(found.leaves),
                 in_double(leaf_scales),
-                in_double(clipping_norm),
-                mask & found.is_valid,
+                bound,
+                found.is_valid,
+                mask,
             )
-            return {
+            sums = {
                 leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
                 if leaf in uses
                 else jnp.sum(each, 0)
                 for leaf, each in leaves.items()
             }
+            return _PartialSum(sums, diagnostic_counts(norms, mask, bound))
 
         with jax.enable_x64(True):
-            return self._blocks(self._in_pieces(piece_sum, rows, mask, like))
+            total = self._in_pieces(piece_sum, rows, mask, like)
+            return self._blocks(total.leaves) | total.counts
 
     def _in_pieces(
         self,
@@ -269,7 +297,7 @@ class RowGradients:
         rows: Any,
         mask: Bool[Array, " rows"],
         like: Sequence[Float[Array, "..."]],
-    ) -> dict[int, Float[Array, "..."]]:
+    ) -> _PartialSum:
         """The sum over rows, of which few enough are worked on at a time."""
         split = in_pieces(dict(rows), mask, self._rows_at_a_time(like))
         first = jax.tree.map(lambda x: x[0], split)
@@ -333,8 +361,11 @@ def _clipped(
     scales: Mapping[int, Any],
     clipping_norm: Any,
     valid: Any,
-) -> dict[int, Float[Array, "..."]]:
+    mask: Any,
+) -> tuple[dict[int, Float[Array, "..."]], Float[Array, ""]]:
     """Shortens a row's contribution to the clipping norm; zero where it may not count.
+
+    It comes with its norm, not a number where the row counts as zero.
 
     Everything is in double precision, in which neither the squares of numbers of single
     precision nor sums of these are too small or too large. Where the numbers were
@@ -348,7 +379,8 @@ def _clipped(
     # So not a number, nor too large, is any entry.
     valid = valid & jnp.isfinite(norm)
     factor = clipping_factor(norm, clipping_norm)
-    return {
-        leaf: jnp.where(valid, factor * value, 0.0)
+    clipped = {
+        leaf: jnp.where(valid & mask, factor * value, 0.0)
         for leaf, value in contribution.items()
     }
+    return clipped, jnp.where(valid, norm, jnp.nan)

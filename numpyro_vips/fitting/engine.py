@@ -82,6 +82,35 @@ class Engine(Protocol):
           mask: True where a row is meant, (number of rows,).
           scales: Factor of each block that is asked for in the joint vector.
           clipping_norm: L2 bound on a row's joint vector.
+
+        Returns:
+          The sum of each block in `scales`; and the numbers of `CLIPPED_ROWS` and of
+          `ZERO_ROWS`, which are not part of the joint vector that is clipped.
+        """
+        ...
+
+    def norm_counts(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, np.ndarray],
+    ) -> Mapping[str, Any]:
+        """In how many of a chunk's rows each norm lies in which bin, not yet private.
+
+        Args:
+          state: The state before the step.
+          rows: Private arrays, with the rows along the leading axis.
+          mask: True where a row is meant, (number of rows,).
+          parts: By the name of a norm, the blocks whose joint norm it is.
+          edges: By the name of a norm, where bins end, growing: (number of edges,).
+
+        Returns:
+          By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
+          the first and the last bin have no end: (number of edges + 1,). A row that
+          counts as zero is in none of them.
         """
         ...
 

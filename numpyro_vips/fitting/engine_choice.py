@@ -1,33 +1,22 @@
 """Which engine runs a model, in which steps: known before any data are read."""
 
 import dataclasses
-import functools
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
-
-import numpy as np
 
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
+from numpyro_vips.fitting.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, plan_steps
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
-from numpyro_vips.model.synthetic_rows import rows_of_unit_size
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.certificate import check_rows_are_separate
 from numpyro_vips.vips.settings import VIPS
-
-# How many synthetic rows the default clipping norms are read off.
-NUM_TYPICAL_ROWS = 64
-# At the first start the gradients of all rows may be zero, as where the model clips a
-# latent at its prior's centre. So many starts are tried.
-_NUM_STARTS = 32
 
 EngineChoice = VIPS | DPVI | Literal["auto"]
 
@@ -63,6 +52,8 @@ class PreparedFit:
       graph: What was found in the model.
       settings: The settings that the engine was built with.
       engine: What runs the steps.
+      parts: What has a norm, and what is known of it; empty where the caller gave
+        norms.
       steps: What is released when, with noise up to a common factor.
       reasons: Why VIPS cannot run the model, by site, if it was tried.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
@@ -72,6 +63,7 @@ class PreparedFit:
     graph: ModelGraph
     settings: EngineSettings
     engine: Engine
+    parts: tuple[NormPart, ...]
     steps: tuple[Step, ...]
     reasons: Mapping[str, str]
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
@@ -109,12 +101,15 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     _check_norms(engine, options)
+    needs_norms = options.private and options.clipping_norm is None
+    parts = norm_parts(engine, graph) if needs_norms else ()
     return PreparedFit(
         arguments=arguments,
         graph=graph,
         settings=settings,
         engine=engine,
-        steps=plan_steps(engine, _typical_norms(engine, graph, options), options),
+        parts=parts,
+        steps=plan_steps(engine, parts, options),
         reasons=reasons,
     )
 
@@ -162,55 +157,3 @@ def _check_norms(engine: Engine, options: ScheduleOptions) -> None:
         )
     known = [row["statistic"] for row in engine.describe_statistics()]
     _validate.names("clipping_norm", given, known, of="statistics")
-
-
-def _typical_norms(
-    engine: Engine, graph: ModelGraph, options: ScheduleOptions
-) -> Mapping[str, np.ndarray]:
-    """Norms of each block in synthetic rows, where a default is read off them."""
-    if not options.private or options.clipping_norm is not None:
-        return {}
-    names = [b.name for b in (*engine.blocks("once"), *engine.blocks("adaptive"))]
-
-    @functools.cache
-    def state_at(start: int) -> Any:
-        return engine.initial_state(threefry_key(start))
-
-    def norms_of(rows: Mapping[str, np.ndarray], start: int = 0) -> dict[str, Any]:
-        """Of the rows that the engine counts."""
-        taken = graph.arguments.as_taken(rows)
-        norms = engine.row_norms(state_at(start), taken, names)
-        counted = np.all([np.isfinite(n) for n in norms.values()], axis=0)
-        return {name: norm[counted] for name, norm in norms.items()}
-
-    valid = []
-    for rows in rows_of_unit_size(graph.arguments, NUM_TYPICAL_ROWS):
-        norms = norms_of(rows)
-        if len(norms[names[0]]) == NUM_TYPICAL_ROWS:
-            if _are_known(norms, engine):
-                return norms
-            valid = [rows]
-    why = "the gradient of every synthetic row that was tried is zero or not finite."
-    try:
-        valid.append(rows_from_model(graph, NUM_TYPICAL_ROWS, seed=0).rows)
-    except NoValidRows as error:
-        why = str(error)
-    for start in range(_NUM_STARTS):
-        for rows in valid:
-            norms = norms_of(rows, start)
-            if _are_known(norms, engine):
-                return norms
-    raise ValueError(
-        f"No default clipping norm could be found for this model: {why} Pass "
-        "clipping_norm=, a bound on the L2 norm of one row's statistics, chosen from "
-        "public knowledge; or arguments of the type that the model means, such as "
-        "real numbers for what it divides by."
-    )
-
-
-def _are_known(norms: Mapping[str, np.ndarray], engine: Engine) -> bool:
-    """Whether there is a norm above zero of every block, or of the one vector."""
-    if engine.is_one_vector:
-        # A part of it, as of a layer of a network, may well be zero at the start.
-        return any(np.any(norm > 0) for norm in norms.values())
-    return all(np.any(norm > 0) for norm in norms.values())

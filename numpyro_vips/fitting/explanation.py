@@ -28,10 +28,13 @@ class Plan:
       sites: One entry per site: `site`, `role`, `shape`, `posterior` (family and
         statistics), and `augmentation` of an observed one.
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
-        `released` ("public", "once" or "adaptive"), `clipping_norm` and `sensitivity`.
+        `released` ("public", "once" or "adaptive"), `bound` (where its norm comes from:
+        "structure", "histogram" or "clipping_norm="), `clipping_norm` and
+        `sensitivity`, both None until a histogram has said.
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
         another engine was asked for.
-      schedule: One entry per kind of step.
+      schedule: One entry per kind of step. `share` is its part of Σ 1/σ² over all
+        steps, where σ is a step's noise multiplier over its sampling rate.
       notes: What else to know, such as where the clipping norms come from.
     """
 
@@ -58,9 +61,9 @@ class Plan:
             lines += _wrapped(f"{name}={code}")
         lines += ["", *_table("site role shape posterior augmentation", self.sites)]
         if self.statistics:
-            columns = "statistic shape released clipping_norm sensitivity"
+            columns = "statistic shape released bound clipping_norm sensitivity"
             lines += ["", *_table(columns, self.statistics)]
-        columns = "steps releases sampling rate clipping_norm"
+        columns = "steps releases sampling rate share clipping_norm"
         lines += ["", *_table(columns, self.schedule)]
         for note in self.notes:
             lines += ["", *textwrap.wrap(note, _WIDTH)]
@@ -114,7 +117,12 @@ def _cell(value: Any) -> str:
 def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
     """Describes a prepared fit."""
     engine, steps = prepared.engine, prepared.steps
-    released = {b.name: step for step in reversed(steps) for b in step.blocks}
+    released = {
+        block.name: step
+        for step in reversed(steps)
+        for block in step.blocks
+        if not step.counted
+    }
     return Plan(
         engine=engine.name,
         settings={
@@ -123,7 +131,7 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
         },
         sites=tuple(_site(prepared, name) for name in prepared.graph.sites),
         statistics=tuple(
-            _statistic(description, released, options)
+            _statistic(prepared, description, released, options)
             for description in engine.describe_statistics()
         ),
         reasons=dict(prepared.reasons),
@@ -145,47 +153,66 @@ def _site(prepared: PreparedFit, name: str) -> dict[str, Any]:
 
 
 def _statistic(
+    prepared: PreparedFit,
     description: Mapping[str, Any],
     released: Mapping[str, Step],
     options: ScheduleOptions,
 ) -> dict[str, Any]:
-    step = released.get(description["statistic"])
+    name = description["statistic"]
+    step = released.get(name)
     return {
         **description,
+        "bound": None if step is None else _bound(prepared, name, options),
         "clipping_norm": None if step is None else step.clipping_norm,
         "sensitivity": None if step is None else _sensitivity(step, options),
     }
 
 
-def _sensitivity(step: Step, options: ScheduleOptions) -> float:
+def _bound(prepared: PreparedFit, name: str, options: ScheduleOptions) -> str | None:
+    """Where the bound on a statistic comes from."""
+    if not options.private:
+        return None
+    if options.clipping_norm is not None:
+        return "clipping_norm="
+    fixed = {b for part in prepared.parts if part.is_fixed for b in part.blocks}
+    return "structure" if name in fixed else "histogram"
+
+
+def _sensitivity(step: Step, options: ScheduleOptions) -> float | None:
     if not options.private:
         return math.inf
+    if step.clipping_norm is None:
+        return None
     return step.mechanism.sensitivity(options.sampling.relation)
 
 
 def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
-    counted: dict[Any, int] = {}
+    shares: dict[Step, list[float]] = {}
     for step in steps:
-        key = dataclasses.replace(step, step_size=1.0)
-        counted[key] = counted.get(key, 0) + 1
-    for step, count in counted.items():
+        key = dataclasses.replace(step, step_size=1.0, reports=False)
+        shares.setdefault(key, []).append(step.share)
+    total = sum(map(sum, shares.values()))
+    for step, each in shares.items():
         yield {
-            "steps": count,
-            "releases": ", ".join(block.name for block in step.blocks),
+            "steps": len(each),
+            "releases": step.label,
             "sampling": step.sampling.scheme,
             "rate": step.sampling.rate,
+            "share": sum(each) / total if total else None,
             "clipping_norm": step.clipping_norm,
         }
 
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
-    if options.private and options.clipping_norm is None:
+    unknown = [part.name for part in prepared.parts if not part.is_fixed]
+    if unknown:
         yield (
-            "Clipping norms are defaults for rows whose features have L2 norm 1 and "
-            "whose real observations lie in [0, 1] (they are read off synthetic rows, "
-            "never off the data). Scale both by public ranges, or pass clipping_norm= "
-            "from public knowledge."
+            f"The clipping norms of {', '.join(unknown)} are read off a private "
+            "histogram of the norms of all rows, in the schedule with its share of the "
+            "budget. Where the rows are too few for it, they are those of synthetic "
+            "rows of unit size. With clipping_norm=, from public knowledge, there is "
+            "no histogram."
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from numpyro_vips import _validate, accounting
 from numpyro_vips.errors import BudgetExceededError
 from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.privacy.budget import PrivacyBudget
@@ -112,19 +113,27 @@ def statement_of(
     accountant: accounting.Accountant,
     noise_source: str,
     platform: str,
+    progress: Progress,
 ) -> PrivacyStatement:
-    """The guarantee of a fit that runs these steps.
+    """The guarantee of a fit, and what has been released of its rows so far.
 
     Args:
       prepared: What is fitted, and by which engine.
-      priced: The steps and their price.
+      priced: What the fit costs.
       options: How rows are drawn, and whether there is noise at all.
       unit: Name of the plate of private rows.
       accountant: Who priced the steps.
       noise_source: Where minibatches and noise come from.
       platform: What works on the rows.
+      progress: The steps with the norms that they clip to, as far as released.
     """
-    norms = tuple(dict.fromkeys(step.clipping_norm for step in priced.steps))
+    norms = tuple(
+        dict.fromkeys(
+            step.clipping_norm
+            for step in progress.steps
+            if not step.counted and step.clipping_norm is not None
+        )
+    )
     if not options.private:
         norms = (math.inf,)
     return PrivacyStatement(
@@ -134,7 +143,7 @@ def statement_of(
         epsilon=priced.epsilon,
         delta=priced.delta,
         accountant=accountant,
-        events=events_of(priced.steps) if options.private else (),
+        events=events_of(progress.steps) if options.private else (),
         noise_source=noise_source,
         public=_public_facts(prepared),
         clipping_norm=norms[0] if len(norms) == 1 else norms,
@@ -142,6 +151,7 @@ def statement_of(
         platform=platform,
         num_rows=prepared.arguments.public_num_rows,
         num_rows_declared=prepared.arguments.num_rows_declared,
+        shares=progress.shares,
     )
 
 
@@ -164,5 +174,10 @@ def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
         f"that at most {width} entries of a row of {name!r} are looked at, the largest"
         for name, width in arguments.widths.items()
     ]
-    facts.append("the clipping norms, which must not be chosen by looking at the data")
+    if any(not part.is_fixed for part in prepared.parts):
+        facts.append("the grid on which norms of rows are counted")
+    else:
+        facts.append(
+            "the clipping norms, which must not be chosen by looking at the data"
+        )
     return tuple(facts)

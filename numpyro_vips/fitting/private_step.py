@@ -1,6 +1,6 @@
 """One step of a fit: rows are drawn, their bounded sum is taken, noise is added.
 
-Everything that touches private rows goes through three lines of `run_step`: the sampler
+Everything that touches private rows goes through three lines of `release`: the sampler
 draws rows, the engine returns their bounded sum, the mechanism adds noise.
 """
 
@@ -8,7 +8,14 @@ import concurrent.futures
 import contextlib
 import math
 import os
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from typing import Any, TypeVar
 
 import jax
@@ -31,40 +38,67 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def run_step(
+def release(
     arguments: ModelArguments,
     engine: Engine,
     step: Step,
     state: Any,
     random: SecureRandom,
     max_batch_size: int | None,
-) -> Any:
-    """One step: draw rows, sum what they contribute within bounds, add noise."""
-    scales = {block.name: block.scale for block in step.blocks}
+) -> dict[str, np.ndarray]:
+    """The release of one step: draw rows, sum what they contribute, add noise.
+
+    Returns:
+      For each block of `step.released`, a noisy estimate of its sum over all rows.
+    """
     number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
-    sums = {block.name: np.zeros(block.shape) for block in step.blocks}
+    mechanism = step.mechanism
+    sums = {block.name: np.zeros(block.shape) for block in mechanism.blocks}
     indices = select_rows(step.event, arguments.num_rows, random.sampling)
 
-    def bounded_sum(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
+    def sum_of(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
         padded, mask = chunk
-        part = engine.bounded_sum(
-            state,
-            arguments.take(padded),
-            mask,
-            scales=scales,
-            clipping_norm=step.clipping_norm,
-        )
+        part = _chunk_sum(engine, step, state, arguments.take(padded), mask)
         return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
 
     with _values_unchecked():
-        for part in _map_in_threads(bounded_sum, padded_chunks(indices, size, number)):
+        for part in _map_in_threads(sum_of, padded_chunks(indices, size, number)):
             for name in sums:
                 sums[name] += part[name]
-    noisy = step.mechanism.add_noise(sums, random.noise)
+    noisy = mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
-    released = {name: np.asarray(value / rate) for name, value in noisy.items()}
-    return engine.update(state, released, noise_of_sums(step), step.step_size)
+    return {name: np.asarray(value / rate) for name, value in noisy.items()}
+
+
+def _chunk_sum(
+    engine: Engine, step: Step, state: Any, rows: Mapping[str, Any], mask: Any
+) -> Mapping[str, Any]:
+    """What a chunk's rows add to the release, not yet private."""
+    if step.counted:
+        return engine.norm_counts(
+            state,
+            rows,
+            mask,
+            parts={part.name: part.blocks for part in step.counted},
+            edges={part.name: part.grid for part in step.counted},
+        )
+    # A rehearsal may come before the norm is known.
+    norm = 1.0 if step.clipping_norm is None else step.clipping_norm
+    scales = {block.name: block.scale for block in step.blocks}
+    return engine.bounded_sum(state, rows, mask, scales=scales, clipping_norm=norm)
+
+
+def update(
+    engine: Engine, step: Step, state: Any, released: Mapping[str, np.ndarray]
+) -> Any:
+    """The state after a step that released statistics; public."""
+    return engine.update(
+        state,
+        {block.name: released[block.name] for block in step.blocks},
+        noise_of_sums(step),
+        step.step_size,
+    )
 
 
 def rehearse(
@@ -91,24 +125,23 @@ def rehearse(
     kinds = {}
     for step in steps:
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
-        kinds[tuple(block.name for block in step.blocks), size] = step
+        names = tuple(block.name for block in step.blocks)
+        kinds[names, bool(step.counted), size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
-    for (_, size), step in kinds.items():
+    for (*_, size), step in kinds.items():
         zeros = {
             name: np.zeros((size, *row.shape), row.dtype)
             for name, row in arguments.row_shapes().items()
         }
-        sums = engine.bounded_sum(
-            state,
-            arguments.as_taken(zeros),
-            np.zeros(size, bool),
-            scales={block.name: block.scale for block in step.blocks},
-            clipping_norm=step.clipping_norm,
+        sums = _chunk_sum(
+            engine, step, state, arguments.as_taken(zeros), np.zeros(size, bool)
         )
+        if step.counted:
+            continue
         state = engine.update(
             state,
-            {name: np.asarray(value, np.float64) for name, value in sums.items()},
-            noise_of_sums(step),
+            {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
+            {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
             step.step_size,
         )
     if kinds or not rehearsed:

@@ -9,13 +9,24 @@ import numpy as np
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen, keep_integer
 from numpyro_vips.accounting import GaussianEvent
+from numpyro_vips.fitting.bounds import NormPart, bounded_blocks, given_blocks
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.privacy.gaussian_mechanism import (
-    Block,
-    GaussianMechanism,
-    optimal_scales,
-)
+from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
+
+# What a step that reports adds: the number of rows in the batch that were clipped, and
+# of those that counted as zero.
+DIAGNOSTICS = (CLIPPED_ROWS, ZERO_ROWS)
+# The square that they add to the joint vector's, relative to that of the statistics.
+DIAGNOSTICS_SHARE = 0.02
+
+
+def _diagnostic_scale(clipping_norm: float) -> float:
+    # Without clipping there is no noise either, and any scale will do.
+    finite = clipping_norm if math.isfinite(clipping_norm) else 1.0
+    return math.sqrt(DIAGNOSTICS_SHARE) * finite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,35 +35,95 @@ class Step:
 
     Attributes:
       blocks: What is released, each with its scale in the joint vector.
-      clipping_norm: L2 bound on one row's joint vector.
-      noise_multiplier: Noise standard deviation over the joint sensitivity.
+      clipping_norm: L2 bound on one row's joint vector. None until a histogram of norms
+        that runs before has been released.
+      noise_multiplier: Noise standard deviation over the joint sensitivity. It is fixed
+        in advance, whatever is released before.
       sampling: How the minibatch is drawn, and what neighbouring data sets are.
       step_size: Weight ρ of this step's statistics in the running average (VIPS), or
         a factor on the learning rate (DPVI).
+      reports: Whether it also releases how many rows were clipped, and how many counted
+        as zero; see `DIAGNOSTICS`.
+      counted: The parts whose norms are counted in histograms, one for each block. It
+        is empty where the step releases statistics.
     """
 
     blocks: tuple[Block, ...]
-    clipping_norm: float
+    clipping_norm: float | None
     noise_multiplier: float
     sampling: RowSampling
     step_size: float = 1.0
+    reports: bool = False
+    counted: tuple[NormPart, ...] = ()
+
+    @property
+    def released(self) -> tuple[Block, ...]:
+        """The blocks, and the diagnostics if there are any, as the mechanism has them.
+
+        A row that is clipped does not count as zero, so the two diagnostics add at most
+        the larger one to the square of its norm.
+        """
+        if not self.reports or self.clipping_norm is None:
+            return self.blocks
+        scale = _diagnostic_scale(self.clipping_norm)
+        return (
+            *self.blocks,
+            *(
+                Block(
+                    name=name, shape=(), geometry="box", lower=0, upper=1, scale=scale
+                )
+                for name in DIAGNOSTICS
+            ),
+        )
+
+    @property
+    def label(self) -> str:
+        """What it releases, for people."""
+        names = ", ".join(block.name for block in self.blocks)
+        return f"histogram of the norms of {names}" if self.counted else names
+
+    @property
+    def share(self) -> float:
+        """What it spends of the budget, in any unit: 1/σ² of a full batch."""
+        if not self.noise_multiplier:
+            return 0.0
+        return (self.sampling.rate / self.noise_multiplier) ** 2
 
     @property
     def mechanism(self) -> GaussianMechanism:
+        """What adds the noise.
+
+        Raises:
+          ValueError: The clipping norm has not been released yet.
+        """
+        if self.clipping_norm is None:
+            raise ValueError("Expected the clipping norm to have been released.")
         return GaussianMechanism(
-            blocks=self.blocks,
-            clipping_norm=self.clipping_norm,
+            blocks=self.released,
+            clipping_norm=math.hypot(
+                self.clipping_norm,
+                _diagnostic_scale(self.clipping_norm) if self.reports else 0.0,
+            ),
             noise_multiplier=self.noise_multiplier,
             relation=self.sampling.relation,
         )
 
     @property
     def event(self) -> GaussianEvent:
-        mechanism = self.mechanism
+        """What the accountant prices.
+
+        Before the clipping norm is known, sensitivities are in units of themselves:
+        the price is that of the noise multiplier alone.
+        """
+        is_known = self.clipping_norm is not None
         return self.sampling.event(
-            noise_stddev=mechanism.noise_stddev,
-            sensitivity=mechanism.sensitivity(self.sampling.relation),
-            label=", ".join(block.name for block in self.blocks),
+            noise_stddev=self.mechanism.noise_stddev
+            if is_known
+            else self.noise_multiplier,
+            sensitivity=self.mechanism.sensitivity(self.sampling.relation)
+            if is_known
+            else 1.0,
+            label=self.label,
         )
 
     def scaled(self, factor: float) -> "Step":
@@ -88,6 +159,7 @@ class ScheduleOptions:
         norm of each statistic, which then is its unit.
       noise_multiplier: Fixed noise, in place of what the budget affords.
       private: Whether there is noise and clipping at all.
+      diagnostics: Whether the last steps report how many rows were clipped.
 
     Raises:
       TypeError, ValueError: A number is out of range.
@@ -98,6 +170,7 @@ class ScheduleOptions:
     clipping_norm: float | Mapping[str, float] | None = None
     noise_multiplier: float | None = None
     private: bool = True
+    diagnostics: bool = True
 
     def __post_init__(self) -> None:
         keep_integer(self, "num_steps")
@@ -122,22 +195,33 @@ class ScheduleOptions:
         return is_open and not self.private
 
 
-# The share of the (squared) budget that a single release of the "once" statistics gets
-# where there are also "adaptive" ones.
+# Shares of Σ 1/σ², σ being noise multipliers, which full batches spend of the budget:
+# of a single release of the "once" statistics where there are also "adaptive" ones,
 ONCE_SHARE = 0.3
+# of the first histogram of norms, before anything else,
+BOUNDS_SHARE = 0.05
+# and of each further one, where norms depend on the globals.
+REFRESH_SHARE = 0.025
+# When these are: after which part of the adaptive steps.
+REFRESHED_AFTER = (0.2, 0.5)
+# Which part of the adaptive steps, the last ones, also release diagnostics.
+REPORTING = 0.25
 
 
 def plan_steps(
-    engine: Engine, typical_norms: Mapping[str, np.ndarray], options: ScheduleOptions
+    engine: Engine, parts: Sequence[NormPart], options: ScheduleOptions
 ) -> tuple[Step, ...]:
     """Plans the steps of a fit, with noise up to a common factor.
 
     What does not depend on the globals is released a single time, from all rows: a
-    second release could only repeat it. The rest is released in every step.
+    second release could only repeat it. The rest is released in every step. Where
+    neither the caller nor the structure says how large a row's contribution is, a
+    histogram of norms comes first.
 
     Args:
       engine: What there is to release, and how steps are weighed.
-      typical_norms: For each block, its norm in each of some synthetic rows.
+      parts: What is known of norms; empty if the caller gave them, or nothing is
+        clipped.
       options: The caller's choices.
 
     Returns:
@@ -145,105 +229,179 @@ def plan_steps(
       `accounting.calibrate_events` finds the factor.
     """
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
+    num_steps = options.num_steps
+    if num_steps is None:
+        num_steps = engine.default_num_steps(is_private=options.private)
+    unknown = [part for part in parts if not part.is_fixed]
+    names = {block.name for block in adaptive}
+    refreshed = [part for part in unknown if names & set(part.blocks)]
+    refreshes = sorted({math.ceil(f * num_steps) for f in REFRESHED_AFTER})
+    refreshes = [t for t in refreshes if refreshed and 0 < t < num_steps]
+    share = 1.0
     steps: list[Step] = []
+    full = FullBatch(relation=options.sampling.relation)
+    # What a full batch with the whole budget would have for a noise multiplier.
+    unit = 1.0 if options.private else 0.0
+    reports = options.private and options.diagnostics
+
+    def histogram(parts: Sequence[NormPart], share: float) -> Step:
+        return Step(
+            blocks=tuple(histogram_block(part.name, part.grid) for part in parts),
+            clipping_norm=math.sqrt(len(parts)),
+            noise_multiplier=unit / math.sqrt(share),
+            sampling=full,
+            counted=tuple(parts),
+        )
+
+    if unknown:
+        share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
+        steps.append(histogram(unknown, BOUNDS_SHARE))
     if once:
-        share = ONCE_SHARE if adaptive else 1.0
-        blocks, norm = bounded_blocks(once, typical_norms, options, engine=engine)
+        share_once = ONCE_SHARE * share if adaptive else share
+        blocks, norm = _bounded(once, parts, options, engine)
         steps.append(
             Step(
                 blocks=blocks,
                 clipping_norm=norm,
-                noise_multiplier=_noise(options, 1.0 / math.sqrt(share)),
-                sampling=FullBatch(relation=options.sampling.relation),
+                noise_multiplier=unit / math.sqrt(share_once),
+                sampling=full,
+                reports=reports and not adaptive,
             )
         )
+        share -= share_once
     if adaptive:
-        num_steps = options.num_steps
-        if num_steps is None:
-            num_steps = engine.default_num_steps(is_private=options.private)
         step_sizes = engine.step_sizes(
             num_steps,
             is_private=options.private,
             is_full=options.sampling.scheme == "full",
         )
-        share = 1.0 - ONCE_SHARE if once else 1.0
-        multiplier = options.sampling.rate * math.sqrt(num_steps / share)
-        blocks, norm = bounded_blocks(adaptive, typical_norms, options, engine=engine)
+        blocks, norm = _bounded(adaptive, parts, options, engine)
         first = Step(
             blocks=blocks,
             clipping_norm=norm,
-            noise_multiplier=_noise(options, multiplier),
+            noise_multiplier=unit
+            * options.sampling.rate
+            * math.sqrt(num_steps / share),
             sampling=options.sampling,
         )
-        steps += [dataclasses.replace(first, step_size=size) for size in step_sizes]
+        silent = num_steps - max(1, math.floor(REPORTING * num_steps))
+        for number, size in enumerate(step_sizes):
+            if number in refreshes:
+                steps.append(histogram(refreshed, REFRESH_SHARE))
+            steps.append(
+                dataclasses.replace(
+                    first,
+                    step_size=size,
+                    reports=reports and number >= silent,
+                )
+            )
+    if options.private and options.noise_multiplier is not None and steps:
+        last = steps[-1].noise_multiplier
+        steps = [step.scaled(options.noise_multiplier / last) for step in steps]
     return tuple(steps)
 
 
-def _noise(options: ScheduleOptions, relative: float) -> float:
-    if not options.private:
-        return 0.0
-    if options.noise_multiplier is not None:
-        return options.noise_multiplier
-    return relative
-
-
-def bounded_blocks(
+def _bounded(
     blocks: Sequence[Block],
-    typical_norms: Mapping[str, np.ndarray],
+    parts: Sequence[NormPart],
     options: ScheduleOptions,
-    *,
     engine: Engine,
-) -> tuple[tuple[Block, ...], float]:
-    """Scales the blocks of one step against each other and bounds their joint norm.
-
-    A clipping norm that the caller gave bounds the statistics as they are. Typical
-    norms that the caller gave become the statistics' units, and the joint bound is that
-    of a row in which each statistic has its typical norm. By default the blocks are
-    scaled so that their relative errors are alike, unless they are parts of one vector,
-    and the bound is the largest joint norm among synthetic rows of unit size.
-    """
+) -> tuple[tuple[Block, ...], float | None]:
+    """Blocks with their scales and their joint bound, as far as they are known."""
     if not options.private:
         return tuple(blocks), math.inf
-    given = options.clipping_norm
-    if isinstance(given, Mapping):
-        missing = [block.name for block in blocks if block.name not in given]
-        if missing:
-            raise ValueError(
-                f"Expected clipping_norm= to have a norm for {missing} too; it has "
-                f"{sorted(given)}."
-            )
-        in_units = [dataclasses.replace(b, scale=1.0 / given[b.name]) for b in blocks]
-        return tuple(in_units), math.sqrt(len(blocks))
-    if given is not None:
-        return tuple(blocks), given
-    if engine.is_one_vector:
-        joint = np.sqrt(sum(typical_norms[block.name] ** 2 for block in blocks))
-        return tuple(blocks), _default_norm(joint)
-    bounds = {b.name: float(np.max(typical_norms[b.name])) for b in blocks}
-    scales = optimal_scales(
+    if options.clipping_norm is not None:
+        return given_blocks(blocks, options.clipping_norm)
+    names = {block.name for block in blocks}
+    if any(not part.is_fixed and names & set(part.blocks) for part in parts):
+        return tuple(blocks), None
+    return bounded_blocks(
         blocks,
-        bounds,
+        {part.name: part.reference for part in parts},
         relation=options.sampling.relation,
-        weights={name: bound**-2 for name, bound in bounds.items()},
+        is_one_vector=engine.is_one_vector,
     )
-    if len(blocks) == 1:
-        scales = {blocks[0].name: 1.0}
-    joint = np.sqrt(sum((scales[b.name] * typical_norms[b.name]) ** 2 for b in blocks))
-    for name, bound in bounds.items():
-        _validate.moderate(**{f"the default clipping norm of {name}": bound})
-    scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
-    return tuple(scaled), _default_norm(joint)
 
 
-def _default_norm(joint: np.ndarray) -> float:
-    """The largest of some norms, held to what is asked of a norm that is given."""
-    norm = float(np.max(joint))
-    try:
-        _validate.moderate(clipping_norm=norm)
-    except ValueError as error:
-        raise ValueError(
-            f"No default clipping norm could be found for this model: {error} Pass "
-            "clipping_norm=, a bound on the L2 norm of what one row contributes, "
-            "chosen from public knowledge."
-        ) from None
-    return norm
+def with_released_norms(
+    steps: Sequence[Step],
+    number: int,
+    counts: Mapping[str, np.ndarray],
+    norms: Mapping[str, float],
+    *,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+    num_rows: int,
+) -> tuple[tuple[Step, ...], dict[str, float], list[str]]:
+    """The schedule after a histogram of norms: later steps clip to what was found.
+
+    Args:
+      steps: The schedule.
+      number: Which of its steps has the histogram.
+      counts: Its noisy counts, by part.
+      norms: What histograms before it said, by part.
+      parts: All parts of the joint vector.
+      is_one_vector: See `bounded_blocks`.
+      num_rows: Public number of rows.
+
+    Returns:
+      The schedule, the norms by part, and the parts of which no bin stood out of the
+      noise: these keep the norm that they had, or that of rows of unit size.
+    """
+    histogram, later = steps[number], steps[number + 1 :]
+    found, unseen = dict(norms), []
+    known = {part.name: part.reference for part in parts} | dict(norms)
+    for part in histogram.counted:
+        norm = norm_from_counts(
+            counts[part.name],
+            part.grid,
+            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
+            relative_noise=_relative_noise(later, part, parts, is_one_vector),
+            num_rows=num_rows,
+        )
+        if norm is None:
+            unseen.append(part.name)
+            norm = known[part.name]
+        found[part.name] = norm
+    known |= found
+    counted = {block for part in histogram.counted for block in part.blocks}
+    resolved = list(steps[: number + 1])
+    for step in later:
+        names = {block.name for block in step.blocks}
+        if not step.counted and names & counted:
+            step = _clipped(step, known, is_one_vector)
+        resolved.append(step)
+    return tuple(resolved), found, unseen
+
+
+def _clipped(step: Step, norms: Mapping[str, float], is_one_vector: bool) -> Step:
+    blocks, norm = bounded_blocks(
+        step.blocks,
+        norms,
+        relation=step.sampling.relation,
+        is_one_vector=is_one_vector,
+    )
+    return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
+
+
+def _relative_noise(
+    steps: Sequence[Step],
+    part: NormPart,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+) -> float:
+    """L2 norm of the noise in the average of a part's releases, over its norm."""
+    unit = {p.name: 1.0 for p in parts}
+    squares = []
+    for step in steps:
+        names = {block.name for block in step.blocks}
+        if step.counted or not set(part.blocks) <= names:
+            continue
+        mechanism = _clipped(step, unit, is_one_vector).mechanism
+        square = sum(
+            block.num_coordinates * mechanism.block_noise_stddev(block.name) ** 2
+            for block in step.blocks
+            if block.name in part.blocks
+        )
+        squares.append(square / step.sampling.rate**2)
+    return math.sqrt(1.0 / sum(1.0 / square for square in squares))

@@ -11,10 +11,16 @@ contribute something else. So nothing may be left over: rows are worked on toget
 `aligned` lengths, or one by one. `tests/test_rounding.py` tests that for both engines.
 """
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+# What a sum of clipped rows also counts: rows above the clipping norm, and rows that
+# hold something invalid or not finite.
+CLIPPED_ROWS = "rows clipped"
+ZERO_ROWS = "rows that count as zero"
 
 # By how much rows are clipped below the clipping norm.
 _ROOM = 2.0**-20
@@ -37,6 +43,70 @@ def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
     """
     bound = clipping_norm * (1.0 - _ROOM)
     return jnp.minimum(1.0, bound / jnp.maximum(norm, 1e-300))
+
+
+def diagnostic_counts(
+    norms: jax.Array, mask: jax.Array, clipping_norm: Any
+) -> dict[str, jax.Array]:
+    """How many rows were clipped, and how many counted as zero; not yet private.
+
+    Args:
+      norms: Norm of each row's joint vector, not finite where it counts as zero.
+      mask: Whether each row is part of the batch.
+      clipping_norm: The bound on norms.
+    """
+    valid = jnp.isfinite(norms)
+    counts = {
+        # The room for rounding is no clipping to speak of.
+        CLIPPED_ROWS: mask & valid & (norms > clipping_norm * (1.0 + _ROOM)),
+        ZERO_ROWS: mask & ~valid,
+    }
+    real = jnp.result_type(float)
+    return {name: jnp.sum(rows.astype(real)) for name, rows in counts.items()}
+
+
+def counts_in_bins(norms: jax.Array, mask: jax.Array, edges: jax.Array) -> jax.Array:
+    """How many norms lie in each bin (edges[i - 1], edges[i]]; not yet private.
+
+    A row is in one bin, or in none if it is masked or its norm is not finite.
+
+    Args:
+      norms: One number for each row.
+      mask: Whether each row is part of the batch.
+      edges: Where bins end, growing. The first and the last bin have no end.
+
+    Returns:
+      One count more than there are edges.
+    """
+    number = len(edges) + 1
+    bins = jnp.where(mask & jnp.isfinite(norms), jnp.searchsorted(edges, norms), number)
+    counts = jnp.zeros(number, jnp.result_type(float))
+    return counts.at[bins].add(1.0, mode="drop")
+
+
+def counts_of_parts(
+    norms: Mapping[str, jax.Array],
+    mask: jax.Array,
+    parts: Iterable[tuple[str, Sequence[str]]],
+    edges: Mapping[str, jax.Array],
+) -> dict[str, jax.Array]:
+    """`counts_in_bins` of joint norms, in double precision.
+
+    Args:
+      norms: Norm of each block in each row.
+      mask: Whether each row is part of the batch.
+      parts: Names of joint norms, each with its blocks.
+      edges: By such a name, where bins end.
+    """
+    with jax.enable_x64(True):
+        return {
+            part: counts_in_bins(
+                jnp.sqrt(sum((norms[name] ** 2 for name in blocks), jnp.zeros(()))),
+                mask,
+                edges[part],
+            )
+            for part, blocks in parts
+        }
 
 
 def aligned(length: int) -> int:

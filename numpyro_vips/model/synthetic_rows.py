@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
@@ -94,3 +94,22 @@ def synthetic_latents(
             value = evaluate_in_double(transform, rng.uniform(-1.0, 1.0, free))
         latents[site.name] = value
     return latents
+
+
+def rows_of_other_sizes(
+    rows: Mapping[str, np.ndarray],
+) -> Iterator[dict[str, np.ndarray]]:
+    """Rows like these, but for one argument at a time that is far from unit size.
+
+    Many of them are no valid observations.
+    """
+    rng = np.random.default_rng(1)
+    for name, row in rows.items():
+        if row.dtype.kind not in "fiu":
+            continue
+        # Counts may come as floats.
+        others = [rng.integers(0, most, row.shape) for most in (5, 100)]
+        if row.dtype.kind == "f":
+            others += [1e3 * row, 1e-3 * row, 1e3 * rng.normal(size=row.shape)]
+        for other in others:
+            yield {**rows, name: np.asarray(other).astype(row.dtype)}

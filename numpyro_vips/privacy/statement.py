@@ -76,6 +76,20 @@ def _installed_version(name: str) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NoisyShare:
+    """A released share of the rows, and the standard deviation of its noise."""
+
+    share: float
+    stddev: float
+
+    def __str__(self) -> str:
+        """In per cent, such as "31 % ± 2 %"."""
+        share, stddev = 100 * self.share, 100 * self.stddev
+        digits = max(0, 1 - math.floor(math.log10(stddev))) if 0 < stddev < 10 else 0
+        return f"{share:.{digits}f} % ± {stddev:.{digits}f} %"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
     """The guarantee of one fit.
 
@@ -96,6 +110,7 @@ class PrivacyStatement:
       num_rows: The number of rows that the scale, the sampling rate and delta use.
       num_rows_declared: Whether the caller declared it, rather than it being the actual
         length.
+      shares: Released shares of the rows, such as of those that were clipped, by name.
       versions: Versions of the libraries that took part.
     """
 
@@ -113,6 +128,9 @@ class PrivacyStatement:
     platform: str
     num_rows: int
     num_rows_declared: bool
+    shares: Mapping[str, NoisyShare] = dataclasses.field(
+        default_factory=dict[str, NoisyShare]
+    )
     versions: Mapping[str, str] = dataclasses.field(default_factory=library_versions)
 
     def __post_init__(self) -> None:
@@ -176,7 +194,7 @@ class PrivacyStatement:
     def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacyStatement":
         """The inverse of `to_dict`; what follows from the events is computed anew."""
         # Statements of earlier versions do not say.
-        fields = {"platform": "unknown", **fields}
+        fields = {"platform": "unknown", "shares": {}, **fields}
         values = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
         values |= {name: float(values[name]) for name in ("epsilon", "delta")}
         norms: Any = values["clipping_norm"]
@@ -184,6 +202,7 @@ class PrivacyStatement:
         values["clipping_norm"] = tuple(map(float, norms)) if several else float(norms)
         values["events"] = tuple(map(GaussianEvent.from_dict, values["events"]))
         values["public"] = tuple(values["public"])
+        values["shares"] = {k: NoisyShare(**v) for k, v in values["shares"].items()}
         return cls(**values)
 
     def __str__(self) -> str:
@@ -226,6 +245,7 @@ class PrivacyStatement:
             f"Randomness:  {self.noise_source}",
             "Releases:",
             *([f"  {_describe(event)}" for event in self.events] or ["  none"]),
+            *(f"Of all rows:  {v} {name}" for name, v in self.shares.items()),
             "Treated as public:",
             f"  number of rows: {self.num_rows} ({origin})",
             *(f"  {fact}" for fact in self.public),

@@ -6,7 +6,7 @@ checked for a single row; see `jax_tools.row_programs`.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,10 @@ from jaxtyping import Array, Bool, Float, Shaped
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
+    CLIPPED_ROWS,
+    ZERO_ROWS,
     clipping_factor,
+    diagnostic_counts,
     in_double,
     in_pieces,
     piece_length,
@@ -78,7 +81,8 @@ def bounded_sum(
       means: The points about which statistics are taken, by latent; zero if left out.
 
     Returns:
-      The sum of each block in `scales`, not yet private, in double precision.
+      The sum of each block in `scales`, not yet private, in double precision; and the
+      counts of `row_sums.diagnostic_counts`.
     """
     # Which precision latents are solved for in is for the caller to say.
     is_double = jnp.result_type(float) == jnp.float64
@@ -86,6 +90,8 @@ def bounded_sum(
     with jax.enable_x64(True):
         double, norm = in_double((shared, clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
+
+        shapes |= dict.fromkeys((CLIPPED_ROWS, ZERO_ROWS), ())
 
         def of_piece(rows: Rows, mask: Bool[Array, " rows"]) -> dict[str, PartialSum]:
             with jax.enable_x64(is_double):
@@ -97,10 +103,10 @@ def bounded_sum(
         def add_to(
             sums: ByStatistic, partial_sums: Mapping[str, PartialSum]
         ) -> NewByStatistic:
-            return {name: add(sums[name], partial_sums[name]) for name in scales}
+            return {name: add(sums[name], partial_sums[name]) for name in shapes}
 
         def zeros(partial_sums: Mapping[str, ShapeOfSum]) -> NewByStatistic:
-            return {name: zero_sum(partial_sums[name], shapes[name]) for name in scales}
+            return {name: zero_sum(partial_sums[name], shapes[name]) for name in shapes}
 
         pieces = in_pieces(dict(rows), mask, _piece_size(program))
         first = jax.tree.map(lambda x: x[0], pieces)
@@ -114,13 +120,51 @@ def bounded_sum(
                 zeros(partial_sums),
                 pieces,
             )
-        return {
+        blocks = {
             s.name: as_block(
                 s, in_order(sums[s.name], partial_sums[s.name], shapes[s.name])
             )
             for s in program.structure.statistics
             if s.name in scales
         }
+        return blocks | {name: sums[name] for name in (CLIPPED_ROWS, ZERO_ROWS)}
+
+
+def norms_of_rows(
+    program: ConjugateProgram,
+    expected_natural: ByStatistic,
+    rows: Rows,
+    names: Collection[str],
+    sweeps: int,
+    means: Means | None = None,
+) -> dict[str, Float[Array, " rows"]]:
+    """Norms of the rows' expected sufficient statistics, by name: (number of rows,).
+
+    They are the norms by which `bounded_sum` clips, in double precision, and not finite
+    where a row counts as zero.
+
+    Args:
+      program, expected_natural, rows, sweeps, means: As in `bounded_sum`.
+      names: The statistics.
+    """
+    is_double = jnp.result_type(float) == jnp.float64
+    shared = Shared(dict(expected_natural), dict.fromkeys(names, 1.0), means or {})
+    count = len(jax.tree.leaves(rows)[0])
+
+    def of_piece(rows: Rows) -> dict[str, Float[Array, " rows"]]:
+        with jax.enable_x64(is_double):
+            contributions = _row_contributions(program, shared, rows, sweeps)
+        means = in_double(shared.means)
+
+        def of_row(mine: RowContribution) -> dict[str, Float[Array, ""]]:
+            return {name: norm_of(program, mine, {name: 1.0}, means) for name in names}
+
+        return jax.vmap(of_row)(in_double(contributions))
+
+    with jax.enable_x64(True):
+        pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), _piece_size(program))
+        norms = jax.lax.map(of_piece, pieces)
+        return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
 
 
 def _row_contributions(
@@ -152,6 +196,7 @@ def _sum_of_contributions(
     expected_natural, scales, means = shared
     norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means))(contributions)
     weights, usable = clipping_weights(norms, mask, clipping_norm)
+    counts = diagnostic_counts(norms, mask, clipping_norm)
     # What is not usable must not reach the sum even as 0 · nan.
     contributions = jax.tree.map(lambda x: where_rows(usable, x), contributions)
     partial_sums: dict[str, PartialSum] = {
@@ -171,7 +216,7 @@ def _sum_of_contributions(
         return jnp.vdot(weights, jax.vmap(of_row)(contributions))
 
     rest = {name: expected_natural[name] for name in scales if name not in partial_sums}
-    return partial_sums | (jax.grad(total)(rest) if rest else {})
+    return partial_sums | counts | (jax.grad(total)(rest) if rest else {})
 
 
 def _piece_size(program: ConjugateProgram) -> int | None:

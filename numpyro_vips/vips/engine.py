@@ -27,11 +27,12 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.random_keys import as_threefry
+from numpyro_vips.jax_tools.row_sums import counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS, solve_locals
+from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
@@ -39,13 +40,12 @@ from numpyro_vips.vips.named_arrays import (
     NewByStatistic,
     NewMomentsByFactor,
     NewSums,
-    Row,
     Rows,
     Sums,
 )
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import public_statistics, row_norm, with_repeats
+from numpyro_vips.vips.row_statistics import public_statistics, with_repeats
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
@@ -300,24 +300,56 @@ class VipsEngine:
 
     @functools.cached_property
     def _row_norms(self) -> Any:
-        program, sweeps = self.program, self.local_steps
-
         def norms(
             expected_natural: ByStatistic,
             means: Means,
             rows: Rows,
             names: tuple[str, ...],
         ) -> dict[str, Float[Array, " rows"]]:
-            def norms_of_row(row: Row) -> dict[str, Float[Array, ""]]:
-                local = solve_locals(program, expected_natural, row, sweeps)
-                return {
-                    name: row_norm(program, row, local, {name: 1.0}, means)
-                    for name in names
-                }
-
-            return jax.vmap(norms_of_row)(rows)
+            return norms_of_rows(
+                self.program, expected_natural, rows, names, self.local_steps, means
+            )
 
         return jax.jit(norms, static_argnums=3)
+
+    def norm_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+
+        See `fitting.engine.Engine.norm_counts`.
+        """
+        means = means_of(self.program.structure, state.moments)
+        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
+        with jax.enable_x64(True):
+            double = {part: jnp.asarray(edges[part]) for part in parts}
+        shared = (state.expected_natural, means)
+        found = self._norm_counts(shared, dict(rows), mask, double, names)
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    @functools.cached_property
+    def _norm_counts(self) -> Any:
+        def counts(
+            shared: tuple[ByStatistic, Means],
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            edges: Mapping[str, Float[Array, " _edges"]],
+            parts: tuple[tuple[str, tuple[str, ...]], ...],
+        ) -> dict[str, Float[Array, " _bins"]]:
+            expected_natural, means = shared
+            names = sorted({name for _, blocks in parts for name in blocks})
+            norms = norms_of_rows(
+                self.program, expected_natural, rows, names, self.local_steps, means
+            )
+            return counts_of_parts(norms, mask, parts, edges)
+
+        return jax.jit(counts, static_argnums=4)
 
     @functools.cached_property
     def _linear(self) -> frozenset[str]:

@@ -21,7 +21,9 @@ import optax
 from scipy import special
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.private_step import release
 from numpyro_vips.privacy.sampling import RowSampling
+from numpyro_vips.privacy.secure_random import SecureRandom
 
 KEY = jax.random.key(0)
 DELTA = 1e-5
@@ -198,10 +200,52 @@ def worst_case(
             "sampling": sampling,
             "noise_multiplier": noise_multiplier,
             "clipping_norm": 1.0,
+            # All of the joint vector is what the adversary sees.
+            "diagnostics": False,
             "num_rows": num_rows,
             "num_steps": num_steps,
         },
     )
+
+
+def histogram_scores(
+    engine: str, count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What histograms of norms betray of a row that is alone in its bin.
+
+    Returns:
+      The noisy counts of that bin without the row and with it, from `count` releases
+      each, and the μ that is claimed.
+    """
+    case = worst_case(engine, nv.FullBatch(), noise_multiplier=noise_multiplier)
+    options = {k: v for k, v in case.options.items() if k != "clipping_norm"}
+    vi = dataclasses.replace(case, options=options).vi()
+    found = []
+    claimed = math.nan
+    for world, rows in enumerate((case.absent, case.present)):
+        prepared, _ = vi._prepare_fit((rows,), {})
+        step = prepared.steps[0]
+        step = step.scaled(noise_multiplier / step.noise_multiplier)
+        state = prepared.engine.initial_state(KEY)
+        claimed = math.sqrt(len(step.counted)) / step.mechanism.sensitivity()
+        claimed /= noise_multiplier
+        counts = []
+        for number in range(count):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+                random = SecureRandom(insecure_seed=2 * number + world)
+            released = release(
+                prepared.arguments, prepared.engine, step, state, random, None
+            )
+            # Every part of it counts the row once, each with noise of its own.
+            counts.append([released[p.name] for p in step.counted])
+        found.append(np.array(counts))
+    bins = np.argmax(found[1].mean(0) - found[0].mean(0), axis=1)
+    absent, present = (
+        np.mean([worlds[:, p, b] for p, b in enumerate(bins)], axis=0)
+        for worlds in found
+    )
+    return absent, present, claimed
 
 
 # --- many canaries at once ------------------------------------------------------------

@@ -21,6 +21,7 @@ from _worst_cases import (
     KEY,
     WorstCase,
     fresh_start,
+    histogram_scores,
     one_run,
     topics_case,
     topics_sum,
@@ -252,6 +253,41 @@ def test_planted_bugs_are_caught(engine, name, monkeypatch, record_property):
         assert 0.9 * TRUE_MU < audit.mu < TRUE_MU
     else:
         assert audit.mu > TRUE_MU
+
+
+def noiseless_histogram(patch: pytest.MonkeyPatch) -> None:
+    add_noise = GaussianMechanism.add_noise
+
+    def added(self: Any, sums: Any, rng: Any) -> Any:
+        if all(block.norm_bound == 1.0 for block in self.blocks):
+            return {name: np.array(value) for name, value in sums.items()}
+        return add_noise(self, sums, rng)
+
+    patch.setattr(GaussianMechanism, "add_noise", added)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("engine", ENGINES)
+def test_histograms_of_norms_stay_below_their_claim(engine, record_property):
+    absent, present, claimed = histogram_scores(engine, RUNS, noise_multiplier=0.4)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    found = f"mu >= {mu:.3f} (claimed {claimed:.3f})"
+    record_property("audit", f"{engine}, histogram of norms: {found}")
+    assert 0.9 * claimed < mu < claimed
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_histogram_without_noise_is_caught(engine, monkeypatch):
+    noiseless_histogram(monkeypatch)
+    absent, present, mu = histogram_scores(engine, 200, noise_multiplier=4.0)
+    claimed = accounting.epsilon(
+        noise_multiplier=1 / mu,
+        sampling_rate=1.0,
+        num_steps=1,
+        delta=DELTA,
+        sampling="full",
+    )
+    assert epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE) > claimed
 
 
 def papers_e_step(*, warm: bool) -> Any:

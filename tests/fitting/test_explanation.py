@@ -71,7 +71,10 @@ def test_a_conjugate_model_site_by_site():
         "⟨w w⟩": "adaptive",
     }
     assert released["⟨w w⟩"]["shape"] == [3, 3]
-    assert [step["steps"] for step in plan.schedule] == [1, 10]
+    # Both norms are counted, then one of them again, twice.
+    assert [step["steps"] for step in plan.schedule] == [1, 1, 10, 2]
+    assert sum(step["share"] for step in plan.schedule) == pytest.approx(1.0)
+    assert {s["bound"] for s in plan.statistics} == {"histogram"}
 
 
 @pytest.mark.parametrize(

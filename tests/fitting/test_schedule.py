@@ -15,13 +15,20 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of, plan_steps
+from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
+from numpyro_vips.fitting.schedule import (
+    ScheduleOptions,
+    Step,
+    events_of,
+    plan_steps,
+    with_released_norms,
+)
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
 
 MEAN = Block(name="mean", shape=(3,))
 MATRIX = Block(name="matrix", shape=(3, 3), symmetric=True)
-NORMS = {"mean": np.array([0.4, 0.5]), "matrix": np.array([0.125, 0.1])}
+NORMS = {"mean": 0.5, "matrix": 0.125}
 SETTINGS = ScheduleOptions(sampling=nv.FullBatch())
 
 
@@ -39,10 +46,18 @@ class Releases(VipsEngine):
 def planned(
     once: tuple[Block, ...],
     adaptive: tuple[Block, ...],
-    norms: Any,
+    norms: dict[str, float],
     options: ScheduleOptions,
+    *,
+    is_fixed: bool = True,
 ) -> tuple[Step, ...]:
-    return plan_steps(Releases(once, adaptive), norms, options)
+    """The steps where the structure says norms, or where it does not."""
+    parts = [
+        NormPart(name=name, blocks=(name,), reference=norm, is_fixed=is_fixed)
+        for name, norm in norms.items()
+        if name in {block.name for block in (*once, *adaptive)}
+    ]
+    return plan_steps(Releases(once, adaptive), parts, options)
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -131,30 +146,126 @@ def test_weights_forget_the_start_and_average_the_rest():
     np.testing.assert_allclose(weights, expected / expected.sum())
 
 
-def test_clipping_norms_come_from_the_caller_or_from_synthetic_rows():
+def test_clipping_norms_come_from_the_caller_or_from_the_structure():
     (once, *_) = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
     assert once.clipping_norm == pytest.approx(0.5)
     given = dataclasses.replace(SETTINGS, clipping_norm=2.0)
     assert {s.clipping_norm for s in planned((MEAN,), (MATRIX,), {}, given)} == {2.0}
-    # Two blocks of one step share a bound, the largest joint norm of a row.
+    # Two blocks of one step share a bound, the joint norm of a row with both norms.
     (joint,) = planned((MEAN, MATRIX), (), NORMS, SETTINGS)
     scales = {block.name: block.scale for block in joint.blocks}
-    norms = np.hypot(scales["mean"] * NORMS["mean"], scales["matrix"] * NORMS["matrix"])
-    assert joint.clipping_norm == pytest.approx(norms.max())
+    norm = math.hypot(*(scales[name] * NORMS[name] for name in NORMS))
+    assert joint.clipping_norm == pytest.approx(norm)
+
+
+def test_norms_that_nobody_knows_are_counted_first_and_again_where_they_change():
+    """The shares of all releases add up to one."""
+    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
+    counted = [
+        (number, [part.name for part in step.counted])
+        for number, step in enumerate(steps)
+        if step.counted
+    ]
+    # Before all; and after two and five of ten adaptive steps.
+    assert counted == [(0, ["mean", "matrix"]), (4, ["matrix"]), (8, ["matrix"])]
+    shares = {
+        bool(counted): sum(
+            step.noise_multiplier**-2
+            for step in steps
+            if bool(step.counted) == bool(counted)
+        )
+        for counted in (True, False)
+    }
+    bounds = schedule.BOUNDS_SHARE + 2 * schedule.REFRESH_SHARE
+    assert shares[True] == pytest.approx(bounds)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    for step in steps:
+        assert (step.clipping_norm is None) == (not step.counted)
+        # Before norms are known, what is priced is the multiplier alone.
+        assert step.event.noise_multiplier == pytest.approx(step.noise_multiplier)
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
+    sampling = nv.FullBatch(relation=relation)
+    settings = dataclasses.replace(SETTINGS, sampling=sampling)
+    (histogram, *_) = planned((MEAN, MATRIX), (), NORMS, settings, is_fixed=False)
+    # One count for each of two parts; another two where the row was before.
+    expected = {"add_or_remove": math.sqrt(2), "replace_one": 2.0}[relation]
+    assert histogram.mechanism.sensitivity() == pytest.approx(expected)
+
+
+def test_released_norms_scale_the_steps_that_follow_and_no_others():
+    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
+    steps = tuple(step.scaled(1e-3) for step in steps)  # Hardly any noise.
+    counts = {}
+    for part in steps[0].counted:
+        counts[part.name] = np.zeros(len(part.grid) + 1)
+        counts[part.name][np.searchsorted(part.grid, 3.0)] = 1000.0
+    found, norms, unseen = with_released_norms(
+        steps, 0, counts, {}, parts=steps[0].counted, is_one_vector=False, num_rows=1000
+    )
+    assert unseen == []
+    for name, norm in norms.items():
+        (part,) = (part for part in steps[0].counted if part.name == name)
+        assert 3.0 < norm <= 3.0 * math.sqrt(2)
+        assert norm in part.grid
+    for before, after in zip(steps, found, strict=True):
+        assert after.noise_multiplier == before.noise_multiplier
+        assert after.event.noise_multiplier == pytest.approx(
+            before.event.noise_multiplier, rel=1e-12
+        )
+        if before.counted:
+            assert after == before
+        else:
+            (block,) = after.blocks
+            assert after.clipping_norm == norms[block.name]
+    # Where nothing stands out, norms stay what they were.
+    empty = {name: np.zeros_like(count) for name, count in counts.items()}
+    again, kept, unseen = with_released_norms(
+        found,
+        4,
+        empty,
+        norms,
+        parts=steps[0].counted,
+        is_one_vector=False,
+        num_rows=1000,
+    )
+    assert (kept, unseen) == (norms, ["matrix"])
+    assert again == found
+
+
+def test_the_last_steps_report_clipped_rows_within_their_bound():
+    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
+    assert [step.reports for step in steps] == [False] * 9 + [True, True]
+    step = steps[-1]
+    clipped, zero = step.released[-2:]
+    assert (clipped.name, zero.name) == schedule.DIAGNOSTICS
+    # A row that is clipped has the norm of the bound, and one more entry.
+    assert step.clipping_norm is not None
+    joint = math.hypot(step.clipping_norm, clipped.scale)
+    assert step.mechanism.sensitivity("add_or_remove") == pytest.approx(joint)
+    share = (clipped.scale / step.clipping_norm) ** 2
+    assert share == pytest.approx(schedule.DIAGNOSTICS_SHARE)
+    silent = dataclasses.replace(SETTINGS, diagnostics=False)
+    assert not any(s.reports for s in planned((MEAN,), (MATRIX,), NORMS, silent))
 
 
 def test_without_privacy_there_is_no_noise_and_no_clipping():
     settings = dataclasses.replace(SETTINGS, private=False)
     for step in planned((MEAN,), (MATRIX,), {}, settings):
         assert step.noise_multiplier == 0
-        assert math.isinf(step.clipping_norm)
+        assert step.clipping_norm == math.inf
         assert step.step_size == 1.0
 
 
 def test_events_merge_equal_neighbours_only():
     steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
-    first, second = events_of(steps)
-    assert (first.num_steps, second.num_steps) == (1, DEFAULT_STEPS)
+    first, second, reporting = events_of(steps)
+    assert (first.num_steps, second.num_steps) == (1, DEFAULT_STEPS - 2)
+    # The last steps also release diagnostics.
+    assert reporting.num_steps == 2
+    assert reporting.noise_multiplier == pytest.approx(second.noise_multiplier)
     reordered = (steps[1], steps[0], steps[2])
     assert [event.num_steps for event in events_of(reordered)] == [1, 1, 1]
     (once,) = events_of([steps[1].scaled(3.0)])
@@ -165,10 +276,12 @@ def test_a_large_vector_has_no_blocks_of_different_scale():
     """Its parts are clipped as they are, by the norm of the whole."""
     engine = Releases((), (MEAN, MATRIX))
     engine.is_one_vector = True  # type: ignore[misc]
-    (step, *_) = plan_steps(engine, NORMS, SETTINGS)
+    part = NormPart(
+        name=WHOLE_VECTOR, blocks=tuple(NORMS), reference=0.7, is_fixed=True
+    )
+    (step, *_) = plan_steps(engine, [part], SETTINGS)
     assert [block.scale for block in step.blocks] == [1.0, 1.0]
-    norms = np.hypot(NORMS["mean"], NORMS["matrix"])
-    assert step.clipping_norm == pytest.approx(norms.max())
+    assert step.clipping_norm == 0.7
 
 
 # --- what runs is what was priced -----------------------------------------------------
@@ -245,12 +358,22 @@ def test_the_priced_events_are_those_that_run(options, watched):
         )
         result = vi.run(jax.random.key(0), X, y)
     (charge,) = budget.charges
-    assert result.privacy.events == charge.events
     priced = [
+        dataclasses.replace(event, num_steps=1)
+        for event in result.privacy.events
+        for _ in range(event.num_steps)
+    ]
+    # What was charged are these events in units of their sensitivity, where norms were
+    # not known yet.
+    charged = [
         dataclasses.replace(event, num_steps=1)
         for event in charge.events
         for _ in range(event.num_steps)
     ]
+    for event, paid in zip(priced, charged, strict=True):
+        assert paid.noise_multiplier == pytest.approx(event.noise_multiplier, rel=1e-12)
+        assert paid.sampling_rate == event.sampling_rate
+        assert (paid.sampling, paid.relation) == (event.sampling, event.relation)
     assert watched.noise == [
         (event.noise_stddev, event.sensitivity, event.relation) for event in priced
     ]

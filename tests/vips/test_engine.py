@@ -20,7 +20,7 @@ from _models import MODELS, UNIT, Rows, uncertified
 from scipy import special
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.private_step import run_step
+from numpyro_vips.fitting.private_step import release, update
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.engine import VipsEngine, VipsState
@@ -468,7 +468,10 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
             random = SecureRandom(insecure_seed=1)
         for _ in range(count):
             spy: Any = Spy()
-            run_step(analysis.arguments, spy, step, start, random, max_batch_size)
+            noisy = release(
+                analysis.arguments, spy, step, start, random, max_batch_size
+            )
+            update(spy, step, start, noisy)
         noise = np.stack([values[block.name] for values, _ in released]) - exact
         stated = released[0][1][block.name]
         event = step.event

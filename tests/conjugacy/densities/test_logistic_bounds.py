@@ -16,7 +16,7 @@ from _full_batch import FullBatch
 from scipy import optimize, special, stats
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.private_step import run_step
+from numpyro_vips.fitting.private_step import release, update
 from numpyro_vips.fitting.schedule import ONCE_SHARE
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
@@ -359,7 +359,9 @@ def test_curvature_has_the_noise_of_one_release():
         random = SecureRandom(insecure_seed=4)
 
     def after(step: Any, state: Any) -> Any:
-        return run_step(analysis.arguments, analysis.engine, step, state, random, None)
+        engine = analysis.engine
+        released = release(analysis.arguments, engine, step, state, random, None)
+        return update(engine, step, state, released)
 
     state = after(first, state)
     noise = state.statistics["⟨w w⟩"]

@@ -1,0 +1,245 @@
+"""Where the clipping norms of a fit come from, and the scales of its blocks.
+
+The first of these that applies:
+
+1. The caller's `clipping_norm=`.
+2. The model's structure: a statistic whose norm has the same limit whatever the numbers
+   of a row are, such as the indicator of a category.
+3. A private histogram of the norms of all rows, see `norm_histogram`. It is paid for,
+   and repeated where norms depend on the globals.
+4. Where no bin of the histogram stands out of its noise, as with few rows: synthetic
+   rows of unit size.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from numpyro_vips import _validate
+from numpyro_vips.accounting import Relation
+from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.norm_histogram import norm_grid
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
+from numpyro_vips.model.synthetic_rows import rows_of_other_sizes, rows_of_unit_size
+from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
+
+# How many synthetic rows norms are read off.
+NUM_TYPICAL_ROWS = 64
+# At the first start the gradients of all rows may be zero, as where the model clips a
+# latent at its prior's centre. So many starts are tried.
+_NUM_STARTS = 32
+# What the gradient of DPVI is called, whose parts have no norms one by one.
+WHOLE_VECTOR = "gradient"
+# A norm that varies by less, over rows of any size, is the structure's.
+_TOLERANCE = 1e-4
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormPart:
+    """A part of the joint vector that has a norm of its own.
+
+    Attributes:
+      name: The statistic, or `WHOLE_VECTOR`.
+      blocks: Names of its blocks.
+      reference: Its norm in synthetic rows of unit size.
+      is_fixed: Whether the structure bounds it by that, whatever a row holds.
+    """
+
+    name: str
+    blocks: tuple[str, ...]
+    reference: float
+    is_fixed: bool = False
+
+    @property
+    def grid(self) -> np.ndarray:
+        """The edges of its histogram, see `norm_grid`."""
+        return norm_grid(self.reference)
+
+
+def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
+    """What has a norm, and what is known of it before rows are read.
+
+    Args:
+      engine: What there is to release.
+      graph: The model, of whose rows only shapes and types are looked at.
+
+    Raises:
+      ValueError: No synthetic row is a valid observation of the model.
+    """
+    names = [b.name for b in (*engine.blocks("once"), *engine.blocks("adaptive"))]
+    if not names:
+        return ()
+    trial = _Trial(engine, graph.arguments, names)
+    rows, typical = trial.typical_norms(graph)
+    if engine.is_one_vector:
+        joint = np.sqrt(sum(typical[name] ** 2 for name in names))
+        reference = _moderate_norm(float(np.max(joint)))
+        return (NormPart(name=WHOLE_VECTOR, blocks=tuple(names), reference=reference),)
+    largest = {name: float(np.max(typical[name])) for name in names}
+    varying = trial.varying(rows, largest)
+    return tuple(
+        NormPart(
+            name=name,
+            blocks=(name,),
+            reference=_moderate_norm(norm),
+            is_fixed=name not in varying,
+        )
+        for name, norm in largest.items()
+    )
+
+
+class _Trial:
+    """Norms of an engine's blocks in synthetic rows."""
+
+    def __init__(
+        self, engine: Engine, arguments: ModelArguments, names: Sequence[str]
+    ) -> None:
+        self._engine = engine
+        self._arguments = arguments
+        self._names = names
+        self._state_at = functools.cache(
+            lambda start: engine.initial_state(threefry_key(start))
+        )
+
+    def norms(self, rows: Mapping[str, np.ndarray], start: int = 0) -> dict[str, Any]:
+        """By block, of the rows that the engine counts, at one of several starts."""
+        taken = self._arguments.as_taken(rows)
+        norms = self._engine.row_norms(self._state_at(start), taken, self._names)
+        counted = np.all([np.isfinite(n) for n in norms.values()], axis=0)
+        return {name: norm[counted] for name, norm in norms.items()}
+
+    def typical_norms(
+        self, graph: ModelGraph
+    ) -> tuple[Mapping[str, np.ndarray], dict[str, np.ndarray]]:
+        """Rows of unit size, or that the model itself draws, and norms by block.
+
+        Raises:
+          ValueError: No row that was tried is a valid observation.
+        """
+        valid = []
+        for rows in rows_of_unit_size(self._arguments, NUM_TYPICAL_ROWS):
+            norms = self.norms(rows)
+            if len(norms[self._names[0]]) == NUM_TYPICAL_ROWS:
+                if self._are_known(norms):
+                    return rows, norms
+                valid = [rows]
+        try:
+            valid.append(rows_from_model(graph, NUM_TYPICAL_ROWS, seed=0).rows)
+        except NoValidRows as error:
+            if not valid:
+                raise ValueError(
+                    f"No clipping norm could be looked for in this model: {error} Pass "
+                    "clipping_norm=, a bound on the L2 norm of one row's statistics, "
+                    "chosen from public knowledge; or arguments of the type that the "
+                    "model means, such as real numbers for what it divides by."
+                ) from None
+        for start in range(_NUM_STARTS):
+            for rows in valid:
+                norms = self.norms(rows, start)
+                if self._are_known(norms):
+                    return rows, norms
+        # Any edge of the grid will do: the rows themselves are going to say.
+        return valid[0], {name: np.ones(1) for name in self._names}
+
+    def _are_known(self, norms: Mapping[str, np.ndarray]) -> bool:
+        """Whether there is a norm above zero of every block, or of the one vector."""
+        if self._engine.is_one_vector:
+            # A part of it, as of a layer of a network, may well be zero at the start.
+            return any(np.any(norm > 0) for norm in norms.values())
+        return all(np.any(norm > 0) for norm in norms.values())
+
+    def varying(
+        self, rows: Mapping[str, np.ndarray], largest: Mapping[str, float]
+    ) -> set[str]:
+        """The blocks that are larger in rows of other sizes than in these.
+
+        It is no proof that the others are not. None is needed: rows are clipped, and a
+        norm that is too small for some costs accuracy, not privacy. Where no other row
+        is valid, all may vary.
+        """
+        varying: set[str] = set()
+        was_valid = False
+        for others in rows_of_other_sizes(rows):
+            for name, norms in self.norms(others).items():
+                was_valid |= len(norms) > 0
+                if np.any(norms > largest[name] * (1.0 + _TOLERANCE)):
+                    varying.add(name)
+        return varying if was_valid else set(largest)
+
+
+def bounded_blocks(
+    blocks: Sequence[Block],
+    norms: Mapping[str, float],
+    *,
+    relation: Relation,
+    is_one_vector: bool,
+) -> tuple[tuple[Block, ...], float]:
+    """Scales the blocks of one step against each other and bounds their joint norm.
+
+    Blocks are scaled so that their relative errors are alike, unless they are parts of
+    one vector.
+
+    Args:
+      blocks: What the step releases, at scale 1.
+      norms: The norm that each part of it is clipped to, by the part's name.
+      relation: The relation that the noise protects.
+      is_one_vector: Whether the blocks are parts of one vector, named `WHOLE_VECTOR`.
+
+    Returns:
+      The blocks, and the bound on their joint norm.
+    """
+    if is_one_vector:
+        return tuple(blocks), norms[WHOLE_VECTOR]
+    bounds = {block.name: norms[block.name] for block in blocks}
+    if len(blocks) == 1:
+        return tuple(blocks), bounds[blocks[0].name]
+    scales = optimal_scales(
+        blocks,
+        bounds,
+        relation=relation,
+        weights={name: bound**-2 for name, bound in bounds.items()},
+    )
+    scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
+    return tuple(scaled), 1.0
+
+
+def given_blocks(
+    blocks: Sequence[Block], given: float | Mapping[str, float]
+) -> tuple[tuple[Block, ...], float]:
+    """Blocks and joint bound for the caller's `clipping_norm=`.
+
+    A number bounds the statistics as they are. Typical norms become the statistics'
+    units, and the joint bound is that of a row in which each has its typical norm.
+
+    Raises:
+      ValueError: A block has no norm.
+    """
+    if not isinstance(given, Mapping):
+        return tuple(blocks), given
+    missing = [block.name for block in blocks if block.name not in given]
+    if missing:
+        raise ValueError(
+            f"Expected clipping_norm= to have a norm for {missing} too; it has "
+            f"{sorted(given)}."
+        )
+    in_units = [dataclasses.replace(b, scale=1.0 / given[b.name]) for b in blocks]
+    return tuple(in_units), math.sqrt(len(blocks))
+
+
+def _moderate_norm(norm: float) -> float:
+    try:
+        _validate.moderate(clipping_norm=norm)
+    except ValueError as error:
+        raise ValueError(
+            f"No default clipping norm could be found for this model: {error} Pass "
+            "clipping_norm=, a bound on the L2 norm of what one row contributes, "
+            "chosen from public knowledge."
+        ) from None
+    return norm

@@ -1,0 +1,160 @@
+"""The public side of a running fit: its state, its schedule, and what was reported."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.private_step import update
+from numpyro_vips.fitting.schedule import Step, with_released_norms
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.privacy.statement import NoisyShare
+
+# A share of rows above this is worth a warning, if it stands out of its noise by so
+# many standard deviations.
+_WORTH_A_WARNING = 0.05
+_STANDING_OUT = 3.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What has been released besides the engine's state. All of it is public.
+
+    Attributes:
+      steps: The schedule; later steps clip to the norms that were released.
+      norms: The norms that histograms said, by part.
+      unseen: Parts of which no bin of a histogram stood out of the noise.
+      reports: The shares of rows that were clipped, and that counted as zero, by step.
+    """
+
+    steps: tuple[Step, ...]
+    norms: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    unseen: tuple[str, ...] = ()
+    reports: tuple[Mapping[str, NoisyShare], ...] = ()
+
+    def after_histogram(
+        self,
+        number: int,
+        counts: Mapping[str, np.ndarray],
+        *,
+        parts: tuple[NormPart, ...],
+        engine: Engine,
+        num_rows: int,
+    ) -> "Progress":
+        """Progress after step `number`, which has released counts of norms."""
+        steps, norms, unseen = with_released_norms(
+            self.steps,
+            number,
+            counts,
+            self.norms,
+            parts=parts,
+            is_one_vector=engine.is_one_vector,
+            num_rows=num_rows,
+        )
+        return dataclasses.replace(
+            self,
+            steps=steps,
+            norms=norms,
+            unseen=tuple(dict.fromkeys((*self.unseen, *unseen))),
+        )
+
+    def after_statistics(
+        self, step: Step, released: Mapping[str, np.ndarray], num_rows: int
+    ) -> "Progress":
+        """Progress after a step that has released statistics.
+
+        Args:
+          step: The step.
+          released: Noisy estimates of sums over all rows.
+          num_rows: Public number of rows.
+        """
+        if not step.reports:
+            return self
+        report = {
+            name: NoisyShare(
+                share=float(released[name]) / num_rows,
+                stddev=step.mechanism.block_noise_stddev(name)
+                / (step.sampling.rate * num_rows),
+            )
+            for name in (CLIPPED_ROWS, ZERO_ROWS)
+        }
+        return dataclasses.replace(self, reports=(*self.reports, report))
+
+    @property
+    def shares(self) -> dict[str, NoisyShare]:
+        """The mean over the steps that reported, by `row_sums.CLIPPED_ROWS` or so."""
+        count = len(self.reports)
+        return {
+            name: NoisyShare(
+                share=sum(report[name].share for report in self.reports) / count,
+                stddev=math.hypot(*(r[name].stddev for r in self.reports)) / count,
+            )
+            for name in (self.reports[0] if count else ())
+        }
+
+    def warnings(self) -> list[str]:
+        """What the caller should know before using the posterior: a sentence each."""
+        found = []
+        shares = self.shares
+        if _is_notable(shares.get(CLIPPED_ROWS)):
+            found.append(
+                f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
+                "what they contribute was larger than the clipping norm, so the "
+                "posterior is drawn towards the rows that were not, and its intervals "
+                "do not say so. Pass a larger clipping_norm=, from public knowledge, "
+                "or scale the arguments and the priors."
+            )
+        if _is_notable(shares.get(ZERO_ROWS)):
+            found.append(
+                f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
+                "that is not finite, or an observation or an index that the model "
+                "cannot have. Look at how the arguments were made, and at the supports "
+                "of the observed distributions."
+            )
+        if self.unseen:
+            names = ", ".join(self.unseen)
+            found.append(
+                f"Too few rows for this budget to find a clipping norm of {names}: no "
+                "bin of the private histogram stood out of its noise. The norm of "
+                "synthetic rows was taken, which may be far from the rows' own. Pass "
+                "clipping_norm= from public knowledge, or a larger epsilon."
+            )
+        return found
+
+
+def _is_notable(share: NoisyShare | None) -> bool:
+    if share is None:
+        return False
+    return share.share - _STANDING_OUT * share.stddev > _WORTH_A_WARNING
+
+
+def advanced(
+    engine: Engine,
+    progress: Progress,
+    number: int,
+    state: object,
+    released: Mapping[str, np.ndarray],
+    *,
+    parts: tuple[NormPart, ...],
+    num_rows: int,
+) -> tuple[object, Progress]:
+    """The engine's state and the progress after a step; public.
+
+    Args:
+      engine: What runs the fit.
+      progress, state: Those before the step.
+      number: Which step of the schedule it was.
+      released: What it released.
+      parts: What has a norm.
+      num_rows: Public number of rows.
+    """
+    step = progress.steps[number]
+    if step.counted:
+        return state, progress.after_histogram(
+            number, released, parts=parts, engine=engine, num_rows=num_rows
+        )
+    state = update(engine, step, state, released)
+    return state, progress.after_statistics(step, released, num_rows)

@@ -1,0 +1,276 @@
+"""Where clipping norms come from: on real rows, for both engines."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+
+
+def counts(y):
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def labels(y):
+    chances = numpyro.sample("chances", dist.Dirichlet(jnp.ones(4)))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Categorical(chances), obs=y)
+
+
+def totals(y):
+    chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Binomial(10, chance), obs=y)
+
+
+def regression(X, y=None):
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.7), obs=y)
+
+
+def fit(model: Any, *arguments: Any, **options: Any) -> nv.PrivateVIResult:
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(options.pop("budget", 1.0), 1e-5),
+        progress_bar=False,
+        insecure_seed=options.pop("seed", 0),
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+        return vi.run(jax.random.key(0), *arguments)
+
+
+def prepared(model: Any, *arguments: Any, **options: Any) -> Any:
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        **options,
+    )
+    return vi._prepare_fit(arguments, {})[0]
+
+
+def bounds(model: Any, *arguments: Any, **options: Any) -> dict[str, str]:
+    """Where each statistic's norm comes from, as `explain` says it."""
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        **options,
+    )
+    plan = vi.explain(*arguments)
+    return {
+        row["statistic"]: row["bound"]
+        for row in plan.statistics
+        if row["released"] != "public"
+    }
+
+
+# --- which of them applies ------------------------------------------------------------
+
+Y = np.arange(60, dtype=np.float32) % 4
+X = np.ones((60, 3), np.float32)
+
+
+def test_indicators_need_no_histogram():
+    assert set(bounds(labels, Y.astype(np.int32)).values()) == {"structure"}
+    result = fit(labels, Y.astype(np.int32))
+    assert not any("histogram" in event.label for event in result.privacy.events)
+    assert "the clipping norms, which must not be" in str(result.privacy)
+
+
+@pytest.mark.parametrize("model", [counts, totals])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
+def test_counts_are_found_whatever_their_type_is(model, dtype):
+    found = bounds(model, Y.astype(dtype))
+    assert set(found.values()) == {"histogram"}
+
+
+def test_a_norm_of_the_callers_costs_nothing():
+    assert set(bounds(counts, Y, clipping_norm=5.0).values()) == {"clipping_norm="}
+    events = fit(counts, Y, clipping_norm=5.0).privacy.events
+    assert not any("histogram" in event.label for event in events)
+
+
+def test_without_noise_nothing_is_counted_or_clipped():
+    result = fit(counts, Y, budget=np.inf)
+    assert result.privacy.events == ()
+    assert result.privacy.clipping_norm == np.inf
+    assert result.privacy.shares == {}
+
+
+def test_too_few_rows_are_said():
+    with pytest.warns(UserWarning, match="Too few rows"):
+        result = fit(counts, Y[:8], budget=0.1)
+    assert any("Too few rows" in text for text in result.diagnostics["warnings"])
+
+
+# --- the histogram of private rows ----------------------------------------------------
+
+ENGINES = ("vips", "dpvi")
+ROWS = np.array([0.5, 2.0, 40.0, np.nan, -1e30, np.inf, 0.0], np.float32)
+
+
+def rows_of(values: np.ndarray) -> dict[str, np.ndarray]:
+    """Rows of a regression on one feature that both vary."""
+    return {"X": np.cbrt(np.abs(values) + 1.0)[:, None], "y": values}
+
+
+def counted(fit: Any, rows: np.ndarray, mask: Any = True) -> dict[str, np.ndarray]:
+    """Counts of rows of a regression on one feature, before noise."""
+    (histogram,) = (step for step in fit.steps[:1] if step.counted)
+    state = fit.engine.initial_state(jax.random.key(0))
+    found = fit.engine.norm_counts(
+        state,
+        rows_of(rows),
+        np.broadcast_to(mask, len(rows)),
+        parts={part.name: part.blocks for part in histogram.counted},
+        edges={part.name: part.grid for part in histogram.counted},
+    )
+    return dict(found)
+
+
+def one_feature(engine: str) -> Any:
+    arguments = np.ones((9, 1), np.float32), np.ones(9, np.float32)
+    return prepared(regression, *arguments, engine=engine)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_row_counts_once_where_its_norm_is(engine):
+    fit = one_feature(engine)
+    state = fit.engine.initial_state(jax.random.key(0))
+    parts: tuple[NormPart, ...] = fit.steps[0].counted
+    blocks = [name for part in parts for name in part.blocks]
+    rows = rows_of(ROWS)
+    norms = fit.engine.row_norms(state, rows, blocks)
+    total = counted(fit, ROWS)
+    for part in parts:
+        joint = np.sqrt(sum(norms[name] ** 2 for name in part.blocks))
+        valid = joint[np.isfinite(joint)]
+        assert 3 <= len(valid) < len(ROWS)
+        bins = np.searchsorted(part.grid, valid)
+        expected = np.bincount(bins, minlength=len(part.grid) + 1)
+        np.testing.assert_array_equal(total[part.name], expected)
+    if engine == "dpvi":
+        assert [part.name for part in parts] == [WHOLE_VECTOR]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_neighbours_differ_by_what_is_stated(engine):
+    """On every pair of neighbours of these rows, for both relations."""
+    fit = one_feature(engine)
+    mechanism = fit.steps[0].mechanism
+
+    def joint(counts: dict[str, np.ndarray]) -> np.ndarray:
+        blocks = mechanism.blocks
+        return np.concatenate([b.scale * counts[b.name].ravel() for b in blocks])
+
+    whole = joint(counted(fit, ROWS))
+    reached = {"add_or_remove": 0.0, "replace_one": 0.0}
+    for number in range(len(ROWS)):
+        mask = np.arange(len(ROWS)) != number
+        without = joint(counted(fit, ROWS, mask))
+        change = float(np.linalg.norm(whole - without))
+        reached["add_or_remove"] = max(reached["add_or_remove"], change)
+        for other in ROWS:
+            replaced = ROWS.copy()
+            replaced[number] = other
+            change = float(np.linalg.norm(whole - joint(counted(fit, replaced))))
+            reached["replace_one"] = max(reached["replace_one"], change)
+    for relation, most in reached.items():
+        stated = mechanism.sensitivity(relation)
+        assert most <= stated * (1 + 1e-12)
+        assert most > 0.99 * stated  # And some neighbours need all of it.
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_rows_that_are_clipped_or_zero_are_counted(engine):
+    fit = one_feature(engine)
+    state = fit.engine.initial_state(jax.random.key(0))
+    blocks = fit.engine.blocks("adaptive") or fit.engine.blocks("once")
+    rows = rows_of(ROWS)
+    norms = fit.engine.row_norms(state, rows, [block.name for block in blocks])
+    joint = np.sqrt(sum(norm**2 for norm in norms.values()))
+    clipping_norm = 10.0
+    sums = fit.engine.bounded_sum(
+        state,
+        rows,
+        np.ones(len(ROWS), bool),
+        scales={block.name: 1.0 for block in blocks},
+        clipping_norm=clipping_norm,
+    )
+    assert sums[CLIPPED_ROWS] == np.sum(joint > clipping_norm)
+    assert sums[ZERO_ROWS] == np.sum(~np.isfinite(joint))
+    assert 0 < sums[CLIPPED_ROWS] < len(ROWS)
+    assert 0 < sums[ZERO_ROWS] < len(ROWS)
+
+
+# --- what users see -------------------------------------------------------------------
+
+
+def test_released_shares_stand_in_statement_result_and_files(tmp_path):
+    rng = np.random.default_rng(0)
+    y = rng.poisson(3.0, 5000).astype(np.float32)
+    with pytest.warns(UserWarning, match="rows were clipped") as caught:
+        result = fit(counts, y, clipping_norm=1.0)
+    share = result.privacy.shares[CLIPPED_ROWS]
+    # Those above one; the rest is noise.
+    assert abs(share.share - np.mean(y > 1)) < 5 * share.stddev
+    assert 0 < share.stddev < 0.02
+    (text,) = (w for w in result.diagnostics["warnings"] if "clipped" in w)
+    assert str(share) in text
+    assert text in str(caught[-1].message)
+    assert f"{share} {CLIPPED_ROWS}" in str(result.privacy)
+    assert result.diagnostics[CLIPPED_ROWS]["share"] == share.share
+    result.save(tmp_path / "fit.nc")
+    assert nv.load(tmp_path / "fit.nc").privacy.shares == result.privacy.shares
+    idata = result.to_arviz(jax.random.key(0), num_samples=4)
+    attributes = idata["posterior"] if hasattr(idata, "children") else idata.posterior
+    assert CLIPPED_ROWS in attributes.attrs["diagnostics"]
+
+
+def test_rows_that_the_model_cannot_have_are_said():
+    y = np.where(np.arange(5000) % 3 == 0, -1.0, 2.0).astype(np.float32)
+    with pytest.warns(UserWarning, match="counted as zero"):
+        result = fit(counts, y)
+    share = result.privacy.shares[ZERO_ROWS]
+    assert abs(share.share - 1 / 3) < 5 * share.stddev
+
+
+def test_diagnostics_can_be_switched_off():
+    result = fit(counts, Y, diagnostics=False, clipping_norm=5.0)
+    assert result.privacy.shares == {}
+    (event,) = result.privacy.events
+    assert event.sensitivity == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_scale_of_a_model_does_not_matter(scale):
+    """A regression in other units, its prior too: the same result, scaled back."""
+
+    def scaled(X, y=None):
+        with numpyro.plate("feature", X.shape[1]):
+            w = numpyro.sample("w", dist.Normal(0.0, scale))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 0.7 * scale), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(5000, 3)).astype(np.float32)
+    w = np.array([1.0, -0.5, 0.3])
+    y = scale * (X @ w + 0.7 * rng.normal(size=5000))
+    result = fit(scaled, X, y.astype(np.float32))
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["w"]
+    np.testing.assert_allclose(np.mean(draws, 0) / scale, w, atol=0.15)

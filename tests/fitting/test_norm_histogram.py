@@ -1,0 +1,148 @@
+"""What is read off noisy counts of norms."""
+
+import math
+
+import numpy as np
+import pytest
+
+from numpyro_vips.fitting.norm_histogram import (
+    GRID_FACTOR,
+    LARGEST_NORM,
+    SMALLEST_NORM,
+    THRESHOLD,
+    histogram_block,
+    norm_from_counts,
+    norm_grid,
+)
+
+
+def counts_of(norms: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    bins = np.searchsorted(edges, norms)
+    return np.bincount(bins, minlength=len(edges) + 1).astype(float)
+
+
+@pytest.mark.parametrize("reference", [1e-6, 0.5, 1.0, 3e7])
+def test_the_grid_spans_all_norms_and_has_the_reference_as_an_edge(reference):
+    edges = norm_grid(reference)
+    assert SMALLEST_NORM <= edges[0] <= 2 * SMALLEST_NORM
+    assert LARGEST_NORM / 2 <= edges[-1] <= 2 * LARGEST_NORM
+    np.testing.assert_allclose(edges[1:] / edges[:-1], GRID_FACTOR)
+    above = edges[edges >= reference][0]
+    assert above == pytest.approx(reference, rel=1e-4)
+    assert above > reference  # Also for a norm that was rounded up.
+
+
+def test_a_row_counts_once_in_a_block():
+    edges = norm_grid(1.0)
+    block = histogram_block("norms", edges)
+    assert block.shape == (len(edges) + 1,)
+    assert (block.norm_bound, block.geometry) == (1.0, "nonnegative")
+
+
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5])
+def test_without_noise_the_largest_norm_is_kept(scale):
+    rng = np.random.default_rng(0)
+    edges = norm_grid(1.0)
+    norms = scale * rng.uniform(0.5, 3.0, 1000)
+    found = norm_from_counts(
+        counts_of(norms, edges),
+        edges,
+        noise_stddev=0.0,
+        relative_noise=0.0,
+        num_rows=1000,
+    )
+    assert found is not None
+    assert norms.max() <= found <= norms.max() * GRID_FACTOR
+
+
+def test_little_is_clipped_where_noise_is_dear():
+    """The harm that is stated is least, by brute force."""
+    rng = np.random.default_rng(1)
+    edges = norm_grid(1.0)
+    norms = rng.lognormal(0.0, 1.0, 10_000)
+    found = [
+        norm_from_counts(
+            counts_of(norms, edges),
+            edges,
+            noise_stddev=1.0,
+            relative_noise=noise,
+            num_rows=10_000,
+        )
+        for noise in (1.0, 1e3, 1e5, 1e6)
+    ]
+    assert found == sorted(found, reverse=True)  # type: ignore[type-var]
+    assert found[0] != found[-1]
+    uppers = edges[np.searchsorted(edges, norms)]
+    for noise, norm in zip((1e3, 1e5), found[1:3], strict=True):
+        harm = [
+            math.hypot(3.0 * np.maximum(uppers - c, 0.0).sum(), noise * c)
+            for c in edges
+        ]
+        assert norm is not None
+        least = edges[np.argmin(harm)]
+        # Bins with few rows are lost in the noise.
+        assert least / GRID_FACTOR**2 <= norm <= least * GRID_FACTOR * 1.001
+
+
+def test_empty_bins_far_above_are_noise():
+    """Some hundred empty bins: none of them may decide."""
+    edges = norm_grid(1.0)
+    norms = np.full(2000, 0.9)
+    largest = []
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        noisy = counts_of(norms, edges) + rng.normal(0.0, 20.0, len(edges) + 1)
+        found = norm_from_counts(
+            noisy, edges, noise_stddev=20.0, relative_noise=10.0, num_rows=2000
+        )
+        assert found is not None
+        largest.append(found)
+    # Above the rows' own by the margin at most, but for a bin in some thousands.
+    assert np.mean(np.array(largest) > 2.01) < 0.02
+    assert min(largest) >= 0.9
+
+
+def test_few_rows_are_found_together_or_not_at_all():
+    edges = norm_grid(1.0)
+    rng = np.random.default_rng(2)
+    stddev = 10.0
+    # Spread over four bins, none of which stands out alone.
+    norms = rng.uniform(1.0, 4.0, int(2.5 * THRESHOLD * stddev))
+    found = norm_from_counts(
+        counts_of(norms, edges),
+        edges,
+        noise_stddev=stddev,
+        relative_noise=0.1,
+        num_rows=100,
+    )
+    assert found is not None
+    assert 2.0 <= found <= 16.01
+    few = counts_of(norms[:20], edges)
+    assert (
+        norm_from_counts(
+            few, edges, noise_stddev=stddev, relative_noise=1.0, num_rows=100
+        )
+        is None
+    )
+
+
+def test_rows_that_add_nothing_say_nothing():
+    edges = norm_grid(1.0)
+    counts = counts_of(np.zeros(1000), edges)
+    assert (
+        norm_from_counts(
+            counts, edges, noise_stddev=1.0, relative_noise=1.0, num_rows=1000
+        )
+        is None
+    )
+
+
+def test_fewer_rows_than_the_noise_say_nothing():
+    """A bin that stands out of such noise is noise."""
+    edges = norm_grid(1.0)
+    counts = np.zeros(len(edges) + 1)
+    counts[10] = 1000.0
+    found = norm_from_counts(
+        counts, edges, noise_stddev=200.0, relative_noise=1.0, num_rows=8
+    )
+    assert found is None
