@@ -96,7 +96,7 @@ def test_indicators_need_no_histogram():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 def test_counts_are_found_whatever_their_type_is(model, dtype):
     found = bounds(model, Y.astype(dtype))
-    assert set(found.values()) == {"histogram"}
+    assert "histogram" in found.values()
 
 
 def test_a_norm_of_the_callers_costs_nothing():
