@@ -50,7 +50,7 @@ class Setup:
         self, rows: Mapping[str, Any], mask: Any, clipping_norm: float
     ) -> dict[str, np.ndarray]:
         found = self._bounded_sum(dict(rows), jnp.asarray(mask), clipping_norm)
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(found[name]) for name in self.scales}
 
     @functools.cached_property
     def _row_by_row(self) -> Any:

@@ -192,7 +192,8 @@ class Setup:
                     SWEEPS,
                 )
             )
-        return jax.tree.map(np.asarray, self._sum(rows, jnp.asarray(mask), norm))
+        found = self._sum(rows, jnp.asarray(mask), norm)
+        return {name: np.asarray(found[name]) for name in self.scales}
 
     def joint_norm(self, statistics: dict[str, np.ndarray]) -> float:
         scaled = [self.scales[k] * np.ravel(v) for k, v in statistics.items()]

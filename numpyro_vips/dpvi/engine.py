@@ -479,8 +479,7 @@ class DpviEngine:
             nothing.
 
         Returns:
-          The sum of every block, not yet private, and the counts of
-          `row_sums.diagnostic_counts`.
+          The sum of every block in `scales`, not yet private.
         """
         key, draws = self._draws(state)
         found = self._jitted_sum(
@@ -492,7 +491,7 @@ class DpviEngine:
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
             float(clipping_norm),
         )
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(found[name]) for name in scales}
 
     def update(
         self,

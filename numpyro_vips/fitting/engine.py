@@ -80,12 +80,13 @@ class Engine(Protocol):
           state: The state before the step.
           rows: Private arrays, with the rows along the leading axis.
           mask: True where a row is meant, (number of rows,).
-          scales: Factor of each block that is asked for in the joint vector.
+          scales: Factor of each block that is asked for in the joint vector. With
+            `row_sums.DIAGNOSTICS` among them, rows are counted, too, whose factors and
+            counts are no part of the joint vector that is clipped.
           clipping_norm: L2 bound on a row's joint vector.
 
         Returns:
-          The sum of each block in `scales`; and the numbers of `CLIPPED_ROWS` and of
-          `ZERO_ROWS`, which are not part of the joint vector that is clipped.
+          The sum of each block in `scales`.
         """
         ...
 

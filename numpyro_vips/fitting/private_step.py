@@ -85,7 +85,7 @@ def _chunk_sum(
         )
     # A rehearsal may come before the norm is known.
     norm = 1.0 if step.clipping_norm is None else step.clipping_norm
-    scales = {block.name: block.scale for block in step.blocks}
+    scales = {block.name: block.scale for block in step.released}
     return engine.bounded_sum(state, rows, mask, scales=scales, clipping_norm=norm)
 
 

@@ -10,7 +10,7 @@ from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
-from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.privacy.statement import NoisyShare
 
 # A share of rows above this is worth a warning, if it stands out of its noise by so
@@ -79,7 +79,7 @@ class Progress:
                 stddev=step.mechanism.block_noise_stddev(name)
                 / (step.sampling.rate * num_rows),
             )
-            for name in (CLIPPED_ROWS, ZERO_ROWS)
+            for name in DIAGNOSTICS
         }
         return dataclasses.replace(self, reports=(*self.reports, report))
 

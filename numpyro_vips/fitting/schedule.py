@@ -12,14 +12,11 @@ from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting.bounds import NormPart, bounded_blocks, given_blocks
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
-from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
 
-# What a step that reports adds: the number of rows in the batch that were clipped, and
-# of those that counted as zero.
-DIAGNOSTICS = (CLIPPED_ROWS, ZERO_ROWS)
-# The square that they add to the joint vector's, relative to that of the statistics.
+# The square that diagnostics add to the joint vector's, relative to the statistics'.
 DIAGNOSTICS_SHARE = 0.02
 
 
@@ -43,7 +40,7 @@ class Step:
       step_size: Weight ρ of this step's statistics in the running average (VIPS), or
         a factor on the learning rate (DPVI).
       reports: Whether it also releases how many rows were clipped, and how many counted
-        as zero; see `DIAGNOSTICS`.
+        as zero; see `row_sums.DIAGNOSTICS`.
       counted: The parts whose norms are counted in histograms, one for each block. It
         is empty where the step releases statistics.
     """

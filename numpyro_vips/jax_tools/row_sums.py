@@ -21,6 +21,7 @@ import jax.numpy as jnp
 # hold something invalid or not finite.
 CLIPPED_ROWS = "rows clipped"
 ZERO_ROWS = "rows that count as zero"
+DIAGNOSTICS = (CLIPPED_ROWS, ZERO_ROWS)
 
 # By how much rows are clipped below the clipping norm.
 _ROOM = 2.0**-20

@@ -17,8 +17,7 @@ from jaxtyping import Array, Bool, Float, Shaped
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
-    CLIPPED_ROWS,
-    ZERO_ROWS,
+    DIAGNOSTICS,
     clipping_factor,
     diagnostic_counts,
     in_double,
@@ -91,7 +90,7 @@ def bounded_sum(
         double, norm = in_double((shared, clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
 
-        shapes |= dict.fromkeys((CLIPPED_ROWS, ZERO_ROWS), ())
+        shapes |= dict.fromkeys(DIAGNOSTICS, ())
 
         def of_piece(rows: Rows, mask: Bool[Array, " rows"]) -> dict[str, PartialSum]:
             with jax.enable_x64(is_double):
@@ -127,7 +126,7 @@ def bounded_sum(
             for s in program.structure.statistics
             if s.name in scales
         }
-        return blocks | {name: sums[name] for name in (CLIPPED_ROWS, ZERO_ROWS)}
+        return blocks | {name: sums[name] for name in DIAGNOSTICS}
 
 
 def norms_of_rows(

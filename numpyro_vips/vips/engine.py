@@ -27,7 +27,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.row_sums import counts_of_parts
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
@@ -279,16 +279,19 @@ class VipsEngine:
         scales: Mapping[str, float],
         clipping_norm: float,
     ) -> NewSums:
-        """The chunk's clipped sum of every block in `scales`, not yet private."""
+        """The chunk's clipped sum of every block in `scales`, not yet private.
+
+        See `fitting.engine.Engine.bounded_sum`.
+        """
         found = self._bounded_sum(
             expected_natural=state.expected_natural,
             rows=dict(rows),
             mask=mask,
-            scales={name: float(scale) for name, scale in scales.items()},
+            scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
             means=means_of(self.program.structure, _as_arrays(state.moments)),
         )
-        return {name: np.asarray(value) for name, value in found.items()}
+        return {name: np.asarray(found[name]) for name in scales}
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]

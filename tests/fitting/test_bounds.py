@@ -12,7 +12,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
-from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
 
 
 def counts(y):
@@ -209,7 +209,7 @@ def test_rows_that_are_clipped_or_zero_are_counted(engine):
         state,
         rows,
         np.ones(len(ROWS), bool),
-        scales={block.name: 1.0 for block in blocks},
+        scales={block.name: 1.0 for block in blocks} | dict.fromkeys(DIAGNOSTICS, 1.0),
         clipping_norm=clipping_norm,
     )
     assert sums[CLIPPED_ROWS] == np.sum(joint > clipping_norm)

@@ -23,6 +23,7 @@ from numpyro_vips.fitting.schedule import (
     plan_steps,
     with_released_norms,
 )
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
 
@@ -240,7 +241,7 @@ def test_the_last_steps_report_clipped_rows_within_their_bound():
     assert [step.reports for step in steps] == [False] * 9 + [True, True]
     step = steps[-1]
     clipped, zero = step.released[-2:]
-    assert (clipped.name, zero.name) == schedule.DIAGNOSTICS
+    assert (clipped.name, zero.name) == DIAGNOSTICS
     # A row that is clipped has the norm of the bound, and one more entry.
     assert step.clipping_norm is not None
     joint = math.hypot(step.clipping_norm, clipped.scale)

@@ -436,6 +436,7 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
     vi = nv.PrivateVI(
         nv.private(MODELS["logistic_fixed"].fn, unit=UNIT),
         budget=nv.PrivacyBudget(1.0, 1e-5),
+        clipping_norm=0.5,
         progress_bar=False,
     )
     analysis, steps = _steps_of(vi, rows)
