@@ -108,17 +108,20 @@ class FullBatch:
             return total
 
         total = jax.jit(jax.vmap(of_row))(self.rows).sum()
-        total += expected(program.structure, program.prior_terms, None, state.moments)
+        # The state keeps them in double precision, as NumPy's.
+        moments = jax.tree.map(jnp.asarray, state.moments)
+        natural = jax.tree.map(jnp.asarray, state.natural)
+        total += expected(program.structure, program.prior_terms, None, moments)
         for factor in program.structure.posterior_factors_of("global"):
             latent = program.structure.latents[factor.latents[0]]
             if latent.family is not None:
                 assert latent.weight is not None
                 weight = forms.constant_array(latent.weight)
-                natural = state.natural[factor.name]
+                mine = natural[factor.name]
                 total += entropy(
                     factor,
-                    divided_by_weight(natural, weight, factor.family),
-                    state.moments[factor.name],
+                    divided_by_weight(mine, weight, factor.family),
+                    moments[factor.name],
                     weight,
                 )
         return float(total)

@@ -328,7 +328,7 @@ class VipsEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        means = means_of(self.program.structure, state.moments)
+        means = means_of(self.program.structure, _as_arrays(state.moments))
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}

@@ -268,14 +268,16 @@ def test_gaussian_mixture_of_scikit_learn() -> None:
     batch = batch_of(normal_gamma_mixture, (x,))
     start = batch.start()
     centres = jnp.array([-1.0, 1.0])
-    moments = dict(start.moments)
+    moments = jax.tree.map(jnp.asarray, start.moments)
     moments["mu"] = {
         "x": centres.reshape(moments["mu"]["x"].shape),
         "xx": (centres**2 + 0.1).reshape(moments["mu"]["xx"].shape),
     }
     moments["tau"] = {"x": jnp.ones(2), "log": jnp.full(2, -0.1)}
     expected_natural = expected_natural_of(batch.program.structure, moments)
-    start = start._replace(moments=moments, expected_natural=expected_natural)
+    start = start._replace(
+        moments=jax.tree.map(np.asarray, moments), expected_natural=expected_natural
+    )
     found = ascended(batch, start, sweeps=80)
     other = BayesianGaussianMixture(
         n_components=2,
