@@ -116,7 +116,7 @@ class FullBatch:
             latent = program.structure.latents[factor.latents[0]]
             if latent.family is not None:
                 assert latent.weight is not None
-                weight = forms.constant_array(latent.weight)
+                weight = jnp.asarray(forms.constant_array(latent.weight))
                 mine = natural[factor.name]
                 total += entropy(
                     factor,

@@ -362,7 +362,7 @@ def latents_of(program: ConjugateProgram, rng: np.random.Generator) -> dict[str,
     for site in program.graph.sites.values():
         if not site.is_latent:
             continue
-        values[site.name] = draw_value(program, site.name, rng)
+        values[site.name] = np.asarray(draw_value(program, site.name, rng))
     return values
 
 

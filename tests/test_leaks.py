@@ -31,7 +31,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.engine import VipsEngine, VipsState
 
 pytestmark = pytest.mark.optimized
 
@@ -413,6 +413,20 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(described, tree)
 
 
+def _without_released_numbers(tree: Any) -> Any:
+    """The tree with states that lack the numbers in them that are not in arrays.
+
+    They are made of released ones, which depend on rows as the noise lets them.
+    """
+
+    def without(leaf: Any) -> Any:
+        if isinstance(leaf, VipsState):
+            return leaf._replace(change=0.0, drift={}, below_noise={})
+        return leaf
+
+    return jax.tree.map(without, tree, is_leaf=lambda x: isinstance(x, VipsState))
+
+
 class Watched:
     """Everything about a run that an observer could count."""
 
@@ -433,7 +447,9 @@ class Watched:
             shapes = None
             if name in ("bounded_sum", "update", "take"):
                 arrays = [a for a in args if not isinstance(a, np.random.Generator)]
-                shapes = _shapes(arrays), _shapes(found)
+                shapes = tuple(
+                    _shapes(_without_released_numbers(tree)) for tree in (arrays, found)
+                )
             self.steps.append((name, shapes))
             return found
 
@@ -462,11 +478,16 @@ class Watched:
             "compiled": [m for m in messages if m.startswith("Compiling")],
             "events": charge.events,
             "price": (charge.epsilon, charge.delta),
-            "statement": result.privacy.to_dict(),
+            # But for the released shares of rows.
+            "statement": {**result.privacy.to_dict(), "shares": None},
             "plan": result.plan,
             "settings": result.settings,
             "params": _shapes(result.params),
-            "warnings": [str(warning.message) for warning in warned],
+            "warnings": [
+                text
+                for text in map(str, (warning.message for warning in warned))
+                if "of the rows" not in text  # These are about the released shares.
+            ],
             "printed": tuple(self._capfd.readouterr()),
         }
 

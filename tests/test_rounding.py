@@ -282,6 +282,7 @@ def release(
         max_batch_size=max_batch_size,
         num_steps=1,
         clipping_norm=1.0,
+        diagnostics=False,
         progress_bar=False,
     ).run(jax.random.key(0), *arguments)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra import forms
@@ -181,7 +182,7 @@ def copies_array(
 
 def divided_by_weight(
     natural: Moments,
-    weight: Float[Array, "*batch"],
+    weight: Float[Array | np.ndarray, "*batch"],
     family: Family,
 ) -> NewMoments:
     """Natural parameters of one of `weight` independent copies.

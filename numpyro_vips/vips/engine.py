@@ -126,7 +126,9 @@ def _in_double(arrays: MomentsByFactor) -> InDouble:
     return jax.tree.map(lambda array: np.asarray(array, dtype=np.float64), arrays)
 
 
-def _as_arrays(arrays: InDouble) -> NewMomentsByFactor:
+def _as_arrays(
+    arrays: Mapping[str, Mapping[str, Float[Array | np.ndarray, "..."]]],
+) -> NewMomentsByFactor:
     """JAX's arrays, in the precision in which programs of rows run."""
     return jax.tree.map(jnp.asarray, arrays)
 

@@ -355,6 +355,7 @@ def topics_case(**options: Any) -> WorstCase:
             "sampling": nv.Poisson(0.03),
             "noise_multiplier": 2.0,
             "clipping_norm": 1.0,
+            "diagnostics": False,
             "num_rows": 60,
             "num_steps": 100,
             **options,

@@ -14,6 +14,7 @@ from scipy import optimize, stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.full_batch import LogJoint
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
 KEY = jax.random.key(0)
 
@@ -210,4 +211,5 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
         result = vi.run(KEY, X.astype(np.float32), y.astype(np.float32))
     assert result.settings["num_steps"] == 200
     # Of released numbers there are these.
-    assert set(result.diagnostics) == {"num_steps", "r_hat", "converged", "warnings"}
+    released = {"num_steps", "r_hat", "converged", "warnings"}
+    assert set(result.diagnostics) == {*released, "clipping_norms", *DIAGNOSTICS}

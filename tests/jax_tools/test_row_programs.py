@@ -48,6 +48,8 @@ def private_vi(model: Any, **options: Any) -> nv.PrivateVI:
         "budget": nv.PrivacyBudget(1.0, 1e-5),
         "num_steps": 1,
         "clipping_norm": 0.5,
+        # Counts of rows would be a part of what is released, and of its sensitivity.
+        "diagnostics": False,
         "progress_bar": False,
         **options,
     }
