@@ -20,9 +20,9 @@ SMALLEST_NORM, LARGEST_NORM = 1e-9, 1e12
 # A norm that is known but for rounding falls into the bin below its edge.
 _ROUNDING = 1e-5
 
-# A bin counts if it stands out of the noise by so many standard deviations: of some
-# hundred empty bins one in hundreds of fits does by chance.
-THRESHOLD = 4.0
+# A bin counts if it stands out of the noise by so many standard deviations: of the
+# hundreds of empty bins of a fit one in ten thousand fits does by chance.
+THRESHOLD = 5.0
 # Bins that are looked at together where none stands out alone.
 _MERGED = (1, 2, 4, 8)
 # How much worse clipped mass is than noise of the same size: noise shows in the

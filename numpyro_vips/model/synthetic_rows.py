@@ -99,17 +99,20 @@ def synthetic_latents(
 def rows_of_other_sizes(
     rows: Mapping[str, np.ndarray],
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Rows like these, but for one argument at a time that is far from unit size.
+    """Rows like these, but with arguments that are far from unit size.
 
-    Many of them are no valid observations.
+    One argument at a time, and all counts together, since counts may be out of totals.
+    Many of these rows are no valid observations.
     """
     rng = np.random.default_rng(1)
-    for name, row in rows.items():
-        if row.dtype.kind not in "fiu":
-            continue
+    numbers = {k: row for k, row in rows.items() if row.dtype.kind in "fiu"}
+    for most in (5, 100):
         # Counts may come as floats.
-        others = [rng.integers(0, most, row.shape) for most in (5, 100)]
+        counts = {k: rng.integers(0, most, row.shape) for k, row in numbers.items()}
+        counts = {k: row.astype(rows[k].dtype) for k, row in counts.items()}
+        yield {**rows, **counts}
+        yield from ({**rows, name: row} for name, row in counts.items())
+    for name, row in numbers.items():
         if row.dtype.kind == "f":
-            others += [1e3 * row, 1e-3 * row, 1e3 * rng.normal(size=row.shape)]
-        for other in others:
-            yield {**rows, name: np.asarray(other).astype(row.dtype)}
+            for other in (1e3 * row, 1e-3 * row, 1e3 * rng.normal(size=row.shape)):
+                yield {**rows, name: other.astype(row.dtype)}

@@ -79,7 +79,7 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     for counts does the perturbation have a size that some rows' statistics could have.
     """
     structure = program.structure
-    moments, added = _perturbed(structure, program.prior_terms_by_site, key)
+    moments, added = _perturbed(program, key)
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -94,11 +94,12 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
 
 
 def _perturbed(
-    structure: Structure, prior: Mapping[str, Sequence[Term]], key: PRNGKeyArray
+    program: ConjugateProgram, key: PRNGKeyArray
 ) -> tuple[NewMomentsByFactor, NewMomentsByFactor]:
     """Moments at the start, and what the perturbation adds to natural parameters."""
+    structure, prior = program.structure, program.prior_terms_by_site
     factors = structure.posterior_factors_of("global")
-    perturb = _may_start_symmetric(structure)
+    symmetric = _symmetric_factors(program)
     close = any(g.layout for g in factors) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
     moments = neutral_auxiliaries(structure, factors)
@@ -123,7 +124,7 @@ def _perturbed(
             neutral = factor.family.neutral(factor.shape)
             natural = {s: natural[s] + value for s, value in neutral.items()}
         own = natural
-        if perturb:
+        if factor.name in symmetric:
             distant = factor.family.perturb(natural, subkey)
             size = 1.0 if factor.family.has_pseudo_counts else displacement
             natural = {
@@ -131,6 +132,8 @@ def _perturbed(
             }
             if close and factor.layout is not None:
                 natural = {s: v / _STARTING_VARIANCE for s, v in natural.items()}
+        elif factor.layout is not None:
+            natural = {s: v / _NEARLY_A_POINT for s, v in natural.items()}
         added[factor.name] = {s: natural[s] - own[s] for s in natural}
         moments[factor.name] = factor.family.starting_moments(natural)
     return moments, added
@@ -150,6 +153,10 @@ _COMPONENT_DISPLACEMENT = 0.1
 # first minibatch, and stay off. (On MNIST 0.868 of the pixels are right after ten steps
 # at 1, 0.947 at 0.1, 0.950 at 0.01 and 0.001: `benchmarks/starts.py belief-network`.)
 _STARTING_VARIANCE = 0.01
+# That of other Gaussians. With the variance of a wide prior a bound on a logistic
+# likelihood starts where it is flat, and its first step goes as far as the prior lets
+# it; latents of rows then make up for that, and coordinate ascent stays there.
+_NEARLY_A_POINT = 1e-6
 
 
 def _has_real_products(structure: Structure) -> bool:
@@ -172,14 +179,35 @@ def _parents_first(
     return sorted(factors, key=lambda g: max(position[n] for n in g.latents))
 
 
-def _may_start_symmetric(structure: Structure) -> bool:
-    """Whether there are local latents, allocations, or products of real factors."""
-    for latent in structure.latents.values():
-        if latent.role == "local" and (
-            latent.family is None or latent.states is not None
-        ):
+def _symmetric_factors(program: ConjugateProgram) -> frozenset[str]:
+    """The factors of globals that a symmetry may hold at their prior's mean.
+
+    A mixture's components, topics and loadings meet a row only together with its
+    allocation or its scores, whose expectations cannot tell them apart before they
+    differ. A global that a row informs by itself, such as a coefficient, needs no
+    perturbation; from a draw of a wide prior, which the latents of rows then make up
+    for, coordinate ascent may not find back.
+    """
+    structure = program.structure
+
+    def is_partner(name: str) -> bool:
+        latent = structure.latents[name]
+        if latent.role == "local" and latent.family is None:
             return True
-    return _has_real_products(structure)
+        return latent.states is not None or is_real(latent)
+
+    alone: set[str] = set()
+    together: set[str] = set()
+    for term in program.row_terms:
+        names = {atom.latent for atom in term.atoms}
+        for name in names:
+            others = {
+                other
+                for other in names
+                if structure.factor_of[other] != structure.factor_of[name]
+            }
+            (together if any(map(is_partner, others)) else alone).add(name)
+    return frozenset(structure.factor_of[name] for name in together - alone)
 
 
 def _from_prior(
