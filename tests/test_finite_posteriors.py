@@ -162,3 +162,34 @@ def test_columns_of_large_numbers_are_solved_for() -> None:
     slope = np.asarray(draws["w"][:, 1], float)
     assert abs(slope.mean() - found.slope) < 0.1 * found.stderr
     assert slope.std() == pytest.approx(found.stderr, rel=0.1)
+
+
+def test_effects_of_rows_do_not_make_up_for_a_far_start() -> None:
+    """Wide priors of the coefficients, and effects of rows of unknown size.
+
+    Effects can take over whatever the coefficients start with. The fit must not end
+    there: the counts themselves were drawn with coefficients near one.
+    """
+
+    def plates(n, x, r=None):
+        a = numpyro.sample("a", dist.Normal(0.0, 1e3))
+        b = numpyro.sample("b", dist.Normal(0.0, 1e3))
+        tau = numpyro.sample("tau", dist.Gamma(1e-3, 1e-3))
+        with numpyro.plate("rows", x.shape[0]):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1 / jnp.sqrt(tau)))
+            numpyro.sample("r", dist.Binomial(n, logits=a + b * x + effect), obs=r)
+
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=60).astype(np.float32)
+    n = rng.integers(5, 60, 60)
+    logits = -0.5 + 1.2 * x + 0.3 * rng.normal(size=60)
+    r = rng.binomial(n, 1 / (1 + np.exp(-logits)))
+    vi = nv.PrivateVI(
+        nv.private(plates, unit="rows"),
+        budget=nv.PrivacyBudget(math.inf),
+        engine="vips",
+        progress_bar=False,
+    )
+    draws = vi.run(KEY, n, x, r).sample_posterior(KEY, sample_shape=(500,))
+    assert abs(np.mean(draws["a"]) + 0.5) < 0.2
+    assert abs(np.mean(draws["b"]) - 1.2) < 0.3

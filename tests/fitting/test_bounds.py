@@ -99,6 +99,24 @@ def test_counts_are_found_whatever_their_type_is(model, dtype):
     assert "histogram" in found.values()
 
 
+def test_counts_out_of_totals_are_found_too():
+    """Of rows of unit size the totals are one at most, and so are the counts."""
+
+    def successes(total, y=None):
+        chance = numpyro.sample("chance", dist.Beta(2.0, 2.0))
+        with numpyro.plate("rows", total.shape[0]):
+            numpyro.sample("y", dist.Binomial(total, chance), obs=y)
+
+    rng = np.random.default_rng(0)
+    total = rng.integers(1, 60, 4000)
+    y = rng.binomial(total, 0.3)
+    assert set(bounds(successes, total, y).values()) == {"histogram"}
+    result = fit(successes, total, y)
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))
+    assert abs(np.mean(draws["chance"]) - 0.3) < 0.02
+    assert result.diagnostics["warnings"] == []
+
+
 def test_a_norm_of_the_callers_costs_nothing():
     assert set(bounds(counts, Y, clipping_norm=5.0).values()) == {"clipping_norm="}
     events = fit(counts, Y, clipping_norm=5.0).privacy.events
