@@ -8,7 +8,7 @@ log-linear in four features and an intercept. The Poisson likelihood with a log 
 not conjugate to anything, so DPVI fits it.
 
 The features have public ranges and are scaled to [-1, 1], and rows are divided by
-the largest norm that a row can have: nothing is computed from the rows.
+the largest norm that a row can have: scaling computes nothing from the rows.
 The guarantee covers the posterior and all that follows from it. The likelihood is of
 test rows, which are drawn anew and are nobody's.
 """
