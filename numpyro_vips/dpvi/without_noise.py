@@ -25,6 +25,9 @@ from numpyro_vips.dpvi.variational_newton import (
 # More globals than these have a covariance of too many numbers.
 MOST_GLOBALS = 300
 
+# Log densities that differ by less, at the draws, are as good as the same.
+_ALIKE = 0.05
+
 _EXPLORING_DRAWS = 8
 _EXPLORING_STEPS = 60
 _EXPLORING_PATIENCE = 2
@@ -140,6 +143,7 @@ def _diagnostics(
     return {
         "elbo": float(np.mean(ratios)),
         "elbo_standard_error": float(np.std(ratios) / math.sqrt(len(draws))),
+        "log_ratio_stddev": float(np.std(ratios)),
         "pareto_k": pareto_shape(ratios),
     }
 
@@ -154,7 +158,8 @@ def with_warnings(diagnostics: dict[str, Any]) -> dict[str, Any]:
             "which the posterior has no end."
         )
     k = diagnostics["pareto_k"]
-    if k > LARGEST_GOOD_SHAPE:
+    # The shape of the tail says nothing of its size.
+    if k > LARGEST_GOOD_SHAPE and diagnostics["log_ratio_stddev"] > _ALIKE:
         warnings.append(
             f"The posterior is far from a Normal (Pareto k = {k:.2f}, above "
             f"{LARGEST_GOOD_SHAPE}): means may be off, and standard deviations and "

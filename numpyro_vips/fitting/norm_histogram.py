@@ -62,6 +62,7 @@ def norm_from_counts(
     noise_stddev: float,
     relative_noise: float,
     num_rows: int,
+    alignment: float = 1.0,
 ) -> float | None:
     """The norm at which clipping and noise together do least harm.
 
@@ -76,6 +77,7 @@ def norm_from_counts(
       relative_noise: L2 norm of the noise that the released sums will have once they
         are averaged, over the clipping norm.
       num_rows: Public number of rows.
+      alignment: By how much of their norms what is clipped off the rows adds up.
 
     Returns:
       One of the edges; None if no bin stands out of the noise.
@@ -91,7 +93,11 @@ def norm_from_counts(
             break  # What stands out then is noise: all rows together would not.
         standing = np.flatnonzero((merged > threshold) & (merged >= 1.0))
         if len(standing):
-            return _best_norm(merged, edge_of, standing, relative_noise)
+            # A bin above counts with what it has beyond the noise.
+            beyond = np.maximum(merged - math.sqrt(width) * noise_stddev, 0.0)
+            return _best_norm(
+                beyond, edge_of, standing, relative_noise / (BIAS_WEIGHT * alignment)
+            )
     return None
 
 
@@ -105,8 +111,8 @@ def _best_norm(
     above = np.arange(last + 1, min(last + 1 + _MARGIN, len(counts)))
     mass = np.zeros(len(counts))
     mass[standing] = counts[standing]
-    mass[above] = np.maximum(counts[above], 0.0)
+    mass[above] = counts[above]
     candidates = uppers[: last + 1 + len(above)]
     clipped = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
-    harm = (BIAS_WEIGHT * clipped) ** 2 + (relative_noise * candidates) ** 2
+    harm = clipped**2 + (relative_noise * candidates) ** 2
     return float(candidates[np.argmin(harm)])

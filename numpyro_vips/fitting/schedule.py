@@ -196,9 +196,9 @@ class ScheduleOptions:
 # of a single release of the "once" statistics where there are also "adaptive" ones,
 ONCE_SHARE = 0.3
 # of the first histogram of norms, before anything else,
-BOUNDS_SHARE = 0.05
+BOUNDS_SHARE = 0.03
 # and of each further one, where norms depend on the globals.
-REFRESH_SHARE = 0.025
+REFRESH_SHARE = 0.01
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
 # Which part of the adaptive steps, the last ones, also release diagnostics.
@@ -355,6 +355,7 @@ def with_released_norms(
             noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
             relative_noise=_relative_noise(later, part, parts, is_one_vector),
             num_rows=num_rows,
+            alignment=_alignment(later, part) if is_one_vector else 1.0,
         )
         if norm is None:
             unseen.append(part.name)
@@ -369,6 +370,16 @@ def with_released_norms(
             step = _clipped(step, known, is_one_vector)
         resolved.append(step)
     return tuple(resolved), found, unseen
+
+
+def _alignment(steps: Sequence[Step], part: NormPart) -> float:
+    """By how much of their norms what is clipped off gradients adds up; reasoned.
+
+    Counts all point one way. Gradients point in as many directions as they have
+    coordinates, and near the optimum against each other: they add up to zero there.
+    """
+    sizes = {b.name: b.num_coordinates for step in steps for b in step.blocks}
+    return 1.0 / (3.0 * math.sqrt(sum(sizes[name] for name in part.blocks)))
 
 
 def _clipped(step: Step, norms: Mapping[str, float], is_one_vector: bool) -> Step:

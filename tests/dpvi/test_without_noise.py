@@ -14,6 +14,7 @@ from scipy import optimize, stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.full_batch import LogJoint
+from numpyro_vips.dpvi.without_noise import with_warnings
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
 KEY = jax.random.key(0)
@@ -213,3 +214,9 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
     # Of released numbers there are these.
     released = {"num_steps", "r_hat", "converged", "warnings"}
     assert set(result.diagnostics) == {*released, "clipping_norms", *DIAGNOSTICS}
+
+
+@pytest.mark.parametrize(("stddev", "warns"), [(0.005, False), (0.5, True)])
+def test_a_heavy_tail_of_nearly_equal_densities_is_no_warning(stddev, warns):
+    found = {"converged": True, "pareto_k": 0.8, "log_ratio_stddev": stddev}
+    assert bool(with_warnings(found)["warnings"]) == warns
