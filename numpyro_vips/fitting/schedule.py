@@ -293,9 +293,19 @@ def plan_steps(
                 )
             )
     if options.private and options.noise_multiplier is not None and steps:
-        last = steps[-1].noise_multiplier
-        steps = [step.scaled(options.noise_multiplier / last) for step in steps]
+        steps = _with_fixed_noise(steps, options.noise_multiplier)
     return tuple(steps)
+
+
+def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[Step]:
+    """The caller's noise for statistics; histograms keep their share beside them."""
+    factor = noise_multiplier / steps[-1].noise_multiplier
+    return [
+        step.scaled(factor)
+        if step.counted
+        else dataclasses.replace(step, noise_multiplier=noise_multiplier)
+        for step in steps
+    ]
 
 
 def _bounded(

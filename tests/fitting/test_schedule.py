@@ -186,6 +186,18 @@ def test_norms_that_nobody_knows_are_counted_first_and_again_where_they_change()
         assert step.event.noise_multiplier == pytest.approx(step.noise_multiplier)
 
 
+def test_noise_of_the_callers_is_that_of_all_statistics():
+    settings = dataclasses.replace(SETTINGS, noise_multiplier=3.0)
+    steps = planned((MEAN,), (MATRIX,), NORMS, settings, is_fixed=False)
+    assert {s.noise_multiplier for s in steps if not s.counted} == {3.0}
+    # Histograms take the share that they take of any budget, so far as steps have it.
+    histograms = [step.share for step in steps if step.counted]
+    adaptive = sum(step.share for step in steps[2:] if not step.counted)
+    assert histograms[0] / adaptive == pytest.approx(
+        schedule.BOUNDS_SHARE / ((1 - schedule.ONCE_SHARE) * (1 - 0.05)), rel=1e-6
+    )
+
+
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
 def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
     sampling = nv.FullBatch(relation=relation)
