@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
@@ -17,6 +17,9 @@ from numpyro_vips.privacy.statement import NoisyShare
 # many standard deviations.
 _WORTH_A_WARNING = 0.05
 _STANDING_OUT = 3.0
+# Gradients add up to zero near the optimum, so clipping some of them does less harm
+# than to sums of counts, and the histogram of norms makes use of that.
+_WORTH_A_WARNING_OF_GRADIENTS = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +102,10 @@ class Progress:
         """What the caller should know before using the posterior: a sentence each."""
         found = []
         shares = self.shares
-        if _is_notable(shares.get(CLIPPED_ROWS)):
+        limit = _WORTH_A_WARNING
+        if WHOLE_VECTOR in self.norms:
+            limit = _WORTH_A_WARNING_OF_GRADIENTS
+        if _is_notable(shares.get(CLIPPED_ROWS), limit):
             found.append(
                 f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
                 "what they contribute was larger than the clipping norm, so the "
@@ -107,7 +113,7 @@ class Progress:
                 "do not say so. Pass a larger clipping_norm=, from public knowledge, "
                 "or scale the arguments and the priors."
             )
-        if _is_notable(shares.get(ZERO_ROWS)):
+        if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
             found.append(
                 f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
                 "that is not finite, or an observation or an index that the model "
@@ -125,10 +131,10 @@ class Progress:
         return found
 
 
-def _is_notable(share: NoisyShare | None) -> bool:
+def _is_notable(share: NoisyShare | None, limit: float) -> bool:
     if share is None:
         return False
-    return share.share - _STANDING_OUT * share.stddev > _WORTH_A_WARNING
+    return share.share - _STANDING_OUT * share.stddev > limit
 
 
 def advanced(
