@@ -29,7 +29,7 @@ class Progress:
     Attributes:
       steps: The schedule; later steps clip to the norms that were released.
       norms: The norms that histograms said, by part.
-      unseen: Parts of which no bin of a histogram stood out of the noise.
+      unseen: Parts of which no bin of any histogram stood out of the noise so far.
       reports: The shares of rows that were clipped, and that counted as zero, by step.
     """
 
@@ -57,11 +57,12 @@ class Progress:
             is_one_vector=engine.is_one_vector,
             num_rows=num_rows,
         )
+        counted = {part.name for part in self.steps[number].counted}
+        # A norm that was found before stays, where a later histogram shows nothing.
+        never = [name for name in unseen if name not in self.norms]
+        still = [name for name in self.unseen if name in unseen or name not in counted]
         return dataclasses.replace(
-            self,
-            steps=steps,
-            norms=norms,
-            unseen=tuple(dict.fromkeys((*self.unseen, *unseen))),
+            self, steps=steps, norms=norms, unseen=(*still, *never)
         )
 
     def after_statistics(

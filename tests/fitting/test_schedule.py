@@ -16,6 +16,7 @@ import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
 from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
+from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import (
     ScheduleOptions,
     Step,
@@ -246,6 +247,31 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
     )
     assert (kept, unseen) == (norms, ["matrix"])
     assert again == found
+
+
+def test_only_norms_that_no_histogram_has_shown_are_unseen():
+    """A later histogram that shows nothing leaves the norm that was found before."""
+    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
+    steps = tuple(step.scaled(1e-3) for step in steps)
+    numbers = [number for number, step in enumerate(steps) if step.counted]
+    (part,) = steps[0].counted
+    empty = {part.name: np.zeros(len(part.grid) + 1)}
+    shown = {part.name: np.where(np.arange(len(part.grid) + 1) == 60, 1000.0, 0.0)}
+
+    def unseen_after(*counts: Any) -> tuple[str, ...]:
+        progress = Progress(steps=steps)
+        for number, found in zip(numbers, counts, strict=False):
+            progress = progress.after_histogram(
+                number,
+                found,
+                parts=(part,),
+                engine=Releases((), (MATRIX,)),
+                num_rows=1000,
+            )
+        return progress.unseen
+
+    assert unseen_after(empty) == unseen_after(empty, empty) == (part.name,)
+    assert unseen_after(shown, empty) == unseen_after(empty, shown) == ()
 
 
 def test_the_last_steps_report_clipped_rows_within_their_bound():
