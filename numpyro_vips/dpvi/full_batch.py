@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float, Float64, Shaped
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.variational_newton import Target
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.sparse_rows import dense_rows
 
@@ -71,7 +72,7 @@ class LogJoint:
         """
         with jax.enable_x64(True):
             taken = dense_rows(arguments.take(np.arange(arguments.num_rows)))
-            rows = {name: _in_double(array) for name, array in taken.items()}
+            rows = in_double(taken)
             count = arguments.num_rows
             valid = jnp.zeros(count, bool)
             of_point = self._jitted_densities.lower(jnp.asarray(tried[:1]), rows, valid)
@@ -137,11 +138,6 @@ def _points_per_second(cost: Any) -> int:
     transcendentals = cost.get("transcendentals", 0.0)
     work = cost.get("flops", 0.0) + _TRANSCENDENTAL * transcendentals
     return int(_OPERATIONS / max(work, 1.0))
-
-
-def _in_double(array: Any) -> Any:
-    is_real = jnp.issubdtype(array.dtype, jnp.floating)
-    return jnp.asarray(array, jnp.float64 if is_real else array.dtype)
 
 
 def _batches(points: np.ndarray, size: int) -> Any:

@@ -291,15 +291,19 @@ class VipsEngine:
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=means_of(self.program.structure, _as_arrays(state.moments)),
+            means=self._means(state),
         )
         return {name: np.asarray(found[name]) for name in scales}
+
+    def _means(self, state: VipsState) -> NewByStatistic:
+        """The points about which rows' statistics are taken, by latent."""
+        return means_of(self.program.structure, _as_arrays(state.moments))
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        means = means_of(self.program.structure, _as_arrays(state.moments))
+        means = self._means(state)
         norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
@@ -330,7 +334,7 @@ class VipsEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        means = means_of(self.program.structure, _as_arrays(state.moments))
+        means = self._means(state)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}
