@@ -105,11 +105,12 @@ class PrivateVI:
         settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
-      num_steps: Number of steps; by default 10 for VIPS (100 without noise) and 200
-        for DPVI, whatever the sampling. Without noise DPVI goes on until it has
-        converged where it can take Newton steps, see docs/dpvi.md, and for 500 steps
-        elsewhere. A single release of what does not depend on the globals comes on top,
-        see `VIPS(release_once=)`.
+      num_steps: Number of steps; by default 10 for VIPS and 200 for DPVI, whatever the
+        sampling. Without noise and with all rows in every step VIPS goes on until it
+        has converged, for 2,000 steps at most, and DPVI where it can take Newton steps,
+        see docs/dpvi.md; elsewhere they are 100 and 500 without noise. A single
+        release of what does not depend on the globals comes on top, see
+        `VIPS(release_once=)`.
       clipping_norm: L2 bound on what one row contributes to a step, taken over all
         statistics of the step together, from public knowledge. For VIPS also a mapping
         from each statistic that `explain` names to its typical norm, by which it is
@@ -279,7 +280,7 @@ class PrivateVI:
                 ),
                 engine=engine.name,
                 plan=str(plan),
-                settings=self._settings_used(prepared, num_steps or None),
+                settings=self._settings_used(prepared, num_planned),
                 diagnostics=_diagnostics(engine.diagnostics(state), progress),
                 seconds={
                     "planning": planned - started,
@@ -290,13 +291,15 @@ class PrivateVI:
                 _programs=programs,
             )
 
-        num_steps = sum(not step.counted for step in priced.steps)
+        num_planned = sum(not step.counted for step in priced.steps)
+        if self.schedule_options.until_converged:
+            num_planned = None  # It is not known beforehand how many there will be.
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
         found = self._states(prepared, state, progress, random)
         with tqdm(
             found,
-            total=num_steps or None,
+            total=num_planned,
             disable=not self.progress_bar,
             desc="PrivateVI",
         ) as bar:
@@ -366,6 +369,8 @@ class PrivateVI:
             )
             if not step.counted:
                 yield state, progress
+            if self.schedule_options.until_converged and engine.has_converged(state):
+                return
 
     def _settings_used(
         self, prepared: PreparedFit, num_steps: int | None

@@ -408,7 +408,7 @@ class DpviEngine:
             return ()
         return tuple(released.block for released in self._released)
 
-    def default_num_steps(self, *, is_private: bool) -> int:
+    def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if self._takes_newton_steps:
             return 0  # It is not known beforehand how many there will be.
         return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
@@ -627,6 +627,10 @@ class DpviEngine:
         return (
             self._newton_states(state, arguments) if self._takes_newton_steps else None
         )
+
+    def has_converged(self, state: DpviState) -> bool:
+        """Gradient steps are as many as were planned; Newton's end by themselves."""
+        return False
 
     def _newton_states(
         self, state: DpviState, arguments: ModelArguments

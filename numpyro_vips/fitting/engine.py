@@ -37,8 +37,13 @@ class Engine(Protocol):
         """What is released a single time, or in every step, at scale 1."""
         ...
 
-    def default_num_steps(self, *, is_private: bool) -> int:
-        """How many steps release what is adaptive, if the caller leaves that open."""
+    def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
+        """How many steps release what is adaptive, if the caller leaves that open.
+
+        Args:
+          is_private: Whether there is noise.
+          until_converged: Whether the fit may end earlier, see `has_converged`.
+        """
         ...
 
     def step_sizes(
@@ -141,7 +146,7 @@ class Engine(Protocol):
     def until_converged(
         self, state: Any, arguments: ModelArguments
     ) -> Iterator[Any] | None:
-        """States on the way to convergence; None where the steps are planned.
+        """States on the way to convergence; None where the planned steps lead there.
 
         Only of a fit without noise: what it looks at, and when it ends, is up to it.
 
@@ -149,6 +154,10 @@ class Engine(Protocol):
           state: The initial state.
           arguments: The model's, with the rows.
         """
+        ...
+
+    def has_converged(self, state: Any) -> bool:
+        """Whether planned steps may end here; asked only of a fit without noise."""
         ...
 
     def diagnostics(self, state: Any) -> Mapping[str, Any]:

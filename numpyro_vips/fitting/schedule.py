@@ -228,7 +228,9 @@ def plan_steps(
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
     num_steps = options.num_steps
     if num_steps is None:
-        num_steps = engine.default_num_steps(is_private=options.private)
+        num_steps = engine.default_num_steps(
+            is_private=options.private, until_converged=options.until_converged
+        )
     unknown = [part for part in parts if not part.is_fixed]
     names = {block.name for block in adaptive}
     refreshed = [part for part in unknown if names & set(part.blocks)]

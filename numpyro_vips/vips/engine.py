@@ -32,6 +32,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.convergence import TOLERANCE, Trail
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
@@ -51,6 +52,8 @@ from numpyro_vips.vips.row_statistics import public_statistics, with_repeats
 DEFAULT_STEPS = 10
 # Without noise there is no price on a step, and coordinate ascent needs some.
 DEFAULT_STEPS_WITHOUT_NOISE = 100
+# Those at most of a fit that ends when it has converged.
+MOST_STEPS = 2000
 # Sweeps over the globals in all steps together, and at least in each of them: they go
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
@@ -63,8 +66,11 @@ PUBLIC_SWEEPS = 100
 _LARGE_COVARIANCE = 300
 
 
-# The relative change from which on `diagnostics` says that the globals are moving.
+# The relative change from which on `diagnostics` says that the globals are moving,
+# after too few steps to tell how far they still have to go,
 _STILL = 1e-3
+# and how many standard deviations they may have to go otherwise.
+_NEAR = 0.05
 
 # Arrays of factors, whatever precision JAX is set to.
 InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
@@ -88,6 +94,7 @@ class VipsState(NamedTuple):
       drift: How far each statistic of the last step was from the average before it, as
         a root mean square in standard deviations of the noise of both.
       below_noise: See `m_step.Solution`.
+      trail: Where steps without noise have led; None under noise.
     """
 
     statistics: NewSums
@@ -101,6 +108,7 @@ class VipsState(NamedTuple):
     change: float = 0.0
     drift: Mapping[str, float] = types.MappingProxyType({})
     below_noise: Mapping[str, int] = types.MappingProxyType({})
+    trail: Trail | None = None
 
 
 def block_of(statistic: Statistic) -> Block:
@@ -177,7 +185,10 @@ class VipsEngine:
         self._step_size = step_size
         self._release_once = release_once
         self.program = program
-        self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // (num_steps or 1))
+        # What is released once makes one step, however many the caller asks for.
+        is_adaptive = any(s.release == "adaptive" for s in self.statistics)
+        sharing = num_steps if num_steps and is_adaptive else 1
+        self.global_sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // sharing)
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
@@ -212,7 +223,9 @@ class VipsEngine:
             if statistic.release == label
         )
 
-    def default_num_steps(self, *, is_private: bool) -> int:
+    def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
+        if until_converged:
+            return MOST_STEPS
         return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
 
     def step_sizes(
@@ -452,7 +465,15 @@ class VipsEngine:
                 ),
                 below_noise={k: int(v) for k, v in found.below_noise.items()},
             )
-        return state
+        if any(deviations.values()):
+            return state
+        return state._replace(trail=self._trail_after(state))
+
+    def _trail_after(self, state: VipsState) -> Trail:
+        place = state.natural, state.moments, state.num_steps
+        if state.trail is None:
+            return Trail.starting(*place)
+        return state.trail.after(*place, self.program.structure.posterior_factors)
 
     @functools.cached_property
     def _public_sweeps(self) -> int:
@@ -508,8 +529,12 @@ class VipsEngine:
     def until_converged(
         self, state: VipsState, arguments: ModelArguments
     ) -> Iterator[VipsState] | None:
-        """None: the steps of VIPS are planned."""
+        """None: these are steps like any others."""
         return None
+
+    def has_converged(self, state: VipsState) -> bool:
+        """Whether further steps would leave the posterior where it is."""
+        return state.trail is not None and state.trail.remaining <= TOLERANCE
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is.
@@ -518,6 +543,8 @@ class VipsEngine:
           num_steps, change, drift: See `VipsState`.
           converged: Whether the globals no longer move; None under noise, where
             `drift` says how far a step still leads: 1 is noise alone.
+          remaining: How far they still have to go at most, in standard deviations of
+            the posterior; None if that is not known.
           below_noise: By site, how many of its sums of squares are below their noise.
           bounds: By site, the auxiliary variables that make its log density a bound.
           warnings: See `Engine.diagnostics`.
@@ -534,11 +561,16 @@ class VipsEngine:
             site: self.describe_site(site)["augmentation"]
             for site in self.program.graph.sites
         }
+        remaining = math.inf if state.trail is None else state.trail.remaining
+        is_still = state.change < _STILL
+        if state.trail is not None and state.trail.is_long:
+            is_still = remaining <= _NEAR
         found = {
             "num_steps": state.num_steps,
             "change": state.change,
             "drift": dict(state.drift),
-            "converged": None if is_noisy else state.change < _STILL,
+            "converged": None if is_noisy else is_still,
+            "remaining": remaining if math.isfinite(remaining) else None,
             "below_noise": below,
             "bounds": {site: bound for site, bound in bounds.items() if bound},
         }
@@ -546,10 +578,14 @@ class VipsEngine:
 
     def _warnings(self, found: Mapping[str, Any]) -> Iterator[str]:
         if found["converged"] is False:
+            left = found["remaining"]
+            further = (
+                "" if left is None else f", with up to {left:.1g} posterior sds left"
+            )
             yield (
                 f"VIPS has not converged: in the last of {found['num_steps']} steps "
-                f"the globals moved by {found['change']:.1g} of their size. Pass a "
-                "larger num_steps=."
+                f"the globals moved by {found['change']:.1g} of their size{further}. "
+                "Pass a larger num_steps=."
             )
         if found["below_noise"]:
             sites = ", ".join(repr(site) for site in found["below_noise"])

@@ -305,7 +305,7 @@ ASCENTS = {
 @pytest.mark.parametrize("name", ASCENTS)
 def test_coordinate_ascent(name: str) -> None:
     rows = MODELS[name].rows(ROWS)
-    found = fit(MODELS[name].fn, rows)
+    found = fit(MODELS[name].fn, rows, num_steps=100)
     expected = ASCENTS[name](*rows)
     assert set(found) == set(expected)
     for parameter, value in expected.items():
