@@ -13,6 +13,8 @@ A draw is smooth in the parameters, so their gradient follows from the gradient 
 the chain rule. This is what lets `dpvi` release the latter alone.
 """
 
+import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -27,6 +29,7 @@ from numpyro_vips.dpvi.guides import (
     NormalPosterior,
     UnconstrainedSpace,
 )
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.prior_centre import is_identity
 
 # Parameters: vectors and a matrix, whose rows are the coordinates.
@@ -39,6 +42,24 @@ FAMILIES: tuple[Family, ...] = ("mean_field", "full_rank", "low_rank")
 LARGEST_SCALE = 0.1
 # Of the start around the prior's centre. It tells hidden units of a network apart.
 _JITTER = 0.1
+
+
+@functools.partial(jit_unoptimized, static_argnums=(2, 3))
+def _initial(
+    start: Float[Array, " size"], rng_key: PRNGKeyArray, rank: int, is_low_rank: bool
+) -> dict[str, Float[Array, "size ..."]]:
+    """A mean near `start`, and a factor of this rank, which is zero or small."""
+    loc_key, factor_key = jax.random.split(rng_key)
+    jitter = jax.random.normal(loc_key, start.shape, start.dtype)
+    arrays = {"loc": start + _JITTER * jitter}
+    shape = (*start.shape, rank)
+    if rank:
+        arrays["factor"] = jnp.zeros(shape, start.dtype)
+    if is_low_rank:
+        # At zero the expected gradient vanishes by symmetry.
+        noise = jax.random.normal(factor_key, shape, start.dtype)
+        arrays["factor"] = _JITTER * noise
+    return arrays
 
 
 class NormalGuide:
@@ -69,20 +90,9 @@ class NormalGuide:
         self, start: Float[Array, " size"], rng_key: PRNGKeyArray
     ) -> dict[str, Float[Array, "size ..."]]:
         """Parameters near `start`, slightly jittered, with small scales."""
-        loc_key, factor_key = jax.random.split(rng_key)
-        jitter = jax.random.normal(loc_key, start.shape, start.dtype)
-        arrays = {
-            "loc": start + _JITTER * jitter,
-            "log_scale": jnp.full_like(start, np.log(self.initial_scale)),
-        }
-        if self.rank:
-            shape = (self.space.size, self.rank)
-            arrays["factor"] = jnp.zeros(shape, start.dtype)
-        if self.family == "low_rank":
-            # At zero the expected gradient vanishes by symmetry.
-            noise = jax.random.normal(factor_key, arrays["factor"].shape, start.dtype)
-            arrays["factor"] = _JITTER * noise
-        return arrays
+        arrays = _initial(start, rng_key, self.rank, self.family == "low_rank")
+        log_scale = np.full(start.shape, np.log(self.initial_scale), start.dtype)
+        return {**arrays, "log_scale": jnp.asarray(log_scale)}
 
     def arrays_of(
         self, loc: Float64[np.ndarray, " size"], tril: Float64[np.ndarray, "size size"]
@@ -151,8 +161,8 @@ class NormalGuide:
             return NormalPosterior(
                 sites=self.space.sites,
                 points=points,
-                loc=self.space.split(loc),
-                scale=self.space.split(scale),
+                loc=self._by_site(loc),
+                scale=self._by_site(scale),
             )
         factor = scale[:, None] * arrays["factor"]
         if self.family == "full_rank":
@@ -165,4 +175,20 @@ class NormalGuide:
             loc=loc,
             factor=factor,
             diagonal=diagonal,
+        )
+
+    def _by_site(self, vector: Float[Array, " size"]) -> dict[str, Float[Array, "..."]]:
+        """As `UnconstrainedSpace.split`, in NumPy, which compiles nothing."""
+        shapes = [site.unconstrained_shape for site in self.space.sites]
+        stops = np.cumsum([math.prod(shape) for shape in shapes], dtype=int)[:-1]
+        parts = np.split(np.asarray(vector), stops)
+        return (
+            {
+                site.name: jnp.asarray(part.reshape(shape))
+                for site, shape, part in zip(
+                    self.space.sites, shapes, parts, strict=True
+                )
+            }
+            if shapes
+            else {}
         )

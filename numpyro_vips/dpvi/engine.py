@@ -53,8 +53,10 @@ from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
@@ -236,7 +238,7 @@ class DpviEngine:
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
         self._optimizer = optimizer
         self._jitted_sum = jax.jit(self._sum)
-        self._jitted_norms = jax.jit(self._norms)
+        self._jitted_norms = jit_unoptimized(self._norms)
         self._jitted_counts = jax.jit(self._counts, static_argnums=6)
         self._jitted_update = jax.jit(self._updated)
 
@@ -249,7 +251,9 @@ class DpviEngine:
             for site in graph.latents("global")
         ]
         params = self._initial_params(threefry_key(0))
-        centres = {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
+        centres = evaluate_in_double(
+            lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
+        )
 
         def row_elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
             values = {s.name: s.transform(free[s.name]) for s in sites}
@@ -268,8 +272,11 @@ class DpviEngine:
         sites.sort(key=lambda site: not used[0][site.name])
         self.space = space = UnconstrainedSpace(sites=tuple(sites))
         read = UnconstrainedSpace(sites=tuple(s for s in sites if used[0][s.name]))
-        start = space.join(centres).astype(jnp.result_type(float))
-        self._start = start = jnp.where(jnp.isfinite(start), start, 0.0)
+        start = np.concatenate(
+            [np.zeros(0), *(np.ravel(centres[site.name]) for site in space.sites)]
+        )
+        start = np.where(np.isfinite(start), start, 0.0)
+        self._start = start = jnp.asarray(start, jnp.result_type(float))
         scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
         self._prior_scale = np.concatenate(
             [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
@@ -307,7 +314,7 @@ class DpviEngine:
         )
         key = threefry_key(0)
         shared = jax.eval_shape(
-            self._shared, self._initial(key), *self._draws_at(key, 0)
+            self._shared, self._initial(key), *self._draws_at(key, np.int32(0))
         )
         self._row_gradients.check(shared, self._row, graph.arguments)
 
@@ -918,7 +925,7 @@ def _drawn(
     return jax.tree.unflatten(structure, values)
 
 
-@functools.partial(jax.jit, static_argnames=("count", "size", "dtype"))
+@functools.partial(jit_unoptimized, static_argnames=("count", "size", "dtype"))
 def _draws_of_step(
     key: PRNGKeyArray,
     step: Int[Array, ""],

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
@@ -206,14 +207,19 @@ class _GuidePosterior(abc.ABC):
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
-        draws = self.sample(threefry_key(0), (_CHECKED_DRAWS,))
+        # In NumPy, which compiles nothing.
+        draws = evaluate_in_double(
+            lambda key: self.sample(key, (_CHECKED_DRAWS,)), threefry_key(0)
+        )
+        dtype = jnp.result_type(float)  # In which a draw may well overflow.
         checked = {"its draws are": draws, "it is": self.params}
-        return {
-            name: f"{what} not finite"
-            for what, arrays in checked.items()
-            for name, array in arrays.items()
-            if not bool(jnp.isfinite(array).all())
-        }
+        with np.errstate(over="ignore"):
+            return {
+                name: f"{what} not finite"
+                for what, arrays in checked.items()
+                for name, array in arrays.items()
+                if not np.isfinite(np.asarray(array).astype(dtype)).all()
+            }
 
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """Refuses: the guide is what knows about latents of single rows."""
@@ -323,7 +329,7 @@ class NormalPosterior(_GuidePosterior):
         degenerate = {
             name: "its scale is not positive"
             for name, scale in self.scale.items()
-            if not bool((scale > 0).all())
+            if not (np.asarray(scale) > 0).all()
         }
         return super().problems() or degenerate
 

@@ -7,6 +7,7 @@ which a model captures: a float64 array that has been traced in single precision
 turns up as float32 inside a double precision program (seen with jax 0.10).
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,11 +18,18 @@ import numpy as np
 
 from numpyro_vips.jax_tools.jaxprs import (
     apply_equation,
+    aval_of,
     called_program,
+    equations_of,
     evaluate,
+    scan_sizes,
     without_dead_code,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+
+# Of all steps of a loop; more are left to JAX, which compiles a loop in that time.
+_MOST_OPERATIONS = 20_000
 
 
 def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., Any]:
@@ -66,16 +74,23 @@ def _is_key(value: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
+def _is_real(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.floating)
+
+
 def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
     if called_program(eqn) is not None:
         return None
     name, params = eqn.primitive.name, eqn.params
     if any(_is_key(var.aval) for var in (*eqn.invars, *eqn.outvars)):
-        return _apply_jax(eqn, operands)
+        is_random = name.startswith("random_")
+        return (_apply_random if is_random else _apply_jax)(eqn, operands)
     if name == "cond":
         branches = params["branches"]
         which = int(np.clip(int(operands[0]), 0, len(branches) - 1))
         return evaluate(branches[which], operands[1:], _apply, constant=_in_double)
+    if name == "scan" and _is_short(eqn):
+        return _apply_scan(eqn, operands)
     if name == "platform_index":
         return [_platform(params["platforms"])]
     if name in NUMPY:
@@ -85,6 +100,33 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         pairs = zip(results, eqn.outvars, strict=True)
         return [_as_traced(result, var) for result, var in pairs]
     return _apply_jax(eqn, operands)
+
+
+def _is_short(scan: jex_core.JaxprEqn) -> bool:
+    """Whether NumPy takes a loop's steps sooner than JAX compiles it."""
+    body = list(equations_of(scan.params["jaxpr"]))
+    if any(eqn.primitive.name in ("scan", "while") for eqn in body):
+        return False
+    return scan.params["length"] * len(body) <= _MOST_OPERATIONS
+
+
+def _apply_scan(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    num_consts, num_carry = scan_sizes(eqn)
+    consts, rest = operands[:num_consts], operands[num_consts:]
+    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
+    avals = [aval_of(var) for var in eqn.outvars[num_carry:]]
+    stacked = [
+        np.zeros(aval.shape, np.float64 if _is_real(aval) else aval.dtype)
+        for aval in avals
+    ]
+    steps = range(eqn.params["length"])
+    for step in reversed(steps) if eqn.params["reverse"] else steps:
+        here = [*consts, *carry, *(array[step] for array in inputs)]
+        found = evaluate(eqn.params["jaxpr"], here, _apply, constant=_in_double)
+        carry = found[:num_carry]
+        for array, value in zip(stacked, found[num_carry:], strict=True):
+            array[step] = value
+    return [*carry, *stacked]
 
 
 def _platform(choices: Sequence[Sequence[str] | None]) -> np.ndarray:
@@ -97,13 +139,23 @@ def _platform(choices: Sequence[Sequence[str] | None]) -> np.ndarray:
 def _as_traced(result: Any, var: Any) -> np.ndarray:
     """The type and shape that an operation has in the program, reals in double."""
     aval: Any = var.aval
-    dtype = aval.dtype
-    dtype = np.float64 if jnp.issubdtype(dtype, jnp.floating) else dtype
+    dtype = np.float64 if _is_real(aval) else aval.dtype
     result = np.asarray(result)
     if result.dtype != dtype:
         result = result.astype(dtype)
     shape = aval.shape
     return result if result.shape == shape else np.broadcast_to(result, shape)
+
+
+def _apply_random(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Random keys and bits: JAX's own, by one program for each kind of operation."""
+    program = _random_program(eqn.primitive, tuple(sorted(eqn.params.items())))
+    return [_in_double(program(*operands))]
+
+
+@functools.cache
+def _random_program(primitive: Any, params: tuple[tuple[str, Any], ...]) -> Any:
+    return jit_unoptimized(functools.partial(primitive.bind, **dict(params)))
 
 
 def _apply_jax(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:

@@ -4,14 +4,18 @@ value."""
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from numpyro.distributions import biject_to, transforms
 from numpyro.primitives import Messenger
+from scipy import special
 
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
@@ -120,8 +124,10 @@ class _PriorCentres(Messenger):
         except NotImplementedError:  # Discrete, or refused later.
             msg["value"] = fn.sample(key)
             return
-        centre = transform.inv(_centre(fn, transform, key))
-        msg["value"] = transform(centre + self.distance)
+        centre = _centre(fn, transform, key)
+        msg["value"] = _computed(
+            lambda: transform(transform.inv(centre) + self.distance)
+        )
 
 
 def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
@@ -129,7 +135,7 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
     base, _ = unwrapped(fn)
     for formula in (lambda: base.icdf(0.5), lambda: fn.mean):
         try:
-            centre = jnp.broadcast_to(formula(), fn.shape())
+            centre = _computed(formula)
         # Some of NumPyro's formulas need a package that may be missing, and the
         # median of a vector's entries is none of the vector.
         # Others, such as InverseGamma(1.0, 1.0).mean, divide Python numbers by zero.
@@ -141,7 +147,8 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
             ZeroDivisionError,
         ):
             continue
-        if bool(jnp.all(jnp.isfinite(transform.inv(centre)))):
+        centre = jnp.broadcast_to(centre, fn.shape())
+        if np.isfinite(_computed(lambda centre=centre: transform.inv(centre))).all():
             return centre
     draws = _draws(fn, transform, key)
     if draws is None:
@@ -155,7 +162,7 @@ def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | Non
     # Elsewhere the quartiles of entries are no values of the whole.
     if not transform.domain.event_dim and not transform.codomain.event_dim:
         try:
-            low, high = (transform.inv(base.icdf(q)) for q in (0.25, 0.75))
+            low, high = (_computed_quantile(base, transform, q) for q in (0.25, 0.75))
         except (NotImplementedError, AttributeError, ImportError):
             pass
         else:
@@ -166,6 +173,41 @@ def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | Non
         return None
     low, high = np.quantile(np.asarray(draws, np.float64), [0.25, 0.75], axis=0)
     return low, high
+
+
+def _computed_quantile(base: Any, transform: Any, q: float) -> jax.Array:
+    """A quantile on the unconstrained space.
+
+    Raises:
+      NotImplementedError, AttributeError, ImportError: There is no formula for it.
+    """
+    found = _scipy_quantile(base, q)
+    return _computed(lambda: transform.inv(base.icdf(q) if found is None else found))
+
+
+def _scipy_quantile(base: Any, q: float) -> np.ndarray | None:
+    """By SciPy, where NumPyro's formula needs a package that may be missing."""
+    if isinstance(base, dist.Gamma | dist.InverseGamma):
+        concentration, rate = np.asarray(base.concentration), np.asarray(base.rate)
+        if isinstance(base, dist.Gamma):
+            return special.gammaincinv(concentration, q) / rate
+        return rate / special.gammaincinv(concentration, 1.0 - q)
+    if isinstance(base, dist.Beta):
+        shapes = np.asarray(base.concentration1), np.asarray(base.concentration0)
+        return special.betaincinv(*shapes, q)
+    if isinstance(base, dist.StudentT):
+        standard = special.stdtrit(np.asarray(base.df), q)
+        return np.asarray(base.loc) + np.asarray(base.scale) * standard
+    return None
+
+
+def _computed(formula: Callable[[], Any]) -> jax.Array:
+    """A formula's value, computed in NumPy where that can be: it compiles nothing."""
+    try:
+        value = evaluate_in_double(formula)
+    except jax.errors.JAXTypeError:  # It looks at numbers while it is traced.
+        value = formula()
+    return jnp.asarray(value, jnp.result_type(float))
 
 
 def _draws(fn: Any, transform: Any, key: jax.Array) -> jax.Array | None:

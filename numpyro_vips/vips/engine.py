@@ -20,12 +20,14 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import is_real
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
@@ -159,6 +161,14 @@ def _in_noise(difference: np.ndarray, stddev: float) -> float:
     return float(np.sqrt(np.mean(np.square(difference))) / stddev)
 
 
+@functools.partial(jit_unoptimized, static_argnums=0)
+def _parameters(
+    factors: tuple[tuple[str, Family], ...], natural: MomentsByFactor
+) -> NewMomentsByFactor:
+    """Standard parameters of each factor, as one program."""
+    return {name: family.parameters(natural[name]) for name, family in factors}
+
+
 class VipsEngine:
     """Runs a compiled conjugate model; the loop over steps is in `inference`.
 
@@ -192,7 +202,7 @@ class VipsEngine:
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
-        self._start = jax.jit(functools.partial(m_step.start, program))
+        self._start = jit_unoptimized(functools.partial(m_step.start, program))
         self._expected_natural_of = jax.jit(
             functools.partial(expected_natural_of, program.structure)
         )
@@ -332,7 +342,7 @@ class VipsEngine:
                 self.program, expected_natural, rows, names, self.local_steps, means
             )
 
-        return jax.jit(norms, static_argnums=3)
+        return jit_unoptimized(norms, static_argnums=3)
 
     def norm_counts(
         self,
@@ -497,7 +507,7 @@ class VipsEngine:
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
         structure = self.program.structure
-        factors, params = [], {}
+        factors, families = [], []
         for group in structure.posterior_factors_of("global"):
             if structure.latents[group.latents[0]].family is not None:
                 continue  # An auxiliary variable is no part of the user's posterior.
@@ -507,11 +517,15 @@ class VipsEngine:
             if group.layout is not None:
                 factor["layout"] = group.layout.to_dict()
             factors.append(factor)
-            with jax.enable_x64(True):
-                natural = jax.tree.map(jnp.asarray, state.natural[group.name])
-                parameters = group.family.parameters(natural)
-            for name, value in parameters.items():
-                params[f"{group.name}/{name}"] = jnp.asarray(np.asarray(value))
+            families.append((group.name, group.family))
+        with jax.enable_x64(True):
+            natural = {name: dict(state.natural[name]) for name, _ in families}
+            parameters = _parameters(tuple(families), natural)
+        params = {
+            f"{factor}/{name}": jnp.asarray(np.asarray(value))
+            for factor, found in parameters.items()
+            for name, value in found.items()
+        }
         sites = self.program.graph.latents("global")
         site_dims = {site.name: site.dims for site in sites}
         specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}

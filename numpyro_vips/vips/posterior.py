@@ -1,5 +1,6 @@
 """The posterior that VIPS releases: a product of exponential-family factors."""
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,8 +11,13 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from numpyro_vips.conjugacy.families import family_named
-from numpyro_vips.conjugacy.families.family import Family, NewMoments
+from numpyro_vips.conjugacy.families.family import (
+    Family,
+    NewMoments,
+    Requirements,
+)
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
 from numpyro_vips.vips.named_arrays import NewMomentsByFactor
@@ -50,13 +56,14 @@ class ConjugatePosterior:
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
-        found = {}
-        for factor in self.specification["blocks"]:
-            parameters = self._parameters(factor["name"])
-            problem = self._family(factor).problem(parameters)
-            if problem is not None:
-                found[factor["name"]] = problem
-        return found
+        factors = {f["name"]: self._family(f) for f in self.specification["blocks"]}
+        parameters = {name: self._parameters(name) for name in factors}
+        requirements = _requirements(tuple(factors.items()), parameters)
+        problems = {
+            name: [problem for problem, holds in found.items() if not bool(holds)]
+            for name, found in requirements.items()
+        }
+        return {name: found[0] for name, found in problems.items() if found}
 
     def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
@@ -111,6 +118,14 @@ class ConjugatePosterior:
                 layout = GaussianLayout.from_dict(factor["layout"])
                 draws.update(layout.sites(draw, len(sample_shape)))
         return {name: draws[name] for name in self.specification["site_dims"]}
+
+
+@functools.partial(jit_unoptimized, static_argnums=0)
+def _requirements(
+    factors: tuple[tuple[str, Family], ...], parameters: NewMomentsByFactor
+) -> dict[str, Requirements]:
+    """What the parameters of each factor must fulfil, as one program."""
+    return {name: family.requirements(parameters[name]) for name, family in factors}
 
 
 register_posterior(KIND, ConjugatePosterior)

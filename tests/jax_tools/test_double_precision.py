@@ -54,3 +54,38 @@ def test_results_keep_their_structure():
     found = evaluate_in_double(lambda x: {"a": (x, x + 1)}, 1.0)
     assert float(found["a"][1]) == 2.0
     assert jnp.zeros(()).dtype == np.float32
+
+
+@pytest.mark.parametrize("length", [0, 7, 100_000])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_loops_of_any_length(length, reverse):
+    def function(x):
+        def body(carry, value):
+            count, total = carry
+            return (count + 1, 0.5 * total + value), total
+
+        start = jnp.zeros((), jnp.int32), jnp.zeros(())
+        return jax.lax.scan(body, start, x, reverse=reverse)
+
+    x = np.random.default_rng(0).normal(size=length)
+    (count, total), seen = evaluate_in_double(function, x)
+    with jax.enable_x64(True):
+        (_, expected), expected_seen = jax.jit(function)(x)
+    assert count == length
+    np.testing.assert_allclose(total, expected, rtol=1e-12)
+    np.testing.assert_allclose(seen, expected_seen, rtol=1e-12)
+
+
+def test_draws_are_those_of_jax():
+    def function(key):
+        first, second = jax.random.split(key)
+        steps = jax.vmap(lambda step: jax.random.fold_in(second, step))(jnp.arange(3))
+        drawn = jax.vmap(jax.random.normal)(steps)
+        return jax.random.uniform(first, (4, 2)), drawn, jax.random.bits(first)
+
+    key = jax.random.key(3)
+    found = evaluate_in_double(function, key)
+    with jax.enable_x64(True):
+        expected = function(key)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)

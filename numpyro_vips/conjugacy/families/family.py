@@ -10,13 +10,14 @@ not in the middle of a fit.
 """
 
 import abc
+import collections
 import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, Num, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
 from numpyro.distributions import constraints
 
 # One array per statistic or parameter, of shapes that depend on the family. "New" is
@@ -26,6 +27,10 @@ NewMoments = dict[str, Float[Array, "..."]]
 # The same for families whose arrays all have one entry per factor.
 Elementwise = Mapping[str, Float[Array, "*batch"]]
 NewElementwise = dict[str, Float[Array, "*batch"]]
+
+# Whether something holds, by the sentence that says that it does not. The order is that
+# in which they are looked at; a plain dictionary loses it in a compiled program.
+Requirements = collections.OrderedDict[str, Bool[Array, ""]]
 
 Shape = tuple[int, ...]
 Interval = tuple[float, float]
@@ -152,11 +157,16 @@ class Family(abc.ABC):
     def distribution(self, parameters: Moments) -> dist.Distribution:
         """The NumPyro distribution with these standard parameters."""
 
-    def problem(self, parameters: Moments) -> str | None:
-        """Why no distribution has these standard parameters; None if one has."""
+    def requirements(self, parameters: Moments) -> Requirements:
+        """What standard parameters must fulfil for a distribution to have them.
+
+        Returns:
+          Whether they do, by what is wrong otherwise. Once one does not hold, those
+          after it need not say anything true.
+        """
+        found: Requirements = collections.OrderedDict()
         for name, value in parameters.items():
-            if not bool(jnp.isfinite(value).all()):
-                return f"{name} is not finite"
+            found[f"{name} is not finite"] = jnp.isfinite(value).all()
         # Those of a transformed distribution are of the one beneath it.
         distribution = self.distribution(parameters)
         beneath = getattr(distribution, "base_dist", distribution)
@@ -164,12 +174,11 @@ class Family(abc.ABC):
             # Of a matrix the moments tell, which scale its columns first.
             if name not in parameters or constraint is constraints.positive_definite:
                 continue
-            if not bool(jnp.all(constraint(parameters[name]))):
-                return f"{name} lies outside its support"
-        moments = self.moments_of(parameters).values()
-        if not all(bool(jnp.isfinite(moment).all()) for moment in moments):
-            return "its moments are not finite"
-        return None
+            inside = jnp.all(constraint(parameters[name]))
+            found[f"{name} lies outside its support"] = inside
+        finite = [jnp.isfinite(m).all() for m in self.moments_of(parameters).values()]
+        found["its moments are not finite"] = jnp.stack(finite).all()
+        return found
 
     def moments_of(self, parameters: Moments) -> NewMoments:
         """Expectations of the statistics, from standard parameters."""

@@ -12,6 +12,7 @@ from numpyro_vips.conjugacy.families.family import (
     Family,
     Moments,
     NewMoments,
+    Requirements,
     Shape,
 )
 from numpyro_vips.conjugacy.families.positive_matrices import (
@@ -118,12 +119,12 @@ class Normal(Family):
             validate_args=False,
         )
 
-    def problem(self, parameters: Moments) -> str | None:
-        problem = super().problem(parameters)
-        distribution = self.distribution(parameters)
-        if problem is None and not bool(jnp.isfinite(distribution.variance).all()):
-            return "its covariance is not positive definite"
-        return problem
+    def requirements(self, parameters: Moments) -> Requirements:
+        found = super().requirements(parameters)
+        variance = self.distribution(parameters).variance
+        problem = "its covariance is not positive definite"
+        found[problem] = jnp.isfinite(variance).all()
+        return found
 
 
 def _second_moments(mean: Vector, covariance: Matrix) -> NewMoments:

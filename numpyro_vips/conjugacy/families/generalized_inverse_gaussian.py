@@ -6,6 +6,7 @@ of shrinkage priors are generalised inverse Gaussian (GIG), with density
 Gamma has the statistics x², 1/x² and log x instead; those are the "root" families.
 """
 
+import collections
 import math
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from numpyro_vips.conjugacy.families.family import (
     Elementwise,
     Family,
     NewElementwise,
+    Requirements,
     Shape,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
@@ -353,11 +355,12 @@ class GeneralizedInverseGaussian(Family):
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return _GIG(parameters["p"], parameters["a"], parameters["b"])
 
-    def problem(self, parameters: Elementwise) -> str | None:
+    def requirements(self, parameters: Elementwise) -> Requirements:
         p, a, b = (parameters[name] for name in ("p", "a", "b"))
-        if bool(jnp.any((p >= 0) & (a <= 0) | (p <= 0) & (b <= 0))):
-            return "it has no density"
-        return super().problem(parameters)
+        without = (p >= 0) & (a <= 0) | (p <= 0) & (b <= 0)
+        found: Requirements = collections.OrderedDict()
+        found["it has no density"] = ~jnp.any(without)
+        return collections.OrderedDict({**found, **super().requirements(parameters)})
 
 
 class _GIG(dist.Distribution):
@@ -474,8 +477,8 @@ class _Root(Family):
         """Those of the distribution of x²."""
         return self._square.parameters(self._of_square(natural))
 
-    def problem(self, parameters: Elementwise) -> str | None:
-        return self._square.problem(parameters)
+    def requirements(self, parameters: Elementwise) -> Requirements:
+        return self._square.requirements(parameters)
 
     def from_parameters(self, parameters: Elementwise) -> NewElementwise:
         return self._natural(self._square.from_parameters(parameters))

@@ -1,0 +1,46 @@
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+import pytest
+from scipy import stats
+
+from numpyro_vips.model.prior_centre import unconstrained_scale
+
+QUARTILES = np.array([0.25, 0.75])
+# Between the quartiles of a standard Normal.
+UNIT = 1.349
+
+
+@pytest.mark.parametrize(
+    ("prior", "quartiles"),
+    [
+        (dist.Normal(1.0, 3.0), stats.norm(1, 3).ppf(QUARTILES)),
+        (dist.StudentT(3.0, 1.0, 2.0), stats.t(3, 1, 2).ppf(QUARTILES)),
+        (dist.Gamma(2.0, 5.0), np.log(stats.gamma(2, scale=1 / 5).ppf(QUARTILES))),
+        (dist.InverseGamma(2.0, 5.0), np.log(stats.invgamma(2).ppf(QUARTILES) * 5)),
+        (dist.Chi2(4.0), np.log(stats.chi2(4).ppf(QUARTILES))),
+        (dist.HalfCauchy(2.0), np.log(stats.halfcauchy(scale=2).ppf(QUARTILES))),
+        (dist.Beta(2.0, 3.0), np.log(1 / (1 / stats.beta(2, 3).ppf(QUARTILES) - 1))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_scale_is_the_distance_between_unconstrained_quartiles(prior, quartiles):
+    expected = np.ptp(quartiles) / UNIT
+    np.testing.assert_allclose(unconstrained_scale(prior), expected, rtol=1e-3)
+
+
+def test_scale_has_the_shape_of_the_unconstrained_latent():
+    scale = jnp.array([1.0, 2.0, 4.0])
+    found = unconstrained_scale(dist.Normal(0.0, scale))
+    np.testing.assert_allclose(found, scale, rtol=1e-3)
+    gammas = dist.Gamma(jnp.array([1.0, 2.0]), 1.0)
+    assert unconstrained_scale(gammas.expand([3, 2])).shape == (3, 2)
+
+
+def test_scale_of_a_vague_scale_is_cut_short():
+    assert unconstrained_scale(dist.Gamma(0.05, 0.05)) == 3.0
+
+
+def test_scale_of_an_improper_prior_is_one():
+    flat = dist.ImproperUniform(dist.constraints.real, (), (2,))
+    np.testing.assert_array_equal(unconstrained_scale(flat), np.ones(2))
