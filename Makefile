@@ -23,7 +23,7 @@ CONSTRAINTS_lowest := $(PYTHON_lowest) tests/_lowest.py
 CONSTRAINTS_arviz0 := echo 'arviz<1'
 CONSTRAINTS_newest := true
 
-.PHONY: demo test test-slow audit lint docs matrix clean
+.PHONY: demo test test-slow audit lint docs foreign matrix clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -53,6 +53,11 @@ lint: $(VENV)/.lint
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+
+# Fits what has no record yet, so that it can be stopped and goes on. References, which
+# need funsor for discrete latents, are made by `benchmarks/foreign.py reference`.
+foreign: $(VENV)/.examples
+	$(BIN)/python benchmarks/foreign.py fit
 
 .PHONY: $(MATRIX)
 

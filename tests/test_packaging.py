@@ -78,6 +78,7 @@ def test_every_import_is_declared(folder):
     if folder != "numpyro_vips":  # Scripts import their neighbours by bare names.
         for other in set(ALLOWED) - {"numpyro_vips"}:
             own |= {path.stem for path in (ROOT / other).rglob("*.py")}
+            own |= {path.parent.name for path in (ROOT / other).rglob("__init__.py")}
     distributions = metadata.packages_distributions()
     declared = named(ALLOWED[folder])
     for path in files:
