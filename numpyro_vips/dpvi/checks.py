@@ -66,7 +66,7 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
 
     Args:
       graph: The model. Of its latents of single rows only the discrete ones are looked
-        at; without a guide, `find_conjugate_locals` says what to do about the others.
+        at; without a guide, `find_locals_of_rows` says what to do about the others.
       has_guide: Whether the user has given a guide.
     """
     count = num_joint_states(graph)

@@ -35,7 +35,6 @@ from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
 from numpyro_vips.dpvi.quadrature import NUM_NODES, log_integral, num_coordinates
-from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.random_keys import threefry_key
@@ -219,29 +218,6 @@ def _method(structure: Structure) -> Method:
     gaussian = all(factor.layout is not None for factor in factors.values())
     is_small = num_coordinates(factors) <= max(NUM_NODES)
     return "quadrature" if gaussian and is_small else "bound"
-
-
-def find_conjugate_locals(
-    graph: ModelGraph, *, sweeps: int | None = None
-) -> ConjugateLocals | None:
-    """What solves for the continuous latents of a row; None if a row has none.
-
-    Raises:
-      UnsafeModelError: They are not conjugate given the globals.
-    """
-    continuous = [s.name for s in graph.latents("local") if not s.is_discrete]
-    if not continuous:
-        return None
-    try:
-        return ConjugateLocals(graph, sweeps=sweeps)
-    except NotConjugate as error:
-        raise UnsafeModelError(
-            f"DPVI has no guide of its own for latents of single rows, such as "
-            f"{continuous[0]!r} under the plate {graph.unit!r}, unless they are "
-            f"conjugate given the globals, and here they are not: {error}. Pass "
-            "guide=, a function that draws them from the row (an amortised guide), "
-            "integrate them out by hand, or change the model there."
-        ) from None
 
 
 def _sites_with(graph: ModelGraph, solved: Collection[str]) -> list[str]:

@@ -14,8 +14,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to, kl_divergence
 
 from numpyro_vips.dpvi.automatic_guides import Arrays, NormalGuide
-from numpyro_vips.dpvi.conjugate_locals import ConjugateLocals
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.locals_of_rows import LocalsOfRows
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_joint import (
@@ -32,13 +32,13 @@ class RowElbo:
     Attributes:
       graph: The model.
       user_guide: Draws the row's continuous latents, if there is one.
-      conjugate: Solves for them, where there is none.
+      locals_of_rows: Solves for them, where there is none.
       is_analytic: Whether divergences are taken in closed form where NumPyro has one.
     """
 
     graph: ModelGraph
     user_guide: UserGuide | None
-    conjugate: ConjugateLocals | None
+    locals_of_rows: LocalsOfRows | None
     is_analytic: bool
 
     def __call__(
@@ -57,8 +57,8 @@ class RowElbo:
           key: Key for the draws of the row's own latents.
         """
         graph, guide = self.graph, self.user_guide
-        if self.conjugate is not None:
-            return self.conjugate(values, row, params)
+        if self.locals_of_rows is not None:
+            return self.locals_of_rows(values, row, params)
         if guide is None or not guide.locals:
             return row_log_density(graph, values, row, params)
         local = guide.draw_locals(row, values, params, key)

@@ -13,7 +13,8 @@ variational inference through gradient aligning*). This leaves the whole clippin
 to g. `perturb="all"` releases the gradient in φ itself, as in the DPVI paper.
 
 Continuous latents of single rows are solved for where they are conjugate given the
-globals (`conjugate_locals.py`), or drawn by the user's guide from the row
+globals (`conjugate_locals.py`), integrated out where there are one or two of another
+kind (`integrated_locals.py`), or drawn by the user's guide from the row
 (`user_guides.py`). A row's part of the ELBO is then log p(row, local | z, θ) −
 log q(local | row, θ), and the encoder's parameters are among θ. Nothing else of these
 latents exists.
@@ -42,11 +43,11 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family, NormalGuide
 from numpyro_vips.dpvi.checks import check_options, not_supported
-from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.full_batch import LogJoint
 from numpyro_vips.dpvi.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
@@ -182,7 +183,7 @@ class DpviEngine:
 
         Raises:
           UnsafeModelError: For the reason that `not_supported` or
-            `find_conjugate_locals`
+            `find_locals_of_rows`
             gives, or because the guide does not fit the model.
         """
         if num_particles is None:
@@ -219,13 +220,13 @@ class DpviEngine:
         self._num_rows = graph.arguments.public_num_rows
         self._row = synthetic_row(graph)
         self._user_guide = UserGuide(guide, graph) if callable(guide) else None
-        self._conjugate = None
+        self._locals = None
         if self._user_guide is None:
-            self._conjugate = find_conjugate_locals(graph, sweeps=local_steps)
+            self._locals = find_locals_of_rows(graph, sweeps=local_steps)
         self._row_elbo = RowElbo(
             graph=graph,
             user_guide=self._user_guide,
-            conjugate=self._conjugate,
+            locals_of_rows=self._locals,
             is_analytic=self._is_analytic,
         )
         self._constraints = dict(graph.params)
@@ -718,8 +719,16 @@ class DpviEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know, for `explain`."""
-        if self._conjugate is not None and self._conjugate.method == "bound":
-            names = ", ".join(map(repr, self._conjugate.solved))
+        method = None if self._locals is None else self._locals.method
+        if self._locals is not None and method == "integral":
+            names = ", ".join(map(repr, self._locals.solved))
+            yield (
+                f"{names}, which every row has its own of, is integrated out by "
+                "Gauss-Hermite quadrature about where the row's density of it lies. "
+                "Of a density with several modes far apart a part may be missed."
+            )
+        if self._locals is not None and method == "bound":
+            names = ", ".join(map(repr, self._locals.solved))
             yield (
                 f"Of {names}, which every row has its own of, the log density is "
                 "replaced by a bound. It is looser the less a row says of them, and "
@@ -740,12 +749,13 @@ class DpviEngine:
             assert self._user_guide is not None
             is_drawn = name in (*self._user_guide.globals, *self._user_guide.locals)
             return "the given guide" if is_drawn else "summed out"
-        if self._conjugate is not None and name in self._conjugate.solved:
+        if self._locals is not None and name in self._locals.solved:
             return {
                 "exact": "conjugate, solved per row",
                 "quadrature": "quadrature, per row",
+                "integral": "quadrature, per row",
                 "bound": "a bound, solved per row",
-            }[self._conjugate.method]
+            }[self._locals.method]
         if self._graph.sites[name].row_axis is not None:
             return "summed out"
         family = self.guide.family.replace("_field", "-field").replace("_rank", "-rank")

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
+from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.log_joint import row_log_density
@@ -53,7 +53,7 @@ def _compiled(query: RowQuery) -> Any:
     arguments = with_synthetic_rows(query.arguments, 3, seed=0)
     graph = build_graph(query.model, arguments)
     try:
-        conjugate = find_conjugate_locals(
+        locals_of_rows = find_locals_of_rows(
             graph, sweeps=query.settings.get("local_steps")
         )
     except UnsafeModelError as error:
@@ -68,8 +68,8 @@ def _compiled(query: RowQuery) -> Any:
         points = {name: points[name] for name in graph.params}
 
         def at(latents: Any) -> tuple[Float[Array, ""], Bool[Array, ""]]:
-            if conjugate is not None:
-                return conjugate(latents, row, points)
+            if locals_of_rows is not None:
+                return locals_of_rows(latents, row, points)
             return row_log_density(graph, latents, row, points)
 
         totals, in_support = jax.vmap(at)(draws)

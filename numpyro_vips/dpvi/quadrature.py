@@ -50,7 +50,8 @@ def log_integral(
     Returns:
       The integral's logarithm, and whether the row may count.
     """
-    nodes, log_weights = _nodes(num_coordinates(factors))
+    size = num_coordinates(factors)
+    nodes, log_weights = grid_of_nodes(NUM_NODES[size], size)
 
     def at(node: Float[Array, " coordinates"]) -> tuple[jax.Array, jax.Array]:
         values, log_volume, start = {}, jnp.zeros(()), 0
@@ -72,11 +73,14 @@ def log_integral(
     return jax.nn.logsumexp(totals + log_weights), jnp.all(are_valid)
 
 
-def _nodes(
-    dimensions: int,
+def grid_of_nodes(
+    number: int, dimensions: int
 ) -> tuple[Float[np.ndarray, "nodes dimensions"], Float[np.ndarray, " nodes"]]:
-    """Nodes, and the logarithms of weights for ∫ g(x) dx."""
-    points, weights = np.polynomial.hermite_e.hermegauss(NUM_NODES[dimensions])
+    """Nodes for a standard Normal, so many in each of the dimensions.
+
+    Also the logarithms of weights for ∫ g(x) dx.
+    """
+    points, weights = np.polynomial.hermite_e.hermegauss(number)
     log_weights = np.log(weights) + 0.5 * points**2
     grid = np.array(list(itertools.product(points, repeat=dimensions)))
     each = itertools.product(log_weights, repeat=dimensions)

@@ -12,8 +12,8 @@ import pytest
 from scipy import special
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.conjugate_locals import find_conjugate_locals
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -170,7 +170,7 @@ def logistic_effects(X: Any, y: Any = None):
 def test_the_gradient_of_a_bound_is_that_of_its_value(x64):
     X = _rows()["X"][:1].astype(float)
     y = np.array([[1.0, 0.0, 1.0, 1.0]])
-    found = find_conjugate_locals(_graph(logistic_effects, X, y), sweeps=200)
+    found = find_locals_of_rows(_graph(logistic_effects, X, y), sweeps=200)
     assert found is not None
 
     def bound(flat: Any) -> Any:
@@ -203,7 +203,7 @@ def topics(words: Any):
 
 def test_discrete_latents_that_are_too_many_are_solved_for_too(x64):
     words = np.array([[0, 1, 1, 3, 2, 0, 0, 1, 1, 3, 2]])
-    found = find_conjugate_locals(_graph(topics, words))
+    found = find_locals_of_rows(_graph(topics, words))
     assert found is not None
     assert set(found.solved) == {"share", "k"}
     free = np.random.default_rng(0).normal(size=(2, 4))
@@ -262,7 +262,7 @@ def test_globals_are_legal_up_to_rounding():
             z: Any = numpyro.sample("z", dist.Normal(mean, scale))
             numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
 
-    found = find_conjugate_locals(_graph(model, np.zeros(3, np.float32)))
+    found = find_locals_of_rows(_graph(model, np.zeros(3, np.float32)))
     assert found is not None
     share = jnp.full(500, (1 + 1e-5) / 500)
     values = {"share": share, "scale": jnp.asarray(0.5)}
@@ -280,12 +280,13 @@ def test_what_is_not_conjugate_is_refused_with_the_reason():
     def model(y: Any):
         m: Any = numpyro.sample("m", dist.Normal(0, 1))
         with numpyro.plate("people", y.shape[0]):
-            z: Any = numpyro.sample("z", dist.Normal(m, 1))
-            numpyro.sample("y", dist.Normal(jnp.tanh(z), 1), obs=y)
+            # One or two would be integrated out.
+            z: Any = numpyro.sample("z", dist.Normal(m, 1).expand([3]).to_event(1))
+            numpyro.sample("y", dist.Normal(jnp.tanh(z).sum(-1), 1), obs=y)
 
     graph = _graph(model, np.zeros(3, np.float32))
     with pytest.raises(UnsafeModelError, match=r"tanh.*Pass guide="):
-        find_conjugate_locals(graph)
+        find_locals_of_rows(graph)
 
 
 def test_a_fit_explains_itself_and_bounds_rows():
