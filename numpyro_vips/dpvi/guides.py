@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to, constraints
 
 from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import register_posterior
@@ -405,7 +406,7 @@ class DrawsPosterior(_GuidePosterior):
         numbers = sum(math.prod(site.shape) for site in sites)
         count = max(100, min(_MOST_DRAWS, _MOST_DRAW_NUMBERS // max(numbers, 1)))
         keys = jax.random.split(threefry_key(0), count)
-        draws = jax.jit(jax.vmap(draw))(keys) if sites else {}
+        draws = jit_unoptimized(jax.vmap(draw))(keys) if sites else {}
         return cls(sites=sites, points=points, draws=draws, draw=draw)
 
     def sample(

@@ -18,7 +18,7 @@ _UNOPTIMIZED = {
 
 
 def jit_unoptimized(function: Callable[..., Any], **options: Any) -> Any:
-    """As `jax.jit`, quicker to compile and slower to run.
+    """As `jax.jit`, quicker to compile and slower to run; not while JAX is tracing.
 
     Args:
       function: What to compile, never a sum over private rows: that what a row adds

@@ -153,7 +153,8 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
     draws = _draws(fn, transform, key)
     if draws is None:
         return transform(jnp.zeros(transform.inverse_shape(fn.shape())))
-    return transform(jnp.median(draws, axis=0))
+    middle = np.median(np.asarray(draws, np.float64), axis=0)
+    return _computed(lambda: transform(middle))
 
 
 def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | None:
@@ -215,6 +216,6 @@ def _draws(fn: Any, transform: Any, key: jax.Array) -> jax.Array | None:
     size = math.prod(fn.shape())
     count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
     try:
-        return transform.inv(fn.sample(key, (count,)))
+        return _computed(lambda: transform.inv(fn.sample(key, (count,))))
     except NotImplementedError:  # Improper, as flat priors are.
         return None
