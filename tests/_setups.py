@@ -8,12 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from _models import MODELS, Rows, away_from_prior, uncertified
+from _row_by_row import row_norm, solve_locals
 
 from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import row_norm
 
 SWEEPS = 3
 COUNT = 48

@@ -17,6 +17,7 @@ import numpyro.distributions as dist
 import pytest
 import scipy.sparse as sp
 from _models import away_from_prior
+from _row_by_row import row_norm, solve_locals
 from numpyro.handlers import mask, scale
 
 import numpyro_vips as nv
@@ -26,10 +27,8 @@ from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import row_norm
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12

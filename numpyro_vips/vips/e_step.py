@@ -53,27 +53,21 @@ def local_factors(
     return without_padding(factors)
 
 
-def solve_locals(
-    program: ConjugateProgram,
-    expected_natural: ByStatistic,
-    row: Row,
-    sweeps: int,
-) -> NewMomentsByFactor:
-    """Moments of a row's latents, by coordinate ascent from a fresh start.
-
-    Those of a discrete latent may be padded with states that it does not have.
-    """
-    arrays, _ = program.row_constants.zero_if_invalid(row)
-    return moments_of_row(program, expected_natural, arrays, sweeps)
-
-
 def moments_of_row(
     program: ConjugateProgram,
     expected_natural: ByStatistic,
     arrays: Numbers,
     sweeps: int,
 ) -> NewMomentsByFactor:
-    """The same, from the row's constants."""
+    """Moments of a row's latents, by coordinate ascent from a fresh start.
+
+    Those of a discrete latent may be padded with states that it does not have.
+
+    Args:
+      program, expected_natural: The compiled model, and n̄.
+      arrays: The row's constants by token, zeros if it is not valid.
+      sweeps: Number of sweeps where latents act on each other.
+    """
     factors = solve_row(
         program.structure, program.row_terms, arrays, expected_natural, sweeps
     )

@@ -36,7 +36,6 @@ from numpyro_vips.conjugacy.structure.repeated_diagonals import (
 )
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.vips.coordinates import locals_of
 from numpyro_vips.vips.e_step import solve_row
 from numpyro_vips.vips.expectations import (
@@ -52,7 +51,6 @@ from numpyro_vips.vips.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
     Numbers,
-    Row,
     Scales,
     Sums,
 )
@@ -90,35 +88,6 @@ class RowContribution:
     epsilon: float = dataclasses.field(metadata={"static": True})
 
 
-def row_norm(
-    program: ConjugateProgram,
-    row: Row,
-    local_moments: MomentsByFactor,
-    scales: Scales,
-    means: Means | None = None,
-) -> Float[Array, ""]:
-    """L2 norm of one row's scaled statistics, over the blocks in `scales`.
-
-    Not finite if the row is not valid.
-
-    Args:
-      program: The compiled model.
-      row: One row of every private argument.
-      local_moments: Moments of its latents, by factor.
-      scales: Scale of each block that is released; the others are left out.
-      means: The points about which statistics are taken, by latent; zero if left out.
-    """
-    means = means or {}
-    arrays, valid = program.row_constants.zero_if_invalid(row)
-    contribution = row_contribution(
-        program, arrays, valid, local_moments, scales, means
-    )
-    with jax.enable_x64(True):
-        return norm_of(
-            program, in_double(contribution), in_double(scales), in_double(means)
-        )
-
-
 def row_contribution(
     program: ConjugateProgram,
     arrays: Numbers,
@@ -137,7 +106,9 @@ def row_contribution(
       program: The compiled model.
       arrays: The row's constants by token, zeros if it is not valid.
       valid: Whether it is.
-      local_moments, scales, means: As in `row_norm`.
+      local_moments: Moments of its latents, by factor.
+      scales: Scale of each block that is released; the others are left out.
+      means: The points about which statistics are taken, by latent; may be empty.
     """
     scattered = scattered_statistics(
         program.structure,

@@ -18,6 +18,7 @@ import numpyro.distributions as dist
 import pytest
 from _belief_network import BIAS_VARIANCE, WEIGHT_VARIANCE, belief_network
 from _full_batch import FullBatch
+from _row_by_row import solve_locals
 from scipy import special
 
 import numpyro_vips as nv
@@ -25,7 +26,6 @@ import sigmoid_belief_network
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import expected_natural_of
 from numpyro_vips.vips.program import ConjugateProgram

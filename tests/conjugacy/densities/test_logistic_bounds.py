@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 import pytest
 from _coordinates import isometric_coordinates
 from _full_batch import FullBatch
+from _row_by_row import solve_locals
 from scipy import optimize, special, stats
 
 import numpyro_vips as nv
@@ -22,7 +23,6 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import expected_natural_of

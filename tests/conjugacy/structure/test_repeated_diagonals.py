@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _row_by_row import row_norm, solve_locals
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
@@ -15,11 +16,10 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.e_step import solve_locals
 from numpyro_vips.vips.engine import block_of
 from numpyro_vips.vips.expectations import expected, expected_natural_of, means_of
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import row_norm, with_repeats
+from numpyro_vips.vips.row_statistics import with_repeats
 
 SWEEPS = 4
 FIXED = "fixed-curvature"
