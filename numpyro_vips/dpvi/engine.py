@@ -29,7 +29,7 @@ get no noise at all, for nothing about them is released.
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.extend.core as jex_core
@@ -43,10 +43,16 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family, NormalGuide
 from numpyro_vips.dpvi.checks import check_options, not_supported
-from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.full_batch import LogJoint
 from numpyro_vips.dpvi.guides import DrawsPosterior, GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.iterates import (
+    DpviState,
+    Variational,
+    drift_of_iterates,
+    with_drift,
+    without_drift,
+)
 from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
@@ -86,49 +92,9 @@ MOST_ROW_NUMBERS = 2**27
 NUM_STARTS = 6
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
-MOST_RECENT = 16
 # Standard deviation of a prior from which on steps at the default rate are too short to
 # reach where its mass is, within the default number of steps.
 WIDE_PRIOR = 10.0
-
-
-class Variational(NamedTuple):
-    """What is fitted, all on unconstrained spaces.
-
-    Attributes:
-      guide: Arrays of an automatic guide, whose leading axis runs over the globals'
-        coordinates; empty with a guide of the user's own.
-      params: The values of every `numpyro.param` of the model and of the user's guide.
-    """
-
-    guide: dict[str, Float[Array, "size ..."]]
-    params: dict[str, Any]
-
-
-class DpviState(NamedTuple):
-    """What a step needs; all of it public.
-
-    Attributes:
-      variational: The current iterate.
-      average: Running average of the iterates, what the posterior is read from.
-      optimizer_state: State of the optax optimiser.
-      key: Key of the guide's draws, combined with `step`.
-      step: Number of updates so far.
-      drift: How iterates have moved; None before the first ones.
-      recent: Iterates that are not in `drift` yet: to look at one is to wait for it.
-      is_noisy: Whether there was noise in what was released.
-      diagnostics: What a fit by Newton's method knows of how good it is.
-    """
-
-    variational: Variational
-    average: Variational
-    optimizer_state: Any
-    key: PRNGKeyArray
-    step: Int[Array, ""]
-    drift: Drift | None = None
-    recent: tuple[Variational, ...] = ()
-    is_noisy: bool = False
-    diagnostics: Mapping[str, Any] | None = None
 
 
 class DpviEngine:
@@ -522,15 +488,11 @@ class DpviEngine:
         dtype = self._start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         _, draws = self._draws(state)
-        # How iterates move is added up beside the program, which is compiled without.
-        drift = state.drift
-        bare = state._replace(drift=None, recent=(), is_noisy=False, diagnostics=None)
-        updated = self._jitted_update(bare, draws, arrays, float(step_size))
-        recent = (*state.recent, updated.variational)
-        if len(recent) == MOST_RECENT:
-            drift, recent = _with_iterates(drift, recent), ()
+        updated = self._jitted_update(
+            without_drift(state), draws, arrays, float(step_size)
+        )
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
-        return updated._replace(drift=drift, recent=recent, is_noisy=is_noisy)
+        return with_drift(updated, state, is_noisy=is_noisy)
 
     def row_norms(
         self, state: DpviState, rows: Mapping[str, Any], names: Sequence[str]
@@ -594,39 +556,10 @@ class DpviEngine:
         """What is known of how good the posterior is."""
         if state.diagnostics is not None:
             return dict(state.diagnostics)
-        drift = _with_iterates(state.drift, state.recent)
-        if self._takes_newton_steps or drift is None:
+        if self._takes_newton_steps:
             return {}
-        r_hat = drift.r_hat()
-        relative = np.zeros(0)
-        if r_hat is not None:
-            relative = drift.fluctuation()
-            # Parameters without a prior have no standard deviation.
-            log_scale = np.asarray(state.average.guide.get("log_scale", []), np.float64)
-            relative[: len(log_scale)] /= np.exp(log_scale)
-            relative[len(log_scale) :] = 0.0
-        return diagnostics_of(
-            None if r_hat is None else self._largest_by_name(state.variational, r_hat),
-            self._largest_by_name(state.variational, relative),
-            num_steps=int(state.step),
-            is_private=state.is_noisy,
-        )
-
-    def _largest_by_name(
-        self, variational: Variational, values: Float64[np.ndarray, " numbers"]
-    ) -> dict[str, float]:
-        """The largest of `_places`, by name of the global or parameter."""
-        sizes = {}
-        if "loc" in variational.guide:
-            for site in self.space.sites:
-                sizes[site.name] = math.prod(site.unconstrained_shape)
-        for name, tree in variational.params.items():
-            sizes[name] = sum(leaf.size for leaf in jax.tree.leaves(tree))
-        stops = np.cumsum(list(sizes.values()))[:-1]
-        return {
-            name: float(np.max(part, initial=0.0))
-            for name, part in zip(sizes, np.split(values, stops), strict=True)
-        }
+        sizes = {x.name: math.prod(x.unconstrained_shape) for x in self.space.sites}
+        return drift_of_iterates(state, sizes)
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments
@@ -905,26 +838,6 @@ class DpviEngine:
         else:
             rows = Variational(guide=first, params=params)
         return jax.tree.map(jnp.add, rows, public)
-
-
-def _with_iterates(
-    drift: Drift | None, iterates: Sequence[Variational]
-) -> Drift | None:
-    for variational in iterates:
-        iterate = _places(variational)
-        drift = (drift or Drift.of(iterate)).with_iterate(iterate)
-    return drift
-
-
-def _places(variational: Variational) -> Float64[np.ndarray, " numbers"]:
-    """What a fit is about: the guide's means and the parameters, one after the other.
-
-    Standard deviations follow these, and are worth no second look.
-    """
-    leaves = [variational.guide["loc"]] if "loc" in variational.guide else []
-    for name in variational.params:
-        leaves += jax.tree.leaves(variational.params[name])
-    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
 
 
 def _drawn(

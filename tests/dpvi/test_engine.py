@@ -16,8 +16,9 @@ from scipy import optimize, stats
 
 from numpyro_vips.accounting import GaussianEvent, calibrate
 from numpyro_vips.dpvi.checks import not_supported
-from numpyro_vips.dpvi.engine import DpviEngine, DpviState, Variational
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
+from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.dpvi.noisy_adam import noisy_adam
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private

@@ -1,0 +1,136 @@
+"""The states of a fit by DPVI, and what is kept of how they move.
+
+How iterates move is added up beside the program of a step, which is compiled without.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
+
+from numpyro_vips.dpvi.drift import Drift, diagnostics_of
+
+# How many iterates wait until they are looked at, all together.
+MOST_RECENT = 16
+
+
+class Variational(NamedTuple):
+    """What is fitted, all on unconstrained spaces.
+
+    Attributes:
+      guide: Arrays of an automatic guide, whose leading axis runs over the globals'
+        coordinates; empty with a guide of the user's own.
+      params: The values of every `numpyro.param` of the model and of the user's guide.
+    """
+
+    guide: dict[str, Float[Array, "size ..."]]
+    params: dict[str, Any]
+
+
+class DpviState(NamedTuple):
+    """What a step needs; all of it public.
+
+    Attributes:
+      variational: The current iterate.
+      average: Running average of the iterates, what the posterior is read from.
+      optimizer_state: State of the optax optimiser.
+      key: Key of the guide's draws, combined with `step`.
+      step: Number of updates so far.
+      drift: How iterates have moved; None before the first ones.
+      recent: Iterates that are not in `drift` yet: to look at one is to wait for it.
+      is_noisy: Whether there was noise in what was released.
+      diagnostics: What a fit by Newton's method knows of how good it is.
+    """
+
+    variational: Variational
+    average: Variational
+    optimizer_state: Any
+    key: PRNGKeyArray
+    step: Int[Array, ""]
+    drift: Drift | None = None
+    recent: tuple[Variational, ...] = ()
+    is_noisy: bool = False
+    diagnostics: Mapping[str, Any] | None = None
+
+
+def without_drift(state: DpviState) -> DpviState:
+    """The state as the program of a step takes it."""
+    return state._replace(drift=None, recent=(), is_noisy=False, diagnostics=None)
+
+
+def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> DpviState:
+    """The state after a step, with its iterate added to those before.
+
+    Args:
+      updated: What the program of the step has made of `without_drift(before)`.
+      before: The state before the step.
+      is_noisy: Whether there was noise in what the step released.
+    """
+    drift, recent = before.drift, (*before.recent, updated.variational)
+    if len(recent) == MOST_RECENT:
+        drift, recent = _with_iterates(drift, recent), ()
+    return updated._replace(drift=drift, recent=recent, is_noisy=is_noisy)
+
+
+def drift_of_iterates(state: DpviState, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """What the iterates say of how good the posterior is; nothing before the first.
+
+    Args:
+      state: The state after the last step.
+      sizes: How many unconstrained numbers each global is, in the guide's order.
+    """
+    drift = _with_iterates(state.drift, state.recent)
+    if drift is None:
+        return {}
+    r_hat = drift.r_hat()
+    relative = np.zeros(0)
+    if r_hat is not None:
+        relative = drift.fluctuation()
+        # Parameters without a prior have no standard deviation.
+        log_scale = np.asarray(state.average.guide.get("log_scale", []), np.float64)
+        relative[: len(log_scale)] /= np.exp(log_scale)
+        relative[len(log_scale) :] = 0.0
+    return diagnostics_of(
+        None if r_hat is None else _largest_by_name(state.variational, sizes, r_hat),
+        _largest_by_name(state.variational, sizes, relative),
+        num_steps=int(state.step),
+        is_private=state.is_noisy,
+    )
+
+
+def _largest_by_name(
+    variational: Variational,
+    sizes: Mapping[str, int],
+    values: Float64[np.ndarray, " numbers"],
+) -> dict[str, float]:
+    """The largest of `_places`, by name of the global or parameter."""
+    counts = dict(sizes) if "loc" in variational.guide else {}
+    for name, tree in variational.params.items():
+        counts[name] = sum(leaf.size for leaf in jax.tree.leaves(tree))
+    stops = np.cumsum(list(counts.values()))[:-1]
+    return {
+        name: float(np.max(part, initial=0.0))
+        for name, part in zip(counts, np.split(values, stops), strict=True)
+    }
+
+
+def _with_iterates(
+    drift: Drift | None, iterates: Sequence[Variational]
+) -> Drift | None:
+    for variational in iterates:
+        iterate = _places(variational)
+        drift = (drift or Drift.of(iterate)).with_iterate(iterate)
+    return drift
+
+
+def _places(variational: Variational) -> Float64[np.ndarray, " numbers"]:
+    """What a fit is about: the guide's means and the parameters, one after the other.
+
+    Standard deviations follow these, and are worth no second look.
+    """
+    leaves = [variational.guide["loc"]] if "loc" in variational.guide else []
+    for name in variational.params:
+        leaves += jax.tree.leaves(variational.params[name])
+    return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
