@@ -1394,6 +1394,25 @@ def _after_the_first_time(y: Any) -> Any:
     return jnp.where(before > 0, chance("again"), chance("first"))
 
 
+def _chosen(z_at: Callable[[Any, Any], Any]) -> Callable[..., None]:
+    """The same, where a choice writes the zero."""
+
+    def model(y: Any) -> None:
+        share, p = chance("share"), chance("p")
+        with numpyro.plate(UNIT, y.shape[0]):
+            z = numpyro.sample("z", dist.Bernoulli(share))
+            seen = dist.Bernoulli(z_at(z[..., None], p)).expand([y.shape[0], 5])
+            numpyro.sample("y", seen.to_event(1), obs=y)
+
+    return model
+
+
+CONJUGATE["a choice between a chance and none"] = Case(
+    _chosen(lambda z, p: jnp.where(z == 1, p, 0.0)), answers
+)
+CONJUGATE["a choice between none and a chance"] = Case(
+    _chosen(lambda z, p: jnp.where(z == 0, 0.0, p)), answers
+)
 CONJUGATE["one chance of being seen"] = Case(
     _seen_where_present(lambda y: chance("p")), answers
 )

@@ -82,6 +82,14 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
             )
         is_few = count is not None and count <= MAX_JOINT_STATES
         # Next to continuous ones the conjugacy layer may have them too.
+        if site.is_discrete and site.num_states is None and not is_solved:
+            return (
+                f"DPVI sums the discrete latents of a row out, and does not know which "
+                f"states {site.name!r} under the plate {graph.unit!r} has. It knows "
+                "those of Bernoulli, of Categorical, and of DiscreteUniform from 0 to "
+                "a public Python int. Use one of these, or sum it out by hand, for "
+                "example with numpyro.distributions.MixtureSameFamily."
+            )
         if site.is_discrete and not is_few and not is_solved:
             return (
                 f"DPVI sums the discrete latents of a row out one joint state after "

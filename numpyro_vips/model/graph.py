@@ -226,7 +226,7 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
-            f"plate {unit!r}. Put it under the plate."
+            f"plate {unit!r}. {_where_to_put(fn, shapes, differs, plates, unit)}"
         )
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
@@ -266,11 +266,37 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
         plates=plates,
         row_axis=row_axis,
         support=fn.support if not isinstance(fn, numpyro.distributions.Unit) else None,
-        num_states=_num_states(one, name),
+        num_states=_num_states(one, name, fn),
     )
 
 
-def _num_states(trace: Trace, name: str) -> int | None:
+def _where_to_put(
+    fn: Any,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    differs: Sequence[int],
+    plates: Mapping[int, str],
+    unit: str,
+) -> str:
+    """What to do about a site with an axis of rows outside the unit plate."""
+    batch = len(shapes[0]) - fn.event_dim
+    if any(axis >= batch for axis in differs):
+        return (
+            "It is one density of all rows together, like a Gaussian process's, in "
+            "which no row has a part of its own that could be bounded. Write a model "
+            "in which rows are independent given latents that they share, for example "
+            "a regression on a fixed number of basis functions, with one observation "
+            "for each row under the plate."
+        )
+    others = [repr(plates[axis]) for axis in differs if axis in plates]
+    if others:
+        return (
+            f"It is under the plate {', '.join(others)}, whose length is that of the "
+            f"rows. Rows have one plate: put it under {unit!r} in its place."
+        )
+    return "Put it under the plate."
+
+
+def _num_states(trace: Trace, name: str, fn: Any) -> int | None:
     kind = trace.structures[name].kind
     if issubclass(
         kind,
@@ -282,6 +308,13 @@ def _num_states(trace: Trace, name: str) -> int | None:
         return parameters["probs"].shape[-1]
     if issubclass(kind, numpyro.distributions.CategoricalLogits):
         return parameters["logits"].shape[-1]
+    if issubclass(kind, numpyro.distributions.DiscreteUniform):
+        # States are counted from zero.
+        low, high = fn.support.lower_bound, fn.support.upper_bound
+        is_known = isinstance(low, int | np.integer) and isinstance(
+            high, int | np.integer
+        )
+        return int(high) + 1 if is_known and low == 0 else None
     return None
 
 

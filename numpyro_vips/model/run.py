@@ -23,6 +23,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import unwrapped
+from numpyro_vips.model.wide_integers import with_fresh_integers
 
 
 class UnitPlate(Messenger):
@@ -203,5 +204,5 @@ def run_model(
             numpyro.validation_enabled(False),
         ):
             assert model.fn is not None
-            model.fn(*args, **kwargs)
+            with_fresh_integers(model.fn)(*args, **kwargs)
     return dict(trace), unit_plate

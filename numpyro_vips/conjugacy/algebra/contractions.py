@@ -64,7 +64,11 @@ def gather(
     kept = tuple(dict.fromkeys(label for label in labels if label is not target))
     union = (*index_labels, *(label for label in kept if label not in index_labels))
     xp = np if is_public(array) and is_public(indices) else jnp
-    indices = xp.maximum(indices, 0)
+    if is_public(indices):
+        # JAX keeps one copy of an array for programs of either precision: a new one.
+        indices = np.maximum(indices, 0).astype(np.int32)
+    else:
+        indices = jnp.maximum(indices, 0)
     if not set(index_labels) & set(kept) and len(kept) == len(labels) - 1:
         moved = xp.moveaxis(array, labels.index(target), 0)
         return moved[indices], (*index_labels, *kept)

@@ -107,6 +107,8 @@ def power(form: Form, exponent: float) -> Form:
             if isinstance(value, Atom):
                 powers.append(_power_of_atom(value, exponent))
             elif isinstance(value, Dense):
+                if exponent < 0 and _is_zero_or_one(value) and not np.all(value.array):
+                    raise NotInAlgebra(f"a power {exponent:g} of what may be zero")
                 powers.append(map_dense(lambda a: a**exponent, value, selectors))
         factors = (*selectors, *powers)
         terms.append(Term(term.scale**exponent, factors, term.bound))

@@ -271,6 +271,13 @@ def log_probabilities(logits: Form, augment: Augment) -> Form:
     return logits
 
 
+@log_density(dist.DiscreteUniform)
+def discrete_uniform(
+    x: Form, low: Value, high: Value, *, augment: Augment, **_: Value
+) -> Form:
+    return 0.0 * x - elementwise.log(as_form(high) - as_form(low) + 1.0)
+
+
 @log_density(dist.MultinomialProbs)
 def multinomial_probs(
     x: Form, probs: Value, total_count: Value, *, augment: Augment

@@ -192,11 +192,17 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
     terms: list[Term] = []
     axes = tuple(map(Label, aval_of(eqn.outvars[0]).shape))
     exclusive = True
+    others = [number for number, case in enumerate(cases) if not is_uniform(case, 0.0)]
     for number, case in enumerate(cases):
         form = as_form(case)
         mask = elementwise.map_discrete(
             lambda c, number=number: (c == number) * np.float32(1.0), chooser
         )
+        if others == [number] and chooser.latents:
+            # Where a latent chooses, where(z == 1, p, 0) is p · z, and read alike.
+            return forms.product(
+                forms.broadcast(mask, axes), forms.broadcast(form, axes), axes, ()
+            )
         branches = (_as_branch(term, (group, number)) for term in mask.terms)
         mask = Form(mask.axes, tuple(branches))
         chosen = forms.product(

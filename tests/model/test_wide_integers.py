@@ -1,0 +1,79 @@
+"""Captured indices of 64 bits, which a model needs in both precisions."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.model.wide_integers import with_fresh_integers
+
+POSITIONS = np.array([0, 1, 1], np.int64)
+
+
+def of_globals(y: Any) -> None:
+    theta = numpyro.sample("theta", dist.Beta(1.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", y.shape[0]):
+        seen = dist.Bernoulli(theta[POSITIONS]).expand([y.shape[0], 3])
+        numpyro.sample("y", seen.to_event(1), obs=y)
+
+
+def of_a_closure() -> Callable[..., None]:
+    positions = POSITIONS.copy()
+
+    def model(y: Any) -> None:
+        def chances(theta: Any) -> Any:
+            return theta[positions]
+
+        theta = numpyro.sample("theta", dist.Beta(1.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", y.shape[0]):
+            seen = dist.Bernoulli(chances(theta)).expand([y.shape[0], 3])
+            numpyro.sample("y", seen.to_event(1), obs=y)
+
+    return model
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+@pytest.mark.parametrize("model", [of_globals, of_a_closure()])
+def test_a_captured_index_runs(model: Callable[..., None], engine: str) -> None:
+    y = (np.random.default_rng(0).uniform(size=(200, 3)) < [0.2, 0.7, 0.7]).astype(int)
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(math.inf),
+        engine=engine,
+        progress_bar=False,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), y)
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["theta"]
+    expected = [(1 + y[:, 0].sum()) / 202, (1 + y[:, 1:].sum()) / 402]
+    np.testing.assert_allclose(np.mean(draws, axis=0), expected, atol=0.02)
+
+
+def test_single_precision_takes_the_function_as_it_is() -> None:
+    assert with_fresh_integers(of_globals) is of_globals
+
+
+@pytest.mark.usefixtures("x64")
+def test_only_what_is_wide_is_copied() -> None:
+    wide, narrow, default = np.arange(3), np.arange(3, dtype=np.int32), np.arange(2)
+
+    def function(x: int = 1, *, y: Any = default) -> Any:
+        return x, y, wide, narrow, POSITIONS
+
+    fresh = with_fresh_integers(function)
+    *rest, one, other, of_module = fresh()
+    assert rest == [1, default]
+    assert one is not wide and (one == wide).all()
+    assert other is narrow
+    assert of_module is not POSITIONS and (of_module == POSITIONS).all()
+    assert function()[2] is wide
+    assert with_fresh_integers(jnp.sum) is jnp.sum
