@@ -66,6 +66,11 @@ _OWN_VALUES: Mapping[type, Mapping[str, Any]] = {
     dist.MultinomialLogits: {"value": np.array([1, 0, 1])},
     dist.CategoricalProbs: {"value": np.array(1)},
     dist.CategoricalLogits: {"value": np.array(1)},
+    dist.DiscreteUniform: {
+        "low": np.array(0),
+        "high": np.array(_SIZE - 1),
+        "value": np.array(1),
+    },
 }
 # Parameters whose shapes follow from no constraint.
 _OWN_VALUES_OF_VECTORS = {
@@ -81,6 +86,7 @@ _NUM_STATES: Mapping[type, int] = {
     dist.BernoulliLogits: 2,
     dist.CategoricalProbs: _SIZE,
     dist.CategoricalLogits: _SIZE,
+    dist.DiscreteUniform: _SIZE,
 }
 _VECTORS = {dist.MultivariateNormal: "loc", dist.Dirichlet: "concentration"}
 
