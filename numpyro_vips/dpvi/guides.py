@@ -327,11 +327,13 @@ class NormalPosterior(_GuidePosterior):
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
-        degenerate = {
-            name: "its scale is not positive"
-            for name, scale in self.scale.items()
-            if not (np.asarray(scale) > 0).all()
-        }
+        degenerate = {}
+        for name, scale in self.scale.items():
+            loc, deviation = np.asarray(self.loc[name]), np.asarray(scale)
+            if not (deviation > 0).all():
+                degenerate[name] = "its scale is not positive"
+            elif (loc + deviation == loc).any():
+                degenerate[name] = "its scale is lost in the rounding of its mean"
         return super().problems() or degenerate
 
 

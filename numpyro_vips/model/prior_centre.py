@@ -131,9 +131,13 @@ class _PriorCentres(Messenger):
 
 
 def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
-    """The prior's median; where it has no formula its mean; else draws' median."""
+    """The prior's median; where it has no formula a mean; else draws' median."""
     base, _ = unwrapped(fn)
-    for formula in (lambda: base.icdf(0.5), lambda: fn.mean):
+    for formula in (
+        lambda: base.icdf(0.5),
+        lambda: fn.mean,
+        lambda: _harmonic_mean(base),
+    ):
         try:
             centre = _computed(formula)
         # Some of NumPyro's formulas need a package that may be missing, and the
@@ -157,6 +161,19 @@ def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
     return _computed(lambda: transform(middle))
 
 
+def _harmonic_mean(base: Any) -> jax.Array:
+    """The inverse of the mean precision, where vague priors of variances have no mean.
+
+    Draws of InverseGamma(0.001, 0.001) are beyond any number.
+
+    Raises:
+      NotImplementedError: It is another distribution.
+    """
+    if not isinstance(base, dist.InverseGamma):
+        raise NotImplementedError
+    return base.rate / base.concentration
+
+
 def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | None:
     """The prior's quartiles on the unconstrained space; None for an improper one."""
     base, _ = unwrapped(fn)
@@ -172,7 +189,8 @@ def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | Non
     draws = _draws(fn, transform, key)
     if draws is None:
         return None
-    low, high = np.quantile(np.asarray(draws, np.float64), [0.25, 0.75], axis=0)
+    with np.errstate(invalid="ignore"):  # Draws may underflow, to a logarithm of -inf.
+        low, high = np.quantile(np.asarray(draws, np.float64), [0.25, 0.75], axis=0)
     return low, high
 
 

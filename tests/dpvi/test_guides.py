@@ -16,7 +16,12 @@ from numpyro.infer.util import log_density
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides import DrawsPosterior, JointNormalPosterior
+from numpyro_vips.dpvi.guides import (
+    DrawsPosterior,
+    GuideSite,
+    JointNormalPosterior,
+    NormalPosterior,
+)
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -183,6 +188,19 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("scale", "is_one"), [(1.0, True), (1e-9, False)])
+def test_draws_that_are_all_alike_are_no_posterior(scale, is_one):
+    site = GuideSite(name="w", support=constraints.real, shape=(2,), dims=())
+    posterior = NormalPosterior(
+        sites=(site,),
+        points={},
+        loc={"w": jnp.array([0.0, 100.0])},
+        scale={"w": jnp.array([1.0, scale])},
+    )
+    assert (not posterior.problems()) == is_one
+    assert (np.ptp(posterior.sample(KEY, (50,))["w"], axis=0) > 0).all() == is_one
+
+
 def test_full_rank_finds_the_correlation_that_mean_field_misses():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 2)).astype(np.float32)

@@ -1,10 +1,13 @@
+import warnings
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_vips.model.prior_centre import unconstrained_scale
+from numpyro_vips.model.prior_centre import _centre, unconstrained_scale
 
 QUARTILES = np.array([0.25, 0.75])
 # Between the quartiles of a standard Normal.
@@ -44,3 +47,17 @@ def test_scale_of_a_vague_scale_is_cut_short():
 def test_scale_of_an_improper_prior_is_one():
     flat = dist.ImproperUniform(dist.constraints.real, (), (2,))
     np.testing.assert_array_equal(unconstrained_scale(flat), np.ones(2))
+
+
+def test_scale_of_a_prior_whose_draws_underflow_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert unconstrained_scale(dist.Gamma(0.001, 0.001)) == 1.0
+
+
+@pytest.mark.parametrize("concentration", [0.001, 1.0])
+def test_centre_of_a_vague_variance_is_one_over_the_mean_precision(concentration):
+    """Half of the draws of InverseGamma(0.001, 0.001) are above 1e300."""
+    prior = dist.InverseGamma(concentration, 3.0 * concentration)
+    centre = _centre(prior, dist.biject_to(prior.support), jax.random.key(0))
+    np.testing.assert_allclose(centre, 3.0, rtol=1e-6)

@@ -171,8 +171,13 @@ class Family(abc.ABC):
         distribution = self.distribution(parameters)
         beneath = getattr(distribution, "base_dist", distribution)
         for name, constraint in beneath.arg_constraints.items():
-            # Of a matrix the moments tell, which scale its columns first.
-            if name not in parameters or constraint is constraints.positive_definite:
+            # Of a matrix the moments tell, which scale its columns first; bounds that
+            # depend on other parameters are for the family to add.
+            if (
+                name not in parameters
+                or constraint is constraints.positive_definite
+                or constraints.is_dependent(constraint)
+            ):
                 continue
             inside = jnp.all(constraint(parameters[name]))
             found[f"{name} lies outside its support"] = inside

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import multigammaln
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.digamma import digamma
@@ -15,12 +15,21 @@ from numpyro_vips.conjugacy.families.family import (
     Family,
     Moments,
     NewMoments,
+    Requirements,
     Shape,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.positive_matrices import denoised, symmetric_part
 
 Matrix = Float[Array, "*batch dim dim"]
+_FEW_DEGREES = "concentration is not above the size less one"
+
+
+def _has_enough_degrees(
+    concentration: Float[Array, "*batch"], matrix: Matrix
+) -> Bool[Array, ""]:
+    """Whether there are as many degrees of freedom as a density needs."""
+    return jnp.all(concentration > matrix.shape[-1] - 1.0)
 
 
 class Wishart(Family):
@@ -89,6 +98,12 @@ class Wishart(Family):
             "logdet": 0.5 * (concentration - rate.shape[-1] - 1.0),
         }
 
+    def requirements(self, parameters: Moments) -> Requirements:
+        concentration, rate = parameters["concentration"], parameters["rate_matrix"]
+        found = super().requirements(parameters)
+        found[_FEW_DEGREES] = _has_enough_degrees(concentration, rate)
+        return found
+
     def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.Wishart(
             parameters["concentration"],
@@ -120,6 +135,12 @@ class InverseWishart(Inverse):
         return super().from_parameters(
             {"concentration": concentration, "rate_matrix": scale}
         )
+
+    def requirements(self, parameters: Moments) -> Requirements:
+        concentration, scale = parameters["concentration"], parameters["scale_matrix"]
+        found = super().requirements(parameters)
+        found[_FEW_DEGREES] = _has_enough_degrees(concentration, scale)
+        return found
 
     def distribution(self, parameters: Moments) -> dist.Distribution:
         return dist.InverseWishart(

@@ -197,3 +197,17 @@ def test_digamma_in_single_precision() -> None:
 )
 def test_supports_are_described_with_their_bounds(support: Any, text: str) -> None:
     assert supports.described(support) == text
+
+
+@pytest.mark.parametrize(
+    ("family", "matrix"),
+    [(families.Wishart(), "rate_matrix"), (families.InverseWishart(), "scale_matrix")],
+    ids=lambda value: getattr(value, "name", value),
+)
+@pytest.mark.parametrize(("degrees", "is_one"), [(2.5, True), (1.5, False)])
+def test_wishart_needs_more_degrees_than_its_size_less_one(
+    family: Any, matrix: str, degrees: float, is_one: bool
+) -> None:
+    parameters = {"concentration": jnp.asarray(degrees), matrix: jnp.eye(3)}
+    found = family.requirements(parameters)
+    assert all(bool(holds) for holds in found.values()) is is_one
