@@ -208,10 +208,14 @@ class _GuidePosterior(abc.ABC):
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
-        # In NumPy, which compiles nothing.
-        draws = evaluate_in_double(
-            lambda key: self.sample(key, (_CHECKED_DRAWS,)), threefry_key(0)
-        )
+        key = threefry_key(0)
+        try:  # In NumPy, which compiles nothing.
+            draws = evaluate_in_double(
+                lambda key: self.sample(key, (_CHECKED_DRAWS,)), key
+            )
+        # NumPyro's transforms of correlations take no single precision among doubles.
+        except TypeError:
+            draws = self.sample(key, (_CHECKED_DRAWS,))
         dtype = jnp.result_type(float)  # In which a draw may well overflow.
         checked = {"its draws are": draws, "it is": self.params}
         with np.errstate(over="ignore"):

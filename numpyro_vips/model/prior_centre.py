@@ -125,8 +125,9 @@ class _PriorCentres(Messenger):
             msg["value"] = fn.sample(key)
             return
         centre = _centre(fn, transform, key)
+        # NumPyro's transforms of correlations take no single precision among doubles.
         msg["value"] = _computed(
-            lambda: transform(transform.inv(centre) + self.distance)
+            lambda: transform(transform.inv(jnp.asarray(centre, float)) + self.distance)
         )
 
 

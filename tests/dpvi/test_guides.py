@@ -187,7 +187,6 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     np.testing.assert_array_equal(one["w"], other["w"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("scale", "is_one"), [(1.0, True), (1e-9, False)])
 def test_draws_that_are_all_alike_are_no_posterior(scale, is_one):
     site = GuideSite(name="w", support=constraints.real, shape=(2,), dims=())
@@ -201,6 +200,27 @@ def test_draws_that_are_all_alike_are_no_posterior(scale, is_one):
     assert (np.ptp(posterior.sample(KEY, (50,))["w"], axis=0) > 0).all() == is_one
 
 
+def test_a_correlation_matrix_is_a_latent_like_others():
+    cov = np.array([[1.0, 0.6], [0.6, 1.0]])
+    rows = np.random.default_rng(1).multivariate_normal([0, 0], cov, 400)
+
+    def correlated(y: Any):
+        rho: Any = numpyro.sample("rho", dist.LKJ(2, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.MultivariateNormal(jnp.zeros(2), rho), obs=y)
+
+    vi = nv.PrivateVI(
+        nv.private(correlated, unit="people"),
+        budget=nv.PrivacyBudget(math.inf),
+        progress_bar=False,
+    )
+    draws = vi.run(KEY, rows).sample_posterior(KEY, (500,))["rho"]
+    np.testing.assert_allclose(draws[:, 0, 0], 1.0, atol=1e-5)
+    # The posterior's standard deviation is about (1 - 0.36) / 20 = 0.03.
+    assert np.mean(draws[:, 0, 1]) == pytest.approx(0.6, abs=0.1)
+
+
+@pytest.mark.slow
 def test_full_rank_finds_the_correlation_that_mean_field_misses():
     rng = np.random.default_rng(1)
     X = rng.normal(size=(200, 2)).astype(np.float32)
