@@ -22,6 +22,7 @@ from numpyro_vips.fitting.engine_choice import (
 from numpyro_vips.fitting.explanation import Plan
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import PricedSteps, Share, price, statement_of
+from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse, release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
@@ -29,6 +30,7 @@ from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments, check_widths
+from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -317,6 +319,8 @@ class PrivateVI:
                 result=result,
                 released=engine.released(state),
             )
+        if self.schedule_options.private:
+            result = _with_prior_disagreements(result, prepared.graph)
         for text in result.diagnostics["warnings"]:
             warnings.warn(text, stacklevel=3)  # That of the caller of `run`.
         return result
@@ -386,6 +390,15 @@ class PrivateVI:
             "insecure_seed": self.insecure_seed is not None,
             **prepared.settings.for_row_queries,
         }
+
+
+def _with_prior_disagreements(
+    result: PrivateVIResult, graph: ModelGraph
+) -> PrivateVIResult:
+    found = prior_disagreements(graph, result.posterior.moments())
+    texts = [*result.diagnostics["warnings"], *found]
+    diagnostics = {**result.diagnostics, "warnings": texts}
+    return dataclasses.replace(result, diagnostics=diagnostics)
 
 
 def _diagnostics(of_engine: Mapping[str, Any], progress: Progress) -> dict[str, Any]:

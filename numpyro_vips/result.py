@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -38,6 +38,13 @@ _PRIVACY_ATTRIBUTES = (
 )
 
 
+class MeanAndStddev(NamedTuple):
+    """Of the entries of one site, each in the shape of the site."""
+
+    mean: np.ndarray
+    stddev: np.ndarray
+
+
 class Posterior(Protocol):
     """The distribution of the global latents, described by parameters alone."""
 
@@ -60,6 +67,10 @@ class Posterior(Protocol):
         self, rng_key: jax.Array, sample_shape: tuple[int, ...]
     ) -> dict[str, jax.Array]:
         """Independent draws of every global latent."""
+        ...
+
+    def moments(self) -> Mapping[str, MeanAndStddev]:
+        """Mean and standard deviation of every entry of every global latent."""
         ...
 
     def problems(self) -> Mapping[str, str]:

@@ -21,7 +21,7 @@ from numpyro.infer import Predictive
 from numpyro_vips import result as result_module
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.privacy.statement import PrivacyStatement
-from numpyro_vips.result import PrivateVIResult, load, register_posterior
+from numpyro_vips.result import MeanAndStddev, PrivateVIResult, load, register_posterior
 
 mpl.use("Agg")
 
@@ -46,6 +46,15 @@ class Gaussians:
             noise = jax.random.normal(key, (*sample_shape, *mean.shape))
             draws[name] = mean + scale * noise
         return draws
+
+    def moments(self):
+        return {
+            name: MeanAndStddev(
+                np.asarray(self.params[f"{name}.mean"]),
+                np.asarray(self.params[f"{name}.scale"]),
+            )
+            for name in self.site_dims
+        }
 
     def problems(self):
         return {}

@@ -21,7 +21,7 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
-from numpyro_vips.result import register_posterior
+from numpyro_vips.result import MeanAndStddev, register_posterior
 
 # Supports with a name of their own, and those made from bounds or another support.
 _NAMED = {
@@ -181,8 +181,18 @@ def _points_from(named: Mapping[str, Float[Array, "..."]]) -> dict[str, Any]:
     return points
 
 
-# Draws that are looked at before a posterior is handed out.
+# Draws that are looked at before a posterior is handed out, and those that tell what
+# mean and standard deviation about are.
 _CHECKED_DRAWS = 16
+_MOMENT_DRAWS = 200
+
+
+def _moments_of(draws: Mapping[str, Any]) -> dict[str, MeanAndStddev]:
+    arrays = {name: np.asarray(array, np.float64) for name, array in draws.items()}
+    return {
+        name: MeanAndStddev(mean=array.mean(0), stddev=array.std(0))
+        for name, array in arrays.items()
+    }
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -205,6 +215,13 @@ class _GuidePosterior(abc.ABC):
     @property
     def site_dims(self) -> dict[str, tuple[str, ...]]:
         return {site.name: site.dims for site in self.sites}
+
+    def moments(self) -> dict[str, MeanAndStddev]:
+        """Mean and standard deviation by site, about: those of draws."""
+        draws = evaluate_in_double(
+            lambda key: self.sample(key, (_MOMENT_DRAWS,)), threefry_key(0)
+        )
+        return _moments_of(draws)
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
@@ -433,6 +450,10 @@ class DrawsPosterior(_GuidePosterior):
             name: draws.reshape(*sample_shape, *draws.shape[1:])
             for name, draws in found.items()
         }
+
+    def moments(self) -> dict[str, MeanAndStddev]:
+        """Mean and standard deviation by site, about: those of the saved draws."""
+        return _moments_of(self.draws)
 
 
 for _kind in (NormalPosterior, JointNormalPosterior, DrawsPosterior):

@@ -22,6 +22,7 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic_rows import synthetic_rows
 
 _MEDIAN_DRAWS = 101
+_QUANTILE_DRAWS = 2_000
 _MOST_MEDIAN_NUMBERS = 10_000_000
 # The distance between the quartiles of a standard Normal.
 _NORMAL_QUARTILES = 1.349
@@ -75,6 +76,22 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     scale = np.broadcast_to(abs(high - low) / _NORMAL_QUARTILES, shape)
     scale = np.where(np.isfinite(scale) & (scale > 0), scale, 1.0)
     return scale if is_identity(transform) else np.minimum(scale, _LARGEST_LOG_SCALE)
+
+
+def prior_median(prior: Any) -> jax.Array:
+    """The middle of a prior of single numbers: its median, or else its mean."""
+    return _centre(prior, biject_to(prior.support), threefry_key(0))
+
+
+def prior_quantile(prior: Any, q: float) -> np.ndarray:
+    """A quantile of a prior of single numbers, of draws where there is no formula."""
+    base, _ = unwrapped(prior)
+    try:
+        found = _scipy_quantile(base, q)
+        return np.asarray(_computed(lambda: base.icdf(q)) if found is None else found)
+    except (NotImplementedError, AttributeError, ImportError):
+        draws = _computed(lambda: prior.sample(threefry_key(0), (_QUANTILE_DRAWS,)))
+        return np.quantile(np.asarray(draws, np.float64), q, axis=0)
 
 
 def initial_params(graph: ModelGraph, rng_key: jax.Array) -> dict[str, Any]:

@@ -17,13 +17,16 @@ from numpyro_vips.conjugacy.families.family import (
     Requirements,
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.row_queries import RowQuery
-from numpyro_vips.result import register_posterior
+from numpyro_vips.result import MeanAndStddev, register_posterior
 from numpyro_vips.vips.named_arrays import NewMomentsByFactor
 from numpyro_vips.vips.row_queries import RowQueryProgram
 
 KIND = "conjugate"
+_MOMENT_DRAWS = 200
 
 # Standard parameters, named `{factor}/{parameter}`.
 Parameters = Mapping[str, Float[Array, "..."]]
@@ -65,18 +68,52 @@ class ConjugatePosterior:
         }
         return {name: found[0] for name, found in problems.items() if found}
 
+    def moments(self) -> dict[str, MeanAndStddev]:
+        """Mean and standard deviation by site; of draws where there is no formula."""
+        found: dict[str, MeanAndStddev] = {}
+        for factor in self.specification["blocks"]:
+            if "layout" not in factor:
+                if factor["name"] in self.specification["site_dims"]:
+                    found[factor["name"]] = self._moments_of_factor(factor)
+                continue
+            moments = self._moments_of_factor(factor)
+            layout = GaussianLayout.from_dict(factor["layout"])
+            means, stddevs = (layout.sites(jnp.asarray(part)) for part in moments)
+            for name in means:
+                found[name] = MeanAndStddev(
+                    mean=np.asarray(means[name]), stddev=np.asarray(stddevs[name])
+                )
+        return {name: found[name] for name in self.specification["site_dims"]}
+
+    def _moments_of_factor(self, factor: Mapping[str, Any]) -> MeanAndStddev:
+        parameters = self._parameters(factor["name"])
+        distribution = self._family(factor).distribution(parameters)
+
+        def formulas() -> tuple[Array, Array]:
+            mean, variance = distribution.mean, distribution.variance
+            return jnp.asarray(mean), jnp.sqrt(jnp.asarray(variance))
+
+        try:
+            mean, stddev = evaluate_in_double(formulas)
+            return MeanAndStddev(mean=mean, stddev=stddev)
+        except NotImplementedError:
+            draws = np.asarray(
+                distribution.sample(threefry_key(0), (_MOMENT_DRAWS,)), np.float64
+            )
+            return MeanAndStddev(mean=draws.mean(0), stddev=draws.std(0))
+
     def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
         program = query.program(lambda: RowQueryProgram(query))
-        return program.local_posterior(query.arguments, self._moments())
+        return program.local_posterior(query.arguments, self._moments_by_factor())
 
     def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The bound on the log density of each row that the caller may see."""
         query = query.sparse()
         program = query.program(lambda: RowQueryProgram(query))
-        return program.elbo(query.arguments, self._moments())
+        return program.elbo(query.arguments, self._moments_by_factor())
 
-    def _moments(self) -> NewMomentsByFactor:
+    def _moments_by_factor(self) -> NewMomentsByFactor:
         return {
             factor["name"]: self._family(factor).moments_of(
                 self._parameters(factor["name"])

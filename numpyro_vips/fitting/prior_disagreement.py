@@ -1,0 +1,123 @@
+"""Whether a posterior lies where its prior says that it hardly can.
+
+Under privacy a prior decides more than the posterior: where a fit starts, and what is
+clipped before anything is known of the rows. A prior in other units than the data, such
+as Normal(0, 1) for a mean age, is the usual reason, and nobody can look at the rows to
+find out. What is compared here has been released, so the comparison costs nothing.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro.distributions as dist
+
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
+from numpyro_vips.model.distributions import unwrapped
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.prior_centre import prior_median, prior_quantile
+from numpyro_vips.model.synthetic_rows import synthetic_rows
+from numpyro_vips.result import MeanAndStddev
+
+# The prior's mass as far out as the posterior, on both sides and over all entries of a
+# site: four standard deviations for the mean of one Normal.
+_UNLIKELY = 1e-4
+# Of what the posterior leaves open the end nearer to the prior is taken.
+_STDDEVS_LEFT_OPEN = 2.0
+# At a bound of the support, as where a scale is nearly zero or an event is rare, there
+# is little mass because there is little room. Where the prior disagrees its density has
+# fallen, by this factor at least.
+_FALLEN_BY = 100.0
+_MOST_MASS = (0.005, 0.995)
+
+
+def prior_disagreements(
+    graph: ModelGraph, posterior: Mapping[str, MeanAndStddev]
+) -> list[str]:
+    """A sentence for each global site whose posterior is far out in its prior.
+
+    The prior of a site is the model's own, given the posterior means of the latents
+    before it. Entries of a vector are looked at one by one, by their marginals. Nothing
+    is said of a site whose prior is flat or has no marginals with a formula, such as a
+    correlation matrix; nor of shares that add up to one, which have no unit and may be
+    nearly one under a flat prior; nor of a model with discrete globals or parameters.
+
+    Args:
+      graph: The model.
+      posterior: Mean and standard deviation of every entry of every global.
+    """
+    sites = graph.latents("global")
+    if graph.params or any(site.is_discrete for site in sites):
+        return []
+    names = [site.name for site in sites]
+    rows = synthetic_rows(graph.arguments, 1, 0)
+
+    def priors(means: Mapping[str, Any]) -> dict[str, Any]:
+        messages = graph.run(rows, means)
+        found = {name: _marginals(messages[name]["fn"]) for name in names}
+        return {name: prior for name, prior in found.items() if prior is not None}
+
+    means = {name: posterior[name].mean for name in names}
+    found = evaluate_in_double(priors, means)
+    texts = (_disagreement(name, found[name], posterior[name]) for name in found)
+    return [text for text in texts if text is not None]
+
+
+def _marginals(prior: Any) -> Any:
+    """Distributions of the entries of a value; None where they are not known."""
+    base, _ = unwrapped(prior)
+    if isinstance(base, dist.MultivariateNormal | dist.LowRankMultivariateNormal):
+        return dist.Normal(base.mean, jnp.sqrt(jnp.asarray(base.variance)))
+    if isinstance(base, dist.ImproperUniform) or base.event_shape:
+        return None
+    return base
+
+
+def _disagreement(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
+    mean = np.asarray(posterior.mean, np.float64)
+    reach = _STDDEVS_LEFT_OPEN * np.asarray(posterior.stddev, np.float64)
+    try:
+        with np.errstate(all="ignore"):
+            below = evaluate_in_double(prior.cdf, mean + reach)
+            above = 1.0 - evaluate_in_double(prior.cdf, mean - reach)
+            nearest = np.where(below < above, mean + reach, mean - reach)
+            density = evaluate_in_double(prior.log_prob, nearest)
+            usual = evaluate_in_double(prior.log_prob, prior_median(prior))
+    # There is no formula, or that of a distribution of the user's own fails. The fit
+    # has been paid for by now, and is not lost to a check of it.
+    except Exception:
+        return None
+    tail = 2.0 * np.minimum(below, above)
+    # Comparisons with what is not a number are false, and so is the warning.
+    far = (tail * mean.size < _UNLIKELY) & (usual - density > math.log(_FALLEN_BY))
+    if not far.any():
+        return None
+    place = np.unravel_index(np.argmin(np.where(far, tail, np.inf)), mean.shape)
+    return _sentence(name, prior, posterior, place, count=int(far.sum()))
+
+
+def _sentence(
+    name: str, prior: Any, posterior: MeanAndStddev, place: Any, *, count: int
+) -> str:
+    """What is wrong with a site, shown at one entry of it, and what to do."""
+    shape = np.shape(posterior.mean)
+    where = repr(name)
+    if shape:
+        where += "".join(f"[{index}]" for index in place)
+    if count > 1:
+        where += f" ({count} of the {math.prod(shape)} entries of it)"
+    mean, stddev = (float(np.asarray(part)[place]) for part in posterior)
+    low, high = (
+        float(np.broadcast_to(prior_quantile(prior, q), shape)[place])
+        for q in _MOST_MASS
+    )
+    return (
+        f"The prior of {where} and the data disagree: the posterior is {mean:.4g} ± "
+        f"{stddev:.2g}, and 99 % of the prior lie between {low:.4g} and {high:.4g}. "
+        "The prior draws the posterior towards itself, and clipped rows may draw it "
+        "further. Give a wider prior, from public knowledge, or write the data in "
+        "units in which the prior holds. If the prior is right, the posterior is not: "
+        "look for the noise, for clipping, and at the units of the data."
+    )

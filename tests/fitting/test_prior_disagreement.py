@@ -1,0 +1,173 @@
+"""Posteriors far out in their prior are said, and others are not."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.prior_disagreement import prior_disagreements
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.result import MeanAndStddev
+
+DISAGREE = "and the data disagree"
+
+
+ROWS = (np.zeros(9, np.float32),)
+
+
+def graph_of(model: Any) -> ModelGraph:
+    marked = nv.private(model, unit="rows")
+    return build_graph(marked, bind_arguments(marked, ROWS, {}))
+
+
+def said(prior: Any, mean: Any, stddev: Any = 0.0) -> list[str]:
+    """What is said of a global `x` with this prior and posterior."""
+
+    def model(y: Any) -> None:
+        x = numpyro.sample("x", prior)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(jnp.sum(x), 1.0), obs=y)
+
+    mean = np.asarray(mean, float)
+    moments = MeanAndStddev(mean=mean, stddev=np.broadcast_to(stddev, mean.shape))
+    return prior_disagreements(graph_of(model), {"x": moments})
+
+
+FAR = [
+    (dist.Normal(0.0, 1.0), 4.1),
+    (dist.Normal(0.0, 1.0), -45.0),
+    (dist.Gamma(2.0, 1.0), 40.0),
+    (dist.Gamma(30.0, 1.0), 5.0),
+    (dist.InverseGamma(3.0, 2.0), 1e3),
+    (dist.Beta(20.0, 20.0), 0.01),
+    (dist.HalfNormal(1.0), 7.0),
+    (dist.HalfCauchy(1.0), 1e6),
+    (dist.LogNormal(0.0, 0.5), 50.0),
+    (dist.Exponential(1.0), 30.0),
+    (dist.StudentT(4.0, 0.0, 1.0), 40.0),
+    (dist.Normal(jnp.zeros(3), 1.0).to_event(1), [0.0, 9.0, 0.0]),
+    (dist.MultivariateNormal(jnp.zeros(2), jnp.eye(2)), [9.0, 0.0]),
+]
+NEAR = [
+    (dist.Normal(0.0, 1.0), 3.0),
+    (dist.Gamma(2.0, 1.0), 9.0),
+    (dist.Gamma(0.001, 0.001), 1.0),
+    (dist.Beta(1.0, 1.0), 1e-6),  # A rare event.
+    (dist.HalfNormal(1.0), 1e-7),  # A scale that vanishes.
+    (dist.HalfCauchy(1.0), 1e-7),
+    (dist.HalfCauchy(1.0), 100.0),
+    (dist.Cauchy(0.0, 1.0), 1e3),
+    # The farthest of so many is that far out.
+    (dist.Normal(jnp.zeros(1000), 1.0).to_event(1), np.linspace(-4.3, 4.3, 1000)),
+    (dist.Dirichlet(jnp.ones(5)), [0.96, 0.01, 0.01, 0.01, 0.01]),
+    (dist.LKJCholesky(2, 1.0), [[1.0, 0.0], [1.0, 1e-9]]),
+    (dist.ImproperUniform(dist.constraints.real, (), ()), 1e9),
+]
+
+
+@pytest.mark.parametrize(("prior", "mean"), FAR)
+def test_far_out_is_said_with_both_sides(prior, mean):
+    (text,) = said(prior, mean)
+    assert DISAGREE in text
+    assert "'x'" in text
+    worst = np.ravel(mean)[np.argmax(np.abs(np.ravel(mean)))]
+    assert f"{worst:.4g} ±" in text
+
+
+@pytest.mark.parametrize(("prior", "mean"), NEAR)
+def test_what_the_prior_expects_is_not_said(prior, mean):
+    assert said(prior, mean) == []
+
+
+def test_what_the_posterior_leaves_open_is_no_disagreement():
+    assert said(dist.Normal(0.0, 1.0), 8.0, stddev=1.0)
+    assert not said(dist.Normal(0.0, 1.0), 8.0, stddev=3.0)
+    assert not said(dist.Normal(0.0, 1.0), np.nan)
+
+
+def test_the_sentence_says_what_the_prior_expects():
+    (text,) = said(dist.Normal(jnp.array([0.0, 10.0]), 1.0).to_event(1), [0.0, 45.0])
+    assert "'x'[1]" in text
+    assert "between 7.424 and 12.58" in text
+
+
+def hierarchy(y: Any) -> None:
+    scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+    with numpyro.plate("features", 4):
+        local = numpyro.sample("local", dist.HalfCauchy(1.0))
+        w = numpyro.sample("w", dist.Normal(0.0, local * scale))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(w.sum(), 1.0), obs=y)
+
+
+def test_a_prior_is_that_given_the_posterior_of_its_parents():
+    """One large weight of a horseshoe, which its own scale expects."""
+    graph = graph_of(hierarchy)
+    none = np.zeros(4)
+    moments = {
+        "scale": MeanAndStddev(np.asarray(0.01), np.asarray(0.0)),
+        "local": MeanAndStddev(np.array([800.0, 1e-4, 1e-4, 1e-4]), none),
+        "w": MeanAndStddev(np.array([10.0, 0.0, 0.0, 0.0]), none),
+    }
+    assert prior_disagreements(graph, moments) == []
+    moments["local"] = MeanAndStddev(np.ones(4), none)
+    (text,) = prior_disagreements(graph, moments)
+    assert "'w'[0]" in text
+
+
+# --- fits -----------------------------------------------------------------------------
+
+
+def ages_of(mean: float, stddev: float) -> Any:
+    def ages(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(mean, stddev))
+        tau = numpyro.sample("tau", dist.Gamma(3.0, 300.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1 / jnp.sqrt(tau)), obs=y)
+
+    return ages
+
+
+def fit(model: Any, y: np.ndarray, **options: Any) -> nv.PrivateVIResult:
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(options.pop("budget", 1.0), 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+        return vi.run(jax.random.key(0), y)
+
+
+AGES = np.random.default_rng(0).normal(45.0, 10.0, 4000).astype(np.float32)
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_ages_under_a_prior_in_other_units_warn(engine, tmp_path):
+    with pytest.warns(UserWarning, match=r"prior of 'mu' and the data"):
+        result = fit(ages_of(0.0, 1.0), AGES, engine=engine)
+    texts = [text for text in result.diagnostics["warnings"] if DISAGREE in text]
+    assert len(texts) == 1
+    assert texts[0] in str(result)
+    result.save(tmp_path / "fit.nc")
+    assert texts[0] in nv.load(tmp_path / "fit.nc").diagnostics["warnings"]
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_ages_under_their_own_prior_do_not(engine):
+    result = fit(ages_of(50.0, 20.0), AGES, engine=engine)
+    assert not any(DISAGREE in text for text in result.diagnostics["warnings"])
+
+
+def test_without_privacy_the_rows_can_be_looked_at():
+    result = fit(ages_of(0.0, 1.0), AGES, budget=np.inf)
+    assert not any(DISAGREE in text for text in result.diagnostics["warnings"])
