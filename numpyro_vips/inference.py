@@ -93,6 +93,10 @@ def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> 
     )
 
 
+# Steps of every start of a fit without noise, before the best of them goes on.
+_EXPLORING_STEPS = 40
+
+
 class PrivateVI:
     """Fits a NumPyro model by variational Bayes under differential privacy.
 
@@ -109,7 +113,8 @@ class PrivateVI:
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
       num_steps: Number of steps; by default 10 for VIPS and 200 for DPVI, whatever the
         sampling. Without noise and with all rows in every step VIPS goes on until it
-        has converged, for 2,000 steps at most, and DPVI where it can take Newton steps,
+        has converged, for 2,000 steps at most, from the best of several starts where
+        these are random, and DPVI where it can take Newton steps,
         see docs/dpvi.md; elsewhere they are 100 and 500 without noise. A single
         release of what does not depend on the globals comes on top, see
         `VIPS(release_once=)`.
@@ -298,7 +303,7 @@ class PrivateVI:
             num_planned = None  # It is not known beforehand how many there will be.
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        found = self._states(prepared, state, progress, random)
+        found = self._states(prepared, state, progress, random, rng_key)
         with tqdm(
             found,
             total=num_planned,
@@ -348,16 +353,45 @@ class PrivateVI:
         state: Any,
         progress: Progress,
         random: SecureRandom,
+        rng_key: jax.Array,
     ) -> Iterator[tuple[Any, Progress]]:
         """State and progress after each step that releases statistics."""
         arguments, engine = prepared.arguments, prepared.engine
+        others: Sequence[Any] = ()
         # Only without noise may an engine look at rows by itself.
         if self.schedule_options.until_converged:
             states = engine.until_converged(state, arguments)
             if states is not None:
                 yield from ((state, progress) for state in states)
                 return
-        for number in range(len(progress.steps)):
+            others = engine.other_starts(rng_key)
+        first = 0
+        if others:
+            ended, first = [], _EXPLORING_STEPS
+            for start in (state, *others):
+                for now in self._steps(prepared, start, progress, random, last=first):
+                    yield now
+                    state, _ = now
+                ended.append(state)
+            state = engine.best(ended, arguments)
+            yield state, progress
+        yield from self._steps(prepared, state, progress, random, first=first)
+
+    def _steps(
+        self,
+        prepared: PreparedFit,
+        state: Any,
+        progress: Progress,
+        random: SecureRandom,
+        *,
+        first: int = 0,
+        last: int | None = None,
+    ) -> Iterator[tuple[Any, Progress]]:
+        """The schedule's steps from `first` on, up to `last`."""
+        arguments, engine = prepared.arguments, prepared.engine
+        for number in range(len(progress.steps))[first:last]:
+            if self.schedule_options.until_converged and engine.has_converged(state):
+                return
             step = progress.steps[number]
             released = release(
                 arguments, engine, step, state, random, self.max_batch_size
@@ -373,8 +407,6 @@ class PrivateVI:
             )
             if not step.counted:
                 yield state, progress
-            if self.schedule_options.until_converged and engine.has_converged(state):
-                return
 
     def _settings_used(
         self, prepared: PreparedFit, num_steps: int | None

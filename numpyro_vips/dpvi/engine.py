@@ -573,6 +573,14 @@ class DpviEngine:
         """Gradient steps are as many as were planned; Newton's end by themselves."""
         return False
 
+    def other_starts(self, rng_key: PRNGKeyArray) -> list[DpviState]:
+        """None: Newton's method tries several by itself."""
+        return []
+
+    def best(self, states: Sequence[DpviState], arguments: ModelArguments) -> DpviState:
+        """The first; there are no others."""
+        return states[0]
+
     def _newton_states(
         self, state: DpviState, arguments: ModelArguments
     ) -> Iterator[DpviState]:

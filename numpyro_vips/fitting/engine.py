@@ -160,6 +160,14 @@ class Engine(Protocol):
         """Whether planned steps may end here; asked only of a fit without noise."""
         ...
 
+    def other_starts(self, rng_key: jax.Array) -> Sequence[Any]:
+        """Further initial states that are worth a try, of a fit without noise."""
+        ...
+
+    def best(self, states: Sequence[Any], arguments: ModelArguments) -> Any:
+        """The best of some states that starts without noise have led to."""
+        ...
+
     def diagnostics(self, state: Any) -> Mapping[str, Any]:
         """What is known of how good the posterior is, JSON-able.
 

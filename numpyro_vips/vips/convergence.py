@@ -61,7 +61,7 @@ class Trail(NamedTuple):
         if number < self.ends:
             return self
         last = max(
-            _distance(
+            distance(
                 factors[name],
                 (self.natural[name], natural[name]),
                 (self.moments[name], moments[name]),
@@ -94,7 +94,7 @@ class Trail(NamedTuple):
         return last * share / (1.0 - share)
 
 
-def _distance(factor: PosteriorFactor, natural: Any, moments: Any) -> float:
+def distance(factor: PosteriorFactor, natural: Any, moments: Any) -> float:
     """How far apart two members of a family are: the root of Jeffreys' divergence.
 
     The divergence is KL(p ‖ q) + KL(q ‖ p) = ⟨η_p − η_q, m_p − m_q⟩. That of two

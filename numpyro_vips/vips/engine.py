@@ -31,11 +31,13 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
-from numpyro_vips.vips.convergence import TOLERANCE, Trail
+from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
@@ -43,6 +45,7 @@ from numpyro_vips.vips.named_arrays import (
     NewByStatistic,
     NewMomentsByFactor,
     NewSums,
+    Row,
     Rows,
     Sums,
 )
@@ -74,6 +77,14 @@ _STILL = 1e-3
 # and how many standard deviations they may have to go otherwise.
 _NEAR = 0.05
 
+# Starts of a fit without noise where a symmetry is broken at random: some lead to where
+# components stay alike, or to a worse place.
+NUM_STARTS = 5
+# Bounds that differ by less, in nats, are of posteriors that are equally good; these
+# are not the same if they are so many standard deviations apart.
+_ALIKE = 0.1
+_APART = 1.0
+
 # Arrays of factors, whatever precision JAX is set to.
 InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
 
@@ -97,6 +108,8 @@ class VipsState(NamedTuple):
         a root mean square in standard deviations of the noise of both.
       below_noise: See `m_step.Solution`.
       trail: Where steps without noise have led; None under noise.
+      bounds: The evidence bounds of all starts of a fit without noise, best first.
+      as_good: The globals that another start found elsewhere, with the same bound.
     """
 
     statistics: NewSums
@@ -111,6 +124,8 @@ class VipsState(NamedTuple):
     drift: Mapping[str, float] = types.MappingProxyType({})
     below_noise: Mapping[str, int] = types.MappingProxyType({})
     trail: Trail | None = None
+    bounds: tuple[float, ...] = ()
+    as_good: tuple[str, ...] = ()
 
 
 def block_of(statistic: Statistic) -> Block:
@@ -550,6 +565,68 @@ class VipsEngine:
         """Whether further steps would leave the posterior where it is."""
         return state.trail is not None and state.trail.remaining <= TOLERANCE
 
+    def other_starts(self, rng_key: PRNGKeyArray) -> list[VipsState]:
+        """Further initial states, where a start breaks a symmetry at random."""
+        if not m_step.symmetric_factors(self.program):
+            return []
+        key = as_threefry(rng_key)
+        return [
+            self.initial_state(jax.random.fold_in(key, number))
+            for number in range(1, NUM_STARTS)
+        ]
+
+    def best(self, states: Sequence[VipsState], arguments: ModelArguments) -> VipsState:
+        """The state with the largest evidence bound, and what the others say of it.
+
+        Args:
+          states: Where starts have led without noise.
+          arguments: The model's, with the rows.
+        """
+        bounds = [self._bound(state, arguments) for state in states]
+        order = sorted(range(len(states)), key=lambda i: -bounds[i])
+        best, factors = states[order[0]], self.program.structure.posterior_factors
+        elsewhere = {
+            site
+            for i in order[1:]
+            if bounds[order[0]] - bounds[i] < _ALIKE
+            for name in best.natural
+            if distance(
+                factors[name],
+                (best.natural[name], states[i].natural[name]),
+                (best.moments[name], states[i].moments[name]),
+            )
+            > _APART
+            for site in factors[name].latents
+            if site in self.program.graph.sites
+        }
+        return best._replace(
+            bounds=tuple(bounds[i] for i in order), as_good=tuple(sorted(elsewhere))
+        )
+
+    def _bound(self, state: VipsState, arguments: ModelArguments) -> float:
+        """The evidence bound of all rows; that of rows that do not count is none."""
+        parts = map_rows(
+            arguments, lambda rows: self._row_bounds(state.expected_natural, dict(rows))
+        )
+        of_rows = sum(float(np.nansum(np.asarray(part, np.float64))) for part in parts)
+        with jax.enable_x64(True):
+            found = self._bound_of_globals(
+                _as_arrays(state.moments), _as_arrays(state.natural)
+            )
+        total = of_rows + float(found)
+        return total if math.isfinite(total) else -math.inf
+
+    @functools.cached_property
+    def _row_bounds(self) -> Any:
+        def bound(expected_natural: ByStatistic, row: Row) -> Float[Array, ""]:
+            return row_bound(self.program, expected_natural, row, self.local_steps)
+
+        return jax.jit(jax.vmap(bound, in_axes=(None, 0)))
+
+    @functools.cached_property
+    def _bound_of_globals(self) -> Any:
+        return jax.jit(functools.partial(bound_of_globals, self.program))
+
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is.
 
@@ -559,6 +636,9 @@ class VipsEngine:
             `drift` says how far a step still leads: 1 is noise alone.
           remaining: How far they still have to go at most, in standard deviations of
             the posterior; None if that is not known.
+          evidence_bounds: Of the starts of a fit without noise, best first.
+          as_good: The globals of which another start found another posterior, with the
+            same bound.
           below_noise: By site, how many of its sums of squares are below their noise.
           bounds: By site, the auxiliary variables that make its log density a bound.
           warnings: See `Engine.diagnostics`.
@@ -585,6 +665,8 @@ class VipsEngine:
             "drift": dict(state.drift),
             "converged": None if is_noisy else is_still,
             "remaining": remaining if math.isfinite(remaining) else None,
+            "evidence_bounds": list(state.bounds),
+            "as_good": list(state.as_good),
             "below_noise": below,
             "bounds": {site: bound for site, bound in bounds.items() if bound},
         }
@@ -600,6 +682,14 @@ class VipsEngine:
                 f"VIPS has not converged: in the last of {found['num_steps']} steps "
                 f"the globals moved by {found['change']:.1g} of their size{further}. "
                 "Pass a larger num_steps=."
+            )
+        if found["as_good"]:
+            sites = ", ".join(repr(site) for site in found["as_good"])
+            yield (
+                f"Another start led to another posterior of {sites} that is equally "
+                "good, as where components may trade their labels. Means of single "
+                "components are then up to relabelling: look at what does not depend "
+                "on the order, or give the components different priors."
             )
         if found["below_noise"]:
             sites = ", ".join(repr(site) for site in found["below_noise"])

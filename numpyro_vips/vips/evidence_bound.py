@@ -1,7 +1,7 @@
-"""A row's part of the evidence lower bound.
+"""The evidence lower bound: a row's part, and that of the globals.
 
-For tests and for rows that the caller may see; it is not bounded and never released for
-private ones.
+For tests, for fits without noise and for rows that the caller may see; it is not
+bounded and never released for private ones.
 """
 
 from collections.abc import Mapping
@@ -9,10 +9,16 @@ from collections.abc import Mapping
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from numpyro_vips.vips.coordinates import copies_array
+from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.vips.coordinates import copies, copies_array, divided_by_weight
 from numpyro_vips.vips.e_step import entropy, local_factors
 from numpyro_vips.vips.expectations import expected
-from numpyro_vips.vips.named_arrays import ByStatistic, LocalFactor, Row
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    LocalFactor,
+    MomentsByFactor,
+    Row,
+)
 from numpyro_vips.vips.program import ConjugateProgram
 
 
@@ -48,3 +54,26 @@ def row_bound_at(
         mine, natural = factors[factor.name]
         total = total + entropy(factor, natural, mine, weight)
     return total, valid
+
+
+def bound_of_globals(
+    program: ConjugateProgram, moments: MomentsByFactor, natural: MomentsByFactor
+) -> Float[Array, ""]:
+    """The globals' part of the bound: E_q of their prior, plus entropies.
+
+    Under a flat prior it is that up to a constant of the model.
+
+    Args:
+      program: The model.
+      moments, natural: Those of every global factor; see `m_step.Solution`.
+    """
+    structure = program.structure
+    total = expected(structure, program.prior_terms, None, moments)
+    for factor in structure.posterior_factors_of("global"):
+        mine, weight = natural[factor.name], copies(factor, structure.latents)
+        array = None
+        if weight is not None:
+            array = jnp.asarray(forms.constant_array(weight))
+            mine = divided_by_weight(mine, array, factor.family)
+        total = total + entropy(factor, mine, moments[factor.name], array)
+    return total

@@ -99,7 +99,7 @@ def _perturbed(
     """Moments at the start, and what the perturbation adds to natural parameters."""
     structure, prior = program.structure, program.prior_terms_by_site
     factors = structure.posterior_factors_of("global")
-    symmetric = _symmetric_factors(program)
+    symmetric = symmetric_factors(program)
     close = any(g.layout for g in factors) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
     moments = neutral_auxiliaries(structure, factors)
@@ -179,7 +179,7 @@ def _parents_first(
     return sorted(factors, key=lambda g: max(position[n] for n in g.latents))
 
 
-def _symmetric_factors(program: ConjugateProgram) -> frozenset[str]:
+def symmetric_factors(program: ConjugateProgram) -> frozenset[str]:
     """The factors of globals that a symmetry may hold at their prior's mean.
 
     A mixture's components, topics and loadings meet a row only together with its
