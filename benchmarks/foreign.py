@@ -147,6 +147,9 @@ def fit(
             draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
             found = foreign.to_compare({k: np.asarray(draws[k], float) for k in draws})
             record = {"engine": result.engine, **compare(dict(found), sites)}
+            record["bounds"] = sorted(
+                set(result.diagnostics.get("bounds", {}).values())
+            )
         except Exception as error:  # A refusal, or a fault of ours: both are shown.
             seconds = time.process_time() - started
             record = {"refused": f"{type(error).__name__}: {error}"}
@@ -188,6 +191,9 @@ def line(foreign: Foreign, record: dict[str, Any], r_hat: float) -> str:
         if part["warnings"]
     ]
     engine = private.get("engine") or plain.get("engine") or "none"
+    bounds = private.get("bounds") or plain.get("bounds") or []
+    if bounds:
+        engine += f", {', '.join(bounds)} bound"
     name = f"`{foreign.name}`" + (" *" if r_hat > 1.05 else "")
     rows = f"{record['rows']:,}"
     if foreign.rows != "simulated":
@@ -209,7 +215,9 @@ def table(records: dict[str, Any], references: dict[str, Any]) -> str:
     private = [record["private"] for record in records.values()]
     errors = np.array([part["error"] for part in plain if "error" in part])
     silent = [
-        part for part in plain if part.get("error", 0) > 1 and not part["warnings"]
+        part
+        for part in plain
+        if part.get("error", 0) > 1 and not part["warnings"] and not part.get("bounds")
     ]
     inside = [part["inside"] for part in private if "inside" in part]
     reasons = [
@@ -222,9 +230,10 @@ def table(records: dict[str, Any], references: dict[str, Any]) -> str:
         f"{len(inside)} of {len(records)} models have a private posterior. Without "
         f"noise the means of {np.sum(errors < 0.3)} of {len(errors)} are within 0.3 "
         f"reference sds and of {np.sum(errors < 1)} within 1; {len(silent)} of the "
-        "others do not warn. "
+        "others neither warn nor name a bound. "
         f"Private 90 % intervals hold {100 * np.mean(inside):.0f} % of the reference "
-        "means in the mean over models."
+        f"means in the mean over models. {len(GALLERY) - len(records)} more models are "
+        "in the gallery and have no record yet."
     )
     found = "\n".join(lines) + "\n\n" + counts
     if reasons:

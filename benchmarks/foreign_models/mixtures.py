@@ -218,6 +218,23 @@ def _confusion(rng: np.random.Generator) -> np.ndarray:
     return ((1 - share) * np.eye(3) + share / 3).astype(np.float32)
 
 
+def _classes_sorted(matrices: str) -> Any:
+    """Frequent classes first; of the matrices, the answers keep their names."""
+
+    def identified(draws: Draws) -> Draws:
+        pi = np.asarray(draws["pi"])
+        order = np.argsort(-pi, -1)
+        values = np.asarray(draws[matrices])
+        axes = tuple(range(1, values.ndim - 2))
+        rows = np.expand_dims(order[..., None], axes)
+        return {
+            "pi": np.take_along_axis(pi, order, -1),
+            matrices: np.take_along_axis(values, rows, -2),
+        }
+
+    return identified
+
+
 def multinomial_annotations(annotations: Any) -> None:
     """Annotators who are all alike."""
     with numpyro.plate("class", 3):
@@ -372,6 +389,7 @@ MODELS = (
         unit="item",
         arguments=lambda rng: {"annotations": np.zeros((800, 5), np.int32)},
         truth={"beta": _confusion(np.random.default_rng(2)), "pi": PI},
+        identified=_classes_sorted("beta"),
     ),
     Foreign(
         name="multinomial_annotations",
@@ -380,5 +398,6 @@ MODELS = (
         unit="item",
         arguments=lambda rng: {"annotations": np.zeros((800, 5), np.int32)},
         truth={"zeta": ZETA, "pi": PI},
+        identified=_classes_sorted("zeta"),
     ),
 )

@@ -103,7 +103,8 @@ def _piecewise(rng: np.random.Generator) -> Arguments:
             if wait < 1.0:
                 break
     return {
-        "exposure": exposure.astype(np.float32),
+        # Where nobody is at risk any more, a time that changes nothing.
+        "exposure": np.maximum(exposure, 1e-6).astype(np.float32),
         "treated": treated[:, None],
         "events": events,
     }
