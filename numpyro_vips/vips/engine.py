@@ -80,9 +80,9 @@ _NEAR = 0.05
 # Starts of a fit without noise where a symmetry is broken at random: some lead to where
 # components stay alike, or to a worse place.
 NUM_STARTS = 5
-# Bounds that differ by less, in nats, are of posteriors that are equally good; these
-# are not the same if they are so many standard deviations apart.
-_ALIKE = 0.1
+# Bounds that differ by less, in nats, are of posteriors about as good;
+# these are not the same if they are so many standard deviations apart.
+_ALIKE = 3.0
 _APART = 1.0
 
 # Arrays of factors, whatever precision JAX is set to.
@@ -686,7 +686,7 @@ class VipsEngine:
         if found["as_good"]:
             sites = ", ".join(repr(site) for site in found["as_good"])
             yield (
-                f"Another start led to another posterior of {sites} that is equally "
+                f"Another start led to another posterior of {sites} that is about as "
                 "good, as where components may trade their labels. Means of single "
                 "components are then up to relabelling: look at what does not depend "
                 "on the order, or give the components different priors."
