@@ -44,14 +44,18 @@ LARGEST_SCALE = 0.1
 _JITTER = 0.1
 
 
-@functools.partial(jit_unoptimized, static_argnums=(2, 3))
+@functools.partial(jit_unoptimized, static_argnums=(3, 4))
 def _initial(
-    start: Float[Array, " size"], rng_key: PRNGKeyArray, rank: int, is_low_rank: bool
+    start: Float[Array, " size"],
+    unit: Float[Array, " size"],
+    rng_key: PRNGKeyArray,
+    rank: int,
+    is_low_rank: bool,
 ) -> dict[str, Float[Array, "size ..."]]:
     """A mean near `start`, and a factor of this rank, which is zero or small."""
     loc_key, factor_key = jax.random.split(rng_key)
     jitter = jax.random.normal(loc_key, start.shape, start.dtype)
-    arrays = {"loc": start + _JITTER * jitter}
+    arrays = {"loc": start + _JITTER * unit * jitter}
     shape = (*start.shape, rank)
     if rank:
         arrays["factor"] = jnp.zeros(shape, start.dtype)
@@ -87,11 +91,25 @@ class NormalGuide:
         self.rank = ranks[family]
 
     def initial(
-        self, start: Float[Array, " size"], rng_key: PRNGKeyArray
+        self,
+        start: Float[Array, " size"],
+        rng_key: PRNGKeyArray,
+        unit: Float[np.ndarray, " size"] | None = None,
     ) -> dict[str, Float[Array, "size ..."]]:
-        """Parameters near `start`, slightly jittered, with small scales."""
-        arrays = _initial(start, rng_key, self.rank, self.family == "low_rank")
-        log_scale = np.full(start.shape, np.log(self.initial_scale), start.dtype)
+        """Parameters near `start`, slightly jittered, with small scales.
+
+        Args:
+          start: Where the mean is.
+          rng_key: Decides the jitter.
+          unit: What is one, by coordinate, for jitter and scales; public. One itself by
+            default.
+        """
+        unit = np.ones(start.shape) if unit is None else unit
+        unit = unit.astype(start.dtype)
+        arrays = _initial(
+            start, jnp.asarray(unit), rng_key, self.rank, self.family == "low_rank"
+        )
+        log_scale = np.log(self.initial_scale * unit).astype(start.dtype)
         return {**arrays, "log_scale": jnp.asarray(log_scale)}
 
     def arrays_of(

@@ -416,7 +416,8 @@ class DpviEngine:
         guide_key, params_key = jax.random.split(rng_key)
         arrays = {}
         if self.guide is not None:
-            arrays = self.guide.initial(self._start, guide_key)
+            # Steps are as long, so a start farther off would never be left.
+            arrays = self.guide.initial(self._start, guide_key, self._reach)
         return Variational(guide=arrays, params=self._initial_params(params_key))
 
     def bounded_sum(

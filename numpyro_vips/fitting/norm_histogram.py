@@ -16,7 +16,8 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 # Edges grow by this factor: what a norm is rounded up by at most.
 GRID_FACTOR = math.sqrt(2.0)
 # Norms beyond these, in the caller's own units, are in the first and in the last bin.
-SMALLEST_NORM, LARGEST_NORM = 1e-9, 1e12
+# Squares of incomes of 1e7 are beyond 1e14.
+SMALLEST_NORM, LARGEST_NORM = 1e-9, 1e20
 # A norm that is known but for rounding falls into the bin below its edge.
 _ROUNDING = 1e-5
 

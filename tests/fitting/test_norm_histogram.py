@@ -39,7 +39,7 @@ def test_a_row_counts_once_in_a_block():
     assert (block.norm_bound, block.geometry) == (1.0, "nonnegative")
 
 
-@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5])
+@pytest.mark.parametrize("scale", [1e-5, 1.0, 1e5, 1e18])
 def test_without_noise_the_largest_norm_is_kept(scale):
     rng = np.random.default_rng(0)
     edges = norm_grid(1.0)
@@ -107,13 +107,14 @@ def test_few_rows_are_found_together_or_not_at_all():
     rng = np.random.default_rng(2)
     stddev = 10.0
     # Spread over four bins, none of which stands out alone.
-    norms = rng.uniform(1.0, 4.0, int(2.5 * THRESHOLD * stddev))
+    norms = 2 ** rng.uniform(0.0, 2.0, int(3.2 * THRESHOLD * stddev))
+    assert counts_of(norms, edges).max() < THRESHOLD * stddev
     found = norm_from_counts(
         counts_of(norms, edges),
         edges,
         noise_stddev=stddev,
         relative_noise=0.1,
-        num_rows=100,
+        num_rows=200,
     )
     assert found is not None
     assert 2.0 <= found <= 16.01
