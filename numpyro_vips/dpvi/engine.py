@@ -371,14 +371,21 @@ class DpviEngine:
 
     # --- the engine's protocol ------------------------------------------------------
 
-    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
+    @property
+    def balanced(self) -> frozenset[str]:
+        """All blocks: gradients add up to zero at the optimum."""
+        return frozenset(released.block.name for released in self._released)
+
+    def blocks(
+        self, release: Literal["once", "refreshed", "adaptive"]
+    ) -> tuple[Block, ...]:
         """What each step releases; nothing is released a single time.
 
         `"loc"` is the gradient in the globals, and `"param …"` that in an array of
         parameters without a prior; with `perturb="all"` there is every parameter of the
         guide in place of `"loc"`. Only what observations depend on is released.
         """
-        if release == "once":
+        if release != "adaptive":
             return ()
         return tuple(released.block for released in self._released)
 

@@ -50,12 +50,15 @@ class NormPart:
       blocks: Names of its blocks.
       reference: Its norm in synthetic rows of unit size.
       is_fixed: Whether the structure bounds it by that, whatever a row holds.
+      is_balanced: Whether rows' contributions add up to about zero at the optimum, as
+        gradients do.
     """
 
     name: str
     blocks: tuple[str, ...]
     reference: float
     is_fixed: bool = False
+    is_balanced: bool = False
 
     @property
     def grid(self) -> np.ndarray:
@@ -73,7 +76,11 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     Raises:
       ValueError: No synthetic row is a valid observation of the model.
     """
-    names = [b.name for b in (*engine.blocks("once"), *engine.blocks("adaptive"))]
+    names = [
+        block.name
+        for blocks in map(engine.blocks, ("once", "refreshed", "adaptive"))
+        for block in blocks
+    ]
     if not names:
         return ()
     trial = _Trial(engine, graph.arguments, names)
@@ -81,7 +88,13 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     if engine.is_one_vector:
         joint = np.sqrt(sum(typical[name] ** 2 for name in names))
         reference = _moderate_norm(float(np.max(joint)))
-        return (NormPart(name=WHOLE_VECTOR, blocks=tuple(names), reference=reference),)
+        part = NormPart(
+            name=WHOLE_VECTOR,
+            blocks=tuple(names),
+            reference=reference,
+            is_balanced=engine.balanced.issuperset(names),
+        )
+        return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     varying = trial.varying(rows, largest)
     return tuple(
@@ -90,6 +103,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             blocks=(name,),
             reference=_moderate_norm(norm),
             is_fixed=name not in varying,
+            is_balanced=name in engine.balanced,
         )
         for name, norm in largest.items()
     )

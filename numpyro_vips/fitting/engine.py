@@ -23,18 +23,25 @@ class Engine(Protocol):
       name: `"vips"` or `"dpvi"`.
       is_one_vector: Whether the blocks of a step are parts of one vector, which are
         neither scaled against each other nor given norms one by one.
+      balanced: The blocks of which rows' contributions add up to about zero at the
+        optimum, as gradients do.
     """
 
     @property
     def name(self) -> str: ...
 
     @property
+    def balanced(self) -> frozenset[str]: ...
+
+    @property
     def is_one_vector(self) -> bool: ...
 
     # --- what the schedule is made of: public, known before rows are read -------------
 
-    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
-        """What is released a single time, or in every step, at scale 1."""
+    def blocks(
+        self, release: Literal["once", "refreshed", "adaptive"]
+    ) -> tuple[Block, ...]:
+        """What is released a single time, rarely, or in every step, at scale 1."""
         ...
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:

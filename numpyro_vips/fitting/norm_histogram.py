@@ -26,6 +26,9 @@ _ROUNDING = 1e-5
 THRESHOLD = 5.0
 # Bins that are looked at together where none stands out alone.
 _MERGED = (1, 2, 4, 8)
+# The same where an earlier histogram has found a norm: one that is rounded up by more
+# than this is worse than the earlier one.
+_MERGED_AGAIN = (1, 2)
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
@@ -64,6 +67,7 @@ def norm_from_counts(
     relative_noise: float,
     num_rows: int,
     alignment: float = 1.0,
+    is_known: bool = False,
 ) -> float | None:
     """The norm at which clipping and noise together do least harm.
 
@@ -79,13 +83,14 @@ def norm_from_counts(
         are averaged, over the clipping norm.
       num_rows: Public number of rows.
       alignment: By how much of their norms what is clipped off the rows adds up.
+      is_known: Whether an earlier histogram has found a norm, which may stay.
 
     Returns:
       One of the edges; None if no bin stands out of the noise.
     """
     # The first bin has rows that add nothing, whatever the norm is.
     counts, uppers = counts[1:], np.append(edges[1:], edges[-1] * GRID_FACTOR)
-    for width in _MERGED:
+    for width in _MERGED_AGAIN if is_known else _MERGED:
         spare = len(counts) % width
         merged = counts[spare:].reshape(-1, width).sum(1)
         edge_of = uppers[spare:].reshape(-1, width)[:, -1]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
+from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
@@ -30,12 +30,15 @@ class Progress:
       steps: The schedule; later steps clip to the norms that were released.
       norms: The norms that histograms said, by part.
       unseen: Parts of which no bin of any histogram stood out of the noise so far.
+      balanced: Whether what steps report on are contributions that add up to about zero
+        at the optimum; see `NormPart`.
       reports: The shares of rows that were clipped, and that counted as zero, by step.
     """
 
     steps: tuple[Step, ...]
     norms: Mapping[str, float] = dataclasses.field(default_factory=dict)
     unseen: tuple[str, ...] = ()
+    balanced: bool = False
     reports: tuple[Mapping[str, NoisyShare], ...] = ()
 
     def after_histogram(
@@ -62,7 +65,11 @@ class Progress:
         never = [name for name in unseen if name not in self.norms]
         still = [name for name in self.unseen if name in unseen or name not in counted]
         return dataclasses.replace(
-            self, steps=steps, norms=norms, unseen=(*still, *never)
+            self,
+            steps=steps,
+            norms=norms,
+            unseen=(*still, *never),
+            balanced=_are_balanced(steps[-1], parts),
         )
 
     def after_statistics(
@@ -104,7 +111,7 @@ class Progress:
         found = []
         shares = self.shares
         limit = _WORTH_A_WARNING
-        if WHOLE_VECTOR in self.norms:
+        if self.balanced:
             limit = _WORTH_A_WARNING_OF_GRADIENTS
         if _is_notable(shares.get(CLIPPED_ROWS), limit):
             found.append(
@@ -130,6 +137,11 @@ class Progress:
                 "clipping_norm= from public knowledge, or a larger epsilon."
             )
         return found
+
+
+def _are_balanced(step: Step, parts: tuple[NormPart, ...]) -> bool:
+    names = {name for part in parts if part.is_balanced for name in part.blocks}
+    return names.issuperset(block.name for block in step.blocks)
 
 
 def _is_notable(share: NoisyShare | None, limit: float) -> bool:

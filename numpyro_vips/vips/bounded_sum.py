@@ -169,11 +169,18 @@ def norms_of_rows(
 def _row_contributions(
     program: ConjugateProgram, shared: Shared, rows: Rows, sweeps: int
 ) -> RowContribution:
-    """The E-step: rows' contributions, with a leading axis of rows."""
+    """The E-step: rows' contributions, with a leading axis of rows.
+
+    Alone, the refreshed statistics are what rows say of the globals at all, and so the
+    observed information.
+    """
+    is_information = program.refreshed.issuperset(shared.scales)
 
     def solve(shared: Shared, row: Row) -> RowContribution:
         arrays, valid = program.row_constants.zero_if_invalid(row)
-        local_moments = moments_of_row(program, shared.expected_natural, arrays, sweeps)
+        local_moments = moments_of_row(
+            program, shared.expected_natural, arrays, sweeps, observed=is_information
+        )
         return row_contribution(
             program, arrays, valid, local_moments, shared.scales, shared.means
         )

@@ -58,6 +58,8 @@ def moments_of_row(
     expected_natural: ByStatistic,
     arrays: Numbers,
     sweeps: int,
+    *,
+    observed: bool = False,
 ) -> NewMomentsByFactor:
     """Moments of a row's latents, by coordinate ascent from a fresh start.
 
@@ -67,11 +69,21 @@ def moments_of_row(
       program, expected_natural: The compiled model, and n̄.
       arrays: The row's constants by token, zeros if it is not valid.
       sweeps: Number of sweeps where latents act on each other.
+      observed: Whether they are for the observed information of the globals; see
+        `Family.observed_moments`.
     """
     factors = solve_row(
         program.structure, program.row_terms, arrays, expected_natural, sweeps
     )
-    return {name: moments for name, (moments, _) in factors.items()}
+    if not observed:
+        return {name: moments for name, (moments, _) in factors.items()}
+    families = {
+        name: program.structure.posterior_factors[name].family for name in factors
+    }
+    return {
+        name: families[name].observed_moments(*factor)
+        for name, factor in factors.items()
+    }
 
 
 def solve_row(

@@ -55,6 +55,11 @@ from numpyro_vips.vips.row_statistics import public_statistics, with_repeats
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
+# Of Newton's method for centred factors, whose matrix is noisy and so held away from
+# zero: directions of which rows say little take many steps to their optimum.
+DEFAULT_NEWTON_STEPS = 50
+# How fast the steps of Newton's method become shorter; see `_gain`.
+GAIN_DECAY = 0.3
 # Without noise there is no price on a step, and coordinate ascent needs some.
 DEFAULT_STEPS_WITHOUT_NOISE = 100
 # Those at most of a fit that ends when it has converged.
@@ -98,6 +103,8 @@ class VipsState(NamedTuple):
       noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
       moments, natural: Moments and natural parameters of every global factor, in
         double precision.
+      visited: The moments at which rows are asked next: those of the posterior, but for
+        centred factors under noise, see `conjugacy.structure.centring`.
       expected_natural: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
@@ -116,6 +123,7 @@ class VipsState(NamedTuple):
     noise_stddev: dict[str, float]
     moments: InDouble
     natural: InDouble
+    visited: InDouble
     expected_natural: NewByStatistic
     released: frozenset[str]
     centre: dict[str, Float64[np.ndarray, "..."]]
@@ -169,6 +177,16 @@ def _relative_change(before: Any, after: Any) -> float:
         return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
 
     return max(jax.tree.leaves(jax.tree.map(of_array, before, after)), default=0.0)
+
+
+def _gain(step_size: float) -> float:
+    """How far Newton's method goes in a step of this weight, from 0 to 1.
+
+    With weights 2 / (t + 2) it is (t + 1)^-GAIN_DECAY: rows are asked at points that are
+    ever closer to the average, so that residuals there are nearly linear in the noise,
+    and all steps together still get from anywhere to anywhere (Polyak and Juditsky).
+    """
+    return (step_size / (2.0 - step_size)) ** GAIN_DECAY
 
 
 def _in_noise(difference: np.ndarray, stddev: float) -> float:
@@ -227,6 +245,7 @@ class VipsEngine:
         self._bounded_sum = jax.jit(
             functools.partial(bounded_sum, program, sweeps=self.local_steps)
         )
+        self._newton_step = jax.jit(functools.partial(m_step.newton_step, program))
         self._update_globals = jax.jit(
             functools.partial(m_step.update_globals, program)
         )
@@ -235,12 +254,14 @@ class VipsEngine:
     def statistics(self) -> tuple[Statistic, ...]:
         return self.program.structure.statistics
 
-    def blocks(self, release: Literal["once", "adaptive"]) -> tuple[Block, ...]:
-        """What is released a single time, or in every step, at scale 1."""
+    def blocks(
+        self, release: Literal["once", "refreshed", "adaptive"]
+    ) -> tuple[Block, ...]:
+        """What is released a single time, rarely, or in every step, at scale 1."""
+        labels = (release,)
         if not self._release_once:
-            labels = () if release == "once" else ("once", "adaptive")
-        else:
-            labels = (release,)
+            everything = ("once", "refreshed", "adaptive")
+            labels = everything if release == "adaptive" else ()
         return tuple(
             block_of(statistic)
             for label in labels
@@ -251,7 +272,12 @@ class VipsEngine:
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:
             return MOST_STEPS
-        return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
+        if not is_private:
+            return DEFAULT_STEPS_WITHOUT_NOISE
+        adaptive = {block.name for block in self.blocks("adaptive")}
+        if adaptive and adaptive <= self._linear:
+            return DEFAULT_NEWTON_STEPS
+        return DEFAULT_STEPS
 
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
@@ -294,6 +320,7 @@ class VipsEngine:
             noise_stddev={s.name: 0.0 for s in self.statistics},
             moments=moments,
             natural={},
+            visited=moments,
             expected_natural=expected_natural,
             released=frozenset(public),
             centre={
@@ -323,25 +350,30 @@ class VipsEngine:
 
         See `fitting.engine.Engine.bounded_sum`.
         """
+        expected_natural, means = state.expected_natural, self._means(state.visited)
+        if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
+            # Rarely released, so at the best globals that there are.
+            expected_natural = self._expected_natural_of(_as_arrays(state.moments))
+            means = self._means(state.moments)
         found = self._bounded_sum(
-            expected_natural=state.expected_natural,
+            expected_natural=expected_natural,
             rows=dict(rows),
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=self._means(state),
+            means=means,
         )
         return {name: np.asarray(found[name]) for name in scales}
 
-    def _means(self, state: VipsState) -> NewByStatistic:
+    def _means(self, moments: InDouble) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
-        return means_of(self.program.structure, _as_arrays(state.moments))
+        return means_of(self.program.structure, _as_arrays(moments))
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        means = self._means(state)
+        means = self._means(state.visited)
         norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
@@ -372,7 +404,7 @@ class VipsEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        means = self._means(state)
+        means = self._means(state.visited)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}
@@ -397,6 +429,11 @@ class VipsEngine:
             return counts_of_parts(norms, mask, parts, edges)
 
         return jax.jit(counts, static_argnums=4)
+
+    @property
+    def balanced(self) -> frozenset[str]:
+        """Sums of residuals, which the prior alone keeps from zero."""
+        return self._linear
 
     @functools.cached_property
     def _linear(self) -> frozenset[str]:
@@ -442,10 +479,13 @@ class VipsEngine:
             deviations[name] = math.hypot(
                 (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )
-        centre = state.centre
+        centre, latest = state.centre, None
         if self._linear & set(released):
             # Rows know the mean in their own precision.
-            means = {name: _as_rows_know(state.moments[name]["x"]) for name in centre}
+            means = {name: _as_rows_know(state.visited[name]["x"]) for name in centre}
+            if any(noise_stddev[name] for name in self._linear):
+                residuals = {name: new[name] for name in self._linear}
+                latest = {**statistics, **residuals}, means
             centre = {
                 name: (1.0 - rho) * centre[name] + rho * means[name] for name in centre
             }
@@ -474,14 +514,28 @@ class VipsEngine:
                     state.moments,
                     state.centre,
                     self.global_sweeps,
+                    # Rows are not asked at these where factors are centred.
+                    noise_read=float(bool(self._linear)),
                 )
                 moments = _in_double(found.moments)
                 natural = _in_double(found.natural)
-            expected_natural = self._expected_natural_of(_as_arrays(moments))
+                visited = moments
+                if latest is not None:
+                    sums, about = latest
+                    visited = _in_double(
+                        self._newton_step(
+                            sums, deviations, moments, about, _gain(rho)
+                        )
+                    )
+                elif self._linear and any(deviations.values()):
+                    asked = {name: state.visited[name] for name in centre}
+                    visited = {**moments, **asked}
+            expected_natural = self._expected_natural_of(_as_arrays(visited))
             state = state._replace(
                 statistics=statistics,
                 moments=moments,
                 natural=natural,
+                visited=visited,
                 expected_natural=expected_natural,
                 change=max(
                     float(found.change),
@@ -513,6 +567,25 @@ class VipsEngine:
         names = {group.name for group in structure.posterior_factors_of("local")}
         return PUBLIC_SWEEPS if names - structure.data_dependent_factors else 1
 
+    def _natural_under_noise(self, state: VipsState) -> InDouble:
+        """Natural parameters of the globals that know of the noise in the statistics.
+
+        Rows are asked at the globals that the statistics have as they are, so that
+        noise is not made up for twice.
+        """
+        if not any(state.noise_stddev.values()):
+            return state.natural
+        with jax.enable_x64(True):
+            found = self._update_globals(
+                state.statistics,
+                state.noise_stddev,
+                state.moments,
+                state.centre,
+                self.global_sweeps,
+                noise_read=1.0,
+            )
+            return _in_double(found.natural)
+
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""
         return bool(state.natural) or not self.program.structure.posterior_factors_of(
@@ -534,7 +607,8 @@ class VipsEngine:
             factors.append(factor)
             families.append((group.name, group.family))
         with jax.enable_x64(True):
-            natural = {name: dict(state.natural[name]) for name, _ in families}
+            found = self._natural_under_noise(state)
+            natural = {name: dict(found[name]) for name, _ in families}
             parameters = _parameters(tuple(families), natural)
         params = {
             f"{factor}/{name}": jnp.asarray(np.asarray(value))

@@ -261,11 +261,11 @@ def _from_data(
     noise_stddev: Mapping[str, Float[Array, ""]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
-) -> tuple[NewMoments, Int[Array, ""]]:
+) -> tuple[NewMoments, NewMoments, Int[Array, ""]]:
     """The statistics' share, projected to where it is legal.
 
-    Also how many of its entries are below their noise, of those that cannot be
-    negative.
+    Also the standard deviations of the noise in it, and how many of its entries are
+    below their noise, of those that cannot be negative.
     """
 
     def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
@@ -291,7 +291,30 @@ def _from_data(
         # Linear statistics about m count for those about 0 less 2 · xx · m.
         shift = times(share["xx"], centre[factor.name])
         share["x"] = share["x"] - 2.0 * shift
-    return share, sum(below, jnp.zeros((), int))
+    return share, noise, sum(below, jnp.zeros((), int))
+
+
+def _widened(
+    factor: PosteriorFactor,
+    share: Moments,
+    noise: Moments,
+    moments: MomentsByFactor,
+    centre: Mapping[str, Float[Array, "..."]],
+    noise_read: Float[Array, ""],
+) -> NewMoments:
+    """The share as a posterior has it that knows of the noise; see `Family.widened`.
+
+    Noise in the precision of Gaussian coordinates w moves their linear statistic, too,
+    by itself times w; not that of centred ones, which rows were asked about until they
+    were near w.
+    """
+    noise = {s: noise_read * of for s, of in noise.items()}
+    if factor.layout is not None and factor.name not in centre:
+        squares = jnp.diagonal(moments[factor.name]["xx"], axis1=-2, axis2=-1)
+        # The natural parameter is minus half the precision.
+        moved = times((2.0 * noise["xx"]) ** 2, jnp.maximum(squares, 0.0))
+        noise["x"] = jnp.sqrt(noise["x"] ** 2 + moved)
+    return factor.family.widened(share, noise)
 
 
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
@@ -315,6 +338,63 @@ def _entry_stddev(
     return jnp.where(diagonal, entries, entries * math.sqrt(0.5))
 
 
+def _total(
+    structure: Structure, factor: PosteriorFactor, own: Moments, share: Moments
+) -> NewMoments:
+    """Natural parameters, from the prior's share and that of the rows."""
+    total = {statistic: own[statistic] + share[statistic] for statistic in own}
+    if factor.name in structure.flat:
+        return factor.family.beside_flat_prior(total, factor.shape)
+    return total
+
+
+def _moments(
+    structure: Structure, factor: PosteriorFactor, natural: Moments
+) -> NewMoments:
+    """Moments of a factor, each of the copies that it may stand for."""
+    weight = copies(factor, structure.latents)
+    if weight is not None:
+        array = jnp.asarray(forms.constant_array(weight))
+        natural = divided_by_weight(natural, array, factor.family)
+    return factor.family.moments(natural)
+
+
+def newton_step(
+    program: ConjugateProgram,
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, ""]],
+    moments: MomentsByFactor,
+    centre: Mapping[str, Float[Array, "..."]],
+    gain: float | Float[Array, ""] = 1.0,
+) -> NewMomentsByFactor:
+    """Where rows are asked next: `moments`, but for the centred factors.
+
+    These take a step of Newton's method from the latest residuals, with their priors
+    given the other factors; see `conjugacy.structure.centring`.
+
+    Args:
+      program: The compiled model.
+      statistics: One sum over all rows per statistic, with the latest residuals.
+      noise_stddev: Standard deviation of the noise in each of them.
+      moments: Those of the posterior.
+      centre: By factor, the point about which the latest residuals were taken, and from
+        which the step goes.
+      gain: Which part of the step is taken.
+    """
+    structure, found = program.structure, dict(moments)
+    for name in sorted(structure.centred):
+        factor = structure.posterior_factors[name]
+        share, _, _ = _from_data(
+            structure, factor, statistics, noise_stddev, moments, centre
+        )
+        own = _from_prior(structure, factor, moments, program.prior_terms)
+        end = _moments(structure, factor, _total(structure, factor, own, share))
+        mean = (1.0 - gain) * centre[name] + gain * end["x"]
+        covariance = end["xx"] - end["x"][..., None] * end["x"][..., None, :]
+        found[name] = {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+    return found
+
+
 def update_globals(
     program: ConjugateProgram,
     statistics: ByStatistic,
@@ -323,6 +403,7 @@ def update_globals(
     centre: Mapping[str, Float[Array, "..."]],
     max_sweeps: int | Int[Array, ""] = 500,
     tolerance: float = 1e-9,
+    noise_read: float | Float[Array, ""] = 0.0,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
@@ -334,7 +415,8 @@ def update_globals(
       centre: By factor, the point about which its linear statistics were taken; about
         zero for other factors.
       max_sweeps, tolerance: When to stop.
-
+      noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
+        the sums as they are, at which rows are asked.
     """
     structure = program.structure
     factors = structure.posterior_factors_of("global")
@@ -357,18 +439,11 @@ def update_globals(
                 found = _from_data(
                     structure, factor, statistics, noise_stddev, current, centre
                 )
-            share, below_noise[factor.name] = found
+            share, noise, below_noise[factor.name] = found
+            share = _widened(factor, share, noise, current, centre, noise_read)
             own = _from_prior(structure, factor, current, program.prior_terms)
-            total = jax.tree.map(jnp.add, own, share)
-            if factor.name in structure.flat:
-                total = factor.family.beside_flat_prior(total, factor.shape)
-            natural[factor.name] = total
-            weight = copies(factor, structure.latents)
-            each = natural[factor.name]
-            if weight is not None:
-                array = jnp.asarray(forms.constant_array(weight))
-                each = divided_by_weight(each, array, factor.family)
-            current[factor.name] = factor.family.moments(each)
+            natural[factor.name] = _total(structure, factor, own, share)
+            current[factor.name] = _moments(structure, factor, natural[factor.name])
         return current, natural, below_noise
 
     if len(factors) == 1:

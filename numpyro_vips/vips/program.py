@@ -59,6 +59,13 @@ class ConjugateProgram:
         return tuple(itertools.chain(*self.prior_terms_by_site.values()))
 
 
+    @property
+    def refreshed(self) -> frozenset[str]:
+        """The statistics that are released rarely."""
+        statistics = self.structure.statistics
+        return frozenset(s.name for s in statistics if s.release == "refreshed")
+
+
 def program_of(
     graph: ModelGraph,
     log_joint: LogJoint,

@@ -23,6 +23,33 @@ Vectors = Mapping[str, Float[Array, "*batch states"]]
 NewVectors = dict[str, Float[Array, "*batch states"]]
 
 
+# With more cells than this most counts are below the noise, and one number for all of
+# them would take away what the large ones say.
+_MOST_CELLS = 64
+
+
+def _information_kept(
+    counts: Float[Array, "*batch states"], stddev: Float[Array, "*batch states"]
+) -> Float[Array, "*batch"]:
+    """How much less noisy counts say of their shares than exact ones, from 0 to 1.
+
+    Shares p of n rows have variances p (1 - p) / n, and noise adds the variance of
+    counts / Σ counts, to first order. Multiplied by the number that comes back, the
+    counts have both together, in the sum over all cells.
+    """
+    total = counts.sum(-1, keepdims=True)
+    # Half a row in every cell, so that empty cells are not certain to be empty.
+    shares = (counts + 0.5) / (total + 0.5 * counts.shape[-1])
+    of_rows = (shares * (1.0 - shares)).sum(-1) * total[..., 0]
+    squares = stddev**2
+    sum_squares = squares.sum(-1, keepdims=True)
+    of_noise = squares * (1.0 - 2.0 * shares) + shares**2 * sum_squares
+    of_noise = jnp.maximum(of_noise.sum(-1), 0.0)
+    is_noisy = of_noise > 0
+    both = jnp.where(is_noisy, of_rows + of_noise, 1.0)
+    return jnp.where(is_noisy, of_rows / both, 1.0)
+
+
 class Beta(Family):
     """A probability."""
 
@@ -48,6 +75,12 @@ class Beta(Family):
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
         return {s: prior[s] + jnp.maximum(data[s], 0.0) for s in ("log", "log1m")}
+
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        counts = jnp.stack([data["log"], data["log1m"]], -1)
+        deviations = jnp.stack([noise["log"], noise["log1m"]], -1)
+        kept = _information_kept(counts, deviations)
+        return {s: kept * data[s] for s in self.statistics}
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"log": jnp.zeros(shape), "log1m": jnp.zeros(shape)}
@@ -97,6 +130,12 @@ class Dirichlet(Family):
 
     def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"log": prior["log"] + jnp.maximum(data["log"], 0.0)}
+
+    def widened(self, data: Vectors, noise: Vectors) -> NewVectors:
+        if data["log"].shape[-1] > _MOST_CELLS:
+            return dict(data)
+        kept = _information_kept(data["log"], noise["log"])
+        return {"log": kept[..., None] * data["log"]}
 
     def neutral(self, shape: Shape) -> NewVectors:
         return {"log": jnp.zeros(shape)}

@@ -55,7 +55,9 @@ class Family(abc.ABC):
       has_pseudo_counts: Natural parameters are the prior's counts plus those of rows,
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
-        touches. The statistics of what it multiplies may be taken about the mean.
+        touches.
+      bounds_logits: An auxiliary variable that makes logits Gaussian: the statistics of
+        the coefficients that it multiplies may be taken about their mean.
       moment_range: Between which numbers every entry of a moment lies, up to rounding.
         Sensitivities rest on it, so it holds of what `moments` returns for any natural
         parameters, also for those that no member has: an expected square of large
@@ -69,6 +71,7 @@ class Family(abc.ABC):
     nonnegative: ClassVar[tuple[str, ...]] = ()
     has_pseudo_counts: ClassVar[bool] = False
     is_tangent: ClassVar[bool] = False
+    bounds_logits: ClassVar[bool] = False
     moment_range: ClassVar[Interval] = (-math.inf, math.inf)
 
     def __eq__(self, other: object) -> bool:
@@ -86,6 +89,20 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def log_normalizer(self, natural: Moments) -> Float[Array, "..."]:
         """One value per factor; its gradient is `moments`."""
+
+    def observed_moments(self, moments: Moments, natural: Moments) -> NewMoments:
+        """What stands for `moments` in the observed information of the globals.
+
+        Louis (1982): of the information of complete rows, the part is missing that the
+        row's latents keep to themselves. What is left is the curvature of the row's log
+        likelihood, or of its bound, in the globals.
+
+        Args:
+          moments: The expectations of the statistics.
+          natural: The natural parameters that they belong to.
+        """
+        del natural  # Known latents keep nothing; most families are read so.
+        return dict(moments)
 
     @abc.abstractmethod
     def at(self, value: Num[Array, "..."]) -> NewMoments:
@@ -107,6 +124,21 @@ class Family(abc.ABC):
             of sums of row statistics and comes back unchanged.
           noise: Standard deviations of the noise in `data`, entry by entry.
         """
+
+    def widened(self, data: Moments, noise: Moments) -> NewMoments:
+        """The rows' share of a posterior that knows of the noise in it.
+
+        What is read off noisy sums says less than the same sums without noise. The
+        share that comes back says as much: its mean is where it was, and the variance
+        that it stands for is that of the rows and of the noise together.
+
+        Args:
+          data: The share of the released statistics, as `project` has it.
+          noise: Standard deviations of the noise in it, entry by entry. Without noise
+            the share comes back unchanged.
+        """
+        del noise  # A family that leaves this out reads the share as it is.
+        return dict(data)
 
     def beside_flat_prior(self, natural: Moments, shape: Shape) -> NewMoments:
         """Natural parameters of a proper member, where the prior may be flat.

@@ -16,7 +16,7 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
-from numpyro_vips.conjugacy.families.noisy_sums import nonnegative
+from numpyro_vips.conjugacy.families.noisy_sums import information_kept, nonnegative
 
 
 class Gamma(Family):
@@ -47,6 +47,10 @@ class Gamma(Family):
             "x": prior["x"] - nonnegative(-data["x"], noise["x"]),
             "log": prior["log"] + jnp.maximum(data["log"], 0.0),
         }
+
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        kept = information_kept(data["log"], noise["log"], -data["x"], noise["x"])
+        return {s: kept * data[s] for s in self.statistics}
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.full(shape, -1.0), "log": jnp.zeros(shape)}

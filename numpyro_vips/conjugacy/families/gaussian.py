@@ -77,6 +77,38 @@ class Normal(Family):
             precision = denoised(precision, deviation)
         return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}
 
+    def widened(self, data: Moments, noise: Moments) -> NewMoments:
+        """With the precision A, A (A + T)⁻¹ A in its place, T the noise's variance.
+
+        The linear statistic is A x + N(0, A) of the rows and N(0, T) of the noise, so
+        this is the information about x that the two leave (DESIGN 7).
+        """
+        precision = -2.0 * symmetric_part(data["xx"])
+        variance = noise["x"] ** 2
+        if precision.shape[-1] == 1:
+            total = precision[..., 0] + variance
+            kept = precision[..., 0] / jnp.where(total > 0, total, 1.0)
+            kept = jnp.where(variance > 0, kept, 1.0)
+            return {"x": kept * data["x"], "xx": kept[..., None] * data["xx"]}
+
+        def with_noise() -> NewMoments:
+            # Room for rounding, where some coordinates have neither rows nor noise.
+            rounding = 1e-12 * jnp.abs(precision).max((-2, -1), keepdims=True)
+            identity = jnp.eye(precision.shape[-1])
+            total = precision + (variance[..., None] + rounding) * identity
+            scale = jnp.sqrt(jnp.diagonal(total, axis1=-2, axis2=-1))
+            scaled = total / scale[..., None] / scale[..., None, :]
+            root = positive_matrices.inverse(scaled)
+            inverse = root / scale[..., None] / scale[..., None, :]
+            kept = jnp.matmul(precision, inverse, precision="highest")
+            information = jnp.matmul(kept, precision, precision="highest")
+            return {
+                "x": times(kept, data["x"]),
+                "xx": -0.5 * symmetric_part(information),
+            }
+
+        return jax.lax.cond(jnp.any(variance > 0), with_noise, lambda: dict(data))
+
     def neutral(self, shape: Shape) -> NewMoments:
         precision = jnp.broadcast_to(jnp.eye(shape[-1]), (*shape, shape[-1]))
         return {"x": jnp.zeros(shape), "xx": -0.5 * precision}

@@ -25,7 +25,7 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.gamma import InverseGamma
-from numpyro_vips.conjugacy.families.noisy_sums import nonnegative
+from numpyro_vips.conjugacy.families.noisy_sums import information_kept, nonnegative
 from numpyro_vips.jax_tools.host_calls import call_on_host
 from numpyro_vips.jax_tools.row_programs import treats_rows_alone
 
@@ -324,6 +324,13 @@ class GeneralizedInverseGaussian(Family):
             "log": prior["log"] + data["log"],
         }
 
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        # Of a variance: minus half the number of rows, and of the sum of squares.
+        kept = information_kept(
+            jnp.abs(data["log"]), noise["log"], -data["1/x"], noise["1/x"]
+        )
+        return {s: kept * data[s] for s in self.statistics}
+
     def neutral(self, shape: Shape) -> NewElementwise:
         minus = jnp.full(shape, -1.0)
         return {"x": minus, "1/x": minus, "log": jnp.zeros(shape)}
@@ -459,6 +466,13 @@ class _Root(Family):
             if s != "log"
         }
         return {**found, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
+
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        log = jnp.abs(data["log"]) / 2.0  # Powers of x are half those of x².
+        kept = information_kept(
+            log, noise["log"] / 2.0, -data["x^-2"], noise["x^-2"]
+        )
+        return {s: kept * data[s] for s in self.statistics}
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return self._natural(self._square.neutral(shape))

@@ -67,6 +67,10 @@ class Inverse(Family):
         mirrored = map(self._mirrored, (prior, data, noise))
         return self._mirrored_back(self._of_inverse.project(*mirrored))
 
+    def widened(self, data: Moments, noise: Moments) -> NewMoments:
+        mirrored = map(self._mirrored, (data, noise))
+        return self._mirrored_back(self._of_inverse.widened(*mirrored))
+
     def neutral(self, shape: Shape) -> NewMoments:
         return self._natural(self._of_inverse.neutral(shape))
 

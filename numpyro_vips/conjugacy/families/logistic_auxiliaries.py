@@ -29,6 +29,7 @@ class PolyaGamma(Family):
     name = "PolyaGamma"
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "Pólya-Gamma"
+    bounds_logits = True
     # tanh(c/2)/(2c) is largest at c = 0.
     moment_range: ClassVar[Interval] = (0.0, 0.25)
 
@@ -43,6 +44,13 @@ class PolyaGamma(Family):
     def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
         return math.log(2.0) - jnp.logaddexp(half, -half)
+
+    def observed_moments(
+        self, moments: Elementwise, natural: Elementwise
+    ) -> NewElementwise:
+        """σ(c)(1 - σ(c)), the logistic likelihood's curvature: E[x] - c² Var[x]."""
+        tilt = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0))
+        return {"x": jax.nn.sigmoid(tilt) * jax.nn.sigmoid(-tilt)}
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value}
@@ -87,6 +95,7 @@ class Tangent(Family):
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "fixed curvature"
     is_tangent = True
+    bounds_logits = True
 
     def moments(self, natural: Elementwise) -> NewElementwise:
         return {"x": 0.25 * natural["x"] - 0.5 * jnp.tanh(0.5 * natural["x"])}

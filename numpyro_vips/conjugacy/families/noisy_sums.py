@@ -1,4 +1,4 @@
-"""What a noisy sum says about a sum that cannot be negative."""
+"""What noisy sums say about sums that cannot be negative, and how much."""
 
 import jax
 import jax.numpy as jnp
@@ -30,3 +30,29 @@ def nonnegative(
     room = jnp.where(z < 10.0, noise_stddev * ratio, 0.0)
     read = jnp.maximum(noisy, _LOWEST * noise_stddev) + room
     return jnp.where(noise_stddev > 0, read, jnp.maximum(noisy, 0.0))
+
+
+def information_kept(
+    count: Float[Array, "*batch"],
+    count_stddev: Float[Array, "*batch"],
+    total: Float[Array, "*batch"],
+    total_stddev: Float[Array, "*batch"],
+) -> Float[Array, "*batch"]:
+    """How much less a noisy count and total say of their ratio than exact ones.
+
+    The logarithm of count / total has the variance 1 / count under a Gamma's density,
+    and noise adds (count_stddev / count)² + (total_stddev / total)² (delta method). A
+    count and a total that are both multiplied by the number that comes back have the
+    variance of all three together, and the same ratio.
+
+    Args:
+      count, total: What multiplies the logarithm and minus the number itself in a
+        Gamma's log density; not negative.
+      count_stddev, total_stddev: Standard deviations of the noise in them.
+
+    Returns:
+      Numbers between 0 and 1; 1 where there is no noise.
+    """
+    exact = count * total**2
+    noisy = (count_stddev * total) ** 2 + (count * total_stddev) ** 2
+    return jnp.where(noisy > 0, exact / jnp.where(noisy > 0, exact + noisy, 1.0), 1.0)

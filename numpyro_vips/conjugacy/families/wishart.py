@@ -19,6 +19,7 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
+from numpyro_vips.conjugacy.families.noisy_sums import information_kept
 from numpyro_vips.conjugacy.families.positive_matrices import denoised, symmetric_part
 
 Matrix = Float[Array, "*batch dim dim"]
@@ -78,6 +79,19 @@ class Wishart(Family):
             "x": prior["x"] - 0.5 * denoised(rate, deviation),
             "logdet": prior["logdet"] + jnp.maximum(data["logdet"], 0.0),
         }
+
+    def widened(self, data: Moments, noise: Moments) -> NewMoments:
+        rate = -2.0 * symmetric_part(data["x"])
+        # In the mean over all entries, in units in which the matrix has a diagonal of
+        # ones. The logarithm of its determinant counts half the rows.
+        diagonal = jnp.diagonal(rate, axis1=-2, axis2=-1)
+        squares = diagonal[..., None] * diagonal[..., None, :]
+        variance = ((2.0 * noise["x"]) ** 2 / squares).mean((-2, -1))
+        ones = jnp.ones_like(variance)
+        kept = information_kept(
+            data["logdet"], noise["logdet"], ones, jnp.sqrt(variance)
+        )
+        return {"x": kept[..., None, None] * data["x"], "logdet": kept * data["logdet"]}
 
     def neutral(self, shape: Shape) -> NewMoments:
         matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)

@@ -1,21 +1,23 @@
 """Statistics about the current mean of a Gaussian, rather than about zero.
 
-With a bound of fixed curvature, a row's contribution to the linear statistic of a
-regression is (κ + f'(ψ))x, the sum of a residual, which is at most 1 times x, and of
-ψx/4, which is as large as the weights make it. But over all rows the latter is Σ xxᵀ/4
+A logistic likelihood has a quadratic bound in the logit ψ = xᵀw, with the curvature ω:
+1/4, or the mean of a Pólya-Gamma variable. What a row adds to the linear statistic is
+κx of its label, or (κ + f'(ψ))x; what is left of it when ωψx is taken away is the
+residual (y - σ(ψ))x, which is at most 1 times x. Over all rows ωψx adds up to Σ ωxxᵀ
 times the mean of the weights, and so follows from the quadratic statistic. Written in
 second moments about the public mean m,
 
     ww' = (w - m)(w' - m') + mw' + wm' - mm',
 
-the log joint density has the residual alone in the place of the linear statistic, and
-noise in Σ xxᵀ/4 only slows the approach to the optimum, where residuals and prior
-balance.
+the log joint density has the residual alone in the place of the linear statistic. Noise
+in Σ ωxxᵀ only slows the approach to the optimum, where residuals and prior balance, so
+the matrix is released rarely: it is a *refreshed* statistic.
 
-Over several steps both are averaged alike: residuals R_t about m_t, and the m_t. What
-the linear statistic would be about zero is then R̄ + (Σ xxᵀ/4)·m̄, with the best estimate
-of the matrix that there is. It is a step in natural gradients in the coordinates mean
-and precision.
+Over several steps residuals R_t about m_t and the m_t are averaged alike. What the
+linear statistic would be about zero is then R̄ + Ω m̄, with the latest matrix Ω. Rows are
+asked at the m_t, steps of Newton's method from the latest residuals alone, and the
+posterior is read off the averages (Polyak and Juditsky, 1992): its noise is that of all
+steps together, and how fast a direction gets to the optimum does not depend on it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,13 +39,24 @@ def centred_factors(
     factors: Mapping[str, PosteriorFactor],
     factor_of: Mapping[str, str],
 ) -> frozenset[str]:
-    """The global Gaussian factors whose logits have a bound of fixed curvature."""
+    """The global Gaussian factors whose logits have a quadratic bound.
+
+    With a Pólya-Gamma variable that is so only where no other latent of the row has a
+    part in the logits: a belief network's units and its weights find each other better
+    by coordinate ascent.
+    """
     found, others = set(), set()
     for term in terms:
         names = [a.latent for a in term.atoms]
         families = [known_family(latents[name]) for name in names]
-        if any(family is not None and family.is_tangent for family in families):
+        known = [family for family in families if family is not None]
+        if any(family.bounds_logits for family in known):
             found |= {factor_of[name] for name in names}
+            if not any(family.is_tangent for family in known) and any(
+                latents[n].role == "local" and f is None
+                for n, f in zip(names, families, strict=True)
+            ):
+                others |= {factor_of[name] for name in names}
         mine = {factor_of[n] for n in names if latents[n].role == "global"}
         if len(mine) > 1:
             others |= mine  # Its statistics are about a product of moments.

@@ -126,6 +126,9 @@ def find_statistics(
             global_part(term, latents).atoms in corrected for term in terms
         ):
             release = "adaptive"
+        factors_of = [factor_of[latent] for latent, *_ in statistic.atoms]
+        if release != "public" and len(factors_of) == 2 and {*factors_of} <= centred:
+            release = "refreshed"
         entries = [_entry(term, statistic, latents) for term in terms]
         lower, upper = entry_range(entries, latents)
         statistic = dataclasses.replace(

@@ -30,7 +30,7 @@ class Diagonal:
         return self.factor * values.transpose(self.axes)
 
 
-Release = Literal["public", "once", "adaptive"]
+Release = Literal["public", "once", "refreshed", "adaptive"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -47,7 +47,8 @@ class Statistic:
         w_jl a row releases z_k z_l, once and not for every j.
       rank: A term that fits several statistics belongs to the one that comes first.
       release: "public" if no row changes it, though the globals may; "once" if it
-        does not depend on the globals, else "adaptive".
+        does not depend on the globals; "refreshed" if noise in it only slows a fit, so
+        that it is released rarely; else "adaptive".
       matrix: For a symmetric statistic, the numbers of its batch labels, row labels
         and column labels.
       geometry: Where a row's contribution lies; see `conjugacy.structure.geometry`.

@@ -1,0 +1,180 @@
+"""How often the truth lies in the intervals of private posteriors.
+
+    python benchmarks/coverage.py [names ...] [--rows 1000] [--epsilon 1]
+
+A repetition draws the globals from the prior and the rows from the model, fits with
+defaults, and looks whether each global lies in its interval of 90 %. Printed for each
+model: the share that does, with its standard error over the repetitions; how wide the
+intervals are, over those of a Gaussian with the root mean square of the error (1 is
+calibrated); the root mean square itself; and how many fits warned. With `--records
+FILE` the table can be made in parts. Labels of mixtures are sorted before the fit and
+after it.
+"""
+
+import argparse
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+from _finished import Finished
+from natural_scales import CASES as ON_NATURAL_SCALES
+from natural_scales import Case, none, standardised
+
+import numpyro_vips as nv
+
+DELTA = 1e-5
+LEVEL = 0.9
+# Half the width of a Gaussian interval at this level, in standard deviations.
+HALF_WIDTH = 1.645
+
+
+def gaussian_mean(n: int, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def gaussian(n: int, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    precision = numpyro.sample("precision", dist.Gamma(3.0, 3.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(mean, 1 / jnp.sqrt(precision)), obs=y)
+
+
+def known_noise(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+def wide_logistic(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def probit(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    chance = jax.scipy.stats.norm.cdf(X @ w)
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Bernoulli(probs=jnp.clip(chance, 1e-6, 1 - 1e-6)), obs=y)
+
+
+def in_unit_ball(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    X = rng.normal(size=(n, 10))
+    X /= np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1.0)
+    return (X.astype(np.float32),)
+
+
+CASES = {
+    "Gaussian mean": Case(gaussian_mean, none),
+    "Gaussian": Case(gaussian, none),
+    "regression, known noise": Case(known_noise, standardised),
+    "logistic, 10 columns": Case(wide_logistic, in_unit_ball),
+    "probit": Case(probit, standardised),
+    **{
+        name: ON_NATURAL_SCALES[name]
+        for name in (
+            "answers",
+            "choices",
+            "visits",
+            "regression",
+            "logistic",
+            "count regression",
+            "overdispersed",
+            "group means",
+            "durations",
+            "exam",
+        )
+    },
+}
+
+
+def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str, Any]:
+    """Coverage, widths and errors over repetitions; see the module."""
+    case = CASES[name]
+    model = nv.private(case.model, unit="rows", public=("n",))
+    predictive = numpyro.infer.Predictive(case.model, num_samples=1)
+    draw = jax.jit(
+        lambda key, n, covariates: predictive(key, n, *covariates), static_argnums=1
+    )
+    hits: list[np.ndarray] = []
+    errors: list[np.ndarray] = []
+    widths: list[np.ndarray] = []
+    warned, engine = 0, ""
+    for seed in range(repetitions):
+        covariates = case.covariates(np.random.default_rng(seed), rows)
+        found = {
+            site: np.asarray(value[0], float)
+            for site, value in draw(jax.random.key(seed), rows, covariates).items()
+        }
+        observed = found[case.observed]
+        if np.all(observed == np.round(observed)):
+            observed = observed.astype(np.int32)
+        vi = nv.PrivateVI(
+            model, budget=nv.PrivacyBudget(epsilon, DELTA), progress_bar=False
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = vi.run(jax.random.key(seed), rows, *covariates, observed)
+        warned += bool(caught)
+        engine = result.engine
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
+        values = {site: np.asarray(draws[site], float) for site in sorted(draws)}
+        truth = np.concatenate([np.ravel(found[site]) for site in values])
+        table = np.concatenate([v.reshape(len(v), -1) for v in values.values()], 1)
+        low, high = np.quantile(table, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+        hits.append((low <= truth) & (truth <= high))
+        errors.append(table.mean(0) - truth)
+        widths.append(high - low)
+    rmse = np.sqrt(np.mean(np.square(errors), axis=0))
+    return {
+        "engine": engine,
+        "coverage": float(np.mean(hits)),
+        "stderr": float(np.mean(hits, axis=1).std() / math.sqrt(repetitions)),
+        "width": float(np.mean(np.mean(widths, axis=0) / (2 * HALF_WIDTH * rmse))),
+        "rmse": float(np.mean(rmse)),
+        "warned": warned / repetitions,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", default=[], help=f"of {list(CASES)}")
+    parser.add_argument("--rows", type=int, nargs="+", default=[1_000])
+    parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--repetitions", type=int, default=400)
+    parser.add_argument("--records", type=Path, help="keeps what has been measured")
+    args = parser.parse_args()
+    unknown = set(args.names) - set(CASES)
+    if unknown:
+        parser.error(f"there is no model {sorted(unknown)}; there are {list(CASES)}")
+    finished = Finished(args.records)
+    print("| model | rows | ε | engine | coverage | width | RMSE | fits that warn |")
+    print("|---|---|---|---|---|---|---|---|")
+    for rows in args.rows:
+        for epsilon in args.epsilon:
+            for name in args.names or CASES:
+                found = finished.get(
+                    f"{name}, {rows}, {epsilon:g}, {args.repetitions}",
+                    lambda name=name, rows=rows, epsilon=epsilon: measure(
+                        name, rows, epsilon, args.repetitions
+                    ),
+                )
+                print(
+                    f"| {name} | {rows:,} | {epsilon:g} | {found['engine']} "
+                    f"| {100 * found['coverage']:.0f} ± {100 * found['stderr']:.0f} % "
+                    f"| {found['width']:.2f} | {found['rmse']:.3g} "
+                    f"| {100 * found['warned']:.0f} % |",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
