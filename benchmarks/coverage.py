@@ -63,7 +63,9 @@ def probit(n: int, X: Any, y: Any = None) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     chance = jax.scipy.stats.norm.cdf(X @ w)
     with numpyro.plate("rows", n):
-        numpyro.sample("y", dist.Bernoulli(probs=jnp.clip(chance, 1e-6, 1 - 1e-6)), obs=y)
+        numpyro.sample(
+            "y", dist.Bernoulli(probs=jnp.clip(chance, 1e-6, 1 - 1e-6)), obs=y
+        )
 
 
 def in_unit_ball(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:

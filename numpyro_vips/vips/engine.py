@@ -182,9 +182,9 @@ def _relative_change(before: Any, after: Any) -> float:
 def _gain(step_size: float) -> float:
     """How far Newton's method goes in a step of this weight, from 0 to 1.
 
-    With weights 2 / (t + 2) it is (t + 1)^-GAIN_DECAY: rows are asked at points that are
-    ever closer to the average, so that residuals there are nearly linear in the noise,
-    and all steps together still get from anywhere to anywhere (Polyak and Juditsky).
+    With weights 2 / (t + 2) it is (t + 1)^-GAIN_DECAY: rows are asked ever closer to
+    the average, where residuals are nearly linear in the noise, and all steps together
+    still get from anywhere to anywhere (Polyak and Juditsky, 1992).
     """
     return (step_size / (2.0 - step_size)) ** GAIN_DECAY
 
@@ -523,9 +523,7 @@ class VipsEngine:
                 if latest is not None:
                     sums, about = latest
                     visited = _in_double(
-                        self._newton_step(
-                            sums, deviations, moments, about, _gain(rho)
-                        )
+                        self._newton_step(sums, deviations, moments, about, _gain(rho))
                     )
                 elif self._linear and any(deviations.values()):
                     asked = {name: state.visited[name] for name in centre}

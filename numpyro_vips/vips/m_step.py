@@ -300,7 +300,7 @@ def _widened(
     noise: Moments,
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
-    noise_read: Float[Array, ""],
+    noise_read: float | Float[Array, ""],
 ) -> NewMoments:
     """The share as a posterior has it that knows of the noise; see `Family.widened`.
 
@@ -359,6 +359,10 @@ def _moments(
     return factor.family.moments(natural)
 
 
+def _square(vectors: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim dim"]:
+    return vectors[..., None] * vectors[..., None, :]
+
+
 def newton_step(
     program: ConjugateProgram,
     statistics: ByStatistic,
@@ -381,7 +385,8 @@ def newton_step(
         which the step goes.
       gain: Which part of the step is taken.
     """
-    structure, found = program.structure, dict(moments)
+    structure = program.structure
+    found = {name: dict(mine) for name, mine in moments.items()}
     for name in sorted(structure.centred):
         factor = structure.posterior_factors[name]
         share, _, _ = _from_data(
@@ -390,8 +395,7 @@ def newton_step(
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
         mean = (1.0 - gain) * centre[name] + gain * end["x"]
-        covariance = end["xx"] - end["x"][..., None] * end["x"][..., None, :]
-        found[name] = {"x": mean, "xx": covariance + mean[..., None] * mean[..., None, :]}
+        found[name] = {"x": mean, "xx": end["xx"] - _square(end["x"]) + _square(mean)}
     return found
 
 

@@ -58,7 +58,6 @@ class ConjugateProgram:
         """The terms of all sites outside the unit plate."""
         return tuple(itertools.chain(*self.prior_terms_by_site.values()))
 
-
     @property
     def refreshed(self) -> frozenset[str]:
         """The statistics that are released rarely."""

@@ -469,9 +469,7 @@ class _Root(Family):
 
     def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
         log = jnp.abs(data["log"]) / 2.0  # Powers of x are half those of x².
-        kept = information_kept(
-            log, noise["log"] / 2.0, -data["x^-2"], noise["x^-2"]
-        )
+        kept = information_kept(log, noise["log"] / 2.0, -data["x^-2"], noise["x^-2"])
         return {s: kept * data[s] for s in self.statistics}
 
     def neutral(self, shape: Shape) -> NewElementwise:
