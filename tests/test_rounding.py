@@ -128,7 +128,8 @@ def contribution(start: tuple[Any, Any], X: Any, mask: Any) -> np.ndarray:
 
 
 def blocks_of(engine: Any) -> Any:
-    return (*engine.blocks("adaptive"), *engine.blocks("once"))
+    kinds = ("adaptive", "refreshed", "once")
+    return tuple(block for kind in kinds for block in engine.blocks(kind))
 
 
 def weights_of(engine: str, num_rows: int = 1) -> np.ndarray:

@@ -104,7 +104,7 @@ class VipsState(NamedTuple):
       moments, natural: Moments and natural parameters of every global factor, in
         double precision.
       visited: The moments at which rows are asked next: those of the posterior, but for
-        centred factors under noise, see `conjugacy.structure.centring`.
+        factors that take Newton steps under noise, see `conjugacy.structure.centring`.
       expected_natural: n̄, what the rows of a step need to know of the globals.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
@@ -275,7 +275,7 @@ class VipsEngine:
         if not is_private:
             return DEFAULT_STEPS_WITHOUT_NOISE
         adaptive = {block.name for block in self.blocks("adaptive")}
-        if adaptive and adaptive <= self._linear:
+        if adaptive and adaptive <= self._residuals:
             return DEFAULT_NEWTON_STEPS
         return DEFAULT_STEPS
 
@@ -433,16 +433,24 @@ class VipsEngine:
     @property
     def balanced(self) -> frozenset[str]:
         """Sums of residuals, which the prior alone keeps from zero."""
-        return self._linear
+        return self._residuals
 
     @functools.cached_property
     def _linear(self) -> frozenset[str]:
         """The statistics that are others when taken about the current mean."""
-        structure = self.program.structure
+        return self._linear_in(self.program.structure.centred)
+
+    @functools.cached_property
+    def _residuals(self) -> frozenset[str]:
+        """Those of factors that take Newton steps."""
+        return self._linear_in(self.program.structure.newton)
+
+    def _linear_in(self, factors: frozenset[str]) -> frozenset[str]:
+        factor_of = self.program.structure.factor_of
         return frozenset(
             s.name
             for s in self.statistics
-            if sum(structure.factor_of[a[0]] in structure.centred for a in s.atoms) == 1
+            if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == 1
         )
 
     def update(
@@ -483,8 +491,8 @@ class VipsEngine:
         if self._linear & set(released):
             # Rows know the mean in their own precision.
             means = {name: _as_rows_know(state.visited[name]["x"]) for name in centre}
-            if any(noise_stddev[name] for name in self._linear):
-                residuals = {name: new[name] for name in self._linear}
+            if any(noise_stddev.get(name, 0.0) > 0 for name in self._residuals):
+                residuals = {name: new[name] for name in self._residuals}
                 latest = {**statistics, **residuals}, means
             centre = {
                 name: (1.0 - rho) * centre[name] + rho * means[name] for name in centre
@@ -514,8 +522,8 @@ class VipsEngine:
                     state.moments,
                     state.centre,
                     self.global_sweeps,
-                    # Rows are not asked at these where factors are centred.
-                    noise_read=float(bool(self._linear)),
+                    # Rows are not asked at these where factors take Newton steps.
+                    noise_read=float(bool(self._residuals)),
                 )
                 moments = _in_double(found.moments)
                 natural = _in_double(found.natural)
@@ -525,8 +533,9 @@ class VipsEngine:
                     visited = _in_double(
                         self._newton_step(sums, deviations, moments, about, _gain(rho))
                     )
-                elif self._linear and any(deviations.values()):
-                    asked = {name: state.visited[name] for name in centre}
+                elif any(deviations.values()):
+                    newton = self.program.structure.newton
+                    asked = {name: state.visited[name] for name in newton}
                     visited = {**moments, **asked}
             expected_natural = self._expected_natural_of(_as_arrays(visited))
             state = state._replace(

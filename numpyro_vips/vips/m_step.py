@@ -371,7 +371,7 @@ def newton_step(
     centre: Mapping[str, Float[Array, "..."]],
     gain: float | Float[Array, ""] = 1.0,
 ) -> NewMomentsByFactor:
-    """Where rows are asked next: `moments`, but for the centred factors.
+    """Where rows are asked next: `moments`, but for factors that take Newton steps.
 
     These take a step of Newton's method from the latest residuals, with their priors
     given the other factors; see `conjugacy.structure.centring`.
@@ -387,7 +387,7 @@ def newton_step(
     """
     structure = program.structure
     found = {name: dict(mine) for name, mine in moments.items()}
-    for name in sorted(structure.centred):
+    for name in sorted(structure.newton):
         factor = structure.posterior_factors[name]
         share, _, _ = _from_data(
             structure, factor, statistics, noise_stddev, moments, centre

@@ -38,33 +38,37 @@ def centred_factors(
     latents: Latents,
     factors: Mapping[str, PosteriorFactor],
     factor_of: Mapping[str, str],
-) -> frozenset[str]:
+) -> tuple[frozenset[str], frozenset[str]]:
     """The global Gaussian factors whose logits have a quadratic bound.
 
-    With a Pólya-Gamma variable that is so only where no other latent of the row has a
-    part in the logits: a belief network's units and its weights find each other better
-    by coordinate ascent.
+    Returns:
+      All that are centred, and those of them that take Newton steps: with covariates,
+      and with no other latents of rows than the bound's own. A belief network's units
+      and weights find each other better by coordinate ascent; factors like these are
+      centred if the bound has a fixed curvature.
     """
-    found, others = set(), set()
+    tangent: set[str] = set()
+    bounded: set[str] = set()
+    products: set[str] = set()
+    private: set[str] = set()
+    with_locals: set[str] = set()
     for term in terms:
         names = [a.latent for a in term.atoms]
         families = [known_family(latents[name]) for name in names]
-        known = [family for family in families if family is not None]
-        if any(family.bounds_logits for family in known):
-            found |= {factor_of[name] for name in names}
-            if not any(family.is_tangent for family in known) and any(
-                latents[n].role == "local" and f is None
-                for n, f in zip(names, families, strict=True)
-            ):
-                others |= {factor_of[name] for name in names}
         mine = {factor_of[n] for n in names if latents[n].role == "global"}
+        if any(family is not None and family.bounds_logits for family in families):
+            bounded |= mine
+            private |= mine if term.is_private else set()
+        if any(family is not None and family.is_tangent for family in families):
+            tangent |= mine
+        if any(latents[n].role == "local" and latents[n].family is None for n in names):
+            with_locals |= mine
         if len(mine) > 1:
-            others |= mine  # Its statistics are about a product of moments.
-    return frozenset(
-        name
-        for name in found - others
-        if factors[name].role == "global" and factors[name].layout is not None
-    )
+            products |= mine  # Its statistics are about a product of moments.
+    gaussian = {name for name in bounded if factors[name].layout is not None}
+    newton = (gaussian & private) - products - with_locals
+    centred = newton | ((gaussian & tangent) - products)
+    return frozenset(centred), frozenset(newton)
 
 
 def mean_corrections(

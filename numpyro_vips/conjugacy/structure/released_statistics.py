@@ -95,6 +95,7 @@ def find_statistics(
     factor_of: Mapping[str, str],
     data_dependent: frozenset[str],
     centred: frozenset[str],
+    newton: frozenset[str],
 ) -> tuple[Statistic, ...]:
     """The statistics of the terms of a row, each term having exactly one."""
     # What a product of two latents adds elsewhere when it is taken about their means.
@@ -127,7 +128,7 @@ def find_statistics(
         ):
             release = "adaptive"
         factors_of = [factor_of[latent] for latent, *_ in statistic.atoms]
-        if release != "public" and len(factors_of) == 2 and {*factors_of} <= centred:
+        if release != "public" and len(factors_of) == 2 and {*factors_of} <= newton:
             release = "refreshed"
         entries = [_entry(term, statistic, latents) for term in terms]
         lower, upper = entry_range(entries, latents)

@@ -54,6 +54,7 @@ class Structure:
       used: The statistics in which each latent occurs.
       data_dependent_factors: Local factors that depend on private rows.
       centred: Gaussian factors whose statistics are released about the current mean.
+      newton: Those of them that take Newton steps; see `centring`.
       flat: Factors with a latent whose prior is improper.
     """
 
@@ -64,6 +65,7 @@ class Structure:
     used: Mapping[str, tuple[str, ...]]
     data_dependent_factors: frozenset[str]
     centred: frozenset[str] = frozenset()
+    newton: frozenset[str] = frozenset()
     flat: frozenset[str] = frozenset()
 
     def posterior_factors_of(self, role: str) -> list[PosteriorFactor]:
@@ -109,9 +111,9 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     _check_products(site_terms, latents, factor_of)
     terms = [term for _, is_row, term in site_terms if is_row]
     data_dependent = data_dependent_factors(terms, latents, factor_of)
-    centred = centring.centred_factors(terms, latents, factors, factor_of)
+    centred, newton = centring.centred_factors(terms, latents, factors, factor_of)
     statistics = find_statistics(
-        terms, latents, factors, factor_of, data_dependent, centred
+        terms, latents, factors, factor_of, data_dependent, centred, newton
     )
     return Structure(
         posterior_factors=factors,
@@ -121,6 +123,7 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
         used={name: tuple(sorted(statistics)) for name, statistics in uses.items()},
         data_dependent_factors=data_dependent,
         centred=centred,
+        newton=newton,
         flat=frozenset(
             factor_of[n] for n, latent in log_joint.latents.items() if latent.is_flat
         ),

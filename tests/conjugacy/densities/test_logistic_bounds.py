@@ -18,7 +18,7 @@ from scipy import optimize, special, stats
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release, update
-from numpyro_vips.fitting.schedule import ONCE_SHARE
+from numpyro_vips.fitting.schedule import CURVATURE_AFTER, CURVATURE_SHARE
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -141,17 +141,18 @@ def test_bound_never_falls(model: Any, rows: Any, x64: None):
 
 
 def test_residuals_and_shared_curvature(x64: None):
-    """Σ(y - σ)x about the mean, Σ xxᵀ/8 once; the latter needs no row's label."""
+    """Σ(y - σ)x about the mean, Σ xxᵀ/8 rarely; the latter needs no row's label."""
     X, y = data()
     program = compiled(regression, X, y)
     engine = VipsEngine(program, num_rows=len(X), local_steps=1)
     labels = {s.name: (s.shape, s.release) for s in engine.statistics}
-    assert labels == {"⟨w⟩": ((3,), "adaptive"), "⟨w w⟩": ((3, 3), "once")}
+    assert labels == {"⟨w⟩": ((3,), "adaptive"), "⟨w w⟩": ((3, 3), "refreshed")}
     state = engine.initial_state(jax.random.key(0))
     mean = np.array([3.0, -2.0, 1.0])
-    moments = {"w": {"x": jnp.asarray(mean), "xx": np.outer(mean, mean) + np.eye(3)}}
+    moments = {"w": {"x": mean, "xx": np.outer(mean, mean) + np.eye(3)}}
     state = state._replace(
         moments=moments,
+        visited=moments,
         expected_natural=expected_natural_of(program.structure, moments),
     )
     rows = {"X": jnp.asarray(X), "y": jnp.asarray(y)}
@@ -310,7 +311,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
-def test_curvature_has_its_share_of_the_budget_once(relation: Any):
+def test_curvature_has_its_share_of_the_budget(relation: Any):
     X, y = (array.astype(np.float32) for array in data())
 
     def squared_prices(**options: Any) -> dict[str, float]:
@@ -333,7 +334,8 @@ def test_curvature_has_its_share_of_the_budget_once(relation: Any):
     apart = squared_prices()
     assert set(apart) == {"⟨w w⟩", "⟨w⟩"}
     total = sum(apart.values())
-    assert apart["⟨w w⟩"] == pytest.approx(ONCE_SHARE * total, rel=1e-6)
+    share = CURVATURE_SHARE * len(CURVATURE_AFTER)
+    assert apart["⟨w w⟩"] == pytest.approx(share * total, rel=1e-6)
     assert gaussian_delta(1.5, math.sqrt(total)) == pytest.approx(1e-5, rel=1e-3)
     # In every step instead, it shares each step's noise, at the same price.
     (together,) = squared_prices(release_once=False).values()
@@ -341,7 +343,7 @@ def test_curvature_has_its_share_of_the_budget_once(relation: Any):
 
 
 def test_curvature_has_the_noise_of_one_release():
-    """Rows of zeros leave the noise alone; later steps must not add any to it."""
+    """Rows of zeros leave the noise alone; a later release takes the first one's place."""
     X, y = np.zeros((50, 40), np.float32), np.zeros(50, np.float32)
     vi = nv.PrivateVI(
         regression,
@@ -366,16 +368,21 @@ def test_curvature_has_the_noise_of_one_release():
     state = after(first, state)
     noise = state.statistics["⟨w w⟩"]
     coordinates = isometric_coordinates(first.blocks[0], noise)
-    # 0.7 in L2 norm, and a share of 0.3 of the squared budget.
-    stddev = 0.7 / math.sqrt(ONCE_SHARE)
+    # 0.7 in L2 norm, and a release's share of the squared budget.
+    stddev = 0.7 / math.sqrt(CURVATURE_SHARE)
     assert first.mechanism.noise_stddev == pytest.approx(stddev)
     assert state.noise_stddev["⟨w w⟩"] == pytest.approx(stddev)
     statistic = np.sum((coordinates / stddev) ** 2)
     assert 1e-3 < stats.chi2(40 * 41 // 2).cdf(statistic) < 1 - 1e-3
-    for step in others:
-        assert [block.name for block in step.blocks] == ["⟨w⟩"]
-        state = after(step, state)
+    names = [[block.name for block in step.blocks] for step in others]
+    assert names == [["⟨w⟩"], ["⟨w w⟩"], ["⟨w⟩"], ["⟨w⟩"]]
+    state = after(others[0], state)
     np.testing.assert_array_equal(state.statistics["⟨w w⟩"], noise)
+    state = after(others[1], state)
+    again = isometric_coordinates(first.blocks[0], state.statistics["⟨w w⟩"])
+    assert np.abs(np.corrcoef(coordinates, again)[0, 1]) < 0.15
+    assert np.std(again) == pytest.approx(stddev, rel=0.1)
+    assert state.noise_stddev["⟨w w⟩"] == pytest.approx(stddev)
 
 
 def test_a_belief_network_has_nothing_to_release_once():

@@ -52,16 +52,16 @@ FOUND: dict[str, Expected] = {
     ),
     "logistic_gamma": (
         {"alpha": "Gamma", "w": "Normal"},
-        {"⟨w⟩": ((3,), "once"), "⟨w w⟩": ((3, 3), "adaptive")},
+        {"⟨w⟩": ((3,), "adaptive"), "⟨w w⟩": ((3, 3), "refreshed")},
     ),
     "logistic_groups": (
         {"mean+a+w": "Normal", "tau": "Gamma"},
         {
-            "⟨a a⟩": ((4,), "adaptive"),
-            "⟨a⟩": ((4,), "once"),
-            "⟨w⟩": ((3,), "once"),
-            "⟨a w⟩": ((4, 3), "adaptive"),
-            "⟨w w⟩": ((3, 3), "adaptive"),
+            "⟨a a⟩": ((4,), "refreshed"),
+            "⟨a⟩": ((4,), "adaptive"),
+            "⟨w⟩": ((3,), "adaptive"),
+            "⟨a w⟩": ((4, 3), "refreshed"),
+            "⟨w w⟩": ((3, 3), "refreshed"),
         },
     ),
     "factor_analysis": (

@@ -1,0 +1,109 @@
+"""What noise leaves of the rows' share, against Bayes' rule and against repetition."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import special
+
+from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
+from numpyro_vips.conjugacy.families.gamma import Gamma, InverseGamma
+from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
+
+REPETITIONS = 20_000
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_normal_is_bayes_rule_for_a_noisy_linear_statistic(size: int) -> None:
+    rng = np.random.default_rng(size)
+    root = rng.normal(size=(size, size + 4))
+    information = root @ root.T
+    noise = rng.uniform(0.5, 2.0, size)
+    linear = rng.normal(size=size)
+    # w ~ N(0, I / 2); what is read is A w + N(0, A) + N(0, noise²).
+    prior = 0.5 * np.eye(size)
+    joint = information @ prior
+    read = information @ prior @ information + information + np.diag(noise**2)
+    mean = joint.T @ np.linalg.solve(read, linear)
+    covariance = prior - joint.T @ np.linalg.solve(read, joint)
+
+    with jax.enable_x64(True):
+        share = Normal().widened(
+            {"x": jnp.asarray(linear), "xx": jnp.asarray(-0.5 * information)},
+            {"x": jnp.asarray(noise), "xx": jnp.zeros((size, size))},
+        )
+        found = Normal().parameters(
+            {"x": share["x"], "xx": share["xx"] - jnp.eye(size)}
+        )
+
+    np.testing.assert_allclose(found["loc"], mean, rtol=1e-8)
+    np.testing.assert_allclose(found["covariance_matrix"], covariance, rtol=1e-8)
+
+
+@pytest.mark.parametrize("noise", [5.0, 20.0])
+def test_beta_has_the_variance_of_noisy_counts(noise: float) -> None:
+    rng, rows, chance = np.random.default_rng(0), 1000, 0.3
+    of_rows = chance * (1 - chance) / rows
+    by_noise = noise * rng.normal(size=(2, REPETITIONS))
+    counts = np.array([[rows * chance], [rows * (1 - chance)]]) + by_noise
+    of_noise = np.var(counts[0] / counts.sum(0))
+    data = {
+        "log": jnp.asarray(rows * chance),
+        "log1m": jnp.asarray(rows * (1 - chance)),
+    }
+    share = Beta().widened(data, dict.fromkeys(data, jnp.asarray(noise)))
+    found = Beta().distribution(Beta().parameters(share))
+    np.testing.assert_allclose(found.variance, of_rows + of_noise, rtol=0.05)
+    np.testing.assert_allclose(share["log"] / share["log1m"], 3 / 7, rtol=1e-5)
+
+
+def test_dirichlet_has_the_variance_of_noisy_counts() -> None:
+    rng, noise = np.random.default_rng(1), 15.0
+    counts = np.array([100.0, 300.0, 50.0, 150.0])
+    shares = counts / counts.sum()
+    noisy = counts + noise * rng.normal(size=(REPETITIONS, 4))
+    of_noise = np.var(noisy / noisy.sum(1, keepdims=True), axis=0).sum()
+    of_rows = (shares * (1 - shares)).sum() / counts.sum()
+    share = Dirichlet().widened(
+        {"log": jnp.asarray(counts)}, {"log": jnp.full(4, noise)}
+    )
+    found = Dirichlet().distribution(Dirichlet().parameters(share)).variance.sum()
+    np.testing.assert_allclose(found, of_rows + of_noise, rtol=0.05)
+
+
+@pytest.mark.parametrize("family", [Gamma(), InverseGamma()])
+def test_gamma_has_the_variance_of_noisy_counts_and_totals(family: Gamma) -> None:
+    rng = np.random.default_rng(2)
+    count, total, of_count, of_total = 400.0, 100.0, 15.0, 4.0
+    logs = np.log(count + of_count * rng.normal(size=REPETITIONS)) - np.log(
+        total + of_total * rng.normal(size=REPETITIONS)
+    )
+    first, log = family.statistics
+    sign = 1.0 if log == "log" and first == "x" else -1.0
+    share = family.widened(
+        {first: jnp.asarray(-total), log: jnp.asarray(sign * count)},
+        {first: jnp.asarray(of_total), log: jnp.asarray(of_count)},
+    )
+    variance = special.polygamma(1, sign * float(share[log]))
+    np.testing.assert_allclose(variance, 1 / count + np.var(logs), rtol=0.05)
+    np.testing.assert_allclose(share[log] / share[first], -sign * count / total, 1e-5)
+
+
+def test_without_noise_the_share_is_what_it_was() -> None:
+    data = {"x": jnp.array([1.0, -2.0]), "xx": -0.5 * jnp.array([[2.0, 0.3], [0.3, 1]])}
+    none = jax.tree.map(jnp.zeros_like, data)
+    for statistic, value in Normal().widened(data, none).items():
+        np.testing.assert_array_equal(value, data[statistic])
+
+
+@pytest.mark.parametrize("logit", [0.0, 0.7, 4.0])
+def test_the_observed_moment_of_a_polya_gamma_variable_is_the_curvature(
+    logit: float,
+) -> None:
+    with jax.enable_x64(True):
+        natural = {"x": jnp.asarray(-0.5 * logit**2)}
+        moments = PolyaGamma().moments(natural)
+        found = PolyaGamma().observed_moments(moments, natural)
+        curvature = -jax.grad(jax.grad(jax.nn.log_sigmoid))(logit)
+    np.testing.assert_allclose(found["x"], curvature, rtol=1e-10)
