@@ -74,7 +74,7 @@ def fitted(model: Any = regression, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", [regression, heavy])
-def test_a_second_fit_traces_and_compiles_nothing(
+def test_a_second_fit_compiles_nothing(
     model: Any, prepared: list[Any]
 ) -> None:
     first = fitted(model, *data(seed=0))
@@ -89,7 +89,9 @@ def test_a_second_fit_traces_and_compiles_nothing(
     finally:
         jax.monitoring.unregister_event_duration_listener(listen)
     assert len(prepared) == 1
-    assert [event for event in compiled if "compile" in event] == []
+    # Formulas of priors are traced for the check of the posterior, to run in NumPy.
+    events = {event for event in compiled if "compile" in event}
+    assert events <= {"/jax/core/compile/jaxpr_trace_duration"}
     assert (
         not np.array_equal(first.params["w/mean"], second.params["w/mean"])
         if ("w/mean" in first.params)

@@ -153,7 +153,9 @@ def test_residuals_and_shared_curvature(x64: None):
     state = state._replace(
         moments=moments,
         visited=moments,
-        expected_natural=expected_natural_of(program.structure, moments),
+        expected_natural=expected_natural_of(
+            program.structure, jax.tree.map(jnp.asarray, moments)
+        ),
     )
     rows = {"X": jnp.asarray(X), "y": jnp.asarray(y)}
     scales = {"⟨w⟩": 1.0, "⟨w w⟩": 1.0}
