@@ -71,7 +71,7 @@ def test_a_conjugate_model_site_by_site():
         "⟨w w⟩": "refreshed",
     }
     assert released["⟨w w⟩"]["shape"] == [3, 3]
-    # Both norms are counted, then one of them again, twice; the curvature has two steps.
+    # Both norms are counted, one of them again, twice; the curvature has two steps.
     assert [step["steps"] for step in plan.schedule] == [1, 2, 50, 2]
     assert sum(step["share"] for step in plan.schedule) == pytest.approx(1.0)
     assert {s["bound"] for s in plan.statistics} == {"histogram"}

@@ -74,9 +74,7 @@ def fitted(model: Any = regression, *args: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("model", [regression, heavy])
-def test_a_second_fit_compiles_nothing(
-    model: Any, prepared: list[Any]
-) -> None:
+def test_a_second_fit_compiles_nothing(model: Any, prepared: list[Any]) -> None:
     first = fitted(model, *data(seed=0))
     compiled: list[str] = []
 

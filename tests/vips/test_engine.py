@@ -405,8 +405,8 @@ def test_minibatches_come_near_the_full_batch() -> None:
     with pytest.warns(UserWarning, match="insecure_seed"):
         found = fit(fn, rows, **options)
     deviation = np.sqrt(np.diag(full["w/covariance_matrix"]))
-    # Sums of residuals over a quarter of the rows, averaged with weights near 2 / t, have
-    # sqrt(3 · 4/3 / 300) = 0.115 standard deviations of the posterior.
+    # Sums of residuals over a quarter of the rows, averaged with weights near 2 / t,
+    # have sqrt(3 · 4/3 / 300) = 0.115 standard deviations of the posterior.
     assert np.abs((found["w/loc"] - full["w/loc"]) / deviation).max() < 0.45
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _coordinates import isometric_coordinates
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -44,7 +45,7 @@ def _fit(data: tuple[np.ndarray, np.ndarray], epsilon: float, **options: Any) ->
 
 def _map(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Mode and curvature of the exact posterior, by Newton's method in NumPy."""
-    w = np.zeros(COLUMNS)
+    w, information = np.zeros(COLUMNS), np.eye(COLUMNS)
     for _ in range(50):
         p = expit(X @ w)
         information = (X * (p * (1 - p))[:, None]).T @ X + np.eye(COLUMNS)
@@ -104,6 +105,45 @@ def test_rare_statistics_are_the_information_at_the_posterior(
     p = expit(data[0] @ mean)
     expected = -0.5 * (data[0] * (p * (1 - p))[:, None]).T @ data[0]
     np.testing.assert_allclose(sums["⟨w w⟩"], expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["⟨w⟩", "⟨w w⟩"])
+@pytest.mark.parametrize("size", [0.01, 1.0, 1e6])
+def test_a_row_moves_sums_by_no_more_than_the_norm(
+    data: tuple[np.ndarray, np.ndarray], name: str, size: float
+) -> None:
+    """Added at a mean far from where the posterior is, and reached by large rows."""
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    prepared, _ = vi._prepare_fit(data, {})
+    engine: Any = prepared.engine
+    state = engine.initial_state(jax.random.key(0))
+    mean = np.array([4.0, -3.0, 2.0])
+    (factor,) = state.moments
+    far = {factor: {"x": mean, "xx": np.outer(mean, mean) + 0.1 * np.eye(COLUMNS)}}
+    state = state._replace(visited=far)
+    (block,) = (
+        b for k in ("refreshed", "adaptive") for b in engine.blocks(k) if b.name == name
+    )
+    norm = 0.3
+    X = np.concatenate([data[0], size * np.array([[1.0, 2.0, -1.0]])]).astype("f")
+    y = np.append(data[1], 1).astype(np.int32)
+    both = [
+        isometric_coordinates(
+            block,
+            engine.bounded_sum(
+                state,
+                {"X": X, "y": y},
+                np.arange(ROWS + 1) < rows,
+                scales={name: 1.0},
+                clipping_norm=norm,
+            )[name],
+        )
+        for rows in (ROWS, ROWS + 1)
+    ]
+    moved = np.linalg.norm(both[1] - both[0])
+    assert moved <= norm * (1 + 1e-9)
+    if size == 1.0:
+        assert moved >= 0.999 * norm
 
 
 def test_intervals_know_of_the_noise() -> None:

@@ -345,7 +345,7 @@ def test_curvature_has_its_share_of_the_budget(relation: Any):
 
 
 def test_curvature_has_the_noise_of_one_release():
-    """Rows of zeros leave the noise alone; a later release takes the first one's place."""
+    """Rows of zeros leave the noise alone; the second release takes its place."""
     X, y = np.zeros((50, 40), np.float32), np.zeros(50, np.float32)
     vi = nv.PrivateVI(
         regression,
