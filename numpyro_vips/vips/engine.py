@@ -245,7 +245,9 @@ class VipsEngine:
         self._bounded_sum = jax.jit(
             functools.partial(bounded_sum, program, sweeps=self.local_steps)
         )
-        self._newton_step = jax.jit(functools.partial(m_step.newton_step, program))
+        self._newton_step = jit_unoptimized(
+            functools.partial(m_step.newton_step, program)
+        )
         self._update_globals = jax.jit(
             functools.partial(m_step.update_globals, program)
         )
