@@ -580,9 +580,10 @@ class VipsEngine:
         """Natural parameters of the globals that know of the noise in the statistics.
 
         Rows are asked at the globals that the statistics have as they are, so that
-        noise is not made up for twice.
+        noise is not made up for twice. Factors that take Newton steps are asked
+        elsewhere anyway, and the state has their natural parameters in this sense.
         """
-        if not any(state.noise_stddev.values()):
+        if self._residuals or not any(state.noise_stddev.values()):
             return state.natural
         with jax.enable_x64(True):
             found = self._update_globals(

@@ -359,10 +359,6 @@ def _moments(
     return factor.family.moments(natural)
 
 
-def _square(vectors: Float[Array, "*batch dim"]) -> Float[Array, "*batch dim dim"]:
-    return vectors[..., None] * vectors[..., None, :]
-
-
 def newton_step(
     program: ConjugateProgram,
     statistics: ByStatistic,
@@ -395,7 +391,8 @@ def newton_step(
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
         mean = (1.0 - gain) * centre[name] + gain * end["x"]
-        found[name] = {"x": mean, "xx": end["xx"] - _square(end["x"]) + _square(mean)}
+        covariance = end["xx"] - factor.family.at(end["x"])["xx"]
+        found[name] = {"x": mean, "xx": covariance + factor.family.at(mean)["xx"]}
     return found
 
 
