@@ -23,6 +23,7 @@ class Setup:
     """A compiled model at globals that are not its prior's, in either precision."""
 
     def __init__(self, fn: Callable[..., None], rows: Rows):
+        self.fn = fn
         self.program: ConjugateProgram = uncertified(fn, rows)
         self.names = tuple(self.program.graph.arguments.row_shapes())
         self.rows = self.as_dict(rows)

@@ -2,9 +2,11 @@
 
 The expected log joint density of a row is linear in the expected natural parameters n̄,
 so the row's expected sufficient statistics are its gradient in them. No row's statistic
-is ever made: its norm comes from inner products of its terms, each a small contraction,
-and the clipped sum over rows is one weighted backward pass; see `bounded_sum`. What
-indices scatter is made as the few entries that it is, for the norm and for the sum.
+is made if it is large: its norm comes from inner products of its terms, each a small
+contraction, and the clipped sum over rows is one weighted backward pass; see
+`bounded_sum`. What indices scatter is made as the few entries that it is, for the norm
+and for the sum; and a small statistic of many terms, such as the states of a chain, is
+made for the norm, where inner products of all pairs would be far more programs.
 """
 
 import dataclasses
@@ -62,6 +64,11 @@ Entry = tuple[Term, Labels]
 # Rounding errors of a contraction, in units of the machine epsilon times the sum of
 # magnitudes: far more than blocked summation makes.
 _ROUNDING = 64.0
+
+# From how many terms on a statistic may be made for its norm, and up to how many
+# entries for each pair of them: an inner product costs about as much.
+_MANY_TERMS = 4
+_ENTRIES_PER_PAIR = 32
 
 
 # --- contributions of rows --------------------------------------------------------
@@ -187,7 +194,8 @@ def _squared_norm(
     if not _may_cancel(entries):
         return square
     bound = _square(structure, entries, local_moments, magnitudes=True)
-    return jnp.maximum(square, 0.0) + _ROUNDING * epsilon() * bound
+    rounding = (_ROUNDING + 2.0 * len(entries)) * epsilon()
+    return jnp.maximum(square, 0.0) + rounding * bound
 
 
 def _hollow_square(
@@ -218,6 +226,13 @@ def _square(
     magnitudes: bool,
 ) -> Float[Array, ""]:
     """The squared norm of the terms' sum, up to rounding; see `_inner_product`."""
+    if _is_small_sum(entries):
+        whole = jnp.zeros(())
+        for term, labels in entries:
+            operands = _operands(structure, [term], local_moments, magnitudes)
+            scale = abs(term.scale) if magnitudes else term.scale
+            whole = whole + contract(scale, operands, labels)
+        return jnp.sum(whole**2)
     square = jnp.zeros(())
     for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
         if i <= j:
@@ -257,21 +272,30 @@ def _inner_product(
         if x is not y:
             merged[y] = x
     substitution = {label: root(label) for label in merged}
-    operands: list[Operand] = []
-    for term in (a.renamed(substitution), b.renamed(substitution)):
-        operands += constants(term)
-        operands += moment_operands(structure, term, local_moments, role="local")
+    terms = [a.renamed(substitution), b.renamed(substitution)]
+    operands = _operands(structure, terms, local_moments, magnitudes)
     present = {label for operand in operands for label in labels_of_operand(operand)}
     size = 1.0
     for label in {root(x) for x in a_labels} - present:
         size *= label.size
     scale = a.scale * b.scale * size
-    if magnitudes:
-        scale = abs(scale)
-        operands = [
-            x if isinstance(x, OneHot) else (_magnitude(x[0]), x[1]) for x in operands
-        ]
-    return jnp.asarray(contract(scale, operands, ()))
+    return jnp.asarray(contract(abs(scale) if magnitudes else scale, operands, ()))
+
+
+def _operands(
+    structure: Structure,
+    terms: Sequence[Term],
+    local_moments: MomentsByFactor,
+    magnitudes: bool,
+) -> list[Operand]:
+    """What the coefficients of terms are products of; see `_inner_product`."""
+    operands: list[Operand] = []
+    for term in terms:
+        operands += constants(term)
+        operands += moment_operands(structure, term, local_moments, role="local")
+    if not magnitudes:
+        return operands
+    return [x if isinstance(x, OneHot) else (_magnitude(x[0]), x[1]) for x in operands]
 
 
 def _magnitude(array: ArrayLike) -> ArrayLike:
@@ -404,6 +428,24 @@ def _how_many_equal(
     ones = counting.astype(jnp.result_type(float))
     unroll = min(4, len(ones))
     return jax.lax.fori_loop(0, len(ones), add, jnp.zeros_like(ones), unroll=unroll)
+
+
+def _is_small_sum(entries: Sequence[Entry]) -> bool:
+    """Whether the statistic is made, in place of the inner products of its terms."""
+    count, labels = len(entries), entries[0][1]
+    pairs = count * (count + 1) // 2
+    size = math.prod(label.size for label in labels)
+    return (
+        count >= _MANY_TERMS
+        and size <= _ENTRIES_PER_PAIR * pairs
+        and all(_is_plain(*entry) for entry in entries)
+    )
+
+
+def _is_plain(term: Term, labels: Labels) -> bool:
+    """Whether no axis is made from sparse entries, and none is the diagonal of two."""
+    sparse = any(isinstance(f, OneHot) and f.origin is not None for f in term.factors)
+    return len(set(labels)) == len(labels) and not sparse
 
 
 def epsilon() -> float:

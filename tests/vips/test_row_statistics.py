@@ -456,3 +456,47 @@ def test_a_public_weight_of_what_an_index_picks_does_not_hide_a_contribution() -
         change = this.bounded_sum(this.rows, np.arange(COUNT) == number, norm)
         found = this.joint_norms({k: v[None] for k, v in change.items()})[0]
         assert found <= norm * (1 + 1e-3)
+
+
+@functools.cache
+def _chain(length: int) -> Setup:
+    """Hidden states that follow one another: a statistic of as many terms as steps."""
+
+    def chain(y: Any) -> None:
+        rows = dist.Dirichlet(jnp.ones(3)).expand([3]).to_event(1)
+        moves = numpyro.sample("moves", rows)
+        seen = numpyro.sample("seen", dist.Beta(1.0, 2.0).expand([3]).to_event(1))
+        state: Any = 0
+        with numpyro.plate(UNIT, y.shape[0]):
+            for t in range(length):
+                state = numpyro.sample(
+                    f"state_{t}",
+                    dist.Categorical(moves[state]),
+                    infer={"enumerate": "parallel"},
+                )
+                numpyro.sample(f"y_{t}", dist.Bernoulli(seen[state]), obs=y[:, t])
+
+    return Setup(chain, (np.random.default_rng(3).integers(0, 2, (COUNT, length)),))
+
+
+def test_norms_of_many_terms_are_those_of_all_their_pairs() -> None:
+    this = _chain(6)
+    made, norms = this.row_by_row(this.rows)
+    # Never too small, by what rounding may do to sums of magnitudes.
+    exact = this.joint_norms({k: v.astype(np.float64) for k, v in made.items()})
+    np.testing.assert_allclose(norms, exact, rtol=1e-5)
+    with mock.patch.object(row_statistics, "_MANY_TERMS", 1000):
+        pairs = Setup(this.fn, tuple(this.rows.values()))
+        np.testing.assert_allclose(pairs.row_by_row(this.rows)[1], norms, rtol=1e-12)
+
+
+def test_the_program_of_a_norm_grows_with_its_terms_and_not_their_pairs() -> None:
+    def operations(length: int) -> int:
+        with mock.patch.object(
+            row_statistics, "contract", wraps=row_statistics.contract
+        ) as contract:
+            this = _chain(length)
+            this.row_by_row(this.rows)
+        return contract.call_count
+
+    assert operations(8) <= 2.2 * operations(4)
