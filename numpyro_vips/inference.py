@@ -26,6 +26,7 @@ from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse, release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import check_key, platforms
@@ -326,6 +327,8 @@ class PrivateVI:
             )
         if self.schedule_options.private:
             result = _with_prior_disagreements(result, prepared.graph)
+        elif self.schedule_options.until_converged:
+            result = _with_weighed_draws(result, prepared)
         for text in result.diagnostics["warnings"]:
             warnings.warn(text, stacklevel=3)  # That of the caller of `run`.
         return result
@@ -430,6 +433,15 @@ def _with_prior_disagreements(
     found = prior_disagreements(graph, result.posterior.moments())
     texts = [*result.diagnostics["warnings"], *found]
     diagnostics = {**result.diagnostics, "warnings": texts}
+    return dataclasses.replace(result, diagnostics=diagnostics)
+
+
+def _with_weighed_draws(
+    result: PrivateVIResult, prepared: PreparedFit
+) -> PrivateVIResult:
+    found = weighed_draws(prepared.graph, result.posterior, prepared.arguments)
+    texts = [*result.diagnostics["warnings"], *found.get("warnings", ())]
+    diagnostics = {**result.diagnostics, **found, "warnings": texts}
     return dataclasses.replace(result, diagnostics=diagnostics)
 
 

@@ -57,7 +57,7 @@ from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
-from numpyro_vips.dpvi.variational_newton import Normal
+from numpyro_vips.dpvi.variational_newton import Normal, Target
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
@@ -588,6 +588,35 @@ class DpviEngine:
     def best(self, states: Sequence[DpviState], arguments: ModelArguments) -> DpviState:
         """The first; there are no others."""
         return states[0]
+
+    # --- the model's density, for posteriors that others have found -------------------
+
+    @property
+    def integrates_exactly(self) -> bool:
+        """Whether nothing but quadrature stands between a row's density and its value."""
+        return self._locals is None or self._locals.method != "bound"
+
+    def unconstrained(
+        self, draws: Mapping[str, Shaped[Array, "draws ..."]]
+    ) -> tuple[Float[Array, "draws size"], Float[Array, " draws"]]:
+        """Draws of the globals as vectors.
+
+        Returns:
+          The vectors, and what the log density of a draw lacks to that of its vector.
+        """
+
+        def of_draw(values: Mapping[str, Any]) -> tuple[Array, Array]:
+            free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
+            vector = self.space.join(free)
+            return vector, self.space.constrain(vector)[1]
+
+        return jax.vmap(of_draw)(dict(draws))
+
+    def log_joint(
+        self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
+    ) -> tuple[Target, int]:
+        """See `full_batch.LogJoint.with_rows`; only where rows may be looked at."""
+        return self._log_joint.with_rows(arguments, tried)
 
     def _newton_states(
         self, state: DpviState, arguments: ModelArguments

@@ -782,22 +782,28 @@ class VipsEngine:
                 "is about as wide as the noise makes it. More rows, a larger epsilon "
                 "or a smaller clipping_norm would say more."
             )
+        yield from self._on_bounds()
         if found["converged"] is None:
             yield from self._on_flat_priors()
 
     def _on_bounds(self) -> Iterable[str]:
         """What a bound does to latents of single rows; those of globals are tight."""
-        latents = self.program.structure.latents.values()
-        own = [x.name for x in latents if x.role == "local" and x.family is None]
-        own = [x for x in own if is_real(self.program.structure.latents[x])]
+        latents = self.program.structure.latents
         logistic = (PolyaGamma.name, Tangent.name)
-        if own and any(x.role == "local" and x.family in logistic for x in latents):
+        bounded: set[str] = set()
+        for term in self.program.row_terms:
+            together = [latents[name] for name in {a.latent for a in term.atoms}]
+            if any(x.role == "local" and x.family in logistic for x in together):
+                bounded |= {x.name for x in together if x.family is None}
+        own = [x.name for x in latents.values() if x.name in bounded]
+        own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
+        if own:
             yield (
                 f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
                 "logistic likelihood is replaced by a bound. It is looser the less a "
-                "row says of them: globals that scale them come out too small, and too "
-                "certain. engine='dpvi' integrates one or two such latents by "
-                "quadrature."
+                "row says of them: globals that scale them come out too small, "
+                "precisions too large, and both too certain. engine='dpvi' integrates "
+                "one or two such latents by quadrature."
             )
 
     def _on_flat_priors(self) -> Iterable[str]:
