@@ -593,7 +593,7 @@ class DpviEngine:
 
     @property
     def integrates_exactly(self) -> bool:
-        """Whether nothing but quadrature stands between a row's density and its value."""
+        """Whether rows have their own density, at most by quadrature, and no bound."""
         return self._locals is None or self._locals.method != "bound"
 
     def unconstrained(

@@ -1,18 +1,17 @@
-"""Whether a conjugate posterior stands for the model's own, where rows may be looked at.
+"""Whether a conjugate posterior stands for the model's own, where rows may be seen.
 
-Coordinate ascent ends at the best posterior of its kind, and nothing in it tells how good
-that is: its factors are independent, and some densities are only bounded. Here draws of
-it are weighed by the model's own density, with the latents of single rows integrated out
-as DPVI does, and the weighted draws say where the means are (importance sampling; Yao,
-Vehtari, Simpson and Gelman, 2018). It looks at all rows without noise, so it is only for
-fits without privacy.
+Coordinate ascent ends at the best posterior of its kind, and nothing in it tells how
+good that is: its factors are independent, and some densities are only bounded. Here
+draws of it are weighed by the model's own density, with the latents of single rows
+integrated out as DPVI does, and the weighted draws say where the means are (importance
+sampling; Yao, Vehtari, Simpson and Gelman, 2018). It looks at all rows without noise,
+so it is only for fits without privacy.
 """
 
 import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float64
 
@@ -58,8 +57,8 @@ def weighed_draws(
     Returns:
       `pareto_k` and `log_ratio_stddev` of the draws, `moved` and `widened`, by site how
       far its mean would move and its standard deviation grow at most, and `warnings`.
-      Nothing if it is no conjugate posterior, if there are too many globals or rows, no latents of this kind, or latents
-      that nothing integrates out.
+      Nothing if it is no conjugate posterior, if there are too many globals or rows, no
+      latents of this kind, or latents that nothing integrates out.
     """
     own = [site.name for site in graph.latents("local") if not site.is_discrete]
     if not isinstance(posterior, ConjugatePosterior) or not own:

@@ -154,7 +154,7 @@ class ConjugatePosterior:
     def _sample(
         self, rng_key: PRNGKeyArray, sample_shape: tuple[int, ...]
     ) -> tuple[dict[str, Shaped[Array, "..."]], Iterator[Float[Array, "..."]]]:
-        """Draws, and the log densities of each factor's, which are made if asked for."""
+        """Draws, and the log densities of each factor's, made only if asked for."""
         draws, made = {}, []
         factors = self.specification["blocks"]
         for key, factor in zip(
