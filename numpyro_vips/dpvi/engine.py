@@ -60,10 +60,11 @@ from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal, Target
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.program_constants import listed
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
@@ -204,10 +205,10 @@ class DpviEngine:
             sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
         self._optimizer = optimizer
-        self._jitted_sum = jax.jit(self._sum)
+        self._jitted_sum = jit_ahead(self._sum)
         self._jitted_norms = jit_unoptimized(self._norms)
-        self._jitted_counts = jax.jit(self._counts, static_argnums=6)
-        self._jitted_update = jax.jit(self._updated)
+        self._jitted_counts = jit_ahead(self._counts, static_argnums=6)
+        self._jitted_update = jit_of_globals(self._updated)
 
     def _lay_out(self, guide: Any) -> None:
         """Finds the globals' layout, one row's program and what it reads."""

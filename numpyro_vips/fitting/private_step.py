@@ -23,6 +23,7 @@ import numpy as np
 
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.row_sums import aligned
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.batch_selection import padded_chunks, select_rows
@@ -128,22 +129,29 @@ def rehearse(
         names = tuple(block.name for block in step.blocks)
         kinds[names, bool(step.counted), size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
-    for (*_, size), step in kinds.items():
-        zeros = {
+
+    def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
+        rows = {
             name: np.zeros((size, *row.shape), row.dtype)
             for name, row in arguments.row_shapes().items()
         }
-        sums = _chunk_sum(
-            engine, step, state, arguments.as_taken(zeros), np.zeros(size, bool)
-        )
-        if step.counted:
-            continue
-        state = engine.update(
-            state,
-            {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
-            {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
-            step.step_size,
-        )
+        mask = np.zeros(size, bool)
+        return _chunk_sum(engine, step, state, arguments.as_taken(rows), mask)
+
+    with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
+        with compiled_by(pool):
+            for (*_, size), step in kinds.items():
+                sums_of_zeros(step, size, state)
+        for (*_, size), step in kinds.items():
+            sums = sums_of_zeros(step, size, state)
+            if step.counted:
+                continue
+            state = engine.update(
+                state,
+                {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
+                {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
+                step.step_size,
+            )
     if kinds or not rehearsed:
         engine.posterior(state)
     rehearsed |= kinds.keys()

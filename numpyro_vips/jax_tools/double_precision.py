@@ -91,6 +91,8 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         return evaluate(branches[which], operands[1:], _apply, constant=_in_double)
     if name == "scan" and _is_short(eqn):
         return _apply_scan(eqn, operands)
+    if name == "bitcast_convert_type" and _is_of_equal_width(eqn):
+        return [_as_traced(operands[0].view(params["new_dtype"]), eqn.outvars[0])]
     if name == "platform_index":
         return [_platform(params["platforms"])]
     if name in NUMPY:
@@ -100,6 +102,12 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         pairs = zip(results, eqn.outvars, strict=True)
         return [_as_traced(result, var) for result, var in pairs]
     return _apply_jax(eqn, operands)
+
+
+def _is_of_equal_width(bitcast: jex_core.JaxprEqn) -> bool:
+    """Whether the bits of integers, as of random draws, are those of the results."""
+    before, after = aval_of(bitcast.invars[0]), aval_of(bitcast.outvars[0])
+    return not _is_real(before) and before.dtype.itemsize == after.dtype.itemsize
 
 
 def _is_short(scan: jex_core.JaxprEqn) -> bool:

@@ -153,6 +153,11 @@ def _triangular_solve(params: Params, a: np.ndarray, b: np.ndarray) -> np.ndarra
     return np.swapaxes(solved, -1, -2)
 
 
+def _shift_right(_: Params, x: np.ndarray, by: np.ndarray) -> np.ndarray:
+    unsigned = x.view(f"u{x.dtype.itemsize}")
+    return (unsigned >> by.astype(unsigned.dtype)).view(x.dtype)
+
+
 def _reduce(
     function: Callable[..., Any],
 ) -> Callable[[Params, np.ndarray], np.ndarray]:
@@ -231,6 +236,7 @@ NUMPY: dict[str, Callable[..., Any]] = {
     "rev": lambda p, x: np.flip(x, p["dimensions"]),
     "rsqrt": lambda p, x: 1 / np.sqrt(x),
     "select_n": _select,
+    "shift_right_logical": _shift_right,
     "slice": _slice,
     "squeeze": lambda p, x: np.squeeze(x, tuple(p["dimensions"])),
     "stack": lambda p, *xs: np.stack(xs, p["axis"]),

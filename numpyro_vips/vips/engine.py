@@ -27,7 +27,8 @@ from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import is_real
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
@@ -242,13 +243,13 @@ class VipsEngine:
         self._public_contributions = jax.jit(
             functools.partial(public_statistics, program, sweeps=self.local_steps)
         )
-        self._bounded_sum = jax.jit(
+        self._bounded_sum = jit_ahead(
             functools.partial(bounded_sum, program, sweeps=self.local_steps)
         )
         self._newton_step = jit_unoptimized(
             functools.partial(m_step.newton_step, program)
         )
-        self._update_globals = jax.jit(
+        self._update_globals = jit_of_globals(
             functools.partial(m_step.update_globals, program)
         )
 
@@ -430,7 +431,7 @@ class VipsEngine:
             )
             return counts_of_parts(norms, mask, parts, edges)
 
-        return jax.jit(counts, static_argnums=4)
+        return jit_ahead(counts, static_argnums=4)
 
     @property
     def balanced(self) -> frozenset[str]:

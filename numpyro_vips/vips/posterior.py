@@ -78,25 +78,24 @@ class ConjugatePosterior:
                 continue
             moments = self._moments_of_factor(factor)
             layout = GaussianLayout.from_dict(factor["layout"])
-            means, stddevs = (layout.sites(jnp.asarray(part)) for part in moments)
+            means, stddevs = (evaluate_in_double(layout.sites, p) for p in moments)
             for name in means:
-                found[name] = MeanAndStddev(
-                    mean=np.asarray(means[name]), stddev=np.asarray(stddevs[name])
-                )
+                found[name] = MeanAndStddev(mean=means[name], stddev=stddevs[name])
         return {name: found[name] for name in self.specification["site_dims"]}
 
     def _moments_of_factor(self, factor: Mapping[str, Any]) -> MeanAndStddev:
-        parameters = self._parameters(factor["name"])
-        distribution = self._family(factor).distribution(parameters)
+        family, parameters = self._family(factor), self._parameters(factor["name"])
 
-        def formulas() -> tuple[Array, Array]:
+        def formulas(parameters: NewMoments) -> tuple[Array, Array]:
+            distribution = family.distribution(parameters)
             mean, variance = distribution.mean, distribution.variance
             return jnp.asarray(mean), jnp.sqrt(jnp.asarray(variance))
 
         try:
-            mean, stddev = evaluate_in_double(formulas)
+            mean, stddev = evaluate_in_double(formulas, parameters)
             return MeanAndStddev(mean=mean, stddev=stddev)
         except NotImplementedError:
+            distribution = family.distribution(parameters)
             draws = np.asarray(
                 distribution.sample(threefry_key(0), (_MOMENT_DRAWS,)), np.float64
             )

@@ -42,6 +42,9 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
         lambda i: (i // 2, lax.div(i, jnp.asarray(-2)), lax.rem(i, jnp.asarray(2))),
         (INDEX,),
     ),
+    (lambda i: lax.shift_right_logical(i, jnp.ones_like(i)), (INDEX,)),
+    (lambda i: lax.bitcast_convert_type(i + 2**62, jnp.float64), (INDEX,)),
+    (lambda x: lax.bitcast_convert_type(x, jnp.uint64), (X,)),
     (lambda f: (f & ~f, f | f, f ^ True, jnp.all(f, 0), jnp.any(f, 1)), (FLAGS,)),
     (lambda x: (x < 0.5, x <= x, x > 0.5, x >= x, x == x, x != 0.15), (X,)),
     (

@@ -1,18 +1,20 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from numpyro_vips.jax_tools import quick_compilation
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 
 
 def power(x, number):
     return jnp.linalg.matrix_power(jnp.cos(x), number)
 
 
-def test_values_are_those_of_jit():
+@pytest.mark.parametrize("quick", [jit_unoptimized, jit_of_globals])
+def test_values_are_those_of_jit(quick):
     x = np.random.default_rng(0).normal(size=(5, 5)).astype(np.float32)
-    found = jit_unoptimized(power, static_argnums=1)(x, 3)
+    found = quick(power, static_argnums=1)(x, 3)
     np.testing.assert_allclose(
         found, jax.jit(power, static_argnums=1)(x, 3), rtol=1e-4, atol=1e-5
     )
@@ -32,8 +34,8 @@ def test_a_function_is_traced_once():
 
 def test_options_that_this_compiler_does_not_know_are_left_out(monkeypatch):
     monkeypatch.setattr(quick_compilation, "_UNOPTIMIZED", {"xla_nothing_known": 0})
-    quick_compilation._known_options.cache_clear()
+    quick_compilation._known.cache_clear()
     try:
         assert float(jit_unoptimized(lambda x: 2 * x)(1.0)) == 2.0
     finally:
-        quick_compilation._known_options.cache_clear()
+        quick_compilation._known.cache_clear()

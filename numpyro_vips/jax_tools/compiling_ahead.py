@@ -1,0 +1,62 @@
+"""Compiling several programs at a time, before they are run.
+
+XLA compiles without the interpreter. Tracing needs it, and NumPyro's handlers, of which
+a process has one stack. So the thread that asks traces one program after the other, and
+other threads compile them.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+from typing import Any
+
+import jax
+import numpy as np
+
+_EXECUTOR: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
+    "executor", default=None
+)
+
+
+@contextlib.contextmanager
+def compiled_by(executor: Executor) -> Iterator[None]:
+    """In this context functions of `jit_ahead` are not run: the executor compiles them.
+
+    They return zeros, in the shapes and types of their results.
+    """
+    token = _EXECUTOR.set(executor)
+    try:
+        yield
+    finally:
+        _EXECUTOR.reset(token)
+
+
+def jit_ahead(function: Callable[..., Any], **options: Any) -> Any:
+    """As `jax.jit`, but see `compiled_by`; a later call waits for what is compiled.
+
+    Args:
+      function: What to compile.
+      **options: Those of `jax.jit`.
+    """
+    jitted = jax.jit(function, **options)
+    pending: list[Future[Any]] = []
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        executor = _EXECUTOR.get()
+        if executor is not None:
+            lowered = jitted.lower(*args, **kwargs)
+            pending.append(executor.submit(lowered.compile))
+            return jax.tree.map(_zeros, lowered.out_info)
+        for compilation in list(pending):
+            compilation.exception()  # The call below fails of the same.
+        pending.clear()
+        return jitted(*args, **kwargs)
+
+    return run
+
+
+def _zeros(result: jax.ShapeDtypeStruct) -> np.ndarray:
+    return np.zeros(result.shape, result.dtype)
