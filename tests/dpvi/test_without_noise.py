@@ -1,5 +1,6 @@
 """Fits without noise end where the posterior is, or say that they do not."""
 
+import itertools
 import math
 import warnings
 from typing import Any
@@ -14,7 +15,8 @@ from scipy import optimize, stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.full_batch import LogJoint
-from numpyro_vips.dpvi.without_noise import with_warnings
+from numpyro_vips.dpvi.variational_newton import Draws, Iterate, Normal, ascend
+from numpyro_vips.dpvi.without_noise import _best, with_warnings
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
 KEY = jax.random.key(0)
@@ -220,3 +222,27 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
 def test_a_heavy_tail_of_nearly_equal_densities_is_no_warning(stddev, warns):
     found = {"converged": True, "pareto_k": 0.8, "log_ratio_stddev": stddev}
     assert bool(with_warnings(found)["warnings"]) == warns
+
+
+def test_the_best_start_is_not_the_one_that_fits_its_own_draws_best() -> None:
+    rng = np.random.default_rng(0)
+    size = 30
+    X = rng.normal(size=(40, size)) / math.sqrt(size)
+    y = rng.normal(size=40)
+
+    def target(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        angles = 2.0 * z @ X.T
+        residuals = np.sin(angles) - y
+        values = -0.5 * np.sum(z**2, axis=1) - 4.0 * np.sum(residuals**2, axis=1)
+        return values, -z - 16.0 * (residuals * np.cos(angles)) @ X
+
+    def fitted(points: int) -> Iterate:
+        start = Normal(np.zeros(size), 0.1 * np.eye(size))
+        draws = np.random.default_rng(1)
+        few = Draws.of(draws, size, points=points, bases=min(16, points))
+        *_, last = itertools.islice(ascend(target, start, few, diagonal=False), 30)
+        return last
+
+    few, many = fitted(8), fitted(256)
+    assert few.elbo > many.elbo
+    assert _best(target, [few.normal, many.normal], rng, 4096) is many.normal
