@@ -13,7 +13,6 @@ The first of these that applies:
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -198,7 +197,7 @@ def bounded_blocks(
     """Scales the blocks of one step against each other and bounds their joint norm.
 
     Blocks are scaled so that their relative errors are alike, unless they are parts of
-    one vector.
+    one vector. Errors are counted where they end, see `Block.directions`.
 
     Args:
       blocks: What the step releases, at scale 1.
@@ -218,19 +217,28 @@ def bounded_blocks(
         blocks,
         bounds,
         relation=relation,
-        weights={name: bound**-2 for name, bound in bounds.items()},
+        weights={
+            block.name: block.num_directions
+            / block.num_coordinates
+            / bounds[block.name] ** 2
+            for block in blocks
+        },
     )
     scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
     return tuple(scaled), 1.0
 
 
 def given_blocks(
-    blocks: Sequence[Block], given: float | Mapping[str, float]
+    blocks: Sequence[Block],
+    given: float | Mapping[str, float],
+    *,
+    relation: Relation,
 ) -> tuple[tuple[Block, ...], float]:
     """Blocks and joint bound for the caller's `clipping_norm=`.
 
-    A number bounds the statistics as they are. Typical norms become the statistics'
-    units, and the joint bound is that of a row in which each has its typical norm.
+    A number bounds the statistics as they are. With a typical norm of each they are
+    scaled as by `bounded_blocks`, and the joint bound is that of a row in which each
+    has its typical norm.
 
     Raises:
       ValueError: A block has no norm.
@@ -243,8 +251,7 @@ def given_blocks(
             f"Expected clipping_norm= to have a norm for {missing} too; it has "
             f"{sorted(given)}."
         )
-    in_units = [dataclasses.replace(b, scale=1.0 / given[b.name]) for b in blocks]
-    return tuple(in_units), math.sqrt(len(blocks))
+    return bounded_blocks(blocks, given, relation=relation, is_one_vector=False)
 
 
 def _moderate_norm(norm: float) -> float:

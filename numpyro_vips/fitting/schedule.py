@@ -343,7 +343,9 @@ def _bounded(
     if not options.private:
         return tuple(blocks), math.inf
     if options.clipping_norm is not None:
-        return given_blocks(blocks, options.clipping_norm)
+        return given_blocks(
+            blocks, options.clipping_norm, relation=options.sampling.relation
+        )
     names = {block.name for block in blocks}
     if any(not part.is_fixed and names & set(part.blocks) for part in parts):
         return tuple(blocks), None
@@ -417,7 +419,7 @@ def _alignment(steps: Sequence[Step], part: NormPart) -> float:
     lose most, and what is left makes them too large. The power is between that of
     random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
     """
-    sizes = {b.name: b.num_coordinates for step in steps for b in step.blocks}
+    sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
     return sum(sizes[name] for name in part.blocks) ** -0.75
 
 

@@ -55,6 +55,10 @@ class Block:
       upper: For `"box"`, a public upper bound on every entry.
       norm_bound: Public bound on the block's L2 norm in one row, before scaling, where
         one is known without clipping.
+      directions: How many numbers of what is estimated its noise moves, where these are
+        not as many as its coordinates: the precision matrix of d coefficients enters
+        multiplied by them, as d numbers. No noise depends on it, only how blocks are
+        scaled against each other.
     """
 
     name: str
@@ -66,6 +70,7 @@ class Block:
     lower: float = -math.inf
     upper: float = math.inf
     norm_bound: float = math.inf
+    directions: int | None = None
 
     def __post_init__(self) -> None:
         _validate.moderate(scale=self.scale)
@@ -100,6 +105,11 @@ class Block:
         if not self.symmetric:
             return math.prod(self.shape)
         return math.prod(self.shape[:-2]) * len(self.triangle[0])
+
+    @property
+    def num_directions(self) -> int:
+        """See `directions`; by default the number of coordinates."""
+        return self.num_coordinates if self.directions is None else self.directions
 
     @property
     def triangle(self) -> tuple[Int[np.ndarray, " free"], Int[np.ndarray, " free"]]:

@@ -137,8 +137,13 @@ class VipsState(NamedTuple):
     as_good: tuple[str, ...] = ()
 
 
-def block_of(statistic: Statistic) -> Block:
-    """What the mechanism has to know of a statistic, at scale 1."""
+def block_of(statistic: Statistic, directions: int | None = None) -> Block:
+    """What the mechanism has to know of a statistic, at scale 1.
+
+    Args:
+      statistic: Which one.
+      directions: See `Block`.
+    """
     geometry, edges = statistic.geometry, {}
     lower, upper = statistic.lower, statistic.upper
     bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
@@ -151,6 +156,7 @@ def block_of(statistic: Statistic) -> Block:
         symmetric=statistic.matrix is not None,
         hollow=statistic.diagonal is not None,
         geometry=geometry,
+        directions=directions,
         **edges,
     )
 
@@ -266,11 +272,28 @@ class VipsEngine:
             everything = ("once", "refreshed", "adaptive")
             labels = everything if release == "adaptive" else ()
         return tuple(
-            block_of(statistic)
+            block_of(statistic, self._directions(statistic))
             for label in labels
             for statistic in self.statistics
             if statistic.release == label
         )
+
+    def _directions(self, statistic: Statistic) -> int | None:
+        """The numbers that noise in the precision of Gaussian coordinates moves.
+
+        It is not said of a matrix that many vectors share, as the units of a belief
+        network do.
+        """
+        if statistic.matrix is None or statistic.summed:
+            return None
+        factor_of = self.program.structure.factor_of
+        factors = {factor_of[latent] for latent, *_ in statistic.atoms}
+        gaussian = [
+            name
+            for name in factors
+            if self.program.structure.posterior_factors[name].layout is not None
+        ]
+        return math.prod(statistic.block_shape[:-1]) if len(gaussian) == 1 else None
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:
@@ -435,8 +458,33 @@ class VipsEngine:
 
     @property
     def balanced(self) -> frozenset[str]:
-        """Sums of residuals, which the prior alone keeps from zero."""
-        return self._residuals
+        """Sums of residuals, which the prior alone keeps from zero.
+
+        So are the sums of a regression together: a row is clipped as a whole, so that
+        its product yx of response and covariates loses the share that xxᵀ loses, and
+        what the estimate xxᵀw = yx lacks are residuals.
+        """
+        return self._residuals | self._of_regressions
+
+    @functools.cached_property
+    def _of_regressions(self) -> frozenset[str]:
+        """The statistics of Gaussian blocks that are all released at once.
+
+        Not those of a mean, whose precision has a public number of rows in it, which
+        no clipping makes smaller.
+        """
+        structure, found = self.program.structure, set()
+        for factor in structure.posterior_factors_of("global"):
+            if factor.layout is None or factor.layout.batch_shape:
+                continue
+            mine = [
+                statistic
+                for statistic in self.statistics
+                if any(latent in factor.latents for latent, *_ in statistic.atoms)
+            ]
+            if {statistic.release for statistic in mine} == {"once"}:
+                found |= {statistic.name for statistic in mine}
+        return frozenset(found)
 
     @functools.cached_property
     def _linear(self) -> frozenset[str]:

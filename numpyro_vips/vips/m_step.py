@@ -261,6 +261,7 @@ def _from_data(
     noise_stddev: Mapping[str, Float[Array, ""]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
+    noise_read: float | Float[Array, ""] = 0.0,
 ) -> tuple[NewMoments, NewMoments, Int[Array, ""]]:
     """The statistics' share, projected to where it is legal.
 
@@ -281,8 +282,20 @@ def _from_data(
     here = dict(moments[factor.name])
     data = jax.grad(value)(here, statistics)
     noise = _noise_of_share(structure, factor, noise_stddev, moments)
-    zero = jax.tree.map(jnp.zeros_like, here)
-    share = factor.family.project(zero, data, noise)
+
+    def as_it_is() -> NewMoments:
+        zero = jax.tree.map(jnp.zeros_like, here)
+        return factor.family.project(zero, data, noise)
+
+    def to_widen() -> NewMoments:
+        return factor.family.project_to_widen(data, noise)
+
+    if factor.name in centre or factor.name in structure.flat:
+        # Noise in the precision is no part of the linear statistic's where this is
+        # centred, and a flat prior says nothing where noise hides the rows.
+        share = as_it_is()
+    else:
+        share = jax.lax.cond(jnp.asarray(noise_read) > 0, to_widen, as_it_is)
     below = [
         jnp.sum((noise[s] > 0) & (-data[s] < noise[s]))
         for s in factor.family.nonnegative
@@ -424,7 +437,7 @@ def update_globals(
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
         factor.name: _from_data(
-            structure, factor, statistics, noise_stddev, moments, centre
+            structure, factor, statistics, noise_stddev, moments, centre, noise_read
         )
         for factor in factors
         if not _depends_on_others(structure, factor)
@@ -438,7 +451,13 @@ def update_globals(
             found = fixed.get(factor.name)
             if found is None:
                 found = _from_data(
-                    structure, factor, statistics, noise_stddev, current, centre
+                    structure,
+                    factor,
+                    statistics,
+                    noise_stddev,
+                    current,
+                    centre,
+                    noise_read,
                 )
             share, noise, below_noise[factor.name] = found
             share = _widened(factor, share, noise, current, centre, noise_read)

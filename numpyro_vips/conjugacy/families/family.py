@@ -125,6 +125,17 @@ class Family(abc.ABC):
           noise: Standard deviations of the noise in `data`, entry by entry.
         """
 
+    def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
+        """The released share moved to where it is legal, as `widened` takes it.
+
+        As `project` has it, but without room for noise that `widened` makes itself.
+
+        Args:
+          data, noise: As in `project`.
+        """
+        nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        return self.project(nothing, data, noise)
+
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
         """The rows' share of a posterior that knows of the noise in it.
 
@@ -133,7 +144,7 @@ class Family(abc.ABC):
         that it stands for is that of the rows and of the noise together.
 
         Args:
-          data: The share of the released statistics, as `project` has it.
+          data: The share of the released statistics, as `project_to_widen` has it.
           noise: Standard deviations of the noise in it, entry by entry. Without noise
             the share comes back unchanged.
         """

@@ -69,12 +69,26 @@ class Normal(Family):
         return {"x": shape, "xx": (*shape, shape[-1])}
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
+        return self._projected(prior, data, noise, room=0.5)
+
+    def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
+        """Without the ridge, which would draw every coefficient towards zero.
+
+        It is there for directions in which rows say less than noise. `widened` knows of
+        these, and leaves them to the prior.
+        """
+        prior = {s: jnp.zeros_like(value) for s, value in data.items()}
+        return self._projected(prior, data, noise, room=0.0)
+
+    def _projected(
+        self, prior: Moments, data: Moments, noise: Moments, room: float
+    ) -> NewMoments:
         precision = -2.0 * symmetric_part(data["xx"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
         if precision.shape[-1] == 1:
             precision = jnp.maximum(precision, deviation)
         else:
-            precision = denoised(precision, deviation)
+            precision = denoised(precision, deviation, room)
         return {"x": prior["x"] + data["x"], "xx": prior["xx"] - 0.5 * precision}
 
     def widened(self, data: Moments, noise: Moments) -> NewMoments:

@@ -113,14 +113,21 @@ def symmetric_part(
 
 
 def denoised(
-    precision: Float[Array, "*batch dim dim"], deviation: Float[Array, "*batch dim dim"]
+    precision: Float[Array, "*batch dim dim"],
+    deviation: Float[Array, "*batch dim dim"],
+    room: float = 0.5,
 ) -> Float[Array, "*batch dim dim"]:
     """Makes a noisy precision matrix positive semidefinite, with room for its noise.
 
-    Negative eigenvalues go to zero, and half the noise's spectral norm (its expected
-    size, 2 · max row norm of the standard deviations) is added to the diagonal.
-    Without it, directions that the noise has emptied get almost the prior's width, and
-    a mean along them that is noise alone.
+    Negative eigenvalues go to zero, and a part of the noise's spectral norm (its
+    expected size, 2 · max row norm of the standard deviations) is added to the
+    diagonal. Without it, directions that the noise has emptied get almost the prior's
+    width, and a mean along them that is noise alone.
+
+    Args:
+      precision: Noisy, symmetric.
+      deviation: Standard deviations of the noise in it.
+      room: The part that is added.
     """
     spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
 
@@ -130,9 +137,10 @@ def denoised(
         clipped = _product(weighted, jnp.swapaxes(vectors, -1, -2))
         # Rounding may leave negative eigenvalues again, however small the noise is.
         rounding = 4.0 * jnp.finfo(values.dtype).eps * jnp.abs(values).max(-1)
-        room = jnp.maximum(0.5 * spectral_norm, precision.shape[-1] * rounding)
-        ridge = room[..., None, None] * jnp.eye(precision.shape[-1])
-        return jnp.where(spectral_norm[..., None, None] > 0, clipped + ridge, precision)
+        least = precision.shape[-1] * rounding
+        ridge = jnp.maximum(room * spectral_norm, least)[..., None, None]
+        with_ridge = clipped + ridge * jnp.eye(precision.shape[-1])
+        return jnp.where(spectral_norm[..., None, None] > 0, with_ridge, precision)
 
     # Without noise the matrix is left alone to the last digit.
     return jax.lax.cond(jnp.any(spectral_norm > 0), with_room, lambda: precision)

@@ -107,3 +107,41 @@ def test_the_observed_moment_of_a_polya_gamma_variable_is_the_curvature(
         found = PolyaGamma().observed_moments(moments, natural)
         curvature = -jax.grad(jax.grad(jax.nn.log_sigmoid))(logit)
     np.testing.assert_allclose(found["x"], curvature, rtol=1e-10)
+
+
+def test_noise_in_a_precision_does_not_draw_coefficients_towards_zero() -> None:
+    rng, noise, count = np.random.default_rng(5), 30.0, 300
+    precision, w = 600.0 * np.eye(4), np.array([1.0, -2.0, 3.0, 0.5])
+    sizes = np.where(np.eye(4) > 0, 1.0, np.sqrt(0.5))
+    upper = np.triu(rng.normal(size=(count, 4, 4))) * sizes
+    noisy = precision + noise * (upper + np.swapaxes(np.triu(upper, 1), -1, -2))
+
+    with jax.enable_x64(True):
+        linear = jnp.broadcast_to(precision @ w, (count, 4))
+        data = {"x": linear, "xx": jnp.asarray(-0.5 * noisy)}
+        of = {"x": jnp.full((count, 4), noise), "xx": 0.5 * noise * jnp.asarray(sizes)}
+        of["xx"] = jnp.broadcast_to(of["xx"], noisy.shape)
+        nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        family = Normal()
+        found, ridged = (
+            np.asarray(family.parameters(family.widened(share, of))["loc"])
+            for share in (
+                family.project_to_widen(data, of),
+                family.project(nothing, data, of),
+            )
+        )
+    error = found.std(0) / np.sqrt(count)
+    # To second order an inverse of a noisy matrix is larger by its relative variance.
+    second_order = np.abs(w) * 2.5 * (noise / 600.0) ** 2
+    assert (np.abs(found.mean(0) - w) < 4 * error + second_order).all()
+    assert (np.abs(ridged.mean(0)) < 0.96 * np.abs(w)).all()
+
+
+def test_what_is_not_positive_goes_to_the_prior() -> None:
+    noisy = np.diag([50.0, -8.0])
+    data = {"x": jnp.array([25.0, 3.0]), "xx": jnp.asarray(-0.5 * noisy)}
+    noise = {"x": jnp.full(2, 4.0), "xx": jnp.full((2, 2), 2.0)}
+    share = Normal().widened(Normal().project_to_widen(data, noise), noise)
+    found = Normal().parameters({"x": share["x"], "xx": share["xx"] - 0.5 * jnp.eye(2)})
+    np.testing.assert_allclose(found["covariance_matrix"][1, 1], 1.0, rtol=1e-3)
+    np.testing.assert_allclose(found["loc"][1], 0.0, atol=1e-3)
