@@ -15,6 +15,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
@@ -25,6 +26,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.row_programs import check_row_program
+from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
@@ -54,10 +56,26 @@ _UNUSUAL_NUMBERS: list[Callable[[np.random.Generator, tuple[int, ...]], Any]] = 
 ]
 _MOST_INDICES = 2**15
 TOLERANCE = 1e-7
+# How many values of the latents are looked through for a probability of zero.
+_TRIED_VALUES = 10
+_WITH_PROBABILITIES = (
+    dist.CategoricalProbs,
+    dist.MultinomialProbs,
+    dist.BernoulliProbs,
+    dist.BinomialProbs,
+)
 
 
 class CertificateError(Exception):
-    """The compiled log joint density differs from the model's."""
+    """The compiled log joint density differs from the model's.
+
+    Attributes:
+      reasons: Why, by site, or by "certificate" where no site stands out.
+    """
+
+    def __init__(self, reason: str, sites: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.reasons = dict.fromkeys(sites or ("certificate",), reason)
 
 
 def numpyro_log_joint(
@@ -183,11 +201,38 @@ def certify(program: ConjugateProgram, seed: int = 0) -> None:
         ("globals", of_globals, prior),
     ):
         if not (np.isfinite(of_model) and _close(of_model, found)):
+            if np.isfinite(of_model) and not np.isfinite(found):
+                impossible = _with_zero_probabilities(graph, rows, count)
+                if impossible:
+                    raise CertificateError(_ZERO_PROBABILITY, impossible)
             raise CertificateError(
                 f"the compiled log density of the {what} is {found:.6g} at synthetic "
                 f"values, and NumPyro's is {of_model:.6g}"
             )
     _certify_unusual_rows(program, of_one, singles[0][1], seed)
+
+
+_ZERO_PROBABILITY = (
+    "a probability of zero, as of jax.nn.one_hot(z, n), whose logarithm is not finite. "
+    "VIPS takes the mean of logarithms over discrete latents. Give every outcome a "
+    "small probability, such as 0.01 / n, or use engine='dpvi', which sums discrete "
+    "latents out"
+)
+
+
+def _with_zero_probabilities(graph: ModelGraph, rows: Rows, count: int) -> list[str]:
+    """The sites at which some outcome is impossible, at some values of the latents."""
+    found: dict[str, None] = {}
+    for seed in range(_TRIED_VALUES):
+        latents = synthetic_latents(graph, count, seed)
+        for name, message in graph.run(dense_rows(rows), latents).items():
+            if message["type"] == "sample":
+                fn, _ = unwrapped(message["fn"])
+                has_any = isinstance(fn, _WITH_PROBABILITIES)
+                probs: Any = getattr(fn, "probs", None) if has_any else None
+                if probs is not None and np.any(np.asarray(probs) == 0):
+                    found[name] = None
+    return list(found)
 
 
 def _certify_unusual_rows(

@@ -92,7 +92,7 @@ def _compiled(
         try:
             certify(certified)
         except CertificateError as error:
-            raise NotConjugate({"certificate": str(error)}) from None
+            raise NotConjugate(error.reasons) from None
     return program
 
 

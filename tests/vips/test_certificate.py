@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -166,3 +167,28 @@ def test_rows_that_act_on_each_other_are_seen_where_few_rows_are_valid() -> None
     _, graph = graph_of(model, (x, 2 + x))
     with pytest.raises(nv.UnsafeModelError, match="act on each other"):
         check_rows_are_separate(graph)
+
+
+def _guessed(share: float) -> Callable[..., None]:
+    """Answers that are a hidden class, or a guess."""
+
+    def model(y: Any) -> None:
+        guess = numpyro.sample("guess", dist.Dirichlet(jnp.ones(3)))
+        theta = numpyro.sample("theta", dist.Beta(1.0, 1.0))
+        with numpyro.plate(UNIT, y.shape[0]):
+            z = numpyro.sample("z", dist.Categorical(jnp.full(3, 1 / 3)))
+            s = numpyro.sample("s", dist.Bernoulli(theta))
+            known = (1.0 - share) * jax.nn.one_hot(z, 3) + share / 3
+            probs = jnp.where(s[..., None] == 0, known, guess)
+            numpyro.sample("y", dist.Categorical(probs), obs=y)
+
+    return model
+
+
+def test_a_probability_of_zero_is_named_with_a_remedy_that_works() -> None:
+    rows = (np.array([0, 1, 2, 2], np.int32),)
+    with pytest.raises(NotConjugate, match="a probability of zero") as caught:
+        compiled(_guessed(0.0), rows)
+    assert set(caught.value.reasons) == {"y"}
+    assert "0.01 / n" in caught.value.reasons["y"]
+    compiled(_guessed(0.01), rows)
