@@ -296,15 +296,12 @@ def _from_data(
         share = as_it_is()
     else:
         share = jax.lax.cond(jnp.asarray(noise_read) > 0, to_widen, as_it_is)
-    below = [
-        jnp.sum((noise[s] > 0) & (-data[s] < noise[s]))
-        for s in factor.family.nonnegative
-    ]
+    below = factor.family.num_below_noise(data, noise)
     if factor.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.
         shift = times(share["xx"], centre[factor.name])
         share["x"] = share["x"] - 2.0 * shift
-    return share, noise, sum(below, jnp.zeros((), int))
+    return share, noise, below
 
 
 def _widened(

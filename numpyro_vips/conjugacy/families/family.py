@@ -17,7 +17,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Bool, Float, Num, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, Num, PRNGKeyArray
 from numpyro.distributions import constraints
 
 # One array per statistic or parameter, of shapes that depend on the family. "New" is
@@ -51,7 +51,8 @@ class Family(abc.ABC):
       event_dim: Number of trailing axes of a latent that one factor covers.
       augmentation: What `explain` calls an auxiliary variable in this family.
       nonnegative: The statistics of which rows make minus a sum of squares or of other
-        nonnegative numbers, which `project` reads as such under noise.
+        nonnegative numbers, which `project` reads as such under noise; see
+        `num_below_noise`, by which matrices answer.
       has_pseudo_counts: Natural parameters are the prior's counts plus those of rows,
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
@@ -150,6 +151,19 @@ class Family(abc.ABC):
         """
         del noise  # A family that leaves this out reads the share as it is.
         return dict(data)
+
+    def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
+        """How many of the sums that rows make, and that cannot be negative, are below
+        one standard deviation of their noise, so that `project` reads the noise.
+
+        Args:
+          data: The share of the released statistics, as it was released.
+          noise: Standard deviations of the noise in it, entry by entry.
+        """
+        below = [
+            jnp.sum((noise[s] > 0) & (-data[s] < noise[s])) for s in self.nonnegative
+        ]
+        return sum(below, jnp.zeros((), int))
 
     def beside_flat_prior(self, natural: Moments, shape: Shape) -> NewMoments:
         """Natural parameters of a proper member, where the prior may be flat.

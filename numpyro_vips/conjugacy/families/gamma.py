@@ -77,7 +77,6 @@ class InverseGamma(Inverse):
 
     name = "InverseGamma"
     statistics = ("1/x", "log")
-    nonnegative = ("1/x",)
     _of_inverse: ClassVar[Family] = Gamma()
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:

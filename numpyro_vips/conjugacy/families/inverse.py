@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.family import (
     Family,
@@ -70,6 +70,10 @@ class Inverse(Family):
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
         mirrored = map(self._mirrored, (data, noise))
         return self._mirrored_back(self._of_inverse.widened(*mirrored))
+
+    def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
+        mirrored = map(self._mirrored, (data, noise))
+        return self._of_inverse.num_below_noise(*mirrored)
 
     def neutral(self, shape: Shape) -> NewMoments:
         return self._natural(self._of_inverse.neutral(shape))

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 # Up to this size operations on all matrices together are faster than LAPACK on each.
 _TINY = 8
@@ -119,17 +119,16 @@ def denoised(
 ) -> Float[Array, "*batch dim dim"]:
     """Makes a noisy precision matrix positive semidefinite, with room for its noise.
 
-    Negative eigenvalues go to zero, and a part of the noise's spectral norm (its
-    expected size, 2 · max row norm of the standard deviations) is added to the
-    diagonal. Without it, directions that the noise has emptied get almost the prior's
-    width, and a mean along them that is noise alone.
+    Negative eigenvalues go to zero, and a part of the noise's spectral norm is added
+    to the diagonal. Without it, directions that the noise has emptied get almost the
+    prior's width, and a mean along them that is noise alone.
 
     Args:
       precision: Noisy, symmetric.
       deviation: Standard deviations of the noise in it.
       room: The part that is added.
     """
-    spectral_norm = 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
+    spectral_norm = _spectral_norm(deviation)
 
     def with_room() -> Float[Array, "*batch dim dim"]:
         values, vectors = eigh(precision)
@@ -144,6 +143,34 @@ def denoised(
 
     # Without noise the matrix is left alone to the last digit.
     return jax.lax.cond(jnp.any(spectral_norm > 0), with_room, lambda: precision)
+
+
+def num_small(
+    matrices: Float[Array, "*batch dim dim"],
+    deviation: Float[Array, "*batch dim dim"],
+) -> Int[Array, ""]:
+    """How many eigenvalues of noisy matrices the noise may have made.
+
+    They are below half of its spectral norm, which is one standard deviation where a
+    matrix is one number.
+
+    Args:
+      matrices: Noisy, symmetric; positive semidefinite without the noise.
+      deviation: Standard deviations of the noise in them.
+    """
+    limit = 0.5 * _spectral_norm(deviation)[..., None]
+
+    def count() -> Int[Array, ""]:
+        return jnp.sum((limit > 0) & (eigh(matrices)[0] < limit))
+
+    return jax.lax.cond(jnp.any(limit > 0), count, lambda: jnp.zeros((), int))
+
+
+def _spectral_norm(
+    deviation: Float[Array, "*batch dim dim"],
+) -> Float[Array, "*batch"]:
+    """The expected size of the noise's largest eigenvalue, about."""
+    return 2.0 * jnp.sqrt((deviation**2).sum(-1).max(-1))
 
 
 @_one_at_a_time

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jax.scipy.special import multigammaln
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.digamma import digamma
@@ -20,7 +20,11 @@ from numpyro_vips.conjugacy.families.family import (
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import information_kept
-from numpyro_vips.conjugacy.families.positive_matrices import denoised, symmetric_part
+from numpyro_vips.conjugacy.families.positive_matrices import (
+    denoised,
+    num_small,
+    symmetric_part,
+)
 
 Matrix = Float[Array, "*batch dim dim"]
 _FEW_DEGREES = "concentration is not above the size less one"
@@ -92,6 +96,11 @@ class Wishart(Family):
             data["logdet"], noise["logdet"], ones, jnp.sqrt(variance)
         )
         return {"x": kept[..., None, None] * data["x"], "logdet": kept * data["logdet"]}
+
+    def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
+        rate = -2.0 * symmetric_part(data["x"])
+        deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
+        return num_small(rate, deviation)
 
     def neutral(self, shape: Shape) -> NewMoments:
         matrix = jnp.broadcast_to(-0.5 * jnp.eye(shape[-1]), shape)
