@@ -35,7 +35,8 @@ demo: $(VENV)/.examples
 # whose subject is what the compiled program does: they are marked `optimized`. A jaxlib
 # that does not know the flags gets none.
 test: $(VENV)/.test
-	$(PYTEST) --dist loadfile -m '$(FAST) and optimized'
+	$(PYTEST) --dist loadfile -m '$(FAST) and optimized' \
+	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)
 	flags='$(UNOPTIMIZED)'; \
 	XLA_FLAGS="$$XLA_FLAGS $$flags" $(BIN)/python -c 'import jax; jax.devices()' || flags=; \
 	XLA_FLAGS="$$XLA_FLAGS $$flags" $(PYTEST) --dist loadfile -m '$(FAST) and not optimized'

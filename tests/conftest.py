@@ -3,7 +3,7 @@
 import gc
 import itertools
 import os
-import tempfile
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ jaxtyping.install_import_hook(CHECKED_ARRAYS, "_checked.arrays")
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
+# Bytes of XLA's executables, in each process's folder.
+MOST_KEPT = 2**29
 _MODULES = itertools.count(1)
 
 
@@ -75,14 +77,18 @@ def shared_data() -> Callable[[str], Path]:
 def pytest_configure(config: pytest.Config) -> None:
     """Lets tests share what they compile, which is most of what they take.
 
-    Many fit the same small models. XLA's executables are kept in a folder that goes
-    with the session; one for each process, as JAX writes the files without a lock.
-    Examples that a test runs in processes of their own use it too.
+    Many fit the same small models, and most programs are those of the last run. XLA's
+    executables are kept, in a folder for each process, as JAX writes the files without
+    a lock. Examples that a test runs in processes of their own use it too.
     """
-    folder = tempfile.TemporaryDirectory()
-    config.add_cleanup(folder.cleanup)
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    folder = REPOSITORY / ".pytest_cache" / "xla" / worker
+    # Programs of code that is no more are not told from others.
+    if sum(file.stat().st_size for file in folder.glob("*")) > MOST_KEPT:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     settings = {
-        "jax_compilation_cache_dir": folder.name,
+        "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.03,
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
