@@ -115,8 +115,9 @@ def adversarial_search(blocks, norm, relation, num_climbs=6):
             return -np.linalg.norm(first)
         return -np.linalg.norm(first - joint_vector(blocks, raw[size:], norm))
 
+    free = size if relation == "add_or_remove" else 2 * size
     starts = [
-        rng.normal(size=2 * size) * rng.choice([0.1, 0.3, 1.0, 3.0], size=2 * size)
+        rng.normal(size=free) * rng.choice([0.1, 0.3, 1.0, 3.0], size=free)
         for _ in range(600)
     ]
     starts = sorted(starts, key=change)[:num_climbs]
