@@ -129,6 +129,8 @@ def rehearse(
         names = tuple(block.name for block in step.blocks)
         kinds[names, bool(step.counted), size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
+    # Sums first: the update after them compiles beside the counts.
+    kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
 
     def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
         rows = {

@@ -64,18 +64,24 @@ def _in_double(value: Any) -> Any:
     if _is_key(value):
         return value
     array = np.asarray(value)
-    is_real = jnp.issubdtype(array.dtype, jnp.floating)
-    return array.astype(np.float64) if is_real else array
+    return array.astype(np.float64) if _is_real(array) else array
 
 
 def _is_key(value: Any) -> bool:
     """Whether an array, or what is known of one, is of keys, which NumPy lacks."""
     dtype = getattr(value, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.extended)
+    if dtype is None or isinstance(dtype, np.dtype):
+        return False
+    return jnp.issubdtype(dtype, jax.dtypes.extended)
 
 
-def _is_real(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.floating)
+def _is_real(array: Any) -> bool:
+    return _is_real_type(array.dtype)
+
+
+@functools.cache
+def _is_real_type(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating)
 
 
 def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
