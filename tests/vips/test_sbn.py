@@ -162,8 +162,13 @@ def test_statistics_are_scaled_by_the_norms_given():
     analysis, _ = vi._prepare_fit((y,), {})
     assert len(analysis.steps) == 3
     for step in analysis.steps:
-        assert {b.name: 1.0 / b.scale for b in step.blocks} == pytest.approx(norms)
-        assert step.clipping_norm == pytest.approx(math.sqrt(6))
+        # Relative errors are alike, where what the noise moves is counted.
+        squares = {b.name: (b.scale * norms[b.name]) ** 2 for b in step.blocks}
+        roots = {b.name: math.sqrt(b.num_directions) for b in step.blocks}
+        total = sum(roots.values())
+        expected = {name: root / total for name, root in roots.items()}
+        assert squares == pytest.approx(expected)
+        assert step.clipping_norm == 1.0
     apart = nv.PrivateVI(model, clipping_norm=norms, **settings)._prepare_fit((y,), {})[
         0
     ]
