@@ -9,7 +9,7 @@ noise like any other release; what is read off them is post-processing.
 import math
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -21,18 +21,22 @@ SMALLEST_NORM, LARGEST_NORM = 1e-9, 1e20
 # A norm that is known but for rounding falls into the bin below its edge.
 _ROUNDING = 1e-5
 
-# A bin counts if it stands out of the noise by so many standard deviations: of the
+# Bins count if they stand out of the noise by so many standard deviations: of the
 # hundreds of empty bins of a fit one in ten thousand fits does by chance.
 THRESHOLD = 5.0
-# Bins that are looked at together where none stands out alone.
-_MERGED = (1, 2, 4, 8)
-# The same where an earlier histogram has found a norm: one that is rounded up by more
-# than this is worse than the earlier one.
-_MERGED_AGAIN = (1, 2)
+# The same next to bins that stand out, where there are few to be deceived by,
+THRESHOLD_BESIDE = 3.0
+# and of the widest window, of which there are few, where nothing stands out otherwise.
+THRESHOLD_WIDEST = 4.0
+# Neighbouring bins that are looked at together: norms are spread over many.
+_WINDOWS = (1, 2, 4, 8)
+# The part of all rows that has to stand out of a later histogram, which has more noise,
+# for it to replace the norm that an earlier one has found.
+ENOUGH_TO_REPLACE = 0.7
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
-# Bins above the last one that stands out, whose counts enter as they are.
+# Bins above the last one that stands out, which count with what is beyond the noise.
 _MARGIN = 2
 
 
@@ -72,8 +76,9 @@ def norm_from_counts(
     """The norm at which clipping and noise together do least harm.
 
     Clipping at c takes Σ (norm − c)₊ off the sum of the rows at worst, and noise adds
-    `relative_noise` times c. Only bins that stand out of the noise are summed over:
-    in empty ones there is nothing but noise, and there are many of them.
+    `relative_noise` times c. Only bins that stand out of the noise are summed over, by
+    themselves or with their neighbours: in empty ones there is nothing but noise, and
+    there are many of them.
 
     Args:
       counts: Noisy number of rows in each bin (edges[i − 1], edges[i]].
@@ -83,42 +88,66 @@ def norm_from_counts(
         are averaged, over the clipping norm.
       num_rows: Public number of rows.
       alignment: By how much of their norms what is clipped off the rows adds up.
-      is_known: Whether an earlier histogram has found a norm, which may stay.
+      is_known: Whether an earlier histogram has found a norm. It stays unless most of
+        the rows are seen here.
 
     Returns:
-      One of the edges; None if no bin stands out of the noise.
+      One of the edges; None if too little stands out of the noise.
     """
     # The first bin has rows that add nothing, whatever the norm is.
-    counts, uppers = counts[1:], np.append(edges[1:], edges[-1] * GRID_FACTOR)
-    for width in _MERGED_AGAIN if is_known else _MERGED:
-        spare = len(counts) % width
-        merged = counts[spare:].reshape(-1, width).sum(1)
-        edge_of = uppers[spare:].reshape(-1, width)[:, -1]
-        threshold = THRESHOLD * math.sqrt(width) * noise_stddev
-        if threshold >= num_rows:
-            break  # What stands out then is noise: all rows together would not.
-        standing = np.flatnonzero((merged > threshold) & (merged >= 1.0))
-        if len(standing):
-            # A bin above counts with what it has beyond the noise.
-            beyond = np.maximum(merged - math.sqrt(width) * noise_stddev, 0.0)
-            return _best_norm(
-                beyond, edge_of, standing, relative_noise / (BIAS_WEIGHT * alignment)
-            )
-    return None
-
-
-def _best_norm(
-    counts: Float64[np.ndarray, " bins"],
-    uppers: Float64[np.ndarray, " bins"],
-    standing: np.ndarray,
-    relative_noise: float,
-) -> float:
-    last = standing[-1]
+    idle, counts = counts[0], counts[1:]
+    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    standing = _standing(counts, noise_stddev, num_rows)
+    if not standing.any():
+        return None
+    seen = idle + counts[standing].sum()
+    if is_known and seen < ENOUGH_TO_REPLACE * num_rows:
+        return None
+    last = np.flatnonzero(standing)[-1]
     above = np.arange(last + 1, min(last + 1 + _MARGIN, len(counts)))
-    mass = np.zeros(len(counts))
-    mass[standing] = counts[standing]
-    mass[above] = counts[above]
+    mass = np.where(standing, counts, 0.0)
+    mass[above] = np.maximum(counts[above] - noise_stddev, 0.0)
     candidates = uppers[: last + 1 + len(above)]
-    clipped = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
+    beyond = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
+    clipped = BIAS_WEIGHT * alignment * np.maximum(beyond, 0.0)
     harm = clipped**2 + (relative_noise * candidates) ** 2
     return float(candidates[np.argmin(harm)])
+
+
+def _standing(
+    counts: Float64[np.ndarray, " bins"], noise_stddev: float, num_rows: int
+) -> Bool[np.ndarray, " bins"]:
+    """The bins that stand out of the noise, alone or with their neighbours.
+
+    Windows of few bins come first, so that a high bin does not take empty ones along.
+    Windows next to what stands out already need less to join it.
+    """
+    standing = np.zeros(len(counts), bool)
+
+    def add(width: int, threshold: float, beside: bool) -> bool:
+        """Adds the highest window of this width, if there is one; says whether."""
+        totals = np.convolve(counts, np.ones(width), "valid")
+        taken = np.convolve(standing, np.ones(width), "valid") > 0.5
+        limit = threshold * math.sqrt(width) * noise_stddev
+        # Together all rows do not reach such a limit, so what does is noise.
+        eligible = ~taken & (totals > limit) & (totals >= 1.0) & (limit < num_rows)
+        if beside:
+            below = np.append(False, standing)[: len(totals)]
+            above = np.append(standing, False)[width:]
+            eligible &= below | above
+        if not eligible.any():
+            return False
+        first = np.argmax(np.where(eligible, totals, -np.inf))
+        standing[first : first + width] = True
+        return True
+
+    def extend() -> None:
+        while any(add(each, THRESHOLD_BESIDE, beside=True) for each in _WINDOWS):
+            pass
+
+    for width in _WINDOWS:
+        while add(width, THRESHOLD, beside=False):
+            extend()
+    if not standing.any() and add(_WINDOWS[-1], THRESHOLD_WIDEST, beside=False):
+        extend()
+    return standing

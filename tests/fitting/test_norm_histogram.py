@@ -147,3 +147,80 @@ def test_fewer_rows_than_the_noise_say_nothing():
         counts, edges, noise_stddev=200.0, relative_noise=1.0, num_rows=8
     )
     assert found is None
+
+
+def test_norms_spread_over_many_bins_are_seen_beside_one_that_stands_out():
+    edges, stddev = norm_grid(1.0), 30.0
+    counts = np.zeros(len(edges) + 1)
+    one = int(np.searchsorted(edges, 0.9))
+    counts[one] = 400.0
+    # Twice as large and more, and 2.7 standard deviations each.
+    counts[one + 1 : one + 9] = 80.0
+    found = norm_from_counts(
+        counts, edges, noise_stddev=stddev, relative_noise=0.1, num_rows=1040
+    )
+    assert found == pytest.approx(edges[one + 8])
+
+
+def test_spread_out_norms_of_a_thousand_rows_cost_little():
+    """How much worse it is than the best norm, in the geometric mean over fits."""
+    edges, ratios = norm_grid(1.0), []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        norms = rng.lognormal(0.0, 1.0, 1000)
+        counts = counts_of(norms, edges) + rng.normal(0.0, 31.0, len(edges) + 1)
+        found = norm_from_counts(
+            counts, edges, noise_stddev=31.0, relative_noise=14.0, num_rows=1000
+        )
+        assert found is not None
+        harm = [
+            math.hypot(3.0 * np.maximum(norms - c, 0.0).sum(), 14.0 * c)
+            for c in (found, *edges)
+        ]
+        ratios.append(harm[0] / min(harm))
+    assert np.exp(np.mean(np.log(ratios))) < 3.2
+
+
+@pytest.mark.parametrize(("seen", "replaces"), [(500, False), (900, True)])
+def test_a_later_histogram_replaces_a_norm_only_if_it_shows_most_rows(seen, replaces):
+    edges = norm_grid(1.0)
+    counts = counts_of(np.full(seen, 0.9), edges)
+    assert (
+        norm_from_counts(
+            counts,
+            edges,
+            noise_stddev=20.0,
+            relative_noise=1.0,
+            num_rows=1000,
+            is_known=True,
+        )
+        is not None
+    ) == replaces
+
+
+def test_rows_that_add_nothing_are_seen_too():
+    edges = norm_grid(1.0)
+    counts = counts_of(np.repeat([0.9, 0.0], [300, 700]), edges)
+    found = norm_from_counts(
+        counts,
+        edges,
+        noise_stddev=20.0,
+        relative_noise=1.0,
+        num_rows=1000,
+        is_known=True,
+    )
+    assert found == pytest.approx(1.0, rel=1e-4)
+
+
+def test_pure_noise_says_nothing():
+    edges = norm_grid(1.0)
+    alarms = 0
+    for seed in range(1000):
+        counts = np.random.default_rng(seed).normal(0.0, 30.0, len(edges) + 1)
+        alarms += (
+            norm_from_counts(
+                counts, edges, noise_stddev=30.0, relative_noise=10.0, num_rows=10_000
+            )
+            is not None
+        )
+    assert alarms <= 10
