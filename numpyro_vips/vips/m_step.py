@@ -306,13 +306,16 @@ def _from_data(
 
 def _widened(
     factor: PosteriorFactor,
+    prior: Moments,
     share: Moments,
     noise: Moments,
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     noise_read: float | Float[Array, ""],
 ) -> NewMoments:
-    """The share as a posterior has it that knows of the noise; see `Family.widened`.
+    """The share as a posterior has it that knows of the noise.
+
+    See `Family.share_under_noise`.
 
     Noise in the precision of Gaussian coordinates w moves their linear statistic, too,
     by itself times w; not that of centred ones, which rows were asked about until they
@@ -324,7 +327,7 @@ def _widened(
         # The natural parameter is minus half the precision.
         moved = times((2.0 * noise["xx"]) ** 2, jnp.maximum(squares, 0.0))
         noise["x"] = jnp.sqrt(noise["x"] ** 2 + moved)
-    return factor.family.widened(share, noise)
+    return factor.family.share_under_noise(prior, share, noise)
 
 
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
@@ -457,8 +460,8 @@ def update_globals(
                     noise_read,
                 )
             share, noise, below_noise[factor.name] = found
-            share = _widened(factor, share, noise, current, centre, noise_read)
             own = _from_prior(structure, factor, current, program.prior_terms)
+            share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
             current[factor.name] = _moments(structure, factor, natural[factor.name])
         return current, natural, below_noise

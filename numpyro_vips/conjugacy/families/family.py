@@ -152,6 +152,24 @@ class Family(abc.ABC):
         del noise  # A family that leaves this out reads the share as it is.
         return dict(data)
 
+    def share_under_noise(
+        self, prior: Moments, data: Moments, noise: Moments
+    ) -> NewMoments:
+        """As `widened`, where how much noisy sums say depends on the prior.
+
+        Where a sum may be anything down to zero, it is the prior that says how large
+        what is divided by it may be.
+
+        Args:
+          prior: The prior's share of the natural parameters.
+          data, noise: As in `widened`.
+
+        Returns:
+          What is added to `prior`.
+        """
+        del prior  # What most sums say of a latent is a Gaussian about some value.
+        return self.widened(data, noise)
+
     def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
         """How many of the sums that rows make, and that cannot be negative, are below
         one standard deviation of their noise, so that `project` reads the noise.

@@ -16,7 +16,15 @@ from numpyro_vips.conjugacy.families.family import (
     Shape,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
-from numpyro_vips.conjugacy.families.noisy_sums import information_kept, nonnegative
+from numpyro_vips.conjugacy.families.noisy_sums import (
+    GammaShape,
+    information_kept,
+    nonnegative,
+    rate_of_noisy_sums,
+)
+
+# More than so many are not worth a quadrature each.
+_MOST_RATES = 4096
 
 
 class Gamma(Family):
@@ -51,6 +59,30 @@ class Gamma(Family):
     def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
         kept = information_kept(data["log"], noise["log"], -data["x"], noise["x"])
         return {s: kept * data[s] for s in self.statistics}
+
+    def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        """As it is, since the prior has a say in what a total below zero means."""
+        if data["x"].size > _MOST_RATES:
+            return super().project_to_widen(data, noise)
+        return {"x": data["x"], "log": jnp.maximum(data["log"], 0.0)}
+
+    def share_under_noise(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        if data["x"].size > _MOST_RATES:
+            return self.widened(data, noise)
+
+        def by_quadrature() -> NewElementwise:
+            own = GammaShape(prior["log"] + 1.0, jnp.maximum(-prior["x"], 0.0))
+            sums = data["log"], noise["log"], -data["x"], noise["x"]
+            found = rate_of_noisy_sums(own, *sums)
+            is_noisy = (noise["x"] > 0) | (noise["log"] > 0)
+            share = {"x": own.rate - found.rate}
+            share["log"] = found.concentration - own.concentration
+            return {s: jnp.where(is_noisy, share[s], data[s]) for s in share}
+
+        is_noisy = jnp.any(noise["x"] > 0) | jnp.any(noise["log"] > 0)
+        return jax.lax.cond(is_noisy, by_quadrature, lambda: dict(data))
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.full(shape, -1.0), "log": jnp.zeros(shape)}

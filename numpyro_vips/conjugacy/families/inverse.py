@@ -71,6 +71,17 @@ class Inverse(Family):
         mirrored = map(self._mirrored, (data, noise))
         return self._mirrored_back(self._of_inverse.widened(*mirrored))
 
+    def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
+        mirrored = map(self._mirrored, (data, noise))
+        return self._mirrored_back(self._of_inverse.project_to_widen(*mirrored))
+
+    def share_under_noise(
+        self, prior: Moments, data: Moments, noise: Moments
+    ) -> NewMoments:
+        mirrored = map(self._mirrored, (data, noise))
+        own = self._inverse_natural(prior)
+        return self._mirrored_back(self._of_inverse.share_under_noise(own, *mirrored))
+
     def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
         mirrored = map(self._mirrored, (data, noise))
         return self._of_inverse.num_below_noise(*mirrored)
