@@ -211,8 +211,10 @@ def logistic_table(name: str) -> LogisticTable:
     # Into [0, 1], as by ranges known in advance.
     columns.append(np.clip(0.5 + numbers / 6, 0, 1))
     X = np.concatenate([*columns, np.ones((n, 1))], axis=1).astype(np.float64)
-    spread = np.maximum(X.std(0), 0.05)
-    logits = X @ (rng.normal(size=shape.columns) / spread)
+    # A category, rare or not, moves the logit about as far as a number from its least
+    # third to its largest.
+    sizes = np.where(np.arange(shape.columns) < sum(shape.categories), 1.0, 3.0)
+    logits = X @ (rng.normal(size=shape.columns) * sizes)
     logits = shape.strength * (logits - logits.mean()) / logits.std()
     logits += _intercept(logits, shape.positive)
     y = rng.uniform(size=n) < 1 / (1 + np.exp(-logits))

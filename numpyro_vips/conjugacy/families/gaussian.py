@@ -21,6 +21,10 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
     times,
 )
 
+# Which part of the noise's spectral norm is added to a precision under which rows are
+# asked again: a step that is too long there leads away. Half of it is safe, and slow.
+_ROOM = 0.25
+
 Vector = Float[Array, "*batch dim"]
 Matrix = Float[Array, "*batch dim dim"]
 
@@ -69,7 +73,7 @@ class Normal(Family):
         return {"x": shape, "xx": (*shape, shape[-1])}
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
-        return self._projected(prior, data, noise, room=0.5)
+        return self._projected(prior, data, noise, room=_ROOM)
 
     def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
         """Without the ridge, which would draw every coefficient towards zero.

@@ -136,3 +136,89 @@ def test_compiled_models_give_lapack_no_batch(
     assert of_globals
     assert bool(of_rows) == (name == "factor_analysis")
     assert set(of_rows + of_globals) == {()}
+
+
+# --- noisy matrices -------------------------------------------------------------------
+
+
+def symmetric_noise(rng: np.random.Generator, size: int) -> np.ndarray:
+    """As a mechanism adds it: of variance 1 on the diagonal and 1/2 elsewhere."""
+    noise = rng.normal(size=(size, size))
+    return (noise + noise.T) / 2
+
+
+def deviations(size: int) -> np.ndarray:
+    return np.where(np.eye(size, dtype=bool), 1.0, np.sqrt(0.5))
+
+
+def cut_at_zero(matrix: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrix)
+    return (vectors * np.maximum(values, 0)) @ vectors.T
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+    ("spectrum", "most"),
+    [
+        # One direction that stands out, and many that are below the noise.
+        (np.r_[200.0, np.full(59, 1.0)], 0.4),
+        (np.geomspace(100.0, 0.1, 60), 0.95),
+        # Far above the noise there is nothing to be gained.
+        (np.linspace(1e3, 1e5, 60), 1.01),
+        (np.array([3.0, 0.5, 0.1]), 1.0),
+    ],
+)
+def test_denoised_matrices_are_nearer_than_those_cut_at_zero(
+    spectrum: np.ndarray, most: float
+):
+    rng, size = np.random.default_rng(0), len(spectrum)
+    errors = []
+    for _ in range(30):
+        axes = np.linalg.qr(rng.normal(size=(size, size)))[0]
+        truth = (axes * spectrum) @ axes.T
+        noisy = truth + symmetric_noise(rng, size)
+        found = positive_matrices.denoised(
+            jnp.asarray(noisy), jnp.asarray(deviations(size)), 0.0
+        )
+        assert np.linalg.eigvalsh(found).min() >= 0
+        pair = (np.asarray(found), cut_at_zero(noisy))
+        errors.append([np.sum((each - truth) ** 2) for each in pair])
+    ours, cut = np.sqrt(np.mean(errors, axis=0))
+    assert ours < most * cut
+
+
+@pytest.mark.usefixtures("x64")
+def test_denoised_matrices_keep_their_trace():
+    rng = np.random.default_rng(1)
+    noisy = 20 * np.eye(30) + symmetric_noise(rng, 30)
+    found = positive_matrices.denoised(
+        jnp.asarray(noisy), jnp.asarray(deviations(30)), 0.0
+    )
+    assert jnp.trace(found) == pytest.approx(np.trace(noisy), rel=1e-9)
+    # The noise had driven the eigenvalues apart: all are 20.
+    apart = np.ptp(np.linalg.eigvalsh(np.asarray(found)))
+    assert apart < 0.3 * np.ptp(np.linalg.eigvalsh(noisy))
+
+
+@pytest.mark.usefixtures("x64")
+def test_blocks_with_little_noise_stay_beside_those_with_much():
+    """As of two latents whose sums are released at different scales."""
+    rng = np.random.default_rng(2)
+    sizes = np.r_[np.ones(5), np.full(5, 1e-3)]
+    units = np.outer(sizes, sizes)
+    truth = np.diag(np.r_[np.full(5, 40.0), np.linspace(1e-4, 1e-3, 5)])
+    noisy = truth + symmetric_noise(rng, 10) * units
+    found = positive_matrices.denoised(
+        jnp.asarray(noisy), jnp.asarray(deviations(10) * units), 0.0
+    )
+    small = np.asarray(found)[5:, 5:]
+    np.testing.assert_allclose(small, truth[5:, 5:], atol=1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+def test_matrices_without_noise_are_left_alone():
+    matrices = np.stack([np.diag([1.0, -2.0]), np.diag([3.0, 1.0])])
+    deviation = np.stack([np.zeros((2, 2)), deviations(2)])
+    found = positive_matrices.denoised(jnp.asarray(matrices), jnp.asarray(deviation))
+    np.testing.assert_array_equal(found[0], matrices[0])
+    assert (np.asarray(found[1]) != matrices[1]).any()

@@ -134,7 +134,7 @@ def test_noise_in_a_precision_does_not_draw_coefficients_towards_zero() -> None:
     # To second order an inverse of a noisy matrix is larger by its relative variance.
     second_order = np.abs(w) * 2.5 * (noise / 600.0) ** 2
     assert (np.abs(found.mean(0) - w) < 4 * error + second_order).all()
-    assert (np.abs(ridged.mean(0)) < 0.96 * np.abs(w)).all()
+    assert (np.abs(ridged.mean(0)) < 0.98 * np.abs(w)).all()
 
 
 def test_what_is_not_positive_goes_to_the_prior() -> None:
