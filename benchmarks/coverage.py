@@ -53,6 +53,13 @@ def known_noise(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
 
 
+def unknown_noise(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    precision = numpyro.sample("precision", dist.Gamma(3.0, 3.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(X @ w, 1 / jnp.sqrt(precision)), obs=y)
+
+
 def wide_logistic(n: int, X: Any, y: Any = None) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
     with numpyro.plate("rows", n):
@@ -78,6 +85,7 @@ CASES = {
     "Gaussian mean": Case(gaussian_mean, none),
     "Gaussian": Case(gaussian, none),
     "regression, known noise": Case(known_noise, standardised),
+    "regression, unknown noise": Case(unknown_noise, standardised),
     "logistic, 10 columns": Case(wide_logistic, in_unit_ball),
     "probit": Case(probit, standardised),
     **{
@@ -93,6 +101,7 @@ CASES = {
             "group means",
             "durations",
             "exam",
+            "two groups",
         )
     },
 }

@@ -4,7 +4,7 @@ Nothing outside of `vips/` and `dpvi/` asks which of the two an engine is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -204,6 +204,25 @@ class Engine(Protocol):
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
+        ...
+
+
+@runtime_checkable
+class SeesBounds(Protocol):
+    """An engine that reads a release with the bound in mind that rows were clipped to.
+
+    The bound is public, like everything in a state.
+    """
+
+    def with_bound(
+        self, state: Any, scales: Mapping[str, float], clipping_norm: float
+    ) -> Any:
+        """The state before the `update` that gets sums clipped like this.
+
+        Args:
+          state: The state before the step.
+          scales, clipping_norm: As in `Engine.bounded_sum`.
+        """
         ...
 
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.engine import Engine, SeesBounds
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.row_sums import aligned
@@ -94,12 +94,21 @@ def update(
     engine: Engine, step: Step, state: Any, released: Mapping[str, np.ndarray]
 ) -> Any:
     """The state after a step that released statistics; public."""
+    state = _with_bound(engine, step, state)
     return engine.update(
         state,
         {block.name: released[block.name] for block in step.blocks},
         noise_of_sums(step),
         step.step_size,
     )
+
+
+def _with_bound(engine: Engine, step: Step, state: Any) -> Any:
+    """The state of an engine that reads releases with their bound in mind."""
+    if not isinstance(engine, SeesBounds) or step.clipping_norm is None:
+        return state
+    scales = {block.name: block.scale for block in step.blocks}
+    return engine.with_bound(state, scales, step.clipping_norm)
 
 
 def rehearse(

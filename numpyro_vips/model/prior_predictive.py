@@ -7,7 +7,7 @@ its own distributions, at latents and other arguments that nothing private enter
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -81,7 +81,7 @@ def rows_from_model(graph: ModelGraph, count: int, seed: int) -> SyntheticData:
         if is_drawn:
             rows = draw(rows, latents)
         if judge is None:
-            judge = trace_in_double(_per_row(graph, _validity), rows, latents)
+            judge = trace_in_double(per_row(graph, _validity), rows, latents)
         verdicts = judge(rows, latents)
         valid = np.flatnonzero(np.all(list(verdicts.values()), axis=0))
         for name, verdict in verdicts.items():
@@ -146,9 +146,18 @@ class _Draw:
                 jnp.asarray(words), impl=FAITHFUL
             )
         if self.program is None:
-            function = _per_row(self.graph, _observations)
+            function = per_row(self.graph, _observations)
             self.program = trace_in_double(function, rows, latents, keys)
-            self.copies = self._find_copies(latents, keys)
+
+            def drawn_values(rows: Any) -> dict[str, Any]:
+                return {
+                    site: found["value"]
+                    for site, found in self.program(rows, latents, keys).items()
+                    if np.shape(found.get("drawn")) == np.shape(found["value"])
+                    and "drawn" in found
+                }
+
+            self.copies = copied_entries(self.graph, drawn_values)
         rows = {name: np.array(value) for name, value in rows.items()}
         observations = self.program(rows, latents, keys)
         for site, places in self.copies.items():
@@ -159,44 +168,59 @@ class _Draw:
                     flat[:, there] = drawn[:, here].astype(flat.dtype)
         return rows
 
-    def _find_copies(self, latents: Any, keys: Any) -> dict[str, Any]:
-        """Which entries of an argument a site observes just as they are.
 
-        However the model reshapes, slices or casts them: over many rows of random
-        numbers two entries are equal in every row only if one is a copy.
+def copied_entries(
+    graph: ModelGraph, observations: Callable[[Any], Mapping[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Which entries of an argument a site observes just as they are.
 
-        Returns:
-          By site, for each argument that it copies: the name, and the places of the
-          entries in the site's value and in the argument, both flat.
-        """
-        rng = np.random.default_rng(0)
-        rows = {}
-        for name, like in self.graph.arguments.row_shapes().items():
-            drawn = rng.uniform(0.1, 0.9, (_NUM_TRIED, *like.shape))
-            if not np.issubdtype(like.dtype, np.floating):
-                drawn = np.floor(drawn * 20 if like.dtype != bool else drawn * 2)
-            rows[name] = drawn.astype(like.dtype)
-        entries = {
-            column.tobytes(): (name, place)
-            for name, value in rows.items()
-            for place, column in enumerate(_columns(value))
-        }
-        copies: dict[str, Any] = {}
-        for site, found in self.program(rows, latents, keys).items():
-            if "drawn" not in found:
-                continue
-            if np.shape(found["drawn"]) != np.shape(found["value"]):
-                continue
-            by_name: dict[str, Any] = {}
-            for here, column in enumerate(_columns(found["value"])):
-                if column.tobytes() in entries:
-                    name, there = entries[column.tobytes()]
-                    by_name.setdefault(name, []).append((here, there))
-            if by_name:
-                copies[site] = [
-                    (name, *np.transpose(places)) for name, places in by_name.items()
-                ]
-        return copies
+    However the model reshapes, slices or casts them: over many rows of random numbers
+    two entries are equal in every row only if one is a copy.
+
+    Args:
+      graph: The model.
+      observations: The value of every observed site, by site, for given rows.
+
+    Returns:
+      By site, for each argument that it copies: the name, and the places of the entries
+      in the site's value and in the argument, both flat.
+    """
+    if observations is None:
+        latents = synthetic_latents(graph, _NUM_TRIED, 0)
+        program = jax.jit(per_row(graph, _observed_values))
+        observations = lambda rows: program(rows, latents)  # noqa: E731
+    rng = np.random.default_rng(0)
+    rows = {}
+    for name, like in graph.arguments.row_shapes().items():
+        drawn = rng.uniform(0.1, 0.9, (_NUM_TRIED, *like.shape))
+        if not np.issubdtype(like.dtype, np.floating):
+            drawn = np.floor(drawn * 20 if like.dtype != bool else drawn * 2)
+        rows[name] = drawn.astype(like.dtype)
+    entries = {
+        column.tobytes(): (name, place)
+        for name, value in rows.items()
+        for place, column in enumerate(_columns(value))
+    }
+    copies: dict[str, Any] = {}
+    for site, value in observations(rows).items():
+        by_name: dict[str, Any] = {}
+        for here, column in enumerate(_columns(value)):
+            if column.tobytes() in entries:
+                name, there = entries[column.tobytes()]
+                by_name.setdefault(name, []).append((here, there))
+        if by_name:
+            copies[site] = [
+                (name, *np.transpose(places)) for name, places in by_name.items()
+            ]
+    return copies
+
+
+def _observed_values(graph: ModelGraph, rows: Any, latents: Any) -> dict[str, Any]:
+    messages = graph.run(rows, latents)
+    return {
+        site.name: jnp.asarray(messages[site.name]["value"])
+        for site in graph.latents("observed")
+    }
 
 
 def _flat(rows: np.ndarray) -> np.ndarray:
@@ -211,7 +235,7 @@ def _columns(rows: np.ndarray) -> np.ndarray:
 # --- what the model says of a row -----------------------------------------------------
 
 
-def _per_row(graph: ModelGraph, function: Any) -> Any:
+def per_row(graph: ModelGraph, function: Any) -> Any:
     """Maps a function of (graph, one row, its latents, ...) over rows."""
     axes = {site.name: site.row_axis for site in graph.sites.values()}
 

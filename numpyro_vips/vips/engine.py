@@ -11,6 +11,7 @@ zero in every step would bias it).
 import functools
 import math
 import types
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +31,19 @@ from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, aligned, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
+from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.clipping_bias import (
+    Bound,
+    Lost,
+    Unclipped,
+    without_clipping,
+)
 from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
@@ -72,6 +80,17 @@ SWEEPS_PER_STEP = 5
 # Sweeps in which the globals, and statistics that depend on them alone, take turns.
 PUBLIC_SWEEPS = 100
 
+# Rows that are simulated for one of a fit, where they tell what clipping takes off, so
+# many at least and at most,
+_SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
+# and at most where rows have latents of their own to be solved for.
+_MOST_WITH_LATENTS = 16_384
+# Those of them that are worked on at a time at most.
+_CHUNK = 4096
+# Groups of them whose sums tell how much clipped sums vary with whole ones, and how
+# little these are taken to do so.
+_GROUPS = 48
+_LEAST_CORRELATION = 0.1
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
@@ -115,6 +134,7 @@ class VipsState(NamedTuple):
       drift: How far each statistic of the last step was from the average before it, as
         a root mean square in standard deviations of the noise of both.
       below_noise: See `m_step.Solution`.
+      clipped: By statistic, how rows were clipped when it was released last.
       trail: Where steps without noise have led; None under noise.
       bounds: The evidence bounds of all starts of a fit without noise, best first.
       as_good: The globals that another start found elsewhere, with the same bound.
@@ -132,6 +152,7 @@ class VipsState(NamedTuple):
     change: float = 0.0
     drift: Mapping[str, float] = types.MappingProxyType({})
     below_noise: Mapping[str, int] = types.MappingProxyType({})
+    clipped: Mapping[str, Bound] = types.MappingProxyType({})
     trail: Trail | None = None
     bounds: tuple[float, ...] = ()
     as_good: tuple[str, ...] = ()
@@ -207,6 +228,108 @@ def _parameters(
 ) -> NewMomentsByFactor:
     """Standard parameters of each factor, as one program."""
     return {name: family.parameters(natural[name]) for name, family in factors}
+
+
+class _Simulation:
+    """Rows simulated from posteriors, and what clipping takes off their sums.
+
+    Args:
+      engine, state: Which rows are asked, and where.
+      simulator: What draws them.
+      bounds: By statistic, how rows are clipped.
+    """
+
+    def __init__(
+        self,
+        engine: "VipsEngine",
+        state: VipsState,
+        simulator: RowSimulator,
+        bounds: Mapping[str, Bound],
+    ):
+        self._engine, self._state, self._simulator = engine, state, simulator
+        self._bounds = bounds
+        self._releases = {id(bound): bound for bound in bounds.values()}.values()
+        # Of the length that the rows of a fit are worked on in, so that nothing new
+        # is compiled.
+        self._size = aligned(min(engine.num_rows, _CHUNK))
+        with_latents = any(engine.program.structure.posterior_factors_of("local"))
+        most = _MOST_WITH_LATENTS if with_latents else _MOST_SIMULATED
+        wanted = max(_FEWEST_SIMULATED, _SIMULATED * engine.num_rows)
+        self._number = math.ceil(min(wanted, most) / self._size)
+        # Of its own for every release, as the rows' and the noise's are.
+        released = (np.ascontiguousarray(state.statistics[n]) for n in sorted(bounds))
+        self._seed = zlib.crc32(b"".join(part.tobytes() for part in released))
+
+    def _latents(self, sums: Sums) -> dict[str, np.ndarray] | None:
+        """The means of the globals, for some sums; None if they have none."""
+        state, engine = self._state, self._engine
+        natural = engine.natural_of(state, Unclipped(dict(sums), state.noise_stddev))
+        moments = engine.posterior_of(natural).moments()
+        latents = {name: m.mean for name, m in moments.items()}
+        finite = all(np.isfinite(value).all() for value in latents.values())
+        return latents if finite else None
+
+    def _sums(
+        self, latents: Mapping[str, np.ndarray], num_groups: int
+    ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
+        """The whole and the clipped sum of groups of rows, by statistic."""
+        for number in range(self._number):
+            rows = self._simulator.rows(latents, self._size, self._seed + number)
+            for group in range(num_groups):
+                mask = np.arange(self._size) % num_groups == group
+                found = {}
+                for bound in self._releases:
+                    whole, clipped = (
+                        self._engine.bounded_sum(
+                            self._state,
+                            rows,
+                            mask,
+                            scales=bound.scales,
+                            clipping_norm=norm,
+                        )
+                        for norm in (math.inf, bound.clipping_norm)
+                    )
+                    for name in bound.scales:
+                        if self._bounds.get(name) is bound:
+                            found[name] = whole[name], clipped[name]
+                yield found
+
+    def missing(self, sums: Sums) -> NewSums | None:
+        """See `without_clipping`."""
+        latents = self._latents(sums)
+        if latents is None:
+            return None
+        factor = self._engine.num_rows / (self._number * self._size)
+        found = {name: np.zeros(np.shape(sums[name])) for name in self._bounds}
+        for of_group in self._sums(latents, 1):
+            for name, (whole, clipped) in of_group.items():
+                found[name] += factor * (whole - clipped)
+        finite = all(np.isfinite(value).all() for value in found.values())
+        return found if finite else None
+
+    def lost(self, sums: Sums) -> dict[str, Lost]:
+        """See `without_clipping`."""
+        latents = self._latents(sums)
+        assert latents is not None  # So it was for `missing`.
+        num_groups = math.ceil(_GROUPS / self._number)
+        pairs = list(self._sums(latents, num_groups))
+        rows_per_group = self._size / num_groups
+        found = {}
+        for name in self._bounds:
+            parts = (np.stack([pair[name][i] for pair in pairs]) for i in (0, 1))
+            whole, clipped = (part - part.mean(0) for part in parts)
+            variances = (whole**2).sum(), (clipped**2).sum()
+            product = variances[0] * variances[1]
+            squared = (whole * clipped).sum() ** 2 / product if product > 0 else 1.0
+            variance = variances[0] / (len(pairs) - 1) / whole[0].size
+            excess = 1.0 / max(float(squared), _LEAST_CORRELATION**2) - 1.0
+            missing = ((whole - clipped) ** 2).sum() / (len(pairs) - 1) / whole[0].size
+            num_rows, simulated = self._engine.num_rows, self._number * self._size
+            found[name] = Lost(
+                of_rows=float(excess * variance * num_rows / rows_per_group),
+                of_simulation=float(missing / rows_per_group * num_rows**2 / simulated),
+            )
+        return found
 
 
 class VipsEngine:
@@ -504,6 +627,15 @@ class VipsEngine:
             if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == 1
         )
 
+    def with_bound(
+        self, state: VipsState, scales: Mapping[str, float], clipping_norm: float
+    ) -> VipsState:
+        """The state that knows how the next release is clipped; see `SeesBounds`."""
+        blocks = {s: float(scales[s]) for s in scales if s not in DIAGNOSTICS}
+        bound = Bound(blocks, clipping_norm)
+        clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
+        return state._replace(clipped=clipped)
+
     def update(
         self,
         state: VipsState,
@@ -632,18 +764,48 @@ class VipsEngine:
         noise is not made up for twice. Factors that take Newton steps are asked
         elsewhere anyway, and the state has their natural parameters in this sense.
         """
-        if self._residuals or not any(state.noise_stddev.values()):
+        if not any(state.noise_stddev.values()):
             return state.natural
+        corrected = self._without_clipping(state)
+        if corrected is None and self._residuals:
+            return state.natural
+        sums = Unclipped(state.statistics, state.noise_stddev)
+        return self.natural_of(state, corrected or sums)
+
+    def natural_of(self, state: VipsState, sums: Unclipped) -> InDouble:
+        """Natural parameters of the globals that know of the noise, for other sums."""
         with jax.enable_x64(True):
             found = self._update_globals(
-                state.statistics,
-                state.noise_stddev,
+                sums.statistics,
+                sums.noise_stddev,
                 state.moments,
                 state.centre,
                 self.global_sweeps,
                 noise_read=1.0,
             )
             return _in_double(found.natural)
+
+    @functools.cached_property
+    def _simulator(self) -> RowSimulator | None:
+        return RowSimulator.of(self.program.graph)
+
+    def _without_clipping(self, state: VipsState) -> Unclipped | None:
+        """The sums with what clipping took off them; None where nothing tells.
+
+        Where the model says how rows are distributed, rows simulated from the released
+        posterior tell.
+        """
+        bounds = {
+            name: bound
+            for name, bound in state.clipped.items()
+            if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
+        }
+        if not bounds or self._simulator is None:
+            return None
+        simulation = _Simulation(self, state, self._simulator, bounds)
+        return without_clipping(
+            state.statistics, state.noise_stddev, simulation.missing, simulation.lost
+        )
 
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""
@@ -653,6 +815,10 @@ class VipsEngine:
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
+        return self.posterior_of(self._natural_under_noise(state))
+
+    def posterior_of(self, natural: MomentsByFactor | InDouble) -> ConjugatePosterior:
+        """The posterior with these natural parameters."""
         structure = self.program.structure
         factors, families = [], []
         for group in structure.posterior_factors_of("global"):
@@ -666,9 +832,8 @@ class VipsEngine:
             factors.append(factor)
             families.append((group.name, group.family))
         with jax.enable_x64(True):
-            found = self._natural_under_noise(state)
-            natural = {name: dict(found[name]) for name, _ in families}
-            parameters = _parameters(tuple(families), natural)
+            chosen = {name: dict(natural[name]) for name, _ in families}
+            parameters = _parameters(tuple(families), chosen)
         params = {
             f"{factor}/{name}": jnp.asarray(np.asarray(value))
             for factor, found in parameters.items()

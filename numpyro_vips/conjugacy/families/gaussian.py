@@ -110,19 +110,25 @@ class Normal(Family):
             return {"x": kept * data["x"], "xx": kept[..., None] * data["xx"]}
 
         def with_noise() -> NewMoments:
-            # Room for rounding, where some coordinates have neither rows nor noise.
-            rounding = 1e-12 * jnp.abs(precision).max((-2, -1), keepdims=True)
-            identity = jnp.eye(precision.shape[-1])
-            total = precision + (variance[..., None] + rounding) * identity
-            scale = jnp.sqrt(jnp.diagonal(total, axis1=-2, axis2=-1))
-            scaled = total / scale[..., None] / scale[..., None, :]
-            root = positive_matrices.inverse(scaled)
-            inverse = root / scale[..., None] / scale[..., None, :]
-            kept = jnp.matmul(precision, inverse, precision="highest")
-            information = jnp.matmul(kept, precision, precision="highest")
+            # By eigenvalues, in units of the noise: a product of three matrices would
+            # leave a direction of which rows say nothing a negative precision, where
+            # others are large. Room for rounding, where coordinates have no noise.
+            rounding = 1e-12 * jnp.abs(precision).max((-2, -1))[..., None]
+            unit = jnp.sqrt(variance + rounding)
+            unit = jnp.where(unit > 0, unit, 1.0)
+            values, vectors = positive_matrices.eigh(
+                precision / unit[..., None] / unit[..., None, :]
+            )
+            values = jnp.maximum(values, 0.0)
+            kept = values / (values + 1.0)
+            across = jnp.swapaxes(vectors, -1, -2)
+            weighted = vectors * (values * kept)[..., None, :]
+            information = jnp.matmul(weighted, across, precision="highest")
+            linear = times(vectors, kept * times(across, data["x"] / unit))
             return {
-                "x": times(kept, data["x"]),
-                "xx": -0.5 * symmetric_part(information),
+                "x": unit * linear,
+                "xx": -0.5
+                * symmetric_part(information * unit[..., None] * unit[..., None, :]),
             }
 
         return jax.lax.cond(jnp.any(variance > 0), with_noise, lambda: dict(data))

@@ -70,7 +70,7 @@ class GammaShape(NamedTuple):
 
 
 # Points at which a density is looked at, and how often they close in on it.
-_POINTS, _STAGES = 64, 3
+_POINTS, _STAGES = 64, 5
 # The first of them are so many powers of e below and above count / total.
 _BELOW, _ABOVE = 8.0, 16.0
 # What is so many nats below the mode counts for nothing.
@@ -137,7 +137,8 @@ def rate_of_noisy_sums(
     mean_log = (weights * points).sum(0)
     # Beside its own size, so that narrow densities keep their digits.
     ratio = (weights * jnp.expm1(points - mean_log)).sum(0)
-    concentration = _concentration(jnp.log1p(ratio))
+    # Rounding leaves no more digits than these of what is certain.
+    concentration = _concentration(jnp.maximum(jnp.log1p(ratio), 1e-13))
     return GammaShape(concentration, concentration / jnp.exp(mean_log) / (1.0 + ratio))
 
 

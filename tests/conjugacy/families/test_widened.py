@@ -145,3 +145,15 @@ def test_what_is_not_positive_goes_to_the_prior() -> None:
     found = Normal().parameters({"x": share["x"], "xx": share["xx"] - 0.5 * jnp.eye(2)})
     np.testing.assert_allclose(found["covariance_matrix"][1, 1], 1.0, rtol=1e-3)
     np.testing.assert_allclose(found["loc"][1], 0.0, atol=1e-3)
+
+
+def test_directions_without_rows_stay_positive_beside_large_ones() -> None:
+    """Of a noise far above the rows one direction is as large, the others are empty."""
+    with jax.enable_x64(True):
+        vector = jnp.array([0.6, 0.0, 0.8])
+        noisy = 1e10 * vector[:, None] * vector
+        data = {"x": jnp.array([100.0, -50.0, 20.0]), "xx": -0.5 * noisy}
+        noise = {"x": jnp.full(3, 0.01), "xx": jnp.full((3, 3), 0.01)}
+        share = Normal().widened(data, noise)
+        values = np.linalg.eigvalsh(np.asarray(-2.0 * share["xx"]))
+    assert values.min() > -1e-4

@@ -1,0 +1,98 @@
+"""Rows drawn from the model at given globals, where it says all that a row holds.
+
+That is so where every entry of every private argument is an observation, as it is of
+plain samples, mixtures and factor models. A regression says nothing of its covariates.
+Nothing here reads a row: of the private arguments only shapes and types are used.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.prior_predictive import copied_entries, per_row
+
+# Sites of one row beyond which it is not worth the compilation.
+_MOST_SITES = 16
+# What may go wrong where a distribution has a density and no sampler.
+_NO_SAMPLER = NotImplementedError, TypeError, ValueError
+
+
+class RowSimulator:
+    """Draws whole rows of a model; see the module.
+
+    Args:
+      graph: The model.
+      copies: By observed site, the entries of arguments that it observes; see
+        `copied_entries`.
+    """
+
+    def __init__(self, graph: ModelGraph, copies: Mapping[str, Any]):
+        self._shapes = graph.arguments.row_shapes()
+
+        def draw(
+            graph: ModelGraph, rows: Any, latents: Any, key: jax.Array
+        ) -> dict[str, jax.Array]:
+            # In the model's order, each site given those before it.
+            rows, latents = dict(rows), dict(latents)
+            sites = [s for s in graph.sites.values() if s.row_axis is not None]
+            for site in sites:
+                if site.is_latent:
+                    latents[site.name] = jnp.zeros(site.shape, site.dtype)
+            for number, site in enumerate(sites):
+                fn = graph.run(rows, latents)[site.name]["fn"]
+                value = fn.sample(jax.random.fold_in(key, number))
+                if site.is_latent:
+                    latents[site.name] = value
+                for name, here, there in copies.get(site.name, ()):
+                    drawn = value.reshape(-1)[here].astype(rows[name].dtype)
+                    flat = rows[name].reshape(-1).at[there].set(drawn)
+                    rows[name] = flat.reshape(rows[name].shape)
+            return {name: row[0] for name, row in rows.items()}
+
+        self._draw = jax.jit(per_row(graph, draw))
+
+    @classmethod
+    def of(cls, graph: ModelGraph) -> Self | None:
+        """The simulator; None if the model does not say all that a row holds."""
+        sites = [s for s in graph.sites.values() if s.row_axis is not None]
+        if len(sites) > _MOST_SITES or graph.params:
+            return None
+        try:
+            copies = copied_entries(graph)
+        except _NO_SAMPLER:
+            return None
+        for name, like in graph.arguments.row_shapes().items():
+            places = {
+                int(place)
+                for copied in copies.values()
+                for argument, _, there in copied
+                if argument == name
+                for place in np.atleast_1d(there)
+            }
+            if len(places) < np.prod(like.shape, dtype=int):
+                return None
+        simulator = cls(graph, copies)
+        zeros = {
+            site.name: jnp.zeros(site.shape, site.dtype)
+            for site in graph.latents("global")
+        }
+        try:
+            jax.eval_shape(lambda latents: simulator.rows(latents, 2, 0), zeros)
+        except _NO_SAMPLER:
+            return None
+        return simulator
+
+    def rows(
+        self, latents: Mapping[str, Any], count: int, seed: int
+    ) -> dict[str, jax.Array]:
+        """So many rows at these globals, by argument; the same for the same seed."""
+        blank = {
+            name: jnp.zeros((count, *like.shape), like.dtype)
+            for name, like in self._shapes.items()
+        }
+        return self._draw(blank, latents, jax.random.split(threefry_key(seed), count))

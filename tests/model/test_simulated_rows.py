@@ -1,0 +1,83 @@
+"""Rows drawn from a model at given globals."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.model.simulated_rows import RowSimulator
+
+
+def graph_of(fn: Any, *arguments: Any) -> ModelGraph:
+    model = nv.private(fn, unit="rows", public=("n",))
+    return build_graph(model, bind_arguments(model, arguments, {}))
+
+
+def gaussian(n: int, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def mixture(n: int, y: Any = None) -> None:
+    share = numpyro.sample("share", dist.Beta(1.0, 1.0))
+    with numpyro.plate("rows", n):
+        z = numpyro.sample("z", dist.Bernoulli(share))
+        numpyro.sample("y", dist.Normal(10.0 * z, 0.1), obs=y)
+
+
+def chain(n: int, Y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("first", dist.Poisson(4.0), obs=Y[:, 0])
+        numpyro.sample("second", dist.Normal(slope * Y[:, 0], 0.1), obs=Y[:, 1])
+
+
+def regression(n: int, X: Any, y: Any = None) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(slope * X, 1.0), obs=y)
+
+
+def rows_of(fn: Any, latents: dict[str, float], *arguments: Any) -> dict[str, Any]:
+    simulator = RowSimulator.of(graph_of(fn, *arguments))
+    assert simulator is not None
+    values = {name: jnp.asarray(value) for name, value in latents.items()}
+    return {
+        name: np.asarray(value)
+        for name, value in simulator.rows(values, 4000, 0).items()
+    }
+
+
+def test_rows_are_distributed_as_the_model_says() -> None:
+    y = rows_of(gaussian, {"mean": 3.0}, 5, np.zeros(5))["y"]
+    assert y.shape == (4000,)
+    assert y.mean() == pytest.approx(3.0, abs=0.04)
+    assert y.std() == pytest.approx(0.5, abs=0.03)
+
+
+def test_latents_of_rows_are_drawn_first() -> None:
+    y = rows_of(mixture, {"share": 0.3}, 5, np.zeros(5))["y"]
+    assert (y > 5.0).mean() == pytest.approx(0.3, abs=0.03)
+
+
+def test_an_observation_may_depend_on_another() -> None:
+    Y = rows_of(chain, {"slope": 2.0}, 5, np.zeros((5, 2)))["Y"]
+    assert Y[:, 0].mean() == pytest.approx(4.0, abs=0.15)
+    np.testing.assert_allclose(Y[:, 1], 2.0 * Y[:, 0], atol=0.6)
+
+
+def test_no_rows_are_drawn_where_the_model_says_nothing_of_covariates() -> None:
+    assert RowSimulator.of(graph_of(regression, 5, np.zeros(5), np.zeros(5))) is None
+
+
+def test_the_private_rows_do_not_matter() -> None:
+    rows = (np.zeros(5), np.full(5, np.nan))
+    one, other = (rows_of(gaussian, {"mean": 1.0}, 5, y)["y"] for y in rows)
+    np.testing.assert_array_equal(one, other)
