@@ -24,6 +24,7 @@ from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.privacy.statement import PrivacyStatement
+from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty
 
 if TYPE_CHECKING:
     import xarray
@@ -158,6 +159,27 @@ class PrivateVIResult:
           Draws by site, ready for `numpyro.infer.Predictive(model, samples)`.
         """
         return self.posterior.sample(rng_key, tuple(sample_shape))
+
+    @one_blas_thread
+    def uncertainty(self) -> Uncertainty:
+        """How much of the posterior's width is due to data, and how much to privacy.
+
+        Returns:
+          The two parts of each global's variance; they print as a table.
+
+        Raises:
+          ValueError: The posterior cannot tell them apart.
+        """
+        if not isinstance(self.posterior, KnowsItsParts):
+            raise ValueError(
+                f"A posterior of the engine {self.engine!r} cannot tell noise from "
+                "what the rows leave open."
+            )
+        moments = self.posterior.moments()
+        return Uncertainty(
+            parts=self.posterior.variance_parts(),
+            means={name: np.asarray(found.mean) for name, found in moments.items()},
+        )
 
     @one_blas_thread
     def local_posterior(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -18,6 +18,7 @@ ORDER = (
     "dpvi/",
     "vips/",
     "result.py",
+    "uncertainty.py",
     "conjugacy/structure/",
     "conjugacy/densities/",
     "conjugacy/interpreter/",

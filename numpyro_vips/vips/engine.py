@@ -92,6 +92,8 @@ _CHUNK = 4096
 _GROUPS = 48
 _LEAST_CORRELATION = 0.1
 
+# Parameters beyond which a posterior does not say which part of its variance is noise.
+_MOST_IN_PARTS = 100_000
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
 
@@ -757,23 +759,28 @@ class VipsEngine:
         names = {group.name for group in structure.posterior_factors_of("local")}
         return PUBLIC_SWEEPS if names - structure.data_dependent_factors else 1
 
-    def _natural_under_noise(self, state: VipsState) -> InDouble:
-        """Natural parameters of the globals that know of the noise in the statistics.
+    def _sums_without_clipping(self, state: VipsState) -> Unclipped | None:
+        """The sums that the posterior is read off; None if there is no noise.
 
         Rows are asked at the globals that the statistics have as they are, so that
         noise is not made up for twice. Factors that take Newton steps are asked
         elsewhere anyway, and the state has their natural parameters in this sense.
         """
         if not any(state.noise_stddev.values()):
-            return state.natural
-        corrected = self._without_clipping(state)
-        if corrected is None and self._residuals:
-            return state.natural
+            return None
         sums = Unclipped(state.statistics, state.noise_stddev)
-        return self.natural_of(state, corrected or sums)
+        return self._without_clipping(state) or sums
 
-    def natural_of(self, state: VipsState, sums: Unclipped) -> InDouble:
-        """Natural parameters of the globals that know of the noise, for other sums."""
+    def natural_of(
+        self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
+    ) -> InDouble:
+        """Natural parameters of the globals, for other sums.
+
+        Args:
+          state: Where to start from.
+          sums: The sums, and their noise.
+          noise_read: See `m_step.update_globals`.
+        """
         with jax.enable_x64(True):
             found = self._update_globals(
                 sums.statistics,
@@ -781,7 +788,7 @@ class VipsEngine:
                 state.moments,
                 state.centre,
                 self.global_sweeps,
-                noise_read=1.0,
+                noise_read=noise_read,
             )
             return _in_double(found.natural)
 
@@ -815,7 +822,17 @@ class VipsEngine:
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
-        return self.posterior_of(self._natural_under_noise(state))
+        sums = self._sums_without_clipping(state)
+        if sums is None:
+            return self.posterior_of(state.natural)
+        found = state.natural
+        if sums.statistics is not state.statistics or not self._residuals:
+            found = self.natural_of(state, sums)
+        posterior = self.posterior_of(found)
+        if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
+            return posterior
+        as_they_are = self.natural_of(state, sums, noise_read=0.0)
+        return posterior.beside(self.posterior_of(as_they_are))
 
     def posterior_of(self, natural: MomentsByFactor | InDouble) -> ConjugatePosterior:
         """The posterior with these natural parameters."""

@@ -22,11 +22,14 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import MeanAndStddev, register_posterior
+from numpyro_vips.uncertainty import VarianceParts
 from numpyro_vips.vips.named_arrays import NewMomentsByFactor
 from numpyro_vips.vips.row_queries import RowQueryProgram
 
 KIND = "conjugate"
 _MOMENT_DRAWS = 200
+# What a site's standard deviations would be without noise and clipping are called.
+_WITHOUT_PRIVACY = "stddev_without_privacy"
 
 # Standard parameters, named `{factor}/{parameter}`.
 Parameters = Mapping[str, Float[Array, "..."]]
@@ -37,7 +40,7 @@ class ConjugatePosterior:
 
     Attributes:
       params: Standard parameters, named `{factor}/{parameter}`, for example
-        `w/loc` and `w/covariance_matrix`.
+        `w/loc` and `w/covariance_matrix`; and by site, what `variance_parts` needs.
       specification: The family and layout of every factor.
     """
 
@@ -56,6 +59,26 @@ class ConjugatePosterior:
         params: Parameters,
     ) -> "ConjugatePosterior":
         return cls(specification, params)
+
+    def beside(self, without_privacy: "ConjugatePosterior") -> "ConjugatePosterior":
+        """This posterior, which knows what it would be without noise and clipping."""
+        found = {
+            f"{site}/{_WITHOUT_PRIVACY}": jnp.asarray(moments.stddev)
+            for site, moments in without_privacy.moments().items()
+        }
+        return ConjugatePosterior(self.specification, {**self.params, **found})
+
+    def variance_parts(self) -> dict[str, VarianceParts]:
+        """See `KnowsItsParts`; without noise all of it is due to the data."""
+        found = {}
+        for site, moments in self.moments().items():
+            total = np.square(np.asarray(moments.stddev, np.float64))
+            alone = self.params.get(f"{site}/{_WITHOUT_PRIVACY}")
+            data = total if alone is None else np.square(np.asarray(alone, np.float64))
+            # Where noise is a matter of rounding it may come out larger.
+            data = np.minimum(data, total)
+            found[site] = VarianceParts(data=data, privacy=total - data)
+        return found
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
@@ -129,7 +152,7 @@ class ConjugatePosterior:
         return {
             name.removeprefix(prefix): jnp.asarray(value)
             for name, value in self.params.items()
-            if name.startswith(prefix)
+            if name.startswith(prefix) and name != f"{prefix}{_WITHOUT_PRIVACY}"
         }
 
     @property
