@@ -51,9 +51,7 @@ def test_the_parts_add_up_to_the_variance_and_the_data_have_theirs() -> None:
 
 def test_more_privacy_is_a_larger_part_of_the_width() -> None:
     shares = [
-        fitted(epsilon, clipping_norm=NORMS)
-        .posterior.variance_parts()["mean"]
-        .share_of_width
+        fitted(epsilon, clipping_norm=NORMS).uncertainty().parts["mean"].share_of_width
         for epsilon in (0.3, 1.0, 10.0)
     ]
     assert shares == sorted(shares, reverse=True)
