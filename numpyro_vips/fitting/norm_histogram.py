@@ -7,6 +7,7 @@ noise like any other release; what is read off them is post-processing.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -28,6 +29,11 @@ THRESHOLD = 5.0
 THRESHOLD_BESIDE = 3.0
 # and of the widest window, of which there are few, where nothing stands out otherwise.
 THRESHOLD_WIDEST = 4.0
+# Where nothing stands out at all, wide windows near the norm of synthetic rows need no
+# more than this: within this factor of it there are few, and that norm, which would be
+# taken otherwise, is no better than one that is wrong by as much.
+THRESHOLD_NEAR, NEAR = 3.0, 100.0
+_WINDOWS_NEAR = (8, 16)
 # Neighbouring bins that are looked at together: norms are spread over many.
 _WINDOWS = (1, 2, 4, 8)
 # The part of all rows that has to stand out of a later histogram, which has more noise,
@@ -72,6 +78,7 @@ def norm_from_counts(
     num_rows: int,
     alignment: float = 1.0,
     is_known: bool = False,
+    reference: float | None = None,
 ) -> float | None:
     """The norm at which clipping and noise together do least harm.
 
@@ -90,6 +97,7 @@ def norm_from_counts(
       alignment: By how much of their norms what is clipped off the rows adds up.
       is_known: Whether an earlier histogram has found a norm. It stays unless most of
         the rows are seen here.
+      reference: The norm that is taken if none is found.
 
     Returns:
       One of the edges; None if too little stands out of the noise.
@@ -97,7 +105,10 @@ def norm_from_counts(
     # The first bin has rows that add nothing, whatever the norm is.
     idle, counts = counts[0], counts[1:]
     uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
-    standing = _standing(counts, noise_stddev, num_rows)
+    near = np.zeros(len(counts), bool)
+    if reference is not None:
+        near = (uppers < NEAR * reference) & (uppers > reference / NEAR)
+    standing = _standing(counts, noise_stddev, num_rows, near)
     if not standing.any():
         return None
     seen = idle + counts[standing].sum()
@@ -115,7 +126,10 @@ def norm_from_counts(
 
 
 def _standing(
-    counts: Float64[np.ndarray, " bins"], noise_stddev: float, num_rows: int
+    counts: Float64[np.ndarray, " bins"],
+    noise_stddev: float,
+    num_rows: int,
+    near: Bool[np.ndarray, " bins"],
 ) -> Bool[np.ndarray, " bins"]:
     """The bins that stand out of the noise, alone or with their neighbours.
 
@@ -124,13 +138,17 @@ def _standing(
     """
     standing = np.zeros(len(counts), bool)
 
-    def add(width: int, threshold: float, beside: bool) -> bool:
+    def add(
+        width: int, threshold: float, beside: bool = False, inside: Any = None
+    ) -> bool:
         """Adds the highest window of this width, if there is one; says whether."""
         totals = np.convolve(counts, np.ones(width), "valid")
         taken = np.convolve(standing, np.ones(width), "valid") > 0.5
         limit = threshold * math.sqrt(width) * noise_stddev
         # Together all rows do not reach such a limit, so what does is noise.
         eligible = ~taken & (totals > limit) & (totals >= 1.0) & (limit < num_rows)
+        if inside is not None:
+            eligible &= np.convolve(inside, np.ones(width), "valid") > width - 0.5
         if beside:
             below = np.append(False, standing)[: len(totals)]
             above = np.append(standing, False)[width:]
@@ -146,8 +164,11 @@ def _standing(
             pass
 
     for width in _WINDOWS:
-        while add(width, THRESHOLD, beside=False):
+        while add(width, THRESHOLD):
             extend()
-    if not standing.any() and add(_WINDOWS[-1], THRESHOLD_WIDEST, beside=False):
+    if not standing.any() and add(_WINDOWS[-1], THRESHOLD_WIDEST):
         extend()
+    for width in _WINDOWS_NEAR:
+        if not standing.any() and add(width, THRESHOLD_NEAR, inside=near):
+            extend()
     return standing

@@ -394,6 +394,7 @@ def with_released_norms(
             num_rows=num_rows,
             alignment=_alignment(later, part) if part.is_balanced else 1.0,
             is_known=part.name in norms,
+            reference=part.reference,
         )
         if norm is None:
             unseen.append(part.name)

@@ -282,7 +282,7 @@ class _Simulation:
                 found = {}
                 for bound in self._releases:
                     whole, clipped = (
-                        self._engine.bounded_sum(
+                        self._engine.sum_of_rows(
                             self._state,
                             rows,
                             mask,
@@ -500,6 +500,24 @@ class VipsEngine:
         """The chunk's clipped sum of every block in `scales`, not yet private.
 
         See `fitting.engine.Engine.bounded_sum`.
+        """
+        return self.sum_of_rows(
+            state, rows, mask, scales=scales, clipping_norm=clipping_norm
+        )
+
+    def sum_of_rows(
+        self,
+        state: VipsState,
+        rows: Rows,
+        mask: Bool[Array | np.ndarray, " rows"],
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> NewSums:
+        """The same of rows that are simulated, of which there may be any number.
+
+        How often this is asked depends on what was released; how often `bounded_sum`
+        is, of private rows, depends on public facts alone.
         """
         expected_natural, means = state.expected_natural, self._means(state.visited)
         if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):

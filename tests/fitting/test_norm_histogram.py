@@ -224,3 +224,35 @@ def test_pure_noise_says_nothing():
             is not None
         )
     assert alarms <= 10
+
+
+def test_near_the_norm_of_synthetic_rows_less_is_enough() -> None:
+    """Few rows at a small budget: what is found is better than what is assumed."""
+    edges, found, missed = norm_grid(1.0), [], 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        norms = 5.0 * rng.normal(size=(300, 3)) ** 2
+        counts = counts_of(norms.sum(1), edges)
+        counts += rng.normal(0.0, 31.0, len(edges) + 1)
+        of = {"noise_stddev": 31.0, "relative_noise": 14.0, "num_rows": 300}
+        missed += norm_from_counts(counts, edges, **of) is None
+        found.append(norm_from_counts(counts, edges, reference=1.0, **of))
+    assert missed > 30
+    # Most rows are between 5 and 50, and those of unit size at 1.
+    assert np.mean([norm is not None and 5.0 < norm < 100.0 for norm in found]) > 0.5
+
+
+def test_pure_noise_rarely_says_something_near_the_norm_of_synthetic_rows() -> None:
+    edges, found = norm_grid(1.0), []
+    for seed in range(1000):
+        counts = np.random.default_rng(seed).normal(0.0, 30.0, len(edges) + 1)
+        norm = norm_from_counts(
+            counts,
+            edges,
+            noise_stddev=30.0,
+            relative_noise=10.0,
+            num_rows=10_000,
+            reference=1.0,
+        )
+        found += [] if norm is None else [norm]
+    assert len(found) < 40
