@@ -618,15 +618,16 @@ def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
     options: dict[str, Any] = {"engine": nv.DPVI(optimizer=optax.sgd(1e38))}
     if engine == "vips":
         options = {"engine": "vips"}
-        natural = VipsEngine._natural_under_noise
+        posterior_of = VipsEngine.posterior_of
 
-        def overflown(self, state):
-            return {
+        def overflown(self, natural):
+            found = {
                 name: {**arrays, "x": np.full(arrays["x"].shape, np.inf)}
-                for name, arrays in natural(self, state).items()
+                for name, arrays in natural.items()
             }
+            return posterior_of(self, found)
 
-        monkeypatch.setattr(VipsEngine, "_natural_under_noise", overflown)
+        monkeypatch.setattr(VipsEngine, "posterior_of", overflown)
     budget = nv.PrivacyBudget(epsilon, 1e-5 if epsilon == 1.0 else 0.0)
     options |= {"budget": budget, "clipping_norm": 1.0, "num_steps": 3}
     seen = []

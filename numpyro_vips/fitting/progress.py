@@ -118,8 +118,9 @@ class Progress:
                 f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
                 "what they contribute was larger than the clipping norm, so the "
                 "posterior is drawn towards the rows that were not, and its intervals "
-                "do not say so. Pass a larger clipping_norm=, from public knowledge, "
-                "or scale the arguments and the priors."
+                "say so only where the model describes all that a row holds. Pass a "
+                "larger clipping_norm=, from public knowledge, or scale the arguments "
+                "and the priors."
             )
         if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
             found.append(
