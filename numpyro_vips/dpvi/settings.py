@@ -75,6 +75,7 @@ class DPVI:
         *,
         num_steps: int | None,
         until_converged: bool = False,
+        has_norms: bool = False,
     ) -> DpviEngine:
         """The engine for a model; reads shapes, not values.
 

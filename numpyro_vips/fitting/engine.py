@@ -241,6 +241,7 @@ class EngineSettings(Protocol):
         *,
         num_steps: int | None,
         until_converged: bool,
+        has_norms: bool,
     ) -> Engine:
         """The engine for a model; reads shapes, not values.
 

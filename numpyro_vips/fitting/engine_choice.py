@@ -122,6 +122,7 @@ def _build(
     steps: Any = {
         "num_steps": options.num_steps,
         "until_converged": options.until_converged,
+        "has_norms": options.clipping_norm is not None,
     }
     try:
         return settings, settings.build_engine(model, graph, **steps), {}

@@ -50,6 +50,7 @@ class Shared(NamedTuple):
     expected_natural: ByStatistic
     scales: Scales
     means: Means
+    units: ByStatistic
 
 
 def bounded_sum(
@@ -61,13 +62,14 @@ def bounded_sum(
     clipping_norm: float | Float[Array, ""],
     sweeps: int,
     means: Means | None = None,
+    units: ByStatistic | None = None,
 ) -> NewByStatistic:
     """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
     Guarantees:
-      Adding or removing one row changes the sum, each block times its scale, by at most
-      `clipping_norm` in L2 norm, whatever the rows hold: a row that holds something not
-      finite or outside its support counts as zero.
+      Adding or removing one row changes the sum, each block times its scale and its
+      units, by at most `clipping_norm` in L2 norm, whatever the rows hold: a row that
+      holds something not finite or outside its support counts as zero.
 
     Args:
       program: The compiled model.
@@ -78,6 +80,8 @@ def bounded_sum(
       clipping_norm: Bound on the norm of one row's scaled statistics.
       sweeps: Number of coordinate-ascent sweeps over a row's latents.
       means: The points about which statistics are taken, by latent; zero if left out.
+      units: What each entry of a statistic is multiplied by for the norm, by the
+        statistic's name; 1 if left out. The sum is returned without them.
 
     Returns:
       The sum of each block in `scales`, not yet private, in double precision; and the
@@ -85,7 +89,8 @@ def bounded_sum(
     """
     # Which precision latents are solved for in is for the caller to say.
     is_double = jnp.result_type(float) == jnp.float64
-    shared = Shared(dict(expected_natural), dict(scales), dict(means or {}))
+    units = {name: array for name, array in (units or {}).items() if name in scales}
+    shared = Shared(dict(expected_natural), dict(scales), dict(means or {}), units)
     with jax.enable_x64(True):
         double, norm = in_double((shared, clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
@@ -136,6 +141,7 @@ def norms_of_rows(
     names: Collection[str],
     sweeps: int,
     means: Means | None = None,
+    units: ByStatistic | None = None,
 ) -> dict[str, Float[Array, " rows"]]:
     """Norms of the rows' expected sufficient statistics, by name: (number of rows,).
 
@@ -143,20 +149,24 @@ def norms_of_rows(
     where a row counts as zero.
 
     Args:
-      program, expected_natural, rows, sweeps, means: As in `bounded_sum`.
+      program, expected_natural, rows, sweeps, means, units: As in `bounded_sum`.
       names: The statistics.
     """
     is_double = jnp.result_type(float) == jnp.float64
-    shared = Shared(dict(expected_natural), dict.fromkeys(names, 1.0), means or {})
+    scales = dict.fromkeys(names, 1.0)
+    shared = Shared(dict(expected_natural), scales, means or {}, dict(units or {}))
     count = len(jax.tree.leaves(rows)[0])
 
     def of_piece(rows: Rows) -> dict[str, Float[Array, " rows"]]:
         with jax.enable_x64(is_double):
             contributions = _row_contributions(program, shared, rows, sweeps)
-        means = in_double(shared.means)
+        means, units = in_double((shared.means, shared.units))
 
         def of_row(mine: RowContribution) -> dict[str, Float[Array, ""]]:
-            return {name: norm_of(program, mine, {name: 1.0}, means) for name in names}
+            return {
+                name: norm_of(program, mine, {name: 1.0}, means, units)
+                for name in names
+            }
 
         return jax.vmap(of_row)(in_double(contributions))
 
@@ -199,8 +209,10 @@ def _sum_of_contributions(
     clipping_norm: Float[Array, ""],
 ) -> "dict[str, PartialSum]":
     """Clips the rows' contributions and adds them up, in double precision."""
-    expected_natural, scales, means = shared
-    norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means))(contributions)
+    expected_natural, scales, means, units = shared
+    norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means, units))(
+        contributions
+    )
     weights, usable = clipping_weights(norms, mask, clipping_norm)
     counts = diagnostic_counts(norms, mask, clipping_norm)
     # What is not usable must not reach the sum even as 0 · nan.

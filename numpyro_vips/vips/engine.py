@@ -44,6 +44,7 @@ from numpyro_vips.vips.clipping_bias import (
     Unclipped,
     without_clipping,
 )
+from numpyro_vips.vips.column_units import column_units, columns_with_squares
 from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
@@ -122,7 +123,8 @@ class VipsState(NamedTuple):
     Attributes:
       statistics: Running average of each statistic, as an estimate of its sum over all
         rows: noisy, not projected.
-      noise_stddev: Standard deviation of the noise in it, per isometric coordinate.
+      noise_stddev: Standard deviation of the noise in it, per isometric coordinate: one
+        number, or one for each entry of those that have units.
       moments, natural: Moments and natural parameters of every global factor, in
         double precision.
       visited: The moments at which rows are asked next: those of the posterior, but for
@@ -140,10 +142,12 @@ class VipsState(NamedTuple):
       trail: Where steps without noise have led; None under noise.
       bounds: The evidence bounds of all starts of a fit without noise, best first.
       as_good: The globals that another start found elsewhere, with the same bound.
+      units: What entries of statistics are multiplied by where rows are clipped and
+        noise is added, by the statistic's name; see `column_units`.
     """
 
     statistics: NewSums
-    noise_stddev: dict[str, float]
+    noise_stddev: dict[str, Float64[np.ndarray, "..."] | float]
     moments: InDouble
     natural: InDouble
     visited: InDouble
@@ -158,15 +162,22 @@ class VipsState(NamedTuple):
     trail: Trail | None = None
     bounds: tuple[float, ...] = ()
     as_good: tuple[str, ...] = ()
+    units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 
-def block_of(statistic: Statistic, directions: int | None = None) -> Block:
+def block_of(
+    statistic: Statistic, directions: int | None = None, *, has_units: bool = False
+) -> Block:
     """What the mechanism has to know of a statistic, at scale 1.
 
     Args:
       statistic: Which one.
       directions: See `Block`.
+      has_units: Whether its entries are multiplied by numbers that are not known yet,
+        which no limit on an entry outlasts.
     """
+    if has_units:
+        return Block(name=statistic.name, shape=statistic.block_shape)
     geometry, edges = statistic.geometry, {}
     lower, upper = statistic.lower, statistic.upper
     bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
@@ -219,9 +230,13 @@ def _gain(step_size: float) -> float:
     return (step_size / (2.0 - step_size)) ** GAIN_DECAY
 
 
-def _in_noise(difference: np.ndarray, stddev: float) -> float:
+def _in_noise(difference: np.ndarray, stddev: np.ndarray | float) -> float:
     """Root mean square, in standard deviations of the noise."""
-    return float(np.sqrt(np.mean(np.square(difference))) / stddev)
+    return float(np.sqrt(np.mean(np.square(difference / stddev))))
+
+
+def _is_noisy(deviations: Mapping[str, np.ndarray | float]) -> bool:
+    return any(np.any(stddev) for stddev in deviations.values())
 
 
 @functools.partial(jit_unoptimized, static_argnums=0)
@@ -342,6 +357,7 @@ class VipsEngine:
       num_rows: Public number of rows.
       local_steps: See `VIPS`, and so for `step_size` and `release_once`.
       num_steps: Number of steps, if the caller fixed it.
+      has_norms: Whether the caller gave clipping norms.
     """
 
     name = "vips"
@@ -356,7 +372,10 @@ class VipsEngine:
         num_steps: int | None = None,
         step_size: Callable[[int], float] | None = None,
         release_once: bool = True,
+        has_norms: bool = False,
     ):
+        # Norms that the caller gave are those of statistics as they are.
+        self._squares = {} if has_norms else columns_with_squares(program)
         self._step_size = step_size
         self._release_once = release_once
         self.program = program
@@ -397,7 +416,11 @@ class VipsEngine:
             everything = ("once", "refreshed", "adaptive")
             labels = everything if release == "adaptive" else ()
         return tuple(
-            block_of(statistic, self._directions(statistic))
+            block_of(
+                statistic,
+                self._directions(statistic),
+                has_units=statistic.name in self._squares,
+            )
             for label in labels
             for statistic in self.statistics
             if statistic.release == label
@@ -468,7 +491,10 @@ class VipsEngine:
         statistics.update(public)
         return VipsState(
             statistics=statistics,
-            noise_stddev={s.name: 0.0 for s in self.statistics},
+            noise_stddev={
+                s.name: np.zeros(s.shape) if s.name in self._squares else 0.0
+                for s in self.statistics
+            },
             moments=moments,
             natural={},
             visited=moments,
@@ -478,6 +504,7 @@ class VipsEngine:
                 name: np.zeros_like(moments[name]["x"])
                 for name in self.program.structure.centred
             },
+            units={name: np.ones(statistics[name].shape) for name in self._squares},
         )
 
     def _public_sums(self, expected_natural: ByStatistic) -> NewSums:
@@ -499,7 +526,7 @@ class VipsEngine:
     ) -> NewSums:
         """The chunk's clipped sum of every block in `scales`, not yet private.
 
-        See `fitting.engine.Engine.bounded_sum`.
+        See `fitting.engine.Engine.bounded_sum`. What has units is summed in these.
         """
         return self.sum_of_rows(
             state, rows, mask, scales=scales, clipping_norm=clipping_norm
@@ -531,8 +558,12 @@ class VipsEngine:
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
             means=means,
+            units={name: of for name, of in state.units.items() if name in scales},
         )
-        return {name: np.asarray(found[name]) for name in scales}
+        return {
+            name: np.asarray(np.asarray(found[name]) * state.units.get(name, 1.0))
+            for name in scales
+        }
 
     def _means(self, moments: InDouble) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
@@ -542,23 +573,31 @@ class VipsEngine:
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        means = self._means(state.visited)
-        norms = self._row_norms(state.expected_natural, means, dict(rows), tuple(names))
+        shared = (state.expected_natural, self._means(state.visited), dict(state.units))
+        norms = self._row_norms(shared, dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
         def norms(
-            expected_natural: ByStatistic,
-            means: Means,
+            shared: tuple[ByStatistic, Means, ByStatistic],
             rows: Rows,
             names: tuple[str, ...],
         ) -> dict[str, Float[Array, " rows"]]:
-            return norms_of_rows(
-                self.program, expected_natural, rows, names, self.local_steps, means
-            )
+            return self._norms_of_rows(shared, rows, names)
 
-        return jit_unoptimized(norms, static_argnums=3)
+        return jit_unoptimized(norms, static_argnums=2)
+
+    def _norms_of_rows(
+        self,
+        shared: tuple[ByStatistic, Means, ByStatistic],
+        rows: Rows,
+        names: Sequence[str],
+    ) -> dict[str, Float[Array, " rows"]]:
+        expected_natural, means, units = shared
+        return norms_of_rows(
+            self.program, expected_natural, rows, names, self.local_steps, means, units
+        )
 
     def norm_counts(
         self,
@@ -577,24 +616,21 @@ class VipsEngine:
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}
-        shared = (state.expected_natural, means)
+        shared = (state.expected_natural, means, dict(state.units))
         found = self._norm_counts(shared, dict(rows), mask, double, names)
         return {name: np.asarray(counts) for name, counts in found.items()}
 
     @functools.cached_property
     def _norm_counts(self) -> Any:
         def counts(
-            shared: tuple[ByStatistic, Means],
+            shared: tuple[ByStatistic, Means, ByStatistic],
             rows: Rows,
             mask: Bool[Array, " rows"],
             edges: Mapping[str, Float[Array, " _edges"]],
             parts: tuple[tuple[str, tuple[str, ...]], ...],
         ) -> dict[str, Float[Array, " _bins"]]:
-            expected_natural, means = shared
             names = sorted({name for _, blocks in parts for name in blocks})
-            norms = norms_of_rows(
-                self.program, expected_natural, rows, names, self.local_steps, means
-            )
+            norms = self._norms_of_rows(shared, rows, names)
             return counts_of_parts(norms, mask, parts, edges)
 
         return jit_ahead(counts, static_argnums=4)
@@ -673,28 +709,33 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
+        released = {n: x / state.units.get(n, 1.0) for n, x in released.items()}
+        noise_stddev = {
+            name: stddev / state.units[name] if name in state.units else stddev
+            for name, stddev in noise_stddev.items()
+        }
         dense = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.expected_natural), **dense}
         drift = {
             name: _in_noise(
                 released[name] - statistics[name],
-                math.hypot(noise_stddev[name], deviations[name]),
+                np.hypot(noise_stddev[name], deviations[name]),
             )
             for name in released
-            if name in state.released and deviations[name] > 0
+            if name in state.released and np.all(deviations[name])
         }
         for name, value in new.items():
             average = np.asarray((1.0 - rho) * statistics[name])
             average += rho * value  # In place: blocks can have millions of entries.
             statistics[name] = average
-            deviations[name] = math.hypot(
+            deviations[name] = np.hypot(
                 (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
             )
         centre, latest = state.centre, None
         if self._linear & set(released):
             # Rows know the mean in their own precision.
             means = {name: _as_rows_know(state.visited[name]["x"]) for name in centre}
-            if any(noise_stddev.get(name, 0.0) > 0 for name in self._residuals):
+            if any(np.any(noise_stddev.get(name, 0.0)) for name in self._residuals):
                 residuals = {name: new[name] for name in self._residuals}
                 latest = {**statistics, **residuals}, means
             centre = {
@@ -707,6 +748,16 @@ class VipsEngine:
             released=state.released | set(released),
             num_steps=state.num_steps + 1,
             drift=drift or state.drift,
+            units={
+                **state.units,
+                **{
+                    name: _as_rows_know(
+                        column_units(statistics[square], float(deviations[square]))
+                    )
+                    for name, square in self._squares.items()
+                    if square in released and name not in released
+                },
+            },
         )
         if state.released != {s.name for s in self.statistics}:
             return state  # Another step of the schedule releases what is missing.
@@ -736,7 +787,7 @@ class VipsEngine:
                     visited = _in_double(
                         self._newton_step(sums, deviations, moments, about, _gain(rho))
                     )
-                elif any(deviations.values()):
+                elif _is_noisy(deviations):
                     newton = self.program.structure.newton
                     asked = {name: state.visited[name] for name in newton}
                     visited = {**moments, **asked}
@@ -754,7 +805,7 @@ class VipsEngine:
                 ),
                 below_noise={k: int(v) for k, v in found.below_noise.items()},
             )
-        if any(deviations.values()):
+        if _is_noisy(deviations):
             return state
         return state._replace(trail=self._trail_after(state))
 
@@ -784,7 +835,7 @@ class VipsEngine:
         noise is not made up for twice. Factors that take Newton steps are asked
         elsewhere anyway, and the state has their natural parameters in this sense.
         """
-        if not any(state.noise_stddev.values()):
+        if not _is_noisy(state.noise_stddev):
             return None
         sums = Unclipped(state.statistics, state.noise_stddev)
         return self._without_clipping(state) or sums
@@ -820,6 +871,8 @@ class VipsEngine:
         Where the model says how rows are distributed, rows simulated from the released
         posterior tell.
         """
+        if state.units:
+            return None  # Their rows have covariates, of which no model says anything.
         bounds = {
             name: bound
             for name, bound in state.clipped.items()
@@ -977,7 +1030,7 @@ class VipsEngine:
           warnings: See `Engine.diagnostics`.
         """
         structure = self.program.structure
-        is_noisy = any(state.noise_stddev.values())
+        is_noisy = _is_noisy(state.noise_stddev)
         below = {
             site: count
             for name, count in state.below_noise.items()

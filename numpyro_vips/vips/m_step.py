@@ -224,7 +224,7 @@ def _from_prior(
 def _noise_of_share(
     structure: Structure,
     factor: PosteriorFactor,
-    noise_stddev: Mapping[str, Float[Array, ""]],
+    noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
 ) -> NewMoments:
     """Standard deviations of the noise in a factor's share of the statistics.
@@ -258,7 +258,7 @@ def _from_data(
     structure: Structure,
     factor: PosteriorFactor,
     statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, ""]],
+    noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     noise_read: float | Float[Array, ""] = 0.0,
@@ -340,7 +340,7 @@ def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) 
 
 
 def _entry_stddev(
-    statistic: Statistic, stddev: Float[Array, ""]
+    statistic: Statistic, stddev: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """Noise standard deviation of each entry of a block, in the block's shape."""
     entries = jnp.broadcast_to(stddev, statistic.block_shape)
@@ -375,7 +375,7 @@ def _moments(
 def newton_step(
     program: ConjugateProgram,
     statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, ""]],
+    noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     gain: float | Float[Array, ""] = 1.0,
@@ -412,7 +412,7 @@ def newton_step(
 def update_globals(
     program: ConjugateProgram,
     statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, ""]],
+    noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     max_sweeps: int | Int[Array, ""] = 500,

@@ -142,8 +142,11 @@ def norm_of(
     contribution: RowContribution,
     scales: Scales,
     means: Means,
+    units: ByStatistic | None = None,
 ) -> Float[Array, ""]:
     """L2 norm of one row's scaled statistics, over the blocks in `scales`.
+
+    Of a statistic with `units`, each entry counts times its own one.
 
     In double precision, and not finite if the row is not valid. It may be larger than
     the norm, never smaller. Where large terms cancel, rounding could swallow the norm
@@ -154,6 +157,7 @@ def norm_of(
     terms = terms_with(program, contribution.numbers, means)
     by_statistic = _by_statistic(structure, terms)
     repeats = {s.name: s.diagonal for s in structure.statistics}
+    units = units or {}
     total = jnp.zeros(())
     for name, entries in by_statistic.items():
         if name not in scales:
@@ -161,9 +165,13 @@ def norm_of(
         diagonal = repeats[name]
         if name in contribution.scattered:
             # A diagonal that is not released counts here, too.
-            square = _scattered_square(contribution.scattered[name])
+            square = _scattered_square(
+                _in_units(contribution.scattered[name], units.get(name))
+            )
         elif diagonal is None:
-            square = _squared_norm(structure, entries, contribution.local_moments)
+            square = _squared_norm(
+                structure, entries, contribution.local_moments, units.get(name)
+            )
         else:
             others = by_statistic[diagonal.statistic]
             square = _hollow_square(
@@ -187,13 +195,16 @@ def _by_statistic(
 
 
 def _squared_norm(
-    structure: Structure, entries: Sequence[Entry], local_moments: MomentsByFactor
+    structure: Structure,
+    entries: Sequence[Entry],
+    local_moments: MomentsByFactor,
+    units: Float[Array, "..."] | None,
 ) -> Float[Array, ""]:
     """A bound on the squared norm of a statistic, given its terms."""
-    square = _square(structure, entries, local_moments, magnitudes=False)
+    square = _square(structure, entries, local_moments, units, magnitudes=False)
     if not _may_cancel(entries):
         return square
-    bound = _square(structure, entries, local_moments, magnitudes=True)
+    bound = _square(structure, entries, local_moments, units, magnitudes=True)
     rounding = (_ROUNDING + 2.0 * len(entries)) * epsilon()
     return jnp.maximum(square, 0.0) + rounding * bound
 
@@ -222,6 +233,7 @@ def _square(
     structure: Structure,
     entries: Sequence[Entry],
     local_moments: MomentsByFactor,
+    units: Float[Array, "..."] | None = None,
     *,
     magnitudes: bool,
 ) -> Float[Array, ""]:
@@ -232,12 +244,12 @@ def _square(
             operands = _operands(structure, [term], local_moments, magnitudes)
             scale = abs(term.scale) if magnitudes else term.scale
             whole = whole + contract(scale, operands, labels)
-        return jnp.sum(whole**2)
+        return jnp.sum((whole if units is None else units * whole) ** 2)
     square = jnp.zeros(())
     for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
         if i <= j:
             inner = _inner_product(
-                structure, first, second, local_moments, magnitudes=magnitudes
+                structure, first, second, local_moments, units, magnitudes=magnitudes
             )
             square = square + (1.0 if i == j else 2.0) * inner
     return square
@@ -248,12 +260,14 @@ def _inner_product(
     first: Entry,
     second: Entry,
     local_moments: MomentsByFactor,
+    units: Float[Array, "..."] | None = None,
     *,
     magnitudes: bool,
 ) -> Float[Array, ""]:
     """⟨a, b⟩ of two terms' coefficient arrays, without making either.
 
-    With `magnitudes`, every number is replaced by its absolute value.
+    Both are taken times `units`, if there are any. With `magnitudes`, every number is
+    replaced by its absolute value.
     """
     a, a_labels = first
     b, b_labels = second
@@ -274,6 +288,8 @@ def _inner_product(
     substitution = {label: root(label) for label in merged}
     terms = [a.renamed(substitution), b.renamed(substitution)]
     operands = _operands(structure, terms, local_moments, magnitudes)
+    if units is not None:
+        operands.append((units**2, tuple(root(x) for x in a_labels)))
     present = {label for operand in operands for label in labels_of_operand(operand)}
     size = 1.0
     for label in {root(x) for x in a_labels} - present:
@@ -388,6 +404,19 @@ def _scattered(
         indices.append(jnp.maximum(index, 0))
     axes = tuple((*targets, *kept).index(label) for label in labels)
     return Scattered(tuple(indices), values, axes)
+
+
+def _in_units(scattered: Scattered, units: Float[Array, "..."] | None) -> Scattered:
+    """The statistic times an array of its shape, which is no diagonal."""
+    if units is None:
+        return scattered
+    of_sum = jnp.transpose(units, [scattered.axes.index(i) for i in range(units.ndim)])
+    picked = of_sum[scattered.indices]
+    # The last axis may be padded, with zeros.
+    sizes = zip(scattered.values.shape, picked.shape, strict=True)
+    spare = [(0, size - known) for size, known in sizes]
+    values = scattered.values * jnp.pad(picked, spare)
+    return dataclasses.replace(scattered, values=values)
 
 
 def _scattered_square(scattered: Scattered) -> Float[Array, ""]:

@@ -79,6 +79,7 @@ class VIPS:
         *,
         num_steps: int | None,
         until_converged: bool = False,
+        has_norms: bool = False,
     ) -> VipsEngine:
         """The engine for a model; reads shapes, not values.
 
@@ -88,6 +89,7 @@ class VIPS:
           num_steps: Number of steps, if the caller fixed it.
           until_converged: Whether the fit is free to run until it has converged; not
             used.
+          has_norms: Whether the caller gave clipping norms.
 
         Raises:
           NotConjugate: VIPS cannot run the model, with the reasons by site.
@@ -108,6 +110,7 @@ class VIPS:
             num_steps=num_steps,
             step_size=self.step_size,
             release_once=self.release_once,
+            has_norms=has_norms,
         )
 
     @property

@@ -1,0 +1,183 @@
+"""Residuals are clipped and noised in units of columns, made of released numbers."""
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import scipy.sparse
+from scipy.special import expit
+
+import numpyro_vips as nv
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.vips.column_units import column_units
+
+ROWS, COLUMNS = 400, 4
+UNITS = np.array([0.25, 1.0, 2.0, 8.0])
+MEAN = np.array([1.0, -2.0, 0.5, 3.0])
+
+
+@nv.private(unit="rows")
+def logistic(X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+@pytest.fixture(scope="module")
+def data() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(ROWS, COLUMNS)) * (rng.random((ROWS, COLUMNS)) < 0.5)
+    X = (X / [1.0, 2.0, 4.0, 8.0]).astype(np.float32)
+    return X, (rng.random(ROWS) < expit(X @ MEAN)).astype(np.int32)
+
+
+def _engine(data: Any, **options: Any) -> Any:
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
+    return vi._prepare_fit(data, {})[0].engine
+
+
+def _state(engine: Any) -> Any:
+    state = engine.initial_state(jax.random.key(0))
+    (factor,) = state.moments
+    at = {factor: {"x": MEAN, "xx": np.outer(MEAN, MEAN)}}
+    assert set(state.units) == {"⟨w⟩"}
+    natural = engine._expected_natural_of(jax.tree.map(jnp.asarray, at))
+    return state._replace(visited=at, expected_natural=natural, units={"⟨w⟩": UNITS})
+
+
+# --- the units ------------------------------------------------------------------------
+
+
+def test_units_undo_the_size_of_columns():
+    squares = np.array([400.0, 100.0, 25.0])
+    found = column_units(-np.diag(squares), 1e-3)
+    np.testing.assert_allclose(found**2 * squares, np.mean(squares))
+
+
+def test_columns_below_the_noise_count_as_twice_its_size():
+    squares = np.array([400.0, 3.0, -5.0])
+    found = column_units(-np.diag(squares), 10.0)
+    np.testing.assert_allclose((found / found[0]) ** 2, [1.0, 20.0, 20.0])
+    # What a typical row's norm is made of stays as large.
+    assert found**2 @ squares == pytest.approx(squares.sum())
+
+
+def test_where_noise_may_be_all_there_is_no_units_are_taken():
+    curvature = -np.diag([19.0, 2.0, -3.0])
+    np.testing.assert_array_equal(column_units(curvature, 10.0), np.ones(3))
+
+
+# --- in a fit -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_norms_are_those_of_residuals_in_these_units(data: Any, is_sparse: bool):
+    X, y = data
+    given = scipy.sparse.csr_matrix(X) if is_sparse else X
+    options: dict[str, Any] = {"max_nonzeros": COLUMNS} if is_sparse else {}
+    engine = _engine((given, y), **options)
+    arguments = bind_arguments(
+        logistic,
+        (given, y),
+        {},
+        num_rows=None,
+        max_nonzeros=options.get("max_nonzeros"),
+    )
+    rows = arguments.take(np.arange(ROWS))
+    found = engine.row_norms(_state(engine), rows, ["⟨w⟩"])["⟨w⟩"]
+    residuals = (y - expit(X @ MEAN))[:, None] * X
+    expected = np.linalg.norm(UNITS * residuals, axis=1)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [0.01, 1.0, 1e6])
+@pytest.mark.parametrize("column", range(COLUMNS))
+def test_a_row_moves_the_sum_by_no_more_than_the_norm(
+    data: Any, column: int, size: float
+):
+    """In the units in which the sum is handed to the mechanism."""
+    engine = _engine(data)
+    state, norm = _state(engine), 0.3
+    added = size * (np.eye(COLUMNS)[[column]] + 0.1)
+    X = np.concatenate([data[0], added]).astype(np.float32)
+    y = np.append(data[1], 0).astype(np.int32)
+    without, whole = (
+        engine.bounded_sum(
+            state,
+            {"X": X, "y": y},
+            np.arange(ROWS + 1) < rows,
+            scales={"⟨w⟩": 1.0},
+            clipping_norm=norm,
+        )["⟨w⟩"]
+        for rows in (ROWS, ROWS + 1)
+    )
+    moved = np.linalg.norm(whole - without)
+    assert moved <= norm * (1 + 1e-9)
+    if size == 1e6 and MEAN[column] > 0:
+        assert moved >= 0.999 * norm
+
+
+def test_what_is_released_is_read_without_units(data: Any):
+    engine = _engine(data)
+    state = _state(engine)
+    released = {"⟨w⟩": np.array([1.0, 2.0, 3.0, 4.0])}
+    new = engine.update(state, released, {"⟨w⟩": 5.0}, 1.0)
+    np.testing.assert_allclose(new.statistics["⟨w⟩"], released["⟨w⟩"] / UNITS)
+    np.testing.assert_allclose(new.noise_stddev["⟨w⟩"], 5.0 / UNITS)
+
+
+def test_units_follow_the_released_curvature(data: Any):
+    engine = _engine(data)
+    state = engine.initial_state(jax.random.key(0))
+    np.testing.assert_array_equal(state.units["⟨w⟩"], np.ones(COLUMNS))
+    curvature = -np.diag([40.0, 10.0, 5.0, 1.0])
+    state = engine.update(state, {"⟨w w⟩": curvature}, {"⟨w w⟩": 0.1}, 1.0)
+    expected = column_units(curvature, 0.1)
+    np.testing.assert_allclose(state.units["⟨w⟩"], expected, rtol=1e-6)
+    # Rows have them in single precision, and so has what is released.
+    assert np.all(state.units["⟨w⟩"] == state.units["⟨w⟩"].astype(np.float32))
+
+
+def test_the_mechanism_knows_no_limits_on_entries_in_units(data: Any):
+    """A limit on an entry, as of an indicator's residual, holds without units only."""
+    (block,) = _engine(data).blocks("adaptive")
+    assert block.geometry == "signed"
+
+
+def test_norms_that_the_caller_gives_are_those_of_the_statistics(data: Any):
+    engine = _engine(data, clipping_norm=1.0)
+    assert not engine.initial_state(jax.random.key(0)).units
+
+
+def test_rare_columns_are_learnt_beside_common_ones():
+    """Their coefficients have less error than with equal noise, at the same budget."""
+    rng, n = np.random.default_rng(3), 20_000
+    rates = np.r_[np.ones(1), np.full(15, 0.02)]
+    X = (rng.random((n, 16)) < rates).astype(np.float32)
+    w = np.r_[-0.5, np.tile([1.5, -1.5, 1.0], 5)]
+    y = (rng.random(n) < expit(X @ w)).astype(np.int32)
+
+    def error(**options: Any) -> float:
+        errors = []
+        for seed in range(4):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                vi = nv.PrivateVI(
+                    logistic,
+                    budget=nv.PrivacyBudget(0.5, 1e-6),
+                    progress_bar=False,
+                    insecure_seed=seed,
+                    **options,
+                )
+                result = vi.run(jax.random.key(0), X, y)
+            errors.append(np.mean((np.asarray(result.params["w/loc"]) - w)[1:] ** 2))
+        return float(np.mean(errors))
+
+    # What rows may add at most, about: residuals of .5 on an intercept and a column.
+    equal = error(clipping_norm={"⟨w⟩": 0.7, "⟨w w⟩": 0.25})
+    assert error() < 0.8 * equal
