@@ -59,7 +59,7 @@ class Unclipped(NamedTuple):
     """
 
     statistics: NewSums
-    noise_stddev: dict[str, float]
+    noise_stddev: Mapping[str, np.ndarray | float]
 
 
 def without_clipping(

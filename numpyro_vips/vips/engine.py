@@ -560,10 +560,11 @@ class VipsEngine:
             means=means,
             units={name: of for name, of in state.units.items() if name in scales},
         )
-        return {
-            name: np.asarray(np.asarray(found[name]) * state.units.get(name, 1.0))
-            for name in scales
+        sums = {name: np.asarray(found[name]) for name in scales}
+        in_units = {
+            name: sums[name] * state.units[name] for name in sums if name in state.units
         }
+        return sums | in_units
 
     def _means(self, moments: InDouble) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
@@ -709,8 +710,11 @@ class VipsEngine:
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         rho = step_size
-        released = {n: x / state.units.get(n, 1.0) for n, x in released.items()}
-        noise_stddev = {
+        released = {
+            name: value / state.units[name] if name in state.units else value
+            for name, value in released.items()
+        }
+        noise = {
             name: stddev / state.units[name] if name in state.units else stddev
             for name, stddev in noise_stddev.items()
         }
@@ -719,7 +723,7 @@ class VipsEngine:
         drift = {
             name: _in_noise(
                 released[name] - statistics[name],
-                np.hypot(noise_stddev[name], deviations[name]),
+                np.hypot(noise[name], deviations[name]),
             )
             for name in released
             if name in state.released and np.all(deviations[name])
@@ -729,13 +733,13 @@ class VipsEngine:
             average += rho * value  # In place: blocks can have millions of entries.
             statistics[name] = average
             deviations[name] = np.hypot(
-                (1.0 - rho) * deviations[name], rho * noise_stddev.get(name, 0.0)
+                (1.0 - rho) * deviations[name], rho * noise.get(name, 0.0)
             )
         centre, latest = state.centre, None
         if self._linear & set(released):
             # Rows know the mean in their own precision.
             means = {name: _as_rows_know(state.visited[name]["x"]) for name in centre}
-            if any(np.any(noise_stddev.get(name, 0.0)) for name in self._residuals):
+            if any(np.any(noise.get(name, 0.0)) for name in self._residuals):
                 residuals = {name: new[name] for name in self._residuals}
                 latest = {**statistics, **residuals}, means
             centre = {
@@ -881,8 +885,9 @@ class VipsEngine:
         if not bounds or self._simulator is None:
             return None
         simulation = _Simulation(self, state, self._simulator, bounds)
+        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
         return without_clipping(
-            state.statistics, state.noise_stddev, simulation.missing, simulation.lost
+            state.statistics, noise_stddev, simulation.missing, simulation.lost
         )
 
     def has_posterior(self, state: VipsState) -> bool:
