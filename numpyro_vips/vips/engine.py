@@ -1176,6 +1176,12 @@ class VipsEngine:
         """What else to know."""
         yield from self._on_flat_priors()
         yield from self._on_bounds()
+        if self._squares:
+            yield (
+                f"Of {', '.join(self._squares)} rows are clipped, and norms counted, in "
+                "units of columns that are made of the released "
+                f"{', '.join(dict.fromkeys(self._squares.values()))}."
+            )
         factors = self.program.structure.posterior_factors.values()
         largest = max((f.layout.size for f in factors if f.layout), default=0)
         if largest > _LARGE_COVARIANCE:

@@ -154,6 +154,13 @@ def test_norms_that_the_caller_gives_are_those_of_the_statistics(data: Any):
     assert not engine.initial_state(jax.random.key(0)).units
 
 
+def test_explain_says_which_units(data: Any):
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    assert "in units of columns" in " ".join(str(vi.explain(*data)).split())
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), clipping_norm=1.0)
+    assert "in units of columns" not in " ".join(str(vi.explain(*data)).split())
+
+
 def test_rare_columns_are_learnt_beside_common_ones():
     """Their coefficients have less error than with equal noise, at the same budget."""
     rng, n = np.random.default_rng(3), 20_000
