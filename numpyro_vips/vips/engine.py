@@ -1178,8 +1178,8 @@ class VipsEngine:
         yield from self._on_bounds()
         if self._squares:
             yield (
-                f"Of {', '.join(self._squares)} rows are clipped, and norms counted, in "
-                "units of columns that are made of the released "
+                f"Of {', '.join(self._squares)} rows are clipped, and norms counted, "
+                "in units of columns that are made of the released "
                 f"{', '.join(dict.fromkeys(self._squares.values()))}."
             )
         factors = self.program.structure.posterior_factors.values()
