@@ -50,12 +50,15 @@ from numpyro_vips.dpvi.iterates import (
     DpviState,
     Variational,
     drift_of_iterates,
+    for_program,
     with_drift,
-    without_drift,
 )
 from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
+from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
+from numpyro_vips.dpvi.row_information import Point
+from numpyro_vips.dpvi.score_likelihood import Information
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal, Target
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
@@ -77,6 +80,7 @@ from numpyro_vips.model.prior_centre import (
 )
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import INFORMATION, Release
 from numpyro_vips.result import Posterior
 
 Perturb = Literal["location", "all"]
@@ -285,6 +289,43 @@ class DpviEngine:
             self._shared, self._initial(key), *self._draws_at(key, np.int32(0))
         )
         self._row_gradients.check(shared, self._row, graph.arguments)
+        self._noise_aware = self._find_noise_aware(program, read.size)
+
+    def _find_noise_aware(
+        self, program: jex_core.ClosedJaxpr, num_read: int
+    ) -> NoiseAware | None:
+        """What makes the posterior know of the noise; None where the guide stays.
+
+        It stays where there are many globals, where gradients in the globals are not
+        what is released, where the caller asks for a guide or an iterate as it is, and
+        next to parameters without a prior, with which the rows' density changes.
+        """
+        if (
+            self.guide is None
+            or self.guide.family == "low_rank"
+            or self._perturb == "all"
+            or self._averaging is None
+            or self._takes_newton_steps
+            or self._graph.params
+            or not num_read
+            or self.space.size > MOST_INFORMED
+        ):
+            return None
+
+        def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
+            return jax.tree.leaves((self.space.split(point), row, threefry_key(0)))
+
+        found = NoiseAware(
+            program,
+            inputs,
+            log_prior=lambda z: self._public_elbo.log_prior(z, {}),
+            space=self.space,
+            num_read=num_read,
+            prior_stddev=self._prior_scale,
+            has_second_derivative=self._locals is None,
+        )
+        found.check(self._start, self._row, self._graph.arguments)
+        return found
 
     def _initial_params(self, rng_key: PRNGKeyArray) -> dict[str, Any]:
         """Every parameter's initial value, unconstrained."""
@@ -377,15 +418,15 @@ class DpviEngine:
         """All blocks: gradients add up to zero at the optimum."""
         return frozenset(released.block.name for released in self._released)
 
-    def blocks(
-        self, release: Literal["once", "refreshed", "adaptive"]
-    ) -> tuple[Block, ...]:
-        """What each step releases; nothing is released a single time.
+    def blocks(self, release: Release) -> tuple[Block, ...]:
+        """What each step releases, and the information for the posterior.
 
         `"loc"` is the gradient in the globals, and `"param …"` that in an array of
         parameters without a prior; with `perturb="all"` there is every parameter of the
         guide in place of `"loc"`. Only what observations depend on is released.
         """
+        if release == "information" and self._noise_aware is not None:
+            return (self._noise_aware.block,)
         if release != "adaptive":
             return ()
         return tuple(released.block for released in self._released)
@@ -418,6 +459,9 @@ class DpviEngine:
             optimizer_state=self._optimizer.init(variational),
             key=key,
             step=jnp.zeros((), jnp.int32),
+            score=None
+            if self._noise_aware is None
+            else self._noise_aware.no_score(self._start.dtype),
         )
 
     def _initial(self, rng_key: PRNGKeyArray) -> Variational:
@@ -464,6 +508,10 @@ class DpviEngine:
         Returns:
           The sum of every block in `scales`, not yet private.
         """
+        if INFORMATION in scales and self._noise_aware is not None:
+            # The joint vector is this block, at scale 1.
+            point = state.average.guide["loc"]
+            return self._noise_aware.bounded_sum(point, rows, mask, clipping_norm)
         key, draws = self._draws(state)
         found = self._jitted_sum(
             state.variational,
@@ -488,17 +536,23 @@ class DpviEngine:
         Args:
           state: The state that was given to `bounded_sum`.
           released: Noisy sums of every block over the sampling rate, so that they
-            estimate the sums over all rows.
+            estimate the sums over all rows. The information is kept for the posterior.
           noise_stddev: Standard deviation of the noise in the entries of `released`;
-            not used by the optimiser. Whether there is any decides what drift counts as
-            convergence.
+            not used by the optimiser, but for the posterior. Whether there is any
+            decides what drift counts as convergence.
           step_size: Factor on the optimiser's update.
         """
+        if INFORMATION in released:
+            information = Information(
+                np.asarray(released[INFORMATION], np.float64), noise_stddev[INFORMATION]
+            )
+            return state._replace(information=information)
         dtype = self._start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         _, draws = self._draws(state)
+        variance = noise_stddev.get("loc", 0.0) ** 2
         updated = self._jitted_update(
-            without_drift(state), draws, arrays, float(step_size)
+            for_program(state), draws, arrays, float(step_size), variance
         )
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
         return with_drift(updated, state, is_noisy=is_noisy)
@@ -541,6 +595,9 @@ class DpviEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
+        if INFORMATION in parts and self._noise_aware is not None:
+            point = state.average.guide["loc"]
+            return self._noise_aware.norm_counts(point, rows, mask, edges[INFORMATION])
         key, draws = self._draws(state)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
@@ -568,7 +625,7 @@ class DpviEngine:
         if self._takes_newton_steps:
             return {}
         sizes = {x.name: math.prod(x.unconstrained_shape) for x in self.space.sites}
-        return drift_of_iterates(state, sizes)
+        return drift_of_iterates(state, sizes, self._stddev(state))
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments
@@ -658,10 +715,34 @@ class DpviEngine:
         """The guide at the averaged iterate."""
         average = state.average
         points = self._constrained(average.params)
+        normal = self._normal(state)
+        if normal is not None and self._noise_aware is not None:
+            return self._noise_aware.posterior(normal)
         if self.guide is not None:
             return self.guide.posterior(average.guide, points)
 
         return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
+
+    def _normal(self, state: DpviState) -> Normal | None:
+        """The posterior that knows of the noise; None before what it needs is known."""
+        if self._noise_aware is None or state.information is None:
+            return None
+        assert state.score is not None
+        arrays = state.average.guide
+        start = Normal(
+            np.asarray(arrays["loc"], np.float64),
+            np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
+        )
+        return self._noise_aware.normal(state.score, state.information, start)
+
+    def _stddev(self, state: DpviState) -> Float64[np.ndarray, " size"]:
+        """The posterior's, on the unconstrained space; empty with a guide of the user's
+        own."""
+        normal = self._normal(state)
+        if normal is not None:
+            return np.sqrt(np.sum(normal.tril**2, axis=1))
+        log_scale = state.average.guide.get("log_scale", np.zeros(0))
+        return np.exp(np.asarray(log_scale, np.float64))
 
     def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
         """Draws the globals by the user's guide from a key.
@@ -690,10 +771,12 @@ class DpviEngine:
         return {"posterior": self._describe_posterior(name)} if is_latent else {}
 
     def describe_statistics(self) -> list[dict[str, Any]]:
-        """Name, shape and release label of each part of a row's gradient."""
+        """Name, shape and release label of what a row adds to."""
+        kinds: tuple[Release, ...] = ("adaptive", "information")
         return [
-            {"statistic": b.name, "shape": list(b.shape), "released": "adaptive"}
-            for b in self.blocks("adaptive")
+            {"statistic": b.name, "shape": list(b.shape), "released": kind}
+            for kind in kinds
+            for b in self.blocks(kind)
         ]
 
     def notes(self) -> Iterable[str]:
@@ -832,6 +915,7 @@ class DpviEngine:
         draws: Draws,
         released: Mapping[str, Float[Array, "..."]],
         step_size: Any,
+        noise_variance: Any,
     ) -> DpviState:
         gradient = self._elbo_gradient(state.variational, draws, released)
         # Noise may have led where the prior overflows: such coordinates stay put.
@@ -854,7 +938,13 @@ class DpviEngine:
         average = jax.tree.map(
             lambda old, new: old + weight * (new - old), state.average, variational
         )
-        return DpviState(variational, average, optimizer_state, state.key, step)
+        score = state.score
+        if score is not None:
+            z = self._value(state.variational, draws[0])
+            score = score.after(step, released["loc"], z, noise_variance)
+        return DpviState(
+            variational, average, optimizer_state, state.key, step, score=score
+        )
 
     def _elbo_gradient(
         self,

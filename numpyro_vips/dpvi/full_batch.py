@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
-from numpyro_vips.dpvi.variational_newton import Target
+from numpyro_vips.dpvi.variational_newton import Target, in_batches
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.row_sums import in_double
 from numpyro_vips.model.arguments import ModelArguments
@@ -78,8 +78,8 @@ class LogJoint:
             of_point = self._jitted_densities.lower(jnp.asarray(tried[:1]), rows, valid)
             per_second = _points_per_second(of_point.cost_analysis())
             at_a_time = int(np.clip(_SHARE * per_second, 1, _MOST_POINTS))
-            for batch, _ in _batches(tried, at_a_time):
-                valid |= self._jitted_valid(batch, rows)
+            for batch, _ in in_batches(tried, at_a_time):
+                valid |= self._jitted_valid(jnp.asarray(batch), rows)
             # An invalid row gives way to a valid one and is not counted: what is not
             # finite times zero is not zero, in a gradient.
             first = jnp.argmax(valid)
@@ -93,8 +93,10 @@ class LogJoint:
         def target(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             values, gradients = [], []
             with jax.enable_x64(True):
-                for batch, number in _batches(points, at_a_time):
-                    value, gradient = self._jitted_densities(batch, rows, valid)
+                for batch, number in in_batches(points, at_a_time):
+                    value, gradient = self._jitted_densities(
+                        jnp.asarray(batch), rows, valid
+                    )
                     values.append(np.asarray(value)[:number])
                     gradients.append(np.asarray(gradient)[:number])
             return np.concatenate(values), np.concatenate(gradients)
@@ -138,11 +140,3 @@ def _points_per_second(cost: Any) -> int:
     transcendentals = cost.get("transcendentals", 0.0)
     work = cost.get("flops", 0.0) + _TRANSCENDENTAL * transcendentals
     return int(_OPERATIONS / max(work, 1.0))
-
-
-def _batches(points: np.ndarray, size: int) -> Any:
-    """Points in batches of one size, and how many of a batch are meant."""
-    for start in range(0, len(points), size):
-        batch = points[start : start + size]
-        padded = np.concatenate([batch, np.repeat(batch[-1:], size - len(batch), 0)])
-        yield jnp.asarray(padded, jnp.float64), len(batch)

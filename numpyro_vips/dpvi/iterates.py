@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
+from numpyro_vips.dpvi.noise_aware import RunningScore
+from numpyro_vips.dpvi.score_likelihood import Information
 
 # How many iterates wait until they are looked at, all together.
 MOST_RECENT = 16
@@ -42,6 +44,8 @@ class DpviState(NamedTuple):
       recent: Iterates that are not in `drift` yet: to look at one is to wait for it.
       is_noisy: Whether there was noise in what was released.
       diagnostics: What a fit by Newton's method knows of how good it is.
+      score: Averages of what the steps released; None where no posterior is made of it.
+      information: The release near the end, see `noise_aware.py`; None before.
     """
 
     variational: Variational
@@ -53,33 +57,44 @@ class DpviState(NamedTuple):
     recent: tuple[Variational, ...] = ()
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
+    score: RunningScore | None = None
+    information: Information | None = None
 
 
-def without_drift(state: DpviState) -> DpviState:
+def for_program(state: DpviState) -> DpviState:
     """The state as the program of a step takes it."""
-    return state._replace(drift=None, recent=(), is_noisy=False, diagnostics=None)
+    return state._replace(
+        drift=None, recent=(), is_noisy=False, diagnostics=None, information=None
+    )
 
 
 def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> DpviState:
     """The state after a step, with its iterate added to those before.
 
     Args:
-      updated: What the program of the step has made of `without_drift(before)`.
+      updated: What the program of the step has made of `for_program(before)`.
       before: The state before the step.
       is_noisy: Whether there was noise in what the step released.
     """
     drift, recent = before.drift, (*before.recent, updated.variational)
     if len(recent) == MOST_RECENT:
         drift, recent = _with_iterates(drift, recent), ()
-    return updated._replace(drift=drift, recent=recent, is_noisy=is_noisy)
+    return updated._replace(
+        drift=drift, recent=recent, is_noisy=is_noisy, information=before.information
+    )
 
 
-def drift_of_iterates(state: DpviState, sizes: Mapping[str, int]) -> dict[str, Any]:
+def drift_of_iterates(
+    state: DpviState,
+    sizes: Mapping[str, int],
+    stddev: Float64[np.ndarray, " size"],
+) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
     Args:
       state: The state after the last step.
       sizes: How many unconstrained numbers each global is, in the guide's order.
+      stddev: The posterior's, of these numbers; empty with a guide of the user's own.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -89,9 +104,8 @@ def drift_of_iterates(state: DpviState, sizes: Mapping[str, int]) -> dict[str, A
     if r_hat is not None:
         relative = drift.fluctuation()
         # Parameters without a prior have no standard deviation.
-        log_scale = np.asarray(state.average.guide.get("log_scale", []), np.float64)
-        relative[: len(log_scale)] /= np.exp(log_scale)
-        relative[len(log_scale) :] = 0.0
+        relative[: len(stddev)] /= stddev
+        relative[len(stddev) :] = 0.0
     return diagnostics_of(
         None if r_hat is None else _largest_by_name(state.variational, sizes, r_hat),
         _largest_by_name(state.variational, sizes, relative),

@@ -205,6 +205,19 @@ def _curvature(
     return 0.5 * (mean + mean.T)
 
 
+def in_batches(
+    points: Float64[np.ndarray, "points size"], length: int
+) -> Iterator[tuple[Float64[np.ndarray, "length size"], int]]:
+    """Points in batches of one length, and how many of each batch are meant.
+
+    A program for batches of one length is compiled once.
+    """
+    for start in range(0, len(points), length):
+        batch = points[start : start + length]
+        filling = np.repeat(batch[-1:], length - len(batch), axis=0)
+        yield np.concatenate([batch, filling]), len(batch)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Step:
     """A Newton step in coordinates in which q is standard.

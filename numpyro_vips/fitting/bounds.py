@@ -28,6 +28,7 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.synthetic_rows import rows_of_other_sizes, rows_of_unit_size
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
+from numpyro_vips.privacy.releases import INFORMATION
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
@@ -65,12 +66,16 @@ class NormPart:
         return norm_grid(self.reference)
 
 
-def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
+def norm_parts(
+    engine: Engine, graph: ModelGraph, *, are_given: bool = False
+) -> tuple[NormPart, ...]:
     """What has a norm, and what is known of it before rows are read.
 
     Args:
       engine: What there is to release.
       graph: The model, of whose rows only shapes and types are looked at.
+      are_given: Whether the caller gave the norms of what steps release, so that only
+        that of the information for intervals is to be found.
 
     Raises:
       ValueError: No synthetic row is a valid observation of the model.
@@ -82,6 +87,13 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     ]
     if not names:
         return ()
+    informing = tuple(
+        # Any edge of the grid will do: the rows themselves are going to say.
+        NormPart(name=block.name, blocks=(block.name,), reference=1.0)
+        for block in engine.blocks("information")
+    )
+    if are_given:
+        return informing
     trial = _Trial(engine, graph.arguments, names)
     rows, typical = trial.typical_norms(graph)
     if engine.is_one_vector:
@@ -93,7 +105,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             reference=reference,
             is_balanced=engine.balanced.issuperset(names),
         )
-        return (part,)
+        return (part, *informing)
     largest = {name: float(np.max(typical[name])) for name in names}
     varying = trial.varying(rows, largest)
     return tuple(
@@ -209,7 +221,8 @@ def bounded_blocks(
       The blocks, and the bound on their joint norm.
     """
     if is_one_vector:
-        return tuple(blocks), norms[WHOLE_VECTOR]
+        (name,) = {b.name if b.name == INFORMATION else WHOLE_VECTOR for b in blocks}
+        return tuple(blocks), norms[name]
     bounds = {block.name: norms[block.name] for block in blocks}
     if len(blocks) == 1:
         return tuple(blocks), bounds[blocks[0].name]

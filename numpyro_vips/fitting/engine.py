@@ -4,7 +4,7 @@ Nothing outside of `vips/` and `dpvi/` asks which of the two an engine is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Release
 from numpyro_vips.result import Posterior
 
 
@@ -38,10 +39,12 @@ class Engine(Protocol):
 
     # --- what the schedule is made of: public, known before rows are read -------------
 
-    def blocks(
-        self, release: Literal["once", "refreshed", "adaptive"]
-    ) -> tuple[Block, ...]:
-        """What is released a single time, rarely, or in every step, at scale 1."""
+    def blocks(self, release: Release) -> tuple[Block, ...]:
+        """What is released of this kind, at scale 1.
+
+        Blocks of `"information"` are for the posterior's intervals alone, and what they
+        add is no part of the vector of the steps: each has a clipping norm of its own.
+        """
         ...
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:

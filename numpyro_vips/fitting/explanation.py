@@ -13,6 +13,7 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.privacy.releases import INFORMATION
 
 _WIDTH = 100
 
@@ -28,7 +29,8 @@ class Plan:
       sites: One entry per site: `site`, `role`, `shape`, `posterior` (family and
         statistics), and `augmentation` of an observed one.
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
-        `released` ("public", "once" or "adaptive"), `bound` (where its norm comes from:
+        `released` ("public", "once", "refreshed", "adaptive" or "information", which is
+        for the intervals), `bound` (where its norm comes from:
         "structure", "histogram" or "clipping_norm="), `clipping_norm` and
         `sensitivity`, both None until a histogram has said.
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
@@ -172,7 +174,7 @@ def _bound(prepared: PreparedFit, name: str, options: ScheduleOptions) -> str | 
     """Where the bound on a statistic comes from."""
     if not options.private:
         return None
-    if options.clipping_norm is not None:
+    if options.clipping_norm is not None and name != INFORMATION:
         return "clipping_norm="
     fixed = {b for part in prepared.parts if part.is_fixed for b in part.blocks}
     return "structure" if name in fixed else "histogram"
@@ -212,7 +214,8 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "histogram of the norms of all rows, in the schedule with its share of the "
             "budget. Where the rows are too few for it, they are those of synthetic "
             "rows of unit size. With clipping_norm=, from public knowledge, there is "
-            "no histogram."
+            "no histogram but that of the information for intervals, where there is "
+            "any."
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."

@@ -145,7 +145,7 @@ def statement_of(
         accountant=accountant,
         events=events_of(progress.steps) if options.private else (),
         noise_source=noise_source,
-        public=_public_facts(prepared),
+        public=_public_facts(prepared, options),
         clipping_norm=norms[0] if len(norms) == 1 else norms,
         engine=prepared.engine.name,
         platform=platform,
@@ -155,7 +155,7 @@ def statement_of(
     )
 
 
-def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
+def _public_facts(prepared: PreparedFit, options: ScheduleOptions) -> tuple[str, ...]:
     arguments = prepared.arguments
     facts = [
         "the model, its priors and plates, and every setting of the fit",
@@ -174,9 +174,10 @@ def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
         f"that at most {width} entries of a row of {name!r} are looked at, the largest"
         for name, width in arguments.widths.items()
     ]
-    if any(not part.is_fixed for part in prepared.parts):
+    is_counted = any(not part.is_fixed for part in prepared.parts)
+    if is_counted:
         facts.append("the grid on which norms of rows are counted")
-    else:
+    if options.clipping_norm is not None or not is_counted:
         facts.append(
             "the clipping norms, which must not be chosen by looking at the data"
         )

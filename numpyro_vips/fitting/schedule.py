@@ -14,6 +14,7 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
 
 # The square that diagnostics add to the joint vector's, relative to the statistics'.
@@ -72,6 +73,11 @@ class Step:
                 for name in DIAGNOSTICS
             ),
         )
+
+    @property
+    def informs(self) -> bool:
+        """Whether it releases what the posterior's intervals alone need."""
+        return any(block.name == INFORMATION for block in self.blocks)
 
     @property
     def label(self) -> str:
@@ -203,6 +209,11 @@ BOUNDS_SHARE = 0.03
 REFRESH_SHARE = 0.01
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
+# Of the release for the posterior's intervals, and of the histogram right before it,
+INFORMATION_SHARE = 0.06
+INFORMATION_BOUNDS_SHARE = 0.02
+# after this part of the adaptive steps, when the globals are near to where they end.
+INFORMED_AFTER = 0.9
 # When statistics are refreshed that are not released in every step: at the start, where
 # nothing is known, and at half time, where the globals are near to where they end.
 CURVATURE_AFTER = (0.0, 0.5)
@@ -223,8 +234,8 @@ def plan_steps(
 
     Args:
       engine: What there is to release, and how steps are weighed.
-      parts: What is known of norms; empty if the caller gave them, or nothing is
-        clipped.
+      parts: What is known of norms; empty if nothing is clipped. If the caller gave
+        norms, that of the information is all there is.
       options: The caller's choices.
 
     Returns:
@@ -232,15 +243,16 @@ def plan_steps(
       `accounting.calibrate_events` finds the factor.
     """
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
-    curvature = engine.blocks("refreshed")
+    curvature, information = engine.blocks("refreshed"), engine.blocks("information")
     if not options.private:
         once, adaptive, curvature = once, (*curvature, *adaptive), ()
+        information = ()
     num_steps = options.num_steps
     if num_steps is None:
         num_steps = engine.default_num_steps(
             is_private=options.private, until_converged=options.until_converged
         )
-    unknown = [part for part in parts if not part.is_fixed]
+    unknown = [p for p in parts if not p.is_fixed and p.name != INFORMATION]
     names = {block.name for block in adaptive}
     refreshed = [part for part in unknown if names & set(part.blocks)]
     refreshes = sorted({math.ceil(f * num_steps) for f in REFRESHED_AFTER})
@@ -281,6 +293,8 @@ def plan_steps(
     if curvature:
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
+    if information:
+        share -= INFORMATION_SHARE + INFORMATION_BOUNDS_SHARE
     if adaptive:
         step_sizes = engine.step_sizes(
             num_steps,
@@ -297,7 +311,19 @@ def plan_steps(
             sampling=options.sampling,
         )
         silent = num_steps - max(1, math.floor(REPORTING * num_steps))
+        informed = math.floor(INFORMED_AFTER * num_steps)
         for number, size in enumerate(step_sizes):
+            if information and number == informed:
+                counted = [part for part in parts if part.name == INFORMATION]
+                steps.append(histogram(counted, INFORMATION_BOUNDS_SHARE))
+                steps.append(
+                    Step(
+                        blocks=information,
+                        clipping_norm=None,
+                        noise_multiplier=unit / math.sqrt(INFORMATION_SHARE),
+                        sampling=full,
+                    )
+                )
             if number in curvatures:
                 blocks, norm = _bounded(curvature, parts, options, engine)
                 steps.append(
@@ -323,11 +349,11 @@ def plan_steps(
 
 
 def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[Step]:
-    """The caller's noise for statistics; histograms keep their share beside them."""
+    """The caller's noise for the steps; what else is released keeps its share."""
     factor = noise_multiplier / steps[-1].noise_multiplier
     return [
         step.scaled(factor)
-        if step.counted
+        if step.counted or step.informs
         else dataclasses.replace(step, noise_multiplier=noise_multiplier)
         for step in steps
     ]

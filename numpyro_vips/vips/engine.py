@@ -13,7 +13,7 @@ import math
 import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Release
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
 from numpyro_vips.vips.clipping_bias import (
@@ -407,11 +408,9 @@ class VipsEngine:
     def statistics(self) -> tuple[Statistic, ...]:
         return self.program.structure.statistics
 
-    def blocks(
-        self, release: Literal["once", "refreshed", "adaptive"]
-    ) -> tuple[Block, ...]:
-        """What is released a single time, rarely, or in every step, at scale 1."""
-        labels = (release,)
+    def blocks(self, release: Release) -> tuple[Block, ...]:
+        """What is released of this kind, at scale 1; intervals need nothing more."""
+        labels: tuple[Release, ...] = (release,)
         if not self._release_once:
             everything = ("once", "refreshed", "adaptive")
             labels = everything if release == "adaptive" else ()

@@ -1,0 +1,191 @@
+"""The observed information of rows about the globals, and its clipped sum.
+
+A row's information is −∂² log p(row | z) in the unconstrained globals z that rows
+depend on: what the row adds to the posterior's precision (Louis 1982). Where latents of
+a row are solved for or integrated out, only the first derivative of what is left is
+exact. Its outer product with itself stands in: over rows it has the same mean at the
+truth.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.program_constants import (
+    Declared,
+    constants_of,
+    refuse_program_constants,
+)
+from numpyro_vips.jax_tools.row_programs import over_rows, row_program
+from numpyro_vips.jax_tools.row_sums import (
+    clipping_factor,
+    in_double,
+    in_pieces,
+    piece_length,
+)
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import INFORMATION
+
+# Unconstrained globals, those that rows depend on first.
+Point = Float[Array, " size"]
+
+# Matrices of rows are held for so many numbers at a time.
+_MOST_NUMBERS = 2**23
+
+
+class _Matrix(NamedTuple):
+    """One row's information, and whether it may count."""
+
+    matrix: Float[Array, "*rows read read"]
+    is_valid: Bool[Array, "*rows"]
+
+
+class RowInformation:
+    """Information of single rows in the first coordinates of the globals.
+
+    Attributes:
+      block: What is released: a symmetric matrix, whose directions count as those of
+        the vector that it is multiplied with.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        inputs: Callable[[Point, Mapping[str, Any]], list[Any]],
+        *,
+        num_read: int,
+        has_second_derivative: bool,
+    ) -> None:
+        """Traces nothing yet.
+
+        Args:
+          program: A row's log density, and whether its observations lie in the support.
+          inputs: The program's inputs at unconstrained globals and a row.
+          num_read: Number of coordinates that rows depend on, the first ones.
+          has_second_derivative: Whether the program is the log density itself, rather
+            than something that has the same gradient.
+        """
+        shape = (num_read, num_read)
+        self.block = Block(
+            name=INFORMATION, shape=shape, symmetric=True, directions=num_read
+        )
+        self._program = program
+        self._inputs = inputs
+        self._has_second_derivative = has_second_derivative
+        self._of_row = jax.jit(self._matrix_of_row)
+        self._of_rows = over_rows(self._of_row)
+
+    def check(self, point: Point, row: Mapping[str, Any], arguments: Declared) -> None:
+        """Refuses a model by whose derivatives rows could meet, leave or enter unseen.
+
+        Args:
+          point, row: Of which only shapes and types are looked at.
+          arguments: The model's.
+
+        Raises:
+          UnsafeModelError: See `row_programs.check_row_program`, or a derivative that
+            the author gave holds an array that is as long as the data.
+        """
+        program, _ = row_program(self._of_row, point, row)
+        refuse_program_constants(
+            program, arguments, "model", looked_at=constants_of(self._program)
+        )
+
+    def norms(self, point: Point, rows: Mapping[str, Any]) -> Float[Array, " rows"]:
+        """Frobenius norm of each row's matrix; NaN where the row may not count.
+
+        In double precision, as rows are clipped by. They are not yet private.
+        """
+        count = len(jax.tree.leaves(rows)[0])
+
+        def of_piece(
+            piece: tuple[Any, Bool[Array, " piece"]],
+        ) -> Float[Array, " piece"]:
+            matrices, is_valid = self._matrices(point, piece[0], is_double)
+            return _norms(matrices, is_valid)
+
+        is_double = jnp.result_type(float) == jnp.float64
+        with jax.enable_x64(True):
+            pieces = in_pieces(dict(rows), jnp.ones(count, bool), self._at_a_time)
+            return jax.lax.map(of_piece, pieces).reshape(-1)[:count]
+
+    def clipped_sum(
+        self,
+        point: Point,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        clipping_norm: Any,
+    ) -> Float[Array, "read read"]:
+        """The sum of the rows' matrices, each shortened to the clipping norm.
+
+        Guarantees:
+          Adding or removing one row changes the sum by at most `clipping_norm` in
+          Frobenius norm, up to the rounding of a sum in double precision. A row that is
+          masked, whose observations lie outside the support, whose indices are out of
+          range, or whose density or matrix is not finite adds zero.
+        """
+
+        def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
+            matrices, is_valid = self._matrices(point, rows, is_double)
+            norms = _norms(matrices, is_valid)
+            counts = mask & jnp.isfinite(norms)
+            factors = clipping_factor(norms, in_double(clipping_norm))
+            shortened = factors[:, None, None] * matrices
+            return jnp.sum(jnp.where(counts[:, None, None], shortened, 0.0), axis=0)
+
+        is_double = jnp.result_type(float) == jnp.float64
+        with jax.enable_x64(True):
+            pieces = in_pieces(dict(rows), mask, self._at_a_time)
+            zero = jnp.zeros(self.block.shape, jnp.float64)
+
+            def add(total: Any, piece: Any) -> tuple[Any, None]:
+                return total + of_piece(*piece), None
+
+            return jax.lax.scan(add, zero, pieces)[0]
+
+    @property
+    def _at_a_time(self) -> int:
+        size, _ = self.block.shape
+        return piece_length(size**2, _MOST_NUMBERS)
+
+    def _matrices(self, point: Point, rows: Any, is_double: bool) -> _Matrix:
+        """The rows' matrices in double precision, symmetric."""
+        with jax.enable_x64(is_double):
+            # Else XLA may work out a number twice, for the norm and for the sum, and
+            # round it in two ways.
+            found = jax.lax.optimization_barrier(self._of_rows(point, rows))
+        matrices = in_double(found.matrix)
+        matrices = 0.5 * (matrices + jnp.swapaxes(matrices, -1, -2))
+        return _Matrix(matrices, found.is_valid)
+
+    def _matrix_of_row(self, point: Point, row: Mapping[str, Any]) -> _Matrix:
+        num_read, _ = self.block.shape
+        run = jex_core.jaxpr_as_fun(self._program)
+
+        def density(read: Float[Array, " read"]) -> tuple[Any, Any]:
+            z = jnp.concatenate([read, point[num_read:]])
+            value, in_support = run(*self._inputs(z, row))
+            return value, (value, in_support)
+
+        gradient = jax.grad(density, has_aux=True)
+        read = point[:num_read]
+        if self._has_second_derivative:
+            second, (value, in_support) = jax.jacfwd(gradient, has_aux=True)(read)
+            matrix = -second
+        else:
+            first, (value, in_support) = gradient(read)
+            matrix = first[:, None] * first[None, :]
+        in_range = indices_in_range(self._program, self._inputs(point, row))
+        return _Matrix(matrix, in_range & in_support & jnp.isfinite(value))
+
+
+def _norms(
+    matrices: Float[Array, "rows read read"], is_valid: Bool[Array, " rows"]
+) -> Float[Array, " rows"]:
+    norms = jnp.sqrt(jnp.sum(matrices**2, axis=(-2, -1)))
+    return jnp.where(is_valid, norms, jnp.nan)
