@@ -595,9 +595,6 @@ class DpviEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        if INFORMATION in parts and self._noise_aware is not None:
-            point = state.average.guide["loc"]
-            return self._noise_aware.norm_counts(point, rows, mask, edges[INFORMATION])
         key, draws = self._draws(state)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):

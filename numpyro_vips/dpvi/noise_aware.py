@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.guides import JointNormalPosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.row_information import Point, RowInformation
@@ -25,7 +25,6 @@ from numpyro_vips.dpvi.score_likelihood import (
 from numpyro_vips.dpvi.variational_newton import Normal, in_batches
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.jax_tools.row_sums import counts_in_bins
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION
 
@@ -103,7 +102,6 @@ class NoiseAware:
         self._num_read = num_read
         self.check = self._rows.check
         self._jitted_sum = jit_ahead(self._rows.clipped_sum)
-        self._jitted_counts = jit_ahead(self._counts)
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 
     def no_score(self, dtype: Any) -> RunningScore:
@@ -125,30 +123,6 @@ class NoiseAware:
         """
         found = self._jitted_sum(point, dict(rows), mask, float(clipping_norm))
         return {INFORMATION: np.asarray(found)}
-
-    def norm_counts(
-        self,
-        point: Point,
-        rows: Mapping[str, Any],
-        mask: Any,
-        edges: Float64[np.ndarray, " edges"],
-    ) -> dict[str, Float64[np.ndarray, " bins"]]:
-        """In how many rows the norm lies in which bin, not yet private."""
-        with jax.enable_x64(True):
-            double = jnp.asarray(edges)
-        counts = self._jitted_counts(point, dict(rows), mask, double)
-        return {INFORMATION: np.asarray(counts)}
-
-    def _counts(
-        self,
-        point: Point,
-        rows: Mapping[str, Any],
-        mask: Bool[Array, " rows"],
-        edges: Any,
-    ) -> Float[Array, " _bins"]:
-        norms = self._rows.norms(point, rows)
-        with jax.enable_x64(True):
-            return counts_in_bins(norms, mask, edges)
 
     # --- what is public ---------------------------------------------------------------
 

@@ -96,24 +96,6 @@ class RowInformation:
             program, arguments, "model", looked_at=constants_of(self._program)
         )
 
-    def norms(self, point: Point, rows: Mapping[str, Any]) -> Float[Array, " rows"]:
-        """Frobenius norm of each row's matrix; NaN where the row may not count.
-
-        In double precision, as rows are clipped by. They are not yet private.
-        """
-        count = len(jax.tree.leaves(rows)[0])
-
-        def of_piece(
-            piece: tuple[Any, Bool[Array, " piece"]],
-        ) -> Float[Array, " piece"]:
-            matrices, is_valid = self._matrices(point, piece[0], is_double)
-            return _norms(matrices, is_valid)
-
-        is_double = jnp.result_type(float) == jnp.float64
-        with jax.enable_x64(True):
-            pieces = in_pieces(dict(rows), jnp.ones(count, bool), self._at_a_time)
-            return jax.lax.map(of_piece, pieces).reshape(-1)[:count]
-
     def clipped_sum(
         self,
         point: Point,

@@ -37,6 +37,8 @@ NUM_TYPICAL_ROWS = 64
 _NUM_STARTS = 32
 # What the gradient of DPVI is called, whose parts have no norms one by one.
 WHOLE_VECTOR = "gradient"
+# Well within the range of norms that mechanisms take.
+_SMALLEST, _LARGEST = 1e-29, 1e29
 # A norm that varies by less, over rows of any size, is the structure's.
 _TOLERANCE = 1e-4
 
@@ -66,16 +68,12 @@ class NormPart:
         return norm_grid(self.reference)
 
 
-def norm_parts(
-    engine: Engine, graph: ModelGraph, *, are_given: bool = False
-) -> tuple[NormPart, ...]:
+def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     """What has a norm, and what is known of it before rows are read.
 
     Args:
       engine: What there is to release.
       graph: The model, of whose rows only shapes and types are looked at.
-      are_given: Whether the caller gave the norms of what steps release, so that only
-        that of the information for intervals is to be found.
 
     Raises:
       ValueError: No synthetic row is a valid observation of the model.
@@ -87,13 +85,6 @@ def norm_parts(
     ]
     if not names:
         return ()
-    informing = tuple(
-        # Any edge of the grid will do: the rows themselves are going to say.
-        NormPart(name=block.name, blocks=(block.name,), reference=1.0)
-        for block in engine.blocks("information")
-    )
-    if are_given:
-        return informing
     trial = _Trial(engine, graph.arguments, names)
     rows, typical = trial.typical_norms(graph)
     if engine.is_one_vector:
@@ -105,7 +96,7 @@ def norm_parts(
             reference=reference,
             is_balanced=engine.balanced.issuperset(names),
         )
-        return (part, *informing)
+        return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     varying = trial.varying(rows, largest)
     return tuple(
@@ -221,8 +212,7 @@ def bounded_blocks(
       The blocks, and the bound on their joint norm.
     """
     if is_one_vector:
-        (name,) = {b.name if b.name == INFORMATION else WHOLE_VECTOR for b in blocks}
-        return tuple(blocks), norms[name]
+        return tuple(blocks), _norm_of_vector(blocks, norms[WHOLE_VECTOR])
     bounds = {block.name: norms[block.name] for block in blocks}
     if len(blocks) == 1:
         return tuple(blocks), bounds[blocks[0].name]
@@ -257,7 +247,7 @@ def given_blocks(
       ValueError: A block has no norm.
     """
     if not isinstance(given, Mapping):
-        return tuple(blocks), given
+        return tuple(blocks), _norm_of_vector(blocks, given)
     missing = [block.name for block in blocks if block.name not in given]
     if missing:
         raise ValueError(
@@ -265,6 +255,17 @@ def given_blocks(
             f"{sorted(given)}."
         )
     return bounded_blocks(blocks, given, relation=relation, is_one_vector=False)
+
+
+def _norm_of_vector(blocks: Sequence[Block], norm: float) -> float:
+    """The norm of a row's gradient, or that of its information, which is its square.
+
+    At the truth a row's information is on average the gradient's outer product with
+    itself.
+    """
+    if any(block.name == INFORMATION for block in blocks):
+        return min(max(norm**2, _SMALLEST), _LARGEST)
+    return norm
 
 
 def _moderate_norm(norm: float) -> float:

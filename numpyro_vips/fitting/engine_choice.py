@@ -52,8 +52,8 @@ class PreparedFit:
       graph: What was found in the model.
       settings: The settings that the engine was built with.
       engine: What runs the steps.
-      parts: What has a norm, and what is known of it, but for norms that the caller
-        gave; empty where nothing is clipped.
+      parts: What has a norm, and what is known of it; empty where the caller gave
+        norms.
       steps: What is released when, with noise up to a common factor.
       reasons: Why VIPS cannot run the model, by site, if it was tried.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
@@ -101,9 +101,8 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     _check_norms(engine, options)
-    parts: tuple[NormPart, ...] = ()
-    if options.private:
-        parts = norm_parts(engine, graph, are_given=options.clipping_norm is not None)
+    needs_norms = options.private and options.clipping_norm is None
+    parts = norm_parts(engine, graph) if needs_norms else ()
     return PreparedFit(
         arguments=arguments,
         graph=graph,

@@ -30,8 +30,9 @@ class Plan:
         statistics), and `augmentation` of an observed one.
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
         `released` ("public", "once", "refreshed", "adaptive" or "information", which is
-        for the intervals), `bound` (where its norm comes from:
-        "structure", "histogram" or "clipping_norm="), `clipping_norm` and
+        for intervals), `bound` (where its norm comes from:
+        "structure", "histogram", "clipping_norm=" or, of the information, "gradient's
+        norm²"), `clipping_norm` and
         `sensitivity`, both None until a histogram has said.
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
         another engine was asked for.
@@ -174,8 +175,10 @@ def _bound(prepared: PreparedFit, name: str, options: ScheduleOptions) -> str | 
     """Where the bound on a statistic comes from."""
     if not options.private:
         return None
-    if options.clipping_norm is not None and name != INFORMATION:
+    if options.clipping_norm is not None:
         return "clipping_norm="
+    if name == INFORMATION:
+        return "gradient's norm²"
     fixed = {b for part in prepared.parts if part.is_fixed for b in part.blocks}
     return "structure" if name in fixed else "histogram"
 
@@ -214,8 +217,7 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "histogram of the norms of all rows, in the schedule with its share of the "
             "budget. Where the rows are too few for it, they are those of synthetic "
             "rows of unit size. With clipping_norm=, from public knowledge, there is "
-            "no histogram but that of the information for intervals, where there is "
-            "any."
+            "no histogram."
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."

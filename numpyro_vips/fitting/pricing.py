@@ -145,7 +145,7 @@ def statement_of(
         accountant=accountant,
         events=events_of(progress.steps) if options.private else (),
         noise_source=noise_source,
-        public=_public_facts(prepared, options),
+        public=_public_facts(prepared),
         clipping_norm=norms[0] if len(norms) == 1 else norms,
         engine=prepared.engine.name,
         platform=platform,
@@ -155,7 +155,7 @@ def statement_of(
     )
 
 
-def _public_facts(prepared: PreparedFit, options: ScheduleOptions) -> tuple[str, ...]:
+def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
     arguments = prepared.arguments
     facts = [
         "the model, its priors and plates, and every setting of the fit",
@@ -174,10 +174,9 @@ def _public_facts(prepared: PreparedFit, options: ScheduleOptions) -> tuple[str,
         f"that at most {width} entries of a row of {name!r} are looked at, the largest"
         for name, width in arguments.widths.items()
     ]
-    is_counted = any(not part.is_fixed for part in prepared.parts)
-    if is_counted:
+    if any(not part.is_fixed for part in prepared.parts):
         facts.append("the grid on which norms of rows are counted")
-    if options.clipping_norm is not None or not is_counted:
+    else:
         facts.append(
             "the clipping norms, which must not be chosen by looking at the data"
         )

@@ -11,7 +11,6 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
-from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.privacy.statement import NoisyShare
 
 # A share of rows above this is worth a warning, if it stands out of its noise by so
@@ -130,15 +129,8 @@ class Progress:
                 "cannot have. Look at how the arguments were made, and at the supports "
                 "of the observed distributions."
             )
-        if INFORMATION in self.unseen:
-            found.append(
-                "Too few rows for this budget to find how large their information is: "
-                "intervals know of the noise only as far as a norm of 1 suits them. A "
-                "larger epsilon would help."
-            )
-        unseen = [name for name in self.unseen if name != INFORMATION]
-        if unseen:
-            names = ", ".join(unseen)
+        if self.unseen:
+            names = ", ".join(self.unseen)
             found.append(
                 f"Too few rows for this budget to find a clipping norm of {names}: no "
                 "bin of the private histogram stood out of its noise. The norm of "

@@ -209,10 +209,9 @@ BOUNDS_SHARE = 0.03
 REFRESH_SHARE = 0.01
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
-# Of the release for the posterior's intervals, and of the histogram right before it,
+# Of the release for the posterior's intervals, after this part of the adaptive steps,
+# when the globals are near to where they end.
 INFORMATION_SHARE = 0.06
-INFORMATION_BOUNDS_SHARE = 0.02
-# after this part of the adaptive steps, when the globals are near to where they end.
 INFORMED_AFTER = 0.9
 # When statistics are refreshed that are not released in every step: at the start, where
 # nothing is known, and at half time, where the globals are near to where they end.
@@ -234,8 +233,8 @@ def plan_steps(
 
     Args:
       engine: What there is to release, and how steps are weighed.
-      parts: What is known of norms; empty if nothing is clipped. If the caller gave
-        norms, that of the information is all there is.
+      parts: What is known of norms; empty if the caller gave them, or nothing is
+        clipped.
       options: The caller's choices.
 
     Returns:
@@ -252,7 +251,7 @@ def plan_steps(
         num_steps = engine.default_num_steps(
             is_private=options.private, until_converged=options.until_converged
         )
-    unknown = [p for p in parts if not p.is_fixed and p.name != INFORMATION]
+    unknown = [part for part in parts if not part.is_fixed]
     names = {block.name for block in adaptive}
     refreshed = [part for part in unknown if names & set(part.blocks)]
     refreshes = sorted({math.ceil(f * num_steps) for f in REFRESHED_AFTER})
@@ -294,7 +293,7 @@ def plan_steps(
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
     if information:
-        share -= INFORMATION_SHARE + INFORMATION_BOUNDS_SHARE
+        share -= INFORMATION_SHARE
     if adaptive:
         step_sizes = engine.step_sizes(
             num_steps,
@@ -314,12 +313,11 @@ def plan_steps(
         informed = math.floor(INFORMED_AFTER * num_steps)
         for number, size in enumerate(step_sizes):
             if information and number == informed:
-                counted = [part for part in parts if part.name == INFORMATION]
-                steps.append(histogram(counted, INFORMATION_BOUNDS_SHARE))
+                blocks, norm = _bounded(information, parts, options, engine)
                 steps.append(
                     Step(
-                        blocks=information,
-                        clipping_norm=None,
+                        blocks=blocks,
+                        clipping_norm=norm,
                         noise_multiplier=unit / math.sqrt(INFORMATION_SHARE),
                         sampling=full,
                     )
@@ -349,7 +347,7 @@ def plan_steps(
 
 
 def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[Step]:
-    """The caller's noise for the steps; what else is released keeps its share."""
+    """The caller's noise for statistics; what else there is keeps its share."""
     factor = noise_multiplier / steps[-1].noise_multiplier
     return [
         step.scaled(factor)
@@ -373,7 +371,12 @@ def _bounded(
             blocks, options.clipping_norm, relation=options.sampling.relation
         )
     names = {block.name for block in blocks}
-    if any(not part.is_fixed and names & set(part.blocks) for part in parts):
+    is_unknown = [
+        not part.is_fixed
+        for part in parts
+        if INFORMATION in names or names & set(part.blocks)
+    ]
+    if any(is_unknown):
         return tuple(blocks), None
     return bounded_blocks(
         blocks,
@@ -431,7 +434,7 @@ def with_released_norms(
     resolved = list(steps[: number + 1])
     for step in later:
         names = {block.name for block in step.blocks}
-        if not step.counted and names & counted:
+        if step.informs or (not step.counted and names & counted):
             step = _clipped(step, known, is_one_vector)
         resolved.append(step)
     return tuple(resolved), found, unseen
