@@ -21,6 +21,7 @@ from numpyro_vips.fitting.private_step import DEFAULT_CHUNK, chunks_of
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.jax_tools.row_sums import in_pieces
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.vips.bounded_sum import piece_size
 
 pytestmark = pytest.mark.optimized
@@ -115,13 +116,16 @@ def start_of(fn: Any, engine: str, num_rows: int = 1) -> tuple[Any, Any]:
     return analysis.engine, analysis.engine.initial_state(jax.random.key(0))
 
 
-def contribution(start: tuple[Any, Any], X: Any, mask: Any) -> np.ndarray:
+def contribution(
+    start: tuple[Any, Any], X: Any, mask: Any, *, is_information: bool = False
+) -> np.ndarray:
     engine, state = start
+    blocks = engine.blocks("information") if is_information else blocks_of(engine)
     sums = engine.bounded_sum(
         state,
         {"X": X, "y": np.zeros(len(X), np.float32)},
         mask,
-        scales={block.name: 1.0 for block in blocks_of(engine)},
+        scales={block.name: 1.0 for block in blocks},
         clipping_norm=1.0,
     )
     return np.concatenate([np.ravel(sums[name]) for name in sorted(sums)])
@@ -152,8 +156,12 @@ def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
     return X
 
 
-@pytest.mark.parametrize("engine", PLACED)
-def test_rows_that_cancel_contribute_the_same_wherever_they_stand(engine: str) -> None:
+@pytest.mark.parametrize(
+    ("engine", "is_information"), [("vips", False), ("dpvi", False), ("dpvi", True)]
+)
+def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
+    engine: str, is_information: bool
+) -> None:
     """At odd lengths, and at lengths of passes from one piece to many."""
     start = start_of(PLACED[engine], engine)
     rows = cancelling_rows(weights_of(engine), 6)
@@ -162,7 +170,12 @@ def test_rows_that_cancel_contribute_the_same_wherever_they_stand(engine: str) -
         places = sorted({0, length // 2, *(max(0, length - i) for i in (9, 5, 2, 1))})
         for row in rows:
             X = np.tile(row, (length, 1))
-            found = [contribution(start, X, np.arange(length) == i) for i in places]
+            found = [
+                contribution(
+                    start, X, np.arange(length) == i, is_information=is_information
+                )
+                for i in places
+            ]
             norms.append(np.linalg.norm(found[0]))
             for other in found[1:]:
                 np.testing.assert_array_equal(other, found[0])
@@ -290,13 +303,14 @@ def release(
 
 @pytest.fixture
 def released(monkeypatch: Any) -> list[Mapping[str, np.ndarray]]:
-    """The sums of every step before they get noise."""
+    """The sums of every step before they get noise, but for information."""
     found: list[Mapping[str, np.ndarray]] = []
     add_noise = GaussianMechanism.add_noise
 
     def watched(self: Any, sums: Mapping[str, Any], rng: Any) -> Any:
         assert self.sensitivity("add_or_remove") == 1.0
-        found.append({block.name: np.array(sums[block.name]) for block in self.blocks})
+        if INFORMATION not in sums:
+            found.append({name: np.array(value) for name, value in sums.items()})
         return add_noise(self, sums, rng)
 
     monkeypatch.setattr(GaussianMechanism, "add_noise", watched)

@@ -27,8 +27,9 @@ from numpyro_vips.dpvi.variational_newton import Draws, Normal, Target, ascend
 # last, where the score is not linear.
 POWER = 2.0
 # An eigenvalue of the information may be as far from what was released as the noise is
-# large, up to these quantiles; the posterior's variance is the mean over them.
-_QUANTILES = np.linspace(0.025, 0.975, 20)
+# large. The posterior's variance is the mean over these quantiles, which leave out the
+# outermost twentieth: a flat prior would make a mean of that alone.
+_QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
 # How far below zero an eigenvalue may be found, in standard deviations.
 _MOST_STDDEVS = 30.0
 _POINTS = 64
@@ -75,8 +76,8 @@ class Spectrum(NamedTuple):
 
 
 def known_precision(
-    information: Float64[np.ndarray, " read"], variance: float
-) -> Float64[np.ndarray, " read"]:
+    information: Float64[np.ndarray, "*shape"], variance: float
+) -> Float64[np.ndarray, "*shape"]:
     """λ²/(λ + v): what a score with noise of variance v says along an eigenvector."""
     total = information + variance
     return information**2 / np.where(total > 0, total, 1.0)

@@ -34,8 +34,10 @@ THRESHOLD_WIDEST = 4.0
 # taken otherwise, is no better than one that is wrong by as much.
 THRESHOLD_NEAR, NEAR = 3.0, 100.0
 _WINDOWS_NEAR = (8, 16)
-# Neighbouring bins that are looked at together: norms are spread over many.
+# Neighbouring bins that are looked at together: norms are spread over many. Next to
+# what stands out only narrow ones are: a row in a wide one may be far from all others.
 _WINDOWS = (1, 2, 4, 8)
+_WINDOWS_BESIDE = (1, 2)
 # The part of all rows that has to stand out of a later histogram, which has more noise,
 # for it to replace the norm that an earlier one has found.
 ENOUGH_TO_REPLACE = 0.7
@@ -160,7 +162,10 @@ def _standing(
         return True
 
     def extend() -> None:
-        while any(add(each, THRESHOLD_BESIDE, beside=True) for each in _WINDOWS):
+        # More rows than there are would be noise.
+        while counts[standing].sum() < num_rows and any(
+            add(width, THRESHOLD_BESIDE, beside=True) for width in _WINDOWS_BESIDE
+        ):
             pass
 
     for width in _WINDOWS:

@@ -1,0 +1,254 @@
+"""Posteriors of DPVI that know of the noise, through whole fits."""
+
+import math
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.dpvi.guides import JointNormalPosterior, NormalPosterior
+from numpyro_vips.fitting.private_step import release
+from numpyro_vips.fitting.schedule import (
+    INFORMATION_SHARE,
+    INFORMED_AFTER,
+)
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.secure_random import SecureRandom
+
+KEY = jax.random.key(0)
+NUM_ROWS = 2000
+
+
+@nv.private(unit="people")
+def linear(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+@nv.private(unit="people")
+def with_hyperprior(X: Any, y: Any = None):
+    """The scale is in no row's density."""
+    scale: Any = numpyro.sample("scale", dist.HalfNormal(1.0))
+    w: Any = numpyro.sample(
+        "w", dist.Normal(0.0, scale).expand([X.shape[1]]).to_event(1)
+    )
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(5.0, X @ w, 1.0), obs=y)
+
+
+@nv.private(unit="people")
+def with_param(X: Any, y: Any = None):
+    slope: Any = numpyro.param("slope", np.zeros(X.shape[1], np.float32))
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ slope + w, 1.0), obs=y)
+
+
+def table(size: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of correlated columns, and the weights behind them."""
+    rng = np.random.default_rng(seed)
+    root = np.eye(size) + 0.7 * np.tri(size, k=-1)
+    X = (rng.normal(size=(NUM_ROWS, size)) @ root.T).astype(np.float32)
+    w = rng.normal(size=size)
+    y = (X @ w + 0.5 * rng.normal(size=NUM_ROWS)).astype(np.float32)
+    return X, y, w
+
+
+def fitted(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any:
+    settings = {
+        "budget": nv.PrivacyBudget(1.0, 1e-5),
+        "progress_bar": False,
+        **settings,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        vi = nv.PrivateVI(model, engine=engine, progress_bar=False, **settings)
+        return vi.run(KEY, *args)
+
+
+def steps_of(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any:
+    settings = {"budget": nv.PrivacyBudget(1.0, 1e-5), **settings}
+    vi = nv.PrivateVI(model, engine=engine, **settings)
+    return vi._prepare_fit(args, {})[0].steps
+
+
+def test_with_little_noise_it_is_the_exact_posterior_with_its_correlations():
+    X, y, _ = table()
+    result = fitted(
+        linear,
+        X,
+        y,
+        budget=nv.PrivacyBudget(1e5, 1e-5),
+        clipping_norm=50.0,
+        num_steps=300,
+        insecure_seed=1,
+    )
+    precision = np.eye(3) + X.T @ X / 0.25
+    mean = np.linalg.solve(precision, X.T @ y / 0.25)
+    posterior = result.posterior
+    assert isinstance(posterior, JointNormalPosterior)
+    covariance = np.asarray(posterior.factor @ posterior.factor.T)
+    exact = np.linalg.inv(precision)
+    np.testing.assert_allclose(covariance, exact, atol=0.05 * exact.max())
+    error = (np.asarray(posterior.loc) - mean) / np.sqrt(np.diag(exact))
+    assert abs(error).max() < 0.3
+
+
+def test_intervals_grow_with_the_noise():
+    X, y, _ = table()
+    widths = []
+    for epsilon in (0.1, 1.0, 100.0):
+        result = fitted(
+            linear,
+            X,
+            y,
+            budget=nv.PrivacyBudget(epsilon, 1e-5),
+            clipping_norm=20.0,
+            insecure_seed=2,
+        )
+        draws = np.asarray(result.sample_posterior(KEY, (400,))["w"])
+        widths.append(draws.std(0).mean())
+    assert widths[0] > 2.0 * widths[1]
+    assert widths[1] > 1.1 * widths[2]
+
+
+def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
+    X, y, _ = table()
+    result = fitted(with_hyperprior, X, y, insecure_seed=3)
+    draws = result.sample_posterior(KEY, (2000,))
+    assert draws["scale"].shape == (2000,)
+    assert 0.1 < float(draws["scale"].mean()) < 3.0
+    assert float(draws["scale"].std()) > 0.05
+    assert result.diagnostics["fluctuation"].keys() == {"scale", "w"}
+
+
+def test_what_was_saved_is_what_was_fitted(tmp_path: Any):
+    X, y, _ = table()
+    result = fitted(linear, X, y, insecure_seed=4, num_steps=20)
+    result.save(tmp_path / "fit.nc")
+    again = nv.load(tmp_path / "fit.nc")
+    for result_of in (result, again):
+        assert set(result_of.params) == {"joint.loc", "joint.factor"}
+    np.testing.assert_array_equal(
+        again.sample_posterior(KEY, (5,))["w"], result.sample_posterior(KEY, (5,))["w"]
+    )
+
+
+def test_the_information_has_its_share_near_the_end():
+    X, y, _ = table()
+    steps = steps_of(linear, X, y)
+    (number,) = [i for i, step in enumerate(steps) if step.informs]
+    share = steps[number].share / sum(step.share for step in steps)
+    assert share == pytest.approx(INFORMATION_SHARE)
+    before = [s for s in steps[:number] if not s.counted]
+    gradients = [s for s in steps if not s.counted and not s.informs]
+    assert len(before) == INFORMED_AFTER * len(gradients)
+    assert steps[number].sampling.scheme == "full"
+    assert steps[number].clipping_norm is None  # It follows that of gradients.
+
+
+def test_its_norm_is_the_square_of_the_gradients():
+    X, y, _ = table()
+    (given,) = [s for s in steps_of(linear, X, y, clipping_norm=3.0) if s.informs]
+    assert given.clipping_norm == 9.0
+    result = fitted(linear, X, y)
+    released = {event.label: event for event in result.privacy.events}
+    last = result.privacy.events[-1]
+    assert released[INFORMATION].sensitivity == pytest.approx(
+        result.diagnostics["clipping_norms"]["gradient"] ** 2
+    )
+    assert last.label.startswith("loc")
+
+
+def test_noise_of_the_callers_is_that_of_gradients():
+    X, y, _ = table()
+    steps = steps_of(
+        linear, X, y, clipping_norm=1.0, noise_multiplier=7.0, num_steps=20
+    )
+    of_gradients = {s.noise_multiplier for s in steps if not s.informs}
+    (informing,) = [s for s in steps if s.informs]
+    assert of_gradients == {7.0}
+    total = sum(step.share for step in steps)
+    assert informing.share / total == pytest.approx(INFORMATION_SHARE)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (linear, {"engine": nv.DPVI(guide="low_rank")}),
+        (linear, {"engine": nv.DPVI(perturb="all")}),
+        (linear, {"engine": nv.DPVI(averaging=None)}),
+        (with_param, {}),
+        (linear, {"budget": nv.PrivacyBudget(math.inf)}),
+    ],
+    ids=["low rank", "perturb all", "last iterate", "parameters", "no noise"],
+)
+def test_elsewhere_the_guide_stays_and_nothing_more_is_released(
+    model: Any, settings: dict[str, Any]
+):
+    X, y, _ = table()
+    assert not any(step.informs for step in steps_of(model, X, y, **settings))
+
+
+def test_of_many_globals_there_is_no_matrix():
+    X = np.zeros((10, 129), np.float32)
+    steps = steps_of(linear, X, np.zeros(10, np.float32))
+    assert not any(step.informs for step in steps)
+
+
+def test_before_the_information_the_posterior_is_the_guide():
+    X, y, _ = table()
+    kinds = []
+    fitted(
+        linear,
+        X,
+        y,
+        num_steps=20,
+        callback=lambda number, result: kinds.append(type(result.posterior)),
+    )
+    assert kinds[:18] == [NormalPosterior] * 18
+    assert kinds[18:] == [JointNormalPosterior] * 3
+
+
+def test_the_noise_that_is_added_is_the_noise_that_is_stated():
+    X, y, _ = table()
+    vi = nv.PrivateVI(
+        linear, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi", clipping_norm=2.0
+    )
+    prepared = vi._prepare_fit((X, y), {})[0]
+    (step,) = [s for s in prepared.steps if s.informs]
+    arguments, engine = bind_arguments(linear, (X, y), {}), prepared.engine
+    state = engine.initial_state(KEY)
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        random = SecureRandom(insecure_seed=0)
+    found = [
+        release(arguments, engine, step, state, random, None)[INFORMATION]
+        for _ in range(300)
+    ]
+    stddev = step.mechanism.block_noise_stddev(INFORMATION)
+    assert stddev == pytest.approx(4.0 * step.noise_multiplier)
+    measured = np.std(found, axis=0)
+    np.testing.assert_allclose(np.diag(measured), stddev, rtol=0.15)
+    off = measured[np.triu_indices(3, 1)]
+    np.testing.assert_allclose(off, stddev / math.sqrt(2.0), rtol=0.15)
+    assert all((matrix == matrix.T).all() for matrix in found)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth():
+    """40 tables, rows drawn from the model: 90 % intervals under ε = 1."""
+    hits = []
+    for seed in range(40):
+        X, y, w = table(seed=seed)
+        result = fitted(linear, X, y, insecure_seed=seed)
+        draws = np.asarray(result.sample_posterior(KEY, (1000,))["w"])
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        hits.append((low < w) & (w < high))
+    assert 0.8 < np.mean(hits) < 0.98

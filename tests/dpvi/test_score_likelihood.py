@@ -1,0 +1,155 @@
+"""The Normal posterior of released scores and information, by itself."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import integrate, stats
+
+from numpyro_vips.dpvi.score_likelihood import (
+    Information,
+    Score,
+    known_precision,
+    normal_of,
+    rows_information,
+)
+from numpyro_vips.dpvi.variational_newton import Normal
+
+
+def symmetric_noise(rng: np.random.Generator, size: int, stddev: float) -> np.ndarray:
+    """As the mechanism adds it: `stddev` on the diagonal, less by √2 off it."""
+    noise = np.triu(rng.normal(size=(size, size)), 1) / math.sqrt(2.0)
+    return stddev * (noise + noise.T + np.diag(rng.normal(size=size)))
+
+
+def gaussian_prior(mean: np.ndarray, stddev: np.ndarray):
+    def log_prior(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        away = (points - mean) / stddev
+        return -0.5 * np.sum(away**2, axis=1), -away / stddev
+
+    return log_prior
+
+
+def test_without_noise_information_is_as_released():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(4, 6))
+    matrix = root @ root.T
+    found = rows_information(Information(matrix, 0.0), np.ones(4), 0.0)
+    np.testing.assert_allclose(found.matrix(found.values), matrix, rtol=1e-10)
+
+
+@pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
+def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
+    stddev, prior, variance = 1.5, 0.2, 0.7
+    likely = stats.truncnorm(-released / stddev, np.inf, released, stddev)
+
+    def posterior_variance(value: float) -> float:
+        (known,) = known_precision(np.array([value]), variance)
+        return 1.0 / (prior + known)
+
+    low, high = likely.ppf([0.025, 0.975])
+    mass = likely.cdf(high) - likely.cdf(low)
+    expected, _ = integrate.quad(
+        lambda x: posterior_variance(x) * likely.pdf(x) / mass, low, high
+    )
+    found = rows_information(
+        Information(np.array([[released]]), stddev), np.array([prior]), variance
+    )
+    assert posterior_variance(found.values[0]) == pytest.approx(expected, rel=0.06)
+
+
+def test_eigenvalues_that_noise_has_driven_apart_are_moved_together():
+    rng = np.random.default_rng(1)
+    size, stddev = 60, 1.0
+    truth = np.diag(np.linspace(15.0, 25.0, size))
+    errors, naive = [], []
+    for _ in range(5):
+        noisy = truth + symmetric_noise(rng, size, stddev)
+        found = rows_information(Information(noisy, stddev), np.ones(size), 1.0)
+        errors.append(np.linalg.norm(found.matrix(found.values) - truth))
+        naive.append(np.linalg.norm(noisy - truth))
+    assert np.mean(errors) < 0.8 * np.mean(naive)
+
+
+def test_a_gaussian_prior_gives_the_closed_form():
+    rng = np.random.default_rng(2)
+    root = rng.normal(size=(3, 5))
+    matrix, variance = 4.0 * root @ root.T, 2.5
+    mean, stddev = np.array([0.5, -1.0, 0.0, 2.0]), np.array([1.0, 0.5, 2.0, 0.7])
+    score = Score(
+        gradient=rng.normal(size=3), place=rng.normal(size=4), variance=variance
+    )
+    normal = normal_of(
+        score,
+        Information(matrix, 0.0),
+        gaussian_prior(mean, stddev),
+        Normal(np.zeros(4), 0.1 * np.eye(4)),
+        stddev,
+    )
+    assert normal is not None
+    precision = np.diag(stddev**-2.0)
+    weight = matrix @ np.linalg.inv(matrix + variance * np.eye(3))
+    precision[:3, :3] += weight @ matrix
+    linear = mean / stddev**2
+    linear[:3] += weight @ (score.gradient + matrix @ score.place[:3])
+    np.testing.assert_allclose(
+        normal.loc, np.linalg.solve(precision, linear), atol=1e-3
+    )
+    np.testing.assert_allclose(
+        normal.tril @ normal.tril.T, np.linalg.inv(precision), rtol=1e-3, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("noise", [0.0, 3.0, 30.0])
+def test_intervals_hold_the_truth_as_often_as_they_say(noise):
+    """Truth from the prior; rows and noise as the module's formula has them."""
+    rng = np.random.default_rng(3)
+    size, stddev = 3, np.full(3, 1.5)
+    root = rng.normal(size=(size, 20))
+    matrix = root @ root.T
+    hits = []
+    for _ in range(150):
+        truth, place = stddev * rng.normal(size=size), rng.normal(size=size)
+        rows = np.linalg.cholesky(matrix) @ rng.normal(size=size)
+        gradient = matrix @ (truth - place) + rows + noise * rng.normal(size=size)
+        released = matrix + symmetric_noise(rng, size, noise / 10.0)
+        normal = normal_of(
+            Score(gradient, place, noise**2),
+            Information(released, noise / 10.0),
+            gaussian_prior(np.zeros(size), stddev),
+            Normal(np.zeros(size), 0.1 * np.eye(size)),
+            stddev,
+        )
+        assert normal is not None
+        scale = np.sqrt(np.sum(normal.tril**2, axis=1))
+        hits.append(abs(normal.loc - truth) < 1.645 * scale)
+    assert np.mean(hits) == pytest.approx(0.9, abs=0.04)
+
+
+def test_information_below_its_noise_leaves_the_prior():
+    rng = np.random.default_rng(4)
+    stddev = np.ones(5)
+    normal = normal_of(
+        Score(100.0 * rng.normal(size=5), np.zeros(5), 1e6),
+        Information(symmetric_noise(rng, 5, 1e3), 1e3),
+        gaussian_prior(np.zeros(5), stddev),
+        Normal(np.zeros(5), 0.1 * np.eye(5)),
+        stddev,
+    )
+    assert normal is not None
+    scale = np.sqrt(np.sum(normal.tril**2, axis=1))
+    assert (scale > 0.5).all()
+
+
+def test_a_prior_that_is_not_finite_gives_no_posterior():
+    def nowhere(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.full(len(points), -np.inf), np.zeros_like(points)
+
+    normal = normal_of(
+        Score(np.zeros(2), np.zeros(2), 1.0),
+        Information(np.eye(2), 0.0),
+        nowhere,
+        Normal(np.zeros(2), np.eye(2)),
+        np.ones(2),
+    )
+    assert normal is None
