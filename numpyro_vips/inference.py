@@ -299,7 +299,7 @@ class PrivateVI:
                 _programs=programs,
             )
 
-        num_planned = sum(not step.counted for step in priced.steps)
+        num_planned = sum(not step.is_aside for step in priced.steps)
         if self.schedule_options.until_converged:
             num_planned = None  # It is not known beforehand how many there will be.
         spent = f"{priced.epsilon:.3g}"
@@ -358,7 +358,7 @@ class PrivateVI:
         random: SecureRandom,
         rng_key: jax.Array,
     ) -> Iterator[tuple[Any, Progress]]:
-        """State and progress after each step that releases statistics."""
+        """State and progress after each step that moves the globals."""
         arguments, engine = prepared.arguments, prepared.engine
         others: Sequence[Any] = ()
         # Only without noise may an engine look at rows by itself.
@@ -408,7 +408,7 @@ class PrivateVI:
                 parts=prepared.parts,
                 num_rows=arguments.public_num_rows,
             )
-            if not step.counted:
+            if not step.is_aside:
                 yield state, progress
 
     def _settings_used(

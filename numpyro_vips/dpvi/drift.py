@@ -112,6 +112,9 @@ LARGEST_NOISY = 2.2
 # off by about a tenth to a third of the fluctuation.
 LARGEST_FLUCTUATION = 10.0
 LARGEST_NOISY_FLUCTUATION = 5.0
+# By how many of its standard deviations a posterior may differ from the average of the
+# iterates: it is made of the rows' scores and curvature there.
+LARGEST_DISTANCE = 3.0
 
 
 def diagnostics_of(
@@ -120,6 +123,7 @@ def diagnostics_of(
     *,
     num_steps: int,
     is_private: bool,
+    distance: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """What the iterates say of a fit, JSON-able.
 
@@ -129,6 +133,8 @@ def diagnostics_of(
         posterior.
       num_steps: How many steps there were.
       is_private: Whether there was noise.
+      distance: How far the posterior's mean is from the average of the iterates, by
+        name, in standard deviations of the posterior; None where it is that average.
     """
     limit = LARGEST_NOISY if is_private else LARGEST_STILL
     found = {
@@ -137,6 +143,8 @@ def diagnostics_of(
         "fluctuation": None if r_hat is None else dict(fluctuation),
         "converged": False,
     }
+    if distance is not None:
+        found["distance"] = dict(distance)
     if r_hat is None:
         text = f"{num_steps} steps are too few to tell whether the fit has converged."
         return found | {"warnings": [text]}
@@ -144,6 +152,17 @@ def diagnostics_of(
     if not moving:
         largest = LARGEST_NOISY_FLUCTUATION if is_private else LARGEST_FLUCTUATION
         wild = [k for k, v in fluctuation.items() if not v <= largest]
+        far = [k for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE]
+        if far and not wild:
+            assert distance is not None
+            text = (
+                f"The fit has not converged: after {num_steps} steps the posterior's "
+                f"mean of {', '.join(map(repr, far))} lies up to "
+                f"{max(distance.values()):.3g} of its standard deviations from the "
+                "average of the iterates. It is as good as the log density is a "
+                "parabola so far. More steps (num_steps=) would help."
+            )
+            return found | {"warnings": [text]}
         if not wild:
             return found | {"converged": True, "warnings": []}
         text = (

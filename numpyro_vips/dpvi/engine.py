@@ -622,7 +622,12 @@ class DpviEngine:
         if self._takes_newton_steps:
             return {}
         sizes = {x.name: math.prod(x.unconstrained_shape) for x in self.space.sites}
-        return drift_of_iterates(state, sizes, self._stddev(state))
+        normal = self._normal(state)
+        if normal is not None:
+            return drift_of_iterates(state, sizes, normal.stddev, normal.loc)
+        log_scale = state.average.guide.get("log_scale", np.zeros(0))
+        stddev = np.exp(np.asarray(log_scale, np.float64))
+        return drift_of_iterates(state, sizes, stddev)
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments
@@ -731,15 +736,6 @@ class DpviEngine:
             np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
         )
         return self._noise_aware.normal(state.score, state.information, start)
-
-    def _stddev(self, state: DpviState) -> Float64[np.ndarray, " size"]:
-        """The posterior's, on the unconstrained space; empty with a guide of the user's
-        own."""
-        normal = self._normal(state)
-        if normal is not None:
-            return np.sqrt(np.sum(normal.tril**2, axis=1))
-        log_scale = state.average.guide.get("log_scale", np.zeros(0))
-        return np.exp(np.asarray(log_scale, np.float64))
 
     def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
         """Draws the globals by the user's guide from a key.

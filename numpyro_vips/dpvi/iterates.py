@@ -88,6 +88,7 @@ def drift_of_iterates(
     state: DpviState,
     sizes: Mapping[str, int],
     stddev: Float64[np.ndarray, " size"],
+    loc: Float64[np.ndarray, " size"] | None = None,
 ) -> dict[str, Any]:
     """What the iterates say of how good the posterior is; nothing before the first.
 
@@ -95,6 +96,7 @@ def drift_of_iterates(
       state: The state after the last step.
       sizes: How many unconstrained numbers each global is, in the guide's order.
       stddev: The posterior's, of these numbers; empty with a guide of the user's own.
+      loc: The posterior's mean, where it is not the average of the iterates.
     """
     drift = _with_iterates(state.drift, state.recent)
     if drift is None:
@@ -106,11 +108,16 @@ def drift_of_iterates(
         # Parameters without a prior have no standard deviation.
         relative[: len(stddev)] /= stddev
         relative[len(stddev) :] = 0.0
+    distance = None
+    if loc is not None:
+        away = abs(loc - np.asarray(state.average.guide["loc"], np.float64)) / stddev
+        distance = _largest_by_name(state.variational, sizes, away)
     return diagnostics_of(
         None if r_hat is None else _largest_by_name(state.variational, sizes, r_hat),
         _largest_by_name(state.variational, sizes, relative),
         num_steps=int(state.step),
         is_private=state.is_noisy,
+        distance=distance,
     )
 
 

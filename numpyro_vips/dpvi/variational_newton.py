@@ -72,6 +72,11 @@ class Normal(NamedTuple):
         return self.loc + draws @ self.tril.T
 
     @property
+    def stddev(self) -> Float64[np.ndarray, " size"]:
+        """Of every coordinate."""
+        return np.sqrt(np.sum(self.tril**2, axis=1))
+
+    @property
     def entropy(self) -> float:
         """In nats."""
         log_scale = float(np.sum(np.log(np.diag(self.tril))))

@@ -80,6 +80,11 @@ class Step:
         return any(block.name == INFORMATION for block in self.blocks)
 
     @property
+    def is_aside(self) -> bool:
+        """Whether it moves no global: it is counted as no step of the fit."""
+        return bool(self.counted) or self.informs
+
+    @property
     def label(self) -> str:
         """What it releases, for people."""
         names = ", ".join(block.name for block in self.blocks)
@@ -351,7 +356,7 @@ def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[St
     factor = noise_multiplier / steps[-1].noise_multiplier
     return [
         step.scaled(factor)
-        if step.counted or step.informs
+        if step.is_aside
         else dataclasses.replace(step, noise_multiplier=noise_multiplier)
         for step in steps
     ]

@@ -90,11 +90,13 @@ def test_a_conjugate_model_site_by_site():
 def test_sensitivities_are_those_of_the_mechanism(fn, options, factor):
     plan = plan_of(fn, clipping_norm=0.7, **options)
     for statistic in plan.statistics:
-        assert statistic["clipping_norm"] == 0.7
+        # Of information it is the gradient's, squared.
+        norm = 0.49 if statistic["released"] == "information" else 0.7
+        assert statistic["clipping_norm"] == pytest.approx(norm)
         # Where contributions may have either sign, replacing a row counts double.
         is_psd = statistic["statistic"] == "⟨w w⟩"
         expected = math.sqrt(factor) if is_psd else factor
-        assert statistic["sensitivity"] == pytest.approx(expected * 0.7)
+        assert statistic["sensitivity"] == pytest.approx(expected * norm)
 
 
 def test_dpvi_says_which_site_and_why():
@@ -105,8 +107,10 @@ def test_dpvi_says_which_site_and_why():
     text = str(plan)
     assert text.startswith("Engine: dpvi\nVIPS cannot run it:\n  y: tanh of 'hidden'")
     assert "mean-field" in text
-    (statistic,) = plan.statistics
-    assert statistic["shape"] == [8]
+    gradient, information = plan.statistics
+    assert gradient["shape"] == [8]
+    assert information["shape"] == [8, 8]
+    assert information["bound"] == "gradient's norm²"
     # Asked for by the user: nothing prevents VIPS.
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
 

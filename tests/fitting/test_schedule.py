@@ -38,12 +38,12 @@ class Releases(VipsEngine):
     """A conjugate model without a model: only what it releases."""
 
     def __init__(self, once: tuple[Block, ...], adaptive: tuple[Block, ...]):
-        self._blocks = {"once": once, "refreshed": (), "adaptive": adaptive}
+        self._blocks = {"once": once, "adaptive": adaptive}
         self._step_size = None
         self._residuals = frozenset()
 
     def blocks(self, release: Any) -> tuple[Block, ...]:
-        return self._blocks[release]
+        return self._blocks.get(release, ())
 
 
 def planned(
