@@ -109,7 +109,7 @@ def test_intervals_grow_with_the_noise():
             X,
             y,
             budget=nv.PrivacyBudget(epsilon, 1e-5),
-            clipping_norm=20.0,
+            clipping_norm=50.0,
             insecure_seed=2,
         )
         draws = np.asarray(result.sample_posterior(KEY, (400,))["w"])
