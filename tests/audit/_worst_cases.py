@@ -9,7 +9,7 @@ shifted by the whole sensitivity.
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,8 @@ from scipy import special
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
+from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling
 from numpyro_vips.privacy.secure_random import SecureRandom
 
@@ -196,7 +198,10 @@ def worst_case(
         score=location_score if engine == "dpvi" else clusters_score,
         watched=watched,
         options={
-            "engine": nv.DPVI(optimizer=optimizer) if engine == "dpvi" else engine,
+            # The last iterate is all that gradients were added up to.
+            "engine": nv.DPVI(optimizer=optimizer, averaging=None)
+            if engine == "dpvi"
+            else engine,
             "sampling": sampling,
             "noise_multiplier": noise_multiplier,
             "clipping_norm": 1.0,
@@ -220,32 +225,70 @@ def histogram_scores(
     case = worst_case(engine, nv.FullBatch(), noise_multiplier=noise_multiplier)
     options = {k: v for k, v in case.options.items() if k != "clipping_norm"}
     vi = dataclasses.replace(case, options=options).vi()
+
+    def histogram(steps: Sequence[Step]) -> Step:
+        return steps[0]
+
+    step, found = _released(case, vi, histogram, count, noise_multiplier)
+    # Every part of it counts the row once, each with noise of its own.
+    names = [part.name for part in step.counted]
+    counts = [np.array([[r[n] for n in names] for r in world]) for world in found]
+    bins = np.argmax(counts[1].mean(0) - counts[0].mean(0), axis=1)
+    absent, present = (
+        np.mean([world[:, p, b] for p, b in enumerate(bins)], axis=0)
+        for world in counts
+    )
+    claimed = math.sqrt(len(names)) / step.mechanism.sensitivity() / noise_multiplier
+    return absent, present, claimed
+
+
+def information_scores(
+    count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What the information of rows betrays of one that adds all that it may.
+
+    Returns:
+      The released number without the row and with it, from `count` releases each, and
+      the μ that is claimed.
+    """
+    case = worst_case("dpvi", nv.FullBatch(), noise_multiplier=noise_multiplier)
+    vi = dataclasses.replace(case, options={**case.options, "engine": "dpvi"}).vi()
+
+    def informing(steps: Sequence[Step]) -> Step:
+        (step,) = [step for step in steps if step.informs]
+        return step
+
+    _, found = _released(case, vi, informing, count, noise_multiplier)
+    absent, present = (
+        np.array([released[INFORMATION][0, 0] for released in world]) for world in found
+    )
+    return absent, present, 1.0 / noise_multiplier
+
+
+def _released(
+    case: WorstCase,
+    vi: nv.PrivateVI,
+    choose: Callable[[Sequence[Step]], Step],
+    count: int,
+    noise_multiplier: float,
+) -> tuple[Step, list[list[Mapping[str, np.ndarray]]]]:
+    """A step of the schedule, and what it releases without the canary and with it."""
+    step = choose(vi._prepare_fit((case.present,), {})[0].steps)
+    step = step.scaled(noise_multiplier / step.noise_multiplier)
     found = []
-    claimed = math.nan
     for world, rows in enumerate((case.absent, case.present)):
         prepared, _ = vi._prepare_fit((rows,), {})
-        step = prepared.steps[0]
-        step = step.scaled(noise_multiplier / step.noise_multiplier)
         state = prepared.engine.initial_state(KEY)
-        claimed = math.sqrt(len(step.counted)) / step.mechanism.sensitivity()
-        claimed /= noise_multiplier
-        counts = []
+        releases = []
         for number in range(count):
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
                 random = SecureRandom(insecure_seed=2 * number + world)
-            released = release(
-                prepared.arguments, prepared.engine, step, state, random, None
+            releases.append(
+                release(prepared.arguments, prepared.engine, step, state, random, None)
             )
-            # Every part of it counts the row once, each with noise of its own.
-            counts.append([released[p.name] for p in step.counted])
-        found.append(np.array(counts))
-    bins = np.argmax(found[1].mean(0) - found[0].mean(0), axis=1)
-    absent, present = (
-        np.mean([worlds[:, p, b] for p, b in enumerate(bins)], axis=0)
-        for worlds in found
-    )
-    return absent, present, claimed
+        found.append(releases)
+    return step, found
 
 
 # --- many canaries at once ------------------------------------------------------------

@@ -22,6 +22,7 @@ from _worst_cases import (
     WorstCase,
     fresh_start,
     histogram_scores,
+    information_scores,
     one_run,
     topics_case,
     topics_sum,
@@ -34,6 +35,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting import private_step
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.vips.engine import VipsEngine
 
 CONFIDENCE = 0.99
@@ -280,6 +282,34 @@ def test_histograms_of_norms_stay_below_their_claim(engine, record_property):
 def test_a_histogram_without_noise_is_caught(engine, monkeypatch):
     noiseless_histogram(monkeypatch)
     absent, present, mu = histogram_scores(engine, 200, noise_multiplier=4.0)
+    claimed = accounting.epsilon(
+        noise_multiplier=1 / mu,
+        sampling_rate=1.0,
+        num_steps=1,
+        delta=DELTA,
+        sampling="full",
+    )
+    assert epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE) > claimed
+
+
+@pytest.mark.audit
+def test_information_stays_below_its_claim(record_property):
+    absent, present, claimed = information_scores(RUNS, noise_multiplier=0.4)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    found = f"mu >= {mu:.3f} (claimed {claimed:.3f})"
+    record_property("audit", f"dpvi, information: {found}")
+    assert 0.9 * claimed < mu < claimed
+
+
+def test_information_without_noise_is_caught(monkeypatch):
+    add_noise = GaussianMechanism.add_noise
+
+    def forgetful(self: Any, sums: Any, rng: Any) -> Any:
+        noisy = add_noise(self, sums, rng)
+        return dict(sums) if INFORMATION in sums else noisy
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", forgetful)
+    absent, present, mu = information_scores(200, noise_multiplier=4.0)
     claimed = accounting.epsilon(
         noise_multiplier=1 / mu,
         sampling_rate=1.0,

@@ -1,6 +1,7 @@
 """The Normal posterior of released scores and information, by itself."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -41,7 +42,7 @@ def test_without_noise_information_is_as_released():
 @pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
 def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
     stddev, prior, variance = 1.5, 0.2, 0.7
-    likely = stats.truncnorm(-released / stddev, np.inf, released, stddev)
+    likely: Any = stats.truncnorm(-released / stddev, np.inf, released, stddev)
 
     def posterior_variance(value: float) -> float:
         (known,) = known_precision(np.array([value]), variance)
