@@ -92,8 +92,10 @@ def rows_information(
 
     Noise drives eigenvalues apart. They are moved together by what it does on average
     (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
-    left is uncertain: an eigenvalue is positive, and normally distributed about what
-    was found. The one that is returned gives the posterior the variance that it has on
+    left is uncertain: an eigenvalue is positive, was found with normal noise, and is
+    exponentially distributed otherwise. The mean of that is the trace's, less a
+    standard deviation of its noise, so that what is hidden by noise counts for little.
+    The eigenvalue that is returned gives the posterior the variance that it has on
     average over these.
 
     Args:
@@ -109,6 +111,9 @@ def rows_information(
         pushed = np.sum(gaps / (gaps**2 + stddev**2), axis=1)
         values = values - 2.0 * off_diagonal**2 * pushed
         prior = axes.T**2 @ prior_precision
+        trace_stddev = stddev / math.sqrt(len(values))
+        typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
+        values = values - stddev**2 / typical
         positive = stats.norm.cdf(np.maximum(values / stddev, -_MOST_STDDEVS))
         # Quantiles of a Normal that is cut off at zero, by its upper tail.
         tails = np.outer(positive, 1.0 - _QUANTILES)

@@ -42,7 +42,9 @@ def test_without_noise_information_is_as_released():
 @pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
 def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
     stddev, prior, variance = 1.5, 0.2, 0.7
-    likely: Any = stats.truncnorm(-released / stddev, np.inf, released, stddev)
+    # The prior on the information is exponential.
+    mean = released - stddev**2 / max(released - stddev, prior)
+    likely: Any = stats.truncnorm(-mean / stddev, np.inf, mean, stddev)
 
     def posterior_variance(value: float) -> float:
         (known,) = known_precision(np.array([value]), variance)
