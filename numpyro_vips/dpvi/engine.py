@@ -58,7 +58,7 @@ from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.row_information import Point
-from numpyro_vips.dpvi.score_likelihood import Information
+from numpyro_vips.dpvi.score_likelihood import Information, NoiseAwareNormal
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal, Target
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
@@ -622,8 +622,9 @@ class DpviEngine:
         if self._takes_newton_steps:
             return {}
         sizes = {x.name: math.prod(x.unconstrained_shape) for x in self.space.sites}
-        normal = self._normal(state)
-        if normal is not None:
+        found = self._noise_aware_normal(state)
+        if found is not None:
+            normal = found.normal
             return drift_of_iterates(state, sizes, normal.stddev, normal.loc)
         log_scale = state.average.guide.get("log_scale", np.zeros(0))
         stddev = np.exp(np.asarray(log_scale, np.float64))
@@ -717,15 +718,15 @@ class DpviEngine:
         """The guide at the averaged iterate."""
         average = state.average
         points = self._constrained(average.params)
-        normal = self._normal(state)
-        if normal is not None and self._noise_aware is not None:
-            return self._noise_aware.posterior(normal)
+        found = self._noise_aware_normal(state)
+        if found is not None and self._noise_aware is not None:
+            return self._noise_aware.posterior(found)
         if self.guide is not None:
             return self.guide.posterior(average.guide, points)
 
         return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
 
-    def _normal(self, state: DpviState) -> Normal | None:
+    def _noise_aware_normal(self, state: DpviState) -> NoiseAwareNormal | None:
         """The posterior that knows of the noise; None before what it needs is known."""
         if self._noise_aware is None or state.information is None:
             return None

@@ -22,6 +22,7 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.result import MeanAndStddev, register_posterior
+from numpyro_vips.uncertainty import VarianceParts
 
 # Supports with a name of their own, and those made from bounds or another support.
 _NAMED = {
@@ -396,6 +397,38 @@ class JointNormalPosterior(_GuidePosterior):
         return {site.name: site.transform(values[site.name]) for site in self.sites}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NoiseAwarePosterior(JointNormalPosterior):
+    """A joint Normal that knows how much of its variance is due to noise.
+
+    Attributes:
+      data_stddev: What the standard deviations on the unconstrained space would be
+        without noise.
+    """
+
+    kind = "dpvi_noise_aware"
+    arrays = (*JointNormalPosterior.arrays, "data_stddev")
+    data_stddev: Float[Array, " size"]
+
+    def variance_parts(self) -> dict[str, VarianceParts]:
+        """See `KnowsItsParts`.
+
+        The parts of a constrained number are in the ratio of those on the unconstrained
+        space. Sites whose numbers there are not one to one are left out.
+        """
+        space = UnconstrainedSpace(sites=self.sites)
+        ratios = space.split(self.data_stddev**2 / jnp.sum(self.factor**2, axis=1))
+        moments, found = self.moments(), {}
+        for site in self.sites:
+            if site.unconstrained_shape == tuple(site.shape):
+                total = moments[site.name].stddev ** 2
+                data = (
+                    np.minimum(np.asarray(ratios[site.name], np.float64), 1.0) * total
+                )
+                found[site.name] = VarianceParts(data=data, privacy=total - data)
+        return found
+
+
 # How many draws stand for a guide of the user's own in a file.
 _MOST_DRAWS = 4096
 _MOST_DRAW_NUMBERS = 2**22
@@ -456,5 +489,10 @@ class DrawsPosterior(_GuidePosterior):
         return _moments_of(self.draws)
 
 
-for _kind in (NormalPosterior, JointNormalPosterior, DrawsPosterior):
+for _kind in (
+    NormalPosterior,
+    JointNormalPosterior,
+    NoiseAwarePosterior,
+    DrawsPosterior,
+):
     register_posterior(_kind.kind, _kind)

@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.guides import JointNormalPosterior, UnconstrainedSpace
+from numpyro_vips.dpvi.guides import NoiseAwarePosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.row_information import Point, RowInformation
 from numpyro_vips.dpvi.score_likelihood import (
     POWER,
     Information,
+    NoiseAwareNormal,
     Score,
     normal_of,
 )
@@ -131,7 +132,7 @@ class NoiseAware:
         score: RunningScore,
         information: Information,
         start: Normal,
-    ) -> Normal | None:
+    ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if the prior is not finite.
 
         Args:
@@ -148,14 +149,15 @@ class NoiseAware:
             averages, information, self._log_prior, start, self._prior_stddev
         )
 
-    def posterior(self, normal: Normal) -> JointNormalPosterior:
+    def posterior(self, found: NoiseAwareNormal) -> NoiseAwarePosterior:
         """The Normal as a posterior."""
         dtype = jnp.result_type(float)
-        return JointNormalPosterior(
+        return NoiseAwarePosterior(
             sites=self._space.sites,
-            loc=jnp.asarray(normal.loc, dtype),
-            factor=jnp.asarray(normal.tril, dtype),
+            loc=jnp.asarray(found.normal.loc, dtype),
+            factor=jnp.asarray(found.normal.tril, dtype),
             diagonal=None,
+            data_stddev=jnp.asarray(found.data_stddev, dtype),
         )
 
     def _log_prior(

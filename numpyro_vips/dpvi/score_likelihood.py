@@ -64,6 +64,18 @@ class Information(NamedTuple):
     noise_stddev: float
 
 
+class NoiseAwareNormal(NamedTuple):
+    """The posterior.
+
+    Attributes:
+      normal: On the unconstrained space.
+      data_stddev: What its standard deviations would be without noise.
+    """
+
+    normal: Normal
+    data_stddev: Float64[np.ndarray, " size"]
+
+
 class Spectrum(NamedTuple):
     """A symmetric matrix by its eigenvectors, the columns of `axes`, and values."""
 
@@ -130,7 +142,7 @@ def normal_of(
     log_prior: Target,
     start: Normal,
     prior_stddev: Float64[np.ndarray, " size"],
-) -> Normal | None:
+) -> NoiseAwareNormal | None:
     """The posterior of all globals.
 
     Args:
@@ -170,4 +182,10 @@ def normal_of(
         normal = iterate.normal
         if number + 1 == _MOST_STEPS:
             break
-    return normal
+    if normal is None:
+        return None
+    root = np.linalg.inv(normal.tril)
+    without_noise = root.T @ root
+    without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
+    data_stddev = np.sqrt(np.diag(np.linalg.inv(without_noise)))
+    return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))

@@ -11,7 +11,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.guides import JointNormalPosterior, NormalPosterior
+from numpyro_vips.dpvi.guides import NoiseAwarePosterior, NormalPosterior
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import (
     INFORMATION_SHARE,
@@ -92,7 +92,7 @@ def test_with_little_noise_it_is_the_exact_posterior_with_its_correlations():
     precision = np.eye(3) + X.T @ X / 0.25
     mean = np.linalg.solve(precision, X.T @ y / 0.25)
     posterior = result.posterior
-    assert isinstance(posterior, JointNormalPosterior)
+    assert isinstance(posterior, NoiseAwarePosterior)
     covariance = np.asarray(posterior.factor @ posterior.factor.T)
     exact = np.linalg.inv(precision)
     np.testing.assert_allclose(covariance, exact, atol=0.05 * exact.max())
@@ -118,6 +118,19 @@ def test_intervals_grow_with_the_noise():
     assert widths[1] > 1.1 * widths[2]
 
 
+def test_the_variance_has_two_parts(tmp_path: Any):
+    X, y, _ = table()
+    result = fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+    parts = result.posterior.variance_parts()["w"]
+    draws = np.asarray(result.sample_posterior(KEY, (4000,))["w"])
+    np.testing.assert_allclose(parts.data + parts.privacy, draws.var(0), rtol=0.35)
+    exact = np.diag(np.linalg.inv(np.eye(3) + X.T @ X / 0.25))
+    np.testing.assert_allclose(parts.data, exact, rtol=0.5)
+    assert (parts.privacy > 0).all()
+    result.save(tmp_path / "fit.nc")
+    assert str(nv.load(tmp_path / "fit.nc").uncertainty()) == str(result.uncertainty())
+
+
 def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
     X, y, _ = table()
     result = fitted(with_hyperprior, X, y, insecure_seed=3)
@@ -134,7 +147,9 @@ def test_what_was_saved_is_what_was_fitted(tmp_path: Any):
     result.save(tmp_path / "fit.nc")
     again = nv.load(tmp_path / "fit.nc")
     for result_of in (result, again):
-        assert set(result_of.params) == {"joint.loc", "joint.factor"}
+        assert set(result_of.params) == {
+            *("joint.loc", "joint.factor", "joint.data_stddev")
+        }
     np.testing.assert_array_equal(
         again.sample_posterior(KEY, (5,))["w"], result.sample_posterior(KEY, (5,))["w"]
     )
@@ -213,7 +228,7 @@ def test_before_the_information_the_posterior_is_the_guide():
         callback=lambda number, result: kinds.append(type(result.posterior)),
     )
     assert kinds[:18] == [NormalPosterior] * 18
-    assert kinds[18:] == [JointNormalPosterior] * 2
+    assert kinds[18:] == [NoiseAwarePosterior] * 2
 
 
 def test_the_noise_that_is_added_is_the_noise_that_is_stated():

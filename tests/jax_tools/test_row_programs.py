@@ -17,6 +17,7 @@ import numpyro_vips as nv
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.releases import INFORMATION
 
 pytestmark = pytest.mark.optimized
 
@@ -439,7 +440,8 @@ def test_dpvi_clips_numbers_of_every_size(
         vi = private_vi(model, engine="dpvi", clipping_norm=clipping_norm)
         with watched_sums() as found:
             vi.run(jax.random.key(0), X)
-        ((sensitivity, sums),) = found
+        (of_information, information), (sensitivity, sums) = found
+        assert np.linalg.norm(information[INFORMATION]) <= of_information
         norm = np.linalg.norm(sums["loc"])
         assert norm <= sensitivity == clipping_norm
         largest = max(largest, norm)
