@@ -16,7 +16,7 @@ import numpy as np
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
 from numpyro_vips.vips.e_step import entropy, local_factors
-from numpyro_vips.vips.engine import VipsEngine, VipsState
+from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import (
     MomentsByFactor,
@@ -24,6 +24,7 @@ from numpyro_vips.vips.expectations import (
     expected_natural_of,
 )
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.state import VipsState
 
 Row = Mapping[str, Any]
 

@@ -31,7 +31,8 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips.engine import VipsEngine, VipsState
+from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.state import VipsState
 
 pytestmark = pytest.mark.optimized
 

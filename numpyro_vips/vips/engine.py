@@ -10,10 +10,8 @@ zero in every step would bias it).
 
 import functools
 import math
-import types
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +20,12 @@ from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.family import Family
-from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.structure.centring import Means
-from numpyro_vips.conjugacy.structure.latents import known_family
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, aligned, counts_of_parts
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
@@ -41,12 +35,18 @@ from numpyro_vips.vips import m_step
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
 from numpyro_vips.vips.clipping_bias import (
     Bound,
-    Lost,
     Unclipped,
     without_clipping,
 )
 from numpyro_vips.vips.column_units import column_units, columns_with_squares
 from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
+from numpyro_vips.vips.description import (
+    describe_site,
+    describe_sparse_rows,
+    describe_statistics,
+    notes_on,
+    warnings_of,
+)
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
@@ -62,7 +62,9 @@ from numpyro_vips.vips.named_arrays import (
 )
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_simulation import RowSimulation
 from numpyro_vips.vips.row_statistics import public_statistics, with_repeats
+from numpyro_vips.vips.state import InDouble, VipsState, is_noisy
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
@@ -82,22 +84,8 @@ SWEEPS_PER_STEP = 5
 # Sweeps in which the globals, and statistics that depend on them alone, take turns.
 PUBLIC_SWEEPS = 100
 
-# Rows that are simulated for one of a fit, where they tell what clipping takes off, so
-# many at least and at most,
-_SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
-# and at most where rows have latents of their own to be solved for.
-_MOST_WITH_LATENTS = 16_384
-# Those of them that are worked on at a time at most.
-_CHUNK = 4096
-# Groups of them whose sums tell how much clipped sums vary with whole ones, and how
-# little these are taken to do so.
-_GROUPS = 48
-_LEAST_CORRELATION = 0.1
-
 # Parameters beyond which a posterior does not say which part of its variance is noise.
 _MOST_IN_PARTS = 100_000
-# Coordinates of a joint covariance from which on `explain` points it out.
-_LARGE_COVARIANCE = 300
 
 
 # The relative change from which on `diagnostics` says that the globals are moving,
@@ -113,57 +101,6 @@ NUM_STARTS = 5
 # these are not the same if they are so many standard deviations apart.
 _ALIKE = 3.0
 _APART = 1.0
-
-# Arrays of factors, whatever precision JAX is set to.
-InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
-
-
-class VipsState(NamedTuple):
-    """Public quantities only.
-
-    Attributes:
-      statistics: Running average of each statistic, as an estimate of its sum over all
-        rows: noisy, not projected.
-      noise_stddev: Standard deviation of the noise in it, per isometric coordinate: one
-        number, or one for each entry of those that have units.
-      moments, natural: Moments and natural parameters of every global factor, in
-        double precision.
-      visited: The moments at which rows are asked next: those of the posterior, but for
-        factors that take Newton steps under noise, see `conjugacy.structure.centring`.
-      expected_natural: n̄, what the rows of a step need to know of the globals.
-      released: Names of the statistics that have been released at least once.
-      centre: The points about which statistics were taken, averaged like these; see
-        `conjugacy.structure.centring`.
-      num_steps: Number of updates so far.
-      change: Largest relative change of the moments in the last step.
-      drift: How far each statistic of the last step was from the average before it, as
-        a root mean square in standard deviations of the noise of both.
-      below_noise: See `m_step.Solution`.
-      clipped: By statistic, how rows were clipped when it was released last.
-      trail: Where steps without noise have led; None under noise.
-      bounds: The evidence bounds of all starts of a fit without noise, best first.
-      as_good: The globals that another start found elsewhere, with the same bound.
-      units: What entries of statistics are multiplied by where rows are clipped and
-        noise is added, by the statistic's name; see `column_units`.
-    """
-
-    statistics: NewSums
-    noise_stddev: dict[str, Float64[np.ndarray, "..."] | float]
-    moments: InDouble
-    natural: InDouble
-    visited: InDouble
-    expected_natural: NewByStatistic
-    released: frozenset[str]
-    centre: dict[str, Float64[np.ndarray, "..."]]
-    num_steps: int = 0
-    change: float = 0.0
-    drift: Mapping[str, float] = types.MappingProxyType({})
-    below_noise: Mapping[str, int] = types.MappingProxyType({})
-    clipped: Mapping[str, Bound] = types.MappingProxyType({})
-    trail: Trail | None = None
-    bounds: tuple[float, ...] = ()
-    as_good: tuple[str, ...] = ()
-    units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 
 def block_of(
@@ -236,118 +173,12 @@ def _in_noise(difference: np.ndarray, stddev: np.ndarray | float) -> float:
     return float(np.sqrt(np.mean(np.square(difference / stddev))))
 
 
-def _is_noisy(deviations: Mapping[str, np.ndarray | float]) -> bool:
-    return any(np.any(stddev) for stddev in deviations.values())
-
-
 @functools.partial(jit_unoptimized, static_argnums=0)
 def _parameters(
     factors: tuple[tuple[str, Family], ...], natural: MomentsByFactor
 ) -> NewMomentsByFactor:
     """Standard parameters of each factor, as one program."""
     return {name: family.parameters(natural[name]) for name, family in factors}
-
-
-class _Simulation:
-    """Rows simulated from posteriors, and what clipping takes off their sums.
-
-    Args:
-      engine, state: Which rows are asked, and where.
-      simulator: What draws them.
-      bounds: By statistic, how rows are clipped.
-    """
-
-    def __init__(
-        self,
-        engine: "VipsEngine",
-        state: VipsState,
-        simulator: RowSimulator,
-        bounds: Mapping[str, Bound],
-    ):
-        self._engine, self._state, self._simulator = engine, state, simulator
-        self._bounds = bounds
-        self._releases = {id(bound): bound for bound in bounds.values()}.values()
-        # Of the length that the rows of a fit are worked on in, so that nothing new
-        # is compiled.
-        self._size = aligned(min(engine.num_rows, _CHUNK))
-        with_latents = any(engine.program.structure.posterior_factors_of("local"))
-        most = _MOST_WITH_LATENTS if with_latents else _MOST_SIMULATED
-        wanted = max(_FEWEST_SIMULATED, _SIMULATED * engine.num_rows)
-        self._number = math.ceil(min(wanted, most) / self._size)
-        # Of its own for every release, as the rows' and the noise's are.
-        released = (np.ascontiguousarray(state.statistics[n]) for n in sorted(bounds))
-        self._seed = zlib.crc32(b"".join(part.tobytes() for part in released))
-
-    def _latents(self, sums: Sums) -> dict[str, np.ndarray] | None:
-        """The means of the globals, for some sums; None if they have none."""
-        state, engine = self._state, self._engine
-        natural = engine.natural_of(state, Unclipped(dict(sums), state.noise_stddev))
-        moments = engine.posterior_of(natural).moments()
-        latents = {name: m.mean for name, m in moments.items()}
-        finite = all(np.isfinite(value).all() for value in latents.values())
-        return latents if finite else None
-
-    def _sums(
-        self, latents: Mapping[str, np.ndarray], num_groups: int
-    ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
-        """The whole and the clipped sum of groups of rows, by statistic."""
-        for number in range(self._number):
-            rows = self._simulator.rows(latents, self._size, self._seed + number)
-            for group in range(num_groups):
-                mask = np.arange(self._size) % num_groups == group
-                found = {}
-                for bound in self._releases:
-                    whole, clipped = (
-                        self._engine.sum_of_rows(
-                            self._state,
-                            rows,
-                            mask,
-                            scales=bound.scales,
-                            clipping_norm=norm,
-                        )
-                        for norm in (math.inf, bound.clipping_norm)
-                    )
-                    for name in bound.scales:
-                        if self._bounds.get(name) is bound:
-                            found[name] = whole[name], clipped[name]
-                yield found
-
-    def missing(self, sums: Sums) -> NewSums | None:
-        """See `without_clipping`."""
-        latents = self._latents(sums)
-        if latents is None:
-            return None
-        factor = self._engine.num_rows / (self._number * self._size)
-        found = {name: np.zeros(np.shape(sums[name])) for name in self._bounds}
-        for of_group in self._sums(latents, 1):
-            for name, (whole, clipped) in of_group.items():
-                found[name] += factor * (whole - clipped)
-        finite = all(np.isfinite(value).all() for value in found.values())
-        return found if finite else None
-
-    def lost(self, sums: Sums) -> dict[str, Lost]:
-        """See `without_clipping`."""
-        latents = self._latents(sums)
-        assert latents is not None  # So it was for `missing`.
-        num_groups = math.ceil(_GROUPS / self._number)
-        pairs = list(self._sums(latents, num_groups))
-        rows_per_group = self._size / num_groups
-        found = {}
-        for name in self._bounds:
-            parts = (np.stack([pair[name][i] for pair in pairs]) for i in (0, 1))
-            whole, clipped = (part - part.mean(0) for part in parts)
-            variances = (whole**2).sum(), (clipped**2).sum()
-            product = variances[0] * variances[1]
-            squared = (whole * clipped).sum() ** 2 / product if product > 0 else 1.0
-            variance = variances[0] / (len(pairs) - 1) / whole[0].size
-            excess = 1.0 / max(float(squared), _LEAST_CORRELATION**2) - 1.0
-            missing = ((whole - clipped) ** 2).sum() / (len(pairs) - 1) / whole[0].size
-            num_rows, simulated = self._engine.num_rows, self._number * self._size
-            found[name] = Lost(
-                of_rows=float(excess * variance * num_rows / rows_per_group),
-                of_simulation=float(missing / rows_per_group * num_rows**2 / simulated),
-            )
-        return found
 
 
 class VipsEngine:
@@ -790,7 +621,7 @@ class VipsEngine:
                     visited = _in_double(
                         self._newton_step(sums, deviations, moments, about, _gain(rho))
                     )
-                elif _is_noisy(deviations):
+                elif is_noisy(deviations):
                     newton = self.program.structure.newton
                     asked = {name: state.visited[name] for name in newton}
                     visited = {**moments, **asked}
@@ -808,7 +639,7 @@ class VipsEngine:
                 ),
                 below_noise={k: int(v) for k, v in found.below_noise.items()},
             )
-        if _is_noisy(deviations):
+        if is_noisy(deviations):
             return state
         return state._replace(trail=self._trail_after(state))
 
@@ -838,7 +669,7 @@ class VipsEngine:
         noise is not made up for twice. Factors that take Newton steps are asked
         elsewhere anyway, and the state has their natural parameters in this sense.
         """
-        if not _is_noisy(state.noise_stddev):
+        if not is_noisy(state.noise_stddev):
             return None
         sums = Unclipped(state.statistics, state.noise_stddev)
         return self._without_clipping(state) or sums
@@ -883,10 +714,30 @@ class VipsEngine:
         }
         if not bounds or self._simulator is None:
             return None
-        simulation = _Simulation(self, state, self._simulator, bounds)
+        simulation = self._simulation(state, self._simulator, bounds)
         noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
         return without_clipping(
             state.statistics, noise_stddev, simulation.missing, simulation.lost
+        )
+
+    def _simulation(
+        self, state: VipsState, simulator: RowSimulator, bounds: Mapping[str, Bound]
+    ) -> RowSimulation:
+        """Rows that are asked as those of the last step were."""
+
+        def means_of_latents(sums: Sums) -> dict[str, np.ndarray]:
+            natural = self.natural_of(state, Unclipped(dict(sums), state.noise_stddev))
+            moments = self.posterior_of(natural).moments()
+            return {name: found.mean for name, found in moments.items()}
+
+        return RowSimulation(
+            simulator,
+            means_of_latents,
+            functools.partial(self.sum_of_rows, state),
+            bounds=bounds,
+            released={name: state.statistics[name] for name in bounds},
+            num_rows=self.num_rows,
+            has_locals=any(self.program.structure.posterior_factors_of("local")),
         )
 
     def has_posterior(self, state: VipsState) -> bool:
@@ -1034,7 +885,6 @@ class VipsEngine:
           warnings: See `Engine.diagnostics`.
         """
         structure = self.program.structure
-        is_noisy = _is_noisy(state.noise_stddev)
         below = {
             site: count
             for name, count in state.below_noise.items()
@@ -1053,75 +903,14 @@ class VipsEngine:
             "num_steps": state.num_steps,
             "change": state.change,
             "drift": dict(state.drift),
-            "converged": None if is_noisy else is_still,
+            "converged": None if is_noisy(state.noise_stddev) else is_still,
             "remaining": remaining if math.isfinite(remaining) else None,
             "evidence_bounds": list(state.bounds),
             "as_good": list(state.as_good),
             "below_noise": below,
             "bounds": {site: bound for site, bound in bounds.items() if bound},
         }
-        return {**found, "warnings": list(self._warnings(found))}
-
-    def _warnings(self, found: Mapping[str, Any]) -> Iterator[str]:
-        if found["converged"] is False:
-            left = found["remaining"]
-            further = (
-                "" if left is None else f", with up to {left:.1g} posterior sds left"
-            )
-            yield (
-                f"VIPS has not converged: in the last of {found['num_steps']} steps "
-                f"the globals moved by {found['change']:.1g} of their size{further}. "
-                "Pass a larger num_steps=."
-            )
-        if found["as_good"]:
-            sites = ", ".join(repr(site) for site in found["as_good"])
-            yield (
-                f"Another start led to another posterior of {sites} that is about as "
-                "good, as where components may trade their labels. Means of single "
-                "components are then up to relabelling: look at what does not depend "
-                "on the order, or give the components different priors."
-            )
-        if found["below_noise"]:
-            sites = ", ".join(repr(site) for site in found["below_noise"])
-            yield (
-                f"What the rows say of {sites} is below the noise, and its posterior "
-                "is about as wide as the noise makes it. More rows, a larger epsilon "
-                "or a smaller clipping_norm would say more."
-            )
-        yield from self._on_bounds()
-        if found["converged"] is None:
-            yield from self._on_flat_priors()
-
-    def _on_bounds(self) -> Iterable[str]:
-        """What a bound does to latents of single rows; those of globals are tight."""
-        latents = self.program.structure.latents
-        logistic = (PolyaGamma.name, Tangent.name)
-        bounded: set[str] = set()
-        for term in self.program.row_terms:
-            together = [latents[name] for name in {a.latent for a in term.atoms}]
-            if any(x.role == "local" and x.family in logistic for x in together):
-                bounded |= {x.name for x in together if x.family is None}
-        own = [x.name for x in latents.values() if x.name in bounded]
-        own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
-        if own:
-            yield (
-                f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
-                "logistic likelihood is replaced by a bound. It is looser the less a "
-                "row says of them: globals that scale them come out too small, "
-                "precisions too large, and both too certain. engine='dpvi' integrates "
-                "one or two such latents by quadrature."
-            )
-
-    def _on_flat_priors(self) -> Iterable[str]:
-        latents = self.program.structure.latents
-        flat = [name for name, latent in latents.items() if latent.is_flat]
-        if flat:
-            yield (
-                f"The prior of {', '.join(map(repr, flat))} is flat (ImproperUniform). "
-                "Where noise hides what the rows say, the posterior is improper, and "
-                "what is returned is as wide as numbers allow. A proper prior from "
-                "public knowledge, such as a wide Normal, says what is possible."
-            )
+        return {**found, "warnings": list(warnings_of(self.program, found))}
 
     # --- what `explain` says ----------------------------------------------------------
 
@@ -1131,71 +920,17 @@ class VipsEngine:
         return {}
 
     def describe_site(self, name: str) -> dict[str, Any]:
-        """The posterior of a latent, the augmentation of an observed site.
-
-        A global that no statistic depends on has the role `"hyper"`.
-        """
-        structure = self.program.structure
-        site, found = self.program.graph.sites[name], {}
-        if site.is_latent:
-            factor = structure.posterior_factors[structure.factor_of[name]]
-            found["posterior"] = self._describe_factor(factor)
-            if factor.role == "global" and not any(
-                latent == name for s in self.statistics for latent, *_ in s.atoms
-            ):
-                found["role"] = "hyper"
-        auxiliary = [
-            family.augmentation or family.name
-            for latent in structure.latents.values()
-            if latent.family is not None and latent.name.startswith(f"{name}:")
-            for family in [known_family(latent)]
-            if family is not None
-        ]
-        found["augmentation"] = ", ".join(dict.fromkeys(auxiliary)) or None
-        return found
-
-    def _describe_factor(self, factor: PosteriorFactor) -> str:
-        structure = self.program.structure
-        used = sorted({s for latent in factor.latents for s in structure.used[latent]})
-        family = factor.family.name
-        if factor.layout is not None and factor.layout.size > 1:
-            family = f"Normal block of {factor.layout.size}"
-            if len(factor.latents) > 1:
-                family += f" ({', '.join(factor.latents)})"
-        return f"{family} [{', '.join(used)}]"
+        """See `description.describe_site`."""
+        return describe_site(self.program, name)
 
     def describe_statistics(self) -> list[dict[str, Any]]:
         """Name, shape and release label of each of a row's statistics."""
-        return [
-            {"statistic": s.name, "shape": list(s.block_shape), "released": s.release}
-            for s in self.statistics
-        ]
+        return describe_statistics(self.program)
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
-        yield from self._on_flat_priors()
-        yield from self._on_bounds()
-        if self._squares:
-            yield (
-                f"Of {', '.join(self._squares)} rows are clipped, and norms counted, "
-                "in units of columns that are made of the released "
-                f"{', '.join(dict.fromkeys(self._squares.values()))}."
-            )
-        factors = self.program.structure.posterior_factors.values()
-        largest = max((f.layout.size for f in factors if f.layout), default=0)
-        if largest > _LARGE_COVARIANCE:
-            yield (
-                f"The joint covariance has {largest} coordinates, so about "
-                f"{largest**2 // 2:,} noisy numbers: fewer features, chosen by "
-                "public knowledge, cost less noise."
-            )
+        return notes_on(self.program, self._squares)
 
     def describe_sparse_rows(self, name: str) -> str:
         """How an argument whose rows store few entries is worked on."""
-        if name in self.program.dense:
-            reason = self.program.dense[name]
-            return f". The row is written out again: {reason}"
-        if self.program.densified.get(name):
-            reasons = ", ".join(self.program.densified[name])
-            return f", and all the work is done on them but for {reasons}"
-        return ", and all the work is done on them"
+        return describe_sparse_rows(self.program, name)

@@ -23,7 +23,8 @@ import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release, update
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.secure_random import SecureRandom
-from numpyro_vips.vips.engine import VipsEngine, VipsState
+from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.state import VipsState
 
 
 def fit(fn: Callable[..., None], rows: Rows, **options: Any) -> dict[str, np.ndarray]:

@@ -1,0 +1,160 @@
+"""What `explain`, diagnostics and warnings say of a conjugate program."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
+from numpyro_vips.conjugacy.structure.latents import known_family
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.structure import is_real
+from numpyro_vips.vips.program import ConjugateProgram
+
+# Coordinates of a joint covariance from which on `explain` points it out.
+_LARGE_COVARIANCE = 300
+
+
+def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator[str]:
+    """What the caller should know, given the diagnostics: a sentence each."""
+    if found["converged"] is False:
+        left = found["remaining"]
+        further = "" if left is None else f", with up to {left:.1g} posterior sds left"
+        yield (
+            f"VIPS has not converged: in the last of {found['num_steps']} steps "
+            f"the globals moved by {found['change']:.1g} of their size{further}. "
+            "Pass a larger num_steps=."
+        )
+    if found["as_good"]:
+        sites = ", ".join(repr(site) for site in found["as_good"])
+        yield (
+            f"Another start led to another posterior of {sites} that is about as "
+            "good, as where components may trade their labels. Means of single "
+            "components are then up to relabelling: look at what does not depend "
+            "on the order, or give the components different priors."
+        )
+    if found["below_noise"]:
+        sites = ", ".join(repr(site) for site in found["below_noise"])
+        yield (
+            f"What the rows say of {sites} is below the noise, and its posterior "
+            "is about as wide as the noise makes it. More rows, a larger epsilon "
+            "or a smaller clipping_norm would say more."
+        )
+    yield from _on_bounds(program)
+    if found["converged"] is None:
+        yield from _on_flat_priors(program)
+
+
+def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
+    """What a bound does to latents of single rows; those of globals are tight."""
+    latents = program.structure.latents
+    logistic = (PolyaGamma.name, Tangent.name)
+    bounded: set[str] = set()
+    for term in program.row_terms:
+        together = [latents[name] for name in {a.latent for a in term.atoms}]
+        if any(x.role == "local" and x.family in logistic for x in together):
+            bounded |= {x.name for x in together if x.family is None}
+    own = [x.name for x in latents.values() if x.name in bounded]
+    own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
+    if own:
+        yield (
+            f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
+            "logistic likelihood is replaced by a bound. It is looser the less a "
+            "row says of them: globals that scale them come out too small, "
+            "precisions too large, and both too certain. engine='dpvi' integrates "
+            "one or two such latents by quadrature."
+        )
+
+
+def _on_flat_priors(program: ConjugateProgram) -> Iterable[str]:
+    """What a flat prior does under noise."""
+    latents = program.structure.latents
+    flat = [name for name, latent in latents.items() if latent.is_flat]
+    if flat:
+        yield (
+            f"The prior of {', '.join(map(repr, flat))} is flat (ImproperUniform). "
+            "Where noise hides what the rows say, the posterior is improper, and "
+            "what is returned is as wide as numbers allow. A proper prior from "
+            "public knowledge, such as a wide Normal, says what is possible."
+        )
+
+
+def describe_site(program: ConjugateProgram, name: str) -> dict[str, Any]:
+    """The posterior of a latent, the augmentation of an observed site.
+
+    A global that no statistic depends on has the role `"hyper"`.
+    """
+    structure = program.structure
+    site, found = program.graph.sites[name], {}
+    if site.is_latent:
+        factor = structure.posterior_factors[structure.factor_of[name]]
+        found["posterior"] = _describe_factor(program, factor)
+        if factor.role == "global" and not any(
+            latent == name
+            for s in program.structure.statistics
+            for latent, *_ in s.atoms
+        ):
+            found["role"] = "hyper"
+    auxiliary = [
+        family.augmentation or family.name
+        for latent in structure.latents.values()
+        if latent.family is not None and latent.name.startswith(f"{name}:")
+        for family in [known_family(latent)]
+        if family is not None
+    ]
+    found["augmentation"] = ", ".join(dict.fromkeys(auxiliary)) or None
+    return found
+
+
+def _describe_factor(program: ConjugateProgram, factor: PosteriorFactor) -> str:
+    """The family, and the statistics that are used of it."""
+    structure = program.structure
+    used = sorted({s for latent in factor.latents for s in structure.used[latent]})
+    family = factor.family.name
+    if factor.layout is not None and factor.layout.size > 1:
+        family = f"Normal block of {factor.layout.size}"
+        if len(factor.latents) > 1:
+            family += f" ({', '.join(factor.latents)})"
+    return f"{family} [{', '.join(used)}]"
+
+
+def describe_statistics(program: ConjugateProgram) -> list[dict[str, Any]]:
+    """Name, shape and release label of each of a row's statistics."""
+    return [
+        {"statistic": s.name, "shape": list(s.block_shape), "released": s.release}
+        for s in program.structure.statistics
+    ]
+
+
+def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[str]:
+    """What else to know.
+
+    Args:
+      program: The compiled model.
+      squares: See `columns_with_squares`.
+    """
+    yield from _on_flat_priors(program)
+    yield from _on_bounds(program)
+    if squares:
+        yield (
+            f"Of {', '.join(squares)} rows are clipped, and norms counted, "
+            "in units of columns that are made of the released "
+            f"{', '.join(dict.fromkeys(squares.values()))}."
+        )
+    factors = program.structure.posterior_factors.values()
+    largest = max((f.layout.size for f in factors if f.layout), default=0)
+    if largest > _LARGE_COVARIANCE:
+        yield (
+            f"The joint covariance has {largest} coordinates, so about "
+            f"{largest**2 // 2:,} noisy numbers: fewer features, chosen by "
+            "public knowledge, cost less noise."
+        )
+
+
+def describe_sparse_rows(program: ConjugateProgram, name: str) -> str:
+    """How an argument whose rows store few entries is worked on."""
+    if name in program.dense:
+        reason = program.dense[name]
+        return f". The row is written out again: {reason}"
+    if program.densified.get(name):
+        reasons = ", ".join(program.densified[name])
+        return f", and all the work is done on them but for {reasons}"
+    return ", and all the work is done on them"

@@ -1,0 +1,67 @@
+"""The state of a fit by VIPS."""
+
+import types
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from numpyro_vips.vips.clipping_bias import Bound
+from numpyro_vips.vips.convergence import Trail
+from numpyro_vips.vips.named_arrays import NewByStatistic, NewSums
+
+# Arrays of factors, whatever precision JAX is set to.
+InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
+
+
+class VipsState(NamedTuple):
+    """Public quantities only.
+
+    Attributes:
+      statistics: Running average of each statistic, as an estimate of its sum over all
+        rows: noisy, not projected.
+      noise_stddev: Standard deviation of the noise in it, per isometric coordinate: one
+        number, or one for each entry of those that have units.
+      moments, natural: Moments and natural parameters of every global factor, in
+        double precision.
+      visited: The moments at which rows are asked next: those of the posterior, but for
+        factors that take Newton steps under noise, see `conjugacy.structure.centring`.
+      expected_natural: n̄, what the rows of a step need to know of the globals.
+      released: Names of the statistics that have been released at least once.
+      centre: The points about which statistics were taken, averaged like these; see
+        `conjugacy.structure.centring`.
+      num_steps: Number of updates so far.
+      change: Largest relative change of the moments in the last step.
+      drift: How far each statistic of the last step was from the average before it, as
+        a root mean square in standard deviations of the noise of both.
+      below_noise: See `m_step.Solution`.
+      clipped: By statistic, how rows were clipped when it was released last.
+      trail: Where steps without noise have led; None under noise.
+      bounds: The evidence bounds of all starts of a fit without noise, best first.
+      as_good: The globals that another start found elsewhere, with the same bound.
+      units: What entries of statistics are multiplied by where rows are clipped and
+        noise is added, by the statistic's name; see `column_units`.
+    """
+
+    statistics: NewSums
+    noise_stddev: dict[str, Float64[np.ndarray, "..."] | float]
+    moments: InDouble
+    natural: InDouble
+    visited: InDouble
+    expected_natural: NewByStatistic
+    released: frozenset[str]
+    centre: dict[str, Float64[np.ndarray, "..."]]
+    num_steps: int = 0
+    change: float = 0.0
+    drift: Mapping[str, float] = types.MappingProxyType({})
+    below_noise: Mapping[str, int] = types.MappingProxyType({})
+    clipped: Mapping[str, Bound] = types.MappingProxyType({})
+    trail: Trail | None = None
+    bounds: tuple[float, ...] = ()
+    as_good: tuple[str, ...] = ()
+    units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
+
+
+def is_noisy(deviations: Mapping[str, np.ndarray | float]) -> bool:
+    return any(np.any(stddev) for stddev in deviations.values())
