@@ -18,6 +18,8 @@ _SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
 _MOST_WITH_LATENTS = 16_384
 # Those of them that are worked on at a time at most.
 _CHUNK = 4096
+# How often they are worked on at most: chunks are as short as a fit has few rows.
+_MOST_CHUNKS = 16
 # Groups of them whose sums tell how much clipped sums vary with whole ones, and how
 # little these are taken to do so.
 _GROUPS = 48
@@ -60,7 +62,7 @@ class RowSimulation:
         self._size = aligned(min(num_rows, _CHUNK))
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
         wanted = max(_FEWEST_SIMULATED, _SIMULATED * num_rows)
-        self._number = math.ceil(min(wanted, most) / self._size)
+        self._number = min(math.ceil(min(wanted, most) / self._size), _MOST_CHUNKS)
         # Of its own for every release, as the rows' and the noise's are.
         parts = (np.ascontiguousarray(released[name]) for name in sorted(released))
         self._seed = zlib.crc32(b"".join(part.tobytes() for part in parts))

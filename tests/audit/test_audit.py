@@ -335,7 +335,7 @@ def papers_e_step(*, warm: bool) -> Any:
         start = kept.get("start", fresh_start(len(mask)))
         total, end = topics_sum(
             np.asarray(state.expected_natural[name], np.float64),
-            np.asarray(rows["words"]),
+            np.asarray(rows["words"])[:, :-1],
             mask,
             start,
             self.local_steps,
