@@ -134,3 +134,26 @@ def test_a_pass_of_many_rows_is_the_sum_over_its_rows(monkeypatch):
     monkeypatch.setattr(row_information, "_MOST_NUMBERS", 64 * 9)
     pieces = summed(engine_of(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
     np.testing.assert_allclose(pieces, whole, rtol=1e-6)
+
+
+@jax.custom_vjp
+def halved(x: Any) -> Any:
+    """Half of a number, whose derivative its author wrote for one direction alone."""
+    return 0.5 * x
+
+
+halved.defvjp(lambda x: (0.5 * x, None), lambda _, cotangent: (0.5 * cotangent,))
+
+
+@private(unit="people")
+def with_own_derivative(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(halved(X @ w), 1.0), obs=y)
+
+
+def test_functions_with_a_reverse_derivative_alone_have_a_second_one():
+    X, y = table()
+    engine = engine_of(with_own_derivative, X, y)
+    found = summed(engine, (0.4, -0.2, 1.0), {"X": X, "y": y}, np.inf)
+    np.testing.assert_allclose(found, 0.25 * X.T @ X, rtol=1e-4)
