@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import stats
+from scipy import special
 
 from numpyro_vips.dpvi.variational_newton import Draws, Normal, Target, ascend
 
@@ -126,10 +126,10 @@ def rows_information(
         trace_stddev = stddev / math.sqrt(len(values))
         typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
         values = values - stddev**2 / typical
-        positive = stats.norm.cdf(np.maximum(values / stddev, -_MOST_STDDEVS))
+        positive = special.ndtr(np.maximum(values / stddev, -_MOST_STDDEVS))
         # Quantiles of a Normal that is cut off at zero, by its upper tail.
         tails = np.outer(positive, 1.0 - _QUANTILES)
-        tried = np.maximum(values[:, None] + stddev * stats.norm.isf(tails), 0.0)
+        tried = np.maximum(values[:, None] - stddev * special.ndtri(tails), 0.0)
         variances = 1.0 / (prior[:, None] + known_precision(tried, variance))
         known = np.maximum(1.0 / np.mean(variances, axis=1) - prior, 0.0)
         values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * variance))
