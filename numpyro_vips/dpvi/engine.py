@@ -100,6 +100,11 @@ MOVES = 8
 # Standard deviation of a prior from which on steps at the default rate are too short to
 # reach where its mass is, within the default number of steps.
 WIDE_PRIOR = 10.0
+_NOT_NOISE_AWARE = (
+    "The posterior is the guide, whose intervals know nothing of the noise: with the "
+    "released information the posterior would not be finite. A larger epsilon, more "
+    "rows or priors that are less wide help."
+)
 
 
 class DpviEngine:
@@ -628,7 +633,11 @@ class DpviEngine:
             return drift_of_iterates(state, sizes, normal.stddev, normal.loc)
         log_scale = state.average.guide.get("log_scale", np.zeros(0))
         stddev = np.exp(np.asarray(log_scale, np.float64))
-        return drift_of_iterates(state, sizes, stddev)
+        diagnostics = drift_of_iterates(state, sizes, stddev)
+        if state.information is not None:
+            found = [*diagnostics.get("warnings", ()), _NOT_NOISE_AWARE]
+            diagnostics = {**diagnostics, "warnings": found}
+        return diagnostics
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments
@@ -727,7 +736,10 @@ class DpviEngine:
         return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
 
     def _noise_aware_normal(self, state: DpviState) -> NoiseAwareNormal | None:
-        """The posterior that knows of the noise; None before what it needs is known."""
+        """The posterior that knows of the noise.
+
+        None before what it needs is known, or where it is not finite.
+        """
         if self._noise_aware is None or state.information is None:
             return None
         assert state.score is not None
@@ -736,7 +748,10 @@ class DpviEngine:
             np.asarray(arrays["loc"], np.float64),
             np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
         )
-        return self._noise_aware.normal(state.score, state.information, start)
+        try:
+            return self._noise_aware.normal(state.score, state.information, start)
+        except np.linalg.LinAlgError:
+            return None
 
     def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
         """Draws the globals by the user's guide from a key.

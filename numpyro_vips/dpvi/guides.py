@@ -219,21 +219,11 @@ class _GuidePosterior(abc.ABC):
 
     def moments(self) -> dict[str, MeanAndStddev]:
         """Mean and standard deviation by site, about: those of draws."""
-        draws = evaluate_in_double(
-            lambda key: self.sample(key, (_MOMENT_DRAWS,)), threefry_key(0)
-        )
-        return _moments_of(draws)
+        return _moments_of(self._public_draws(_MOMENT_DRAWS))
 
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
-        key = threefry_key(0)
-        try:  # In NumPy, which compiles nothing.
-            draws = evaluate_in_double(
-                lambda key: self.sample(key, (_CHECKED_DRAWS,)), key
-            )
-        # NumPyro's transforms of correlations take no single precision among doubles.
-        except TypeError:
-            draws = self.sample(key, (_CHECKED_DRAWS,))
+        draws = self._public_draws(_CHECKED_DRAWS)
         dtype = jnp.result_type(float)  # In which a draw may well overflow.
         checked = {"its draws are": draws, "it is": self.params}
         with np.errstate(over="ignore"):
@@ -243,6 +233,15 @@ class _GuidePosterior(abc.ABC):
                 for name, array in arrays.items()
                 if not np.isfinite(np.asarray(array).astype(dtype)).all()
             }
+
+    def _public_draws(self, number: int) -> Mapping[str, Any]:
+        """The same draws in every fit, for what is told of the posterior."""
+        key = threefry_key(0)
+        try:  # In NumPy, which compiles nothing.
+            return evaluate_in_double(lambda key: self.sample(key, (number,)), key)
+        # NumPyro's transforms of correlations take no single precision among doubles.
+        except TypeError:
+            return self.sample(key, (number,))
 
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
         """Refuses: the guide is what knows about latents of single rows."""

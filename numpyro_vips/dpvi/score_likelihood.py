@@ -11,6 +11,11 @@ N(0, I) is what the rows do not know of the truth θ, and V the variance of the 
 which the iterates came to z_t does not matter, though noise has led them. The posterior
 is the Normal with the largest ELBO under this likelihood and the model's own prior.
 
+A matrix that is known badly must not lead away from z̄: where I is taken for smaller
+than it is, I⁻¹ḡ goes too far. The iterates, which a new score corrects at every step,
+do not. So in directions in which noise hides the information the posterior's mean is
+the average of the iterates, and its width alone is as above.
+
 Nothing but released numbers and their noise levels enters.
 """
 
@@ -95,6 +100,24 @@ def known_precision(
     return information**2 / np.where(total > 0, total, 1.0)
 
 
+def share_known(
+    found: Spectrum, information: Information
+) -> Float64[np.ndarray, " read"]:
+    """How far each eigenvector may be believed, from 0 to 1.
+
+    Noise with standard deviation σ off the diagonal turns the eigenvectors of a matrix
+    of d rows into any others unless their eigenvalues exceed σ √d (Benaych-Georges and
+    Nadakuditi, 2011).
+
+    Args:
+      found: The rows' information.
+      information: What was released of it.
+    """
+    edge = information.noise_stddev * math.sqrt(len(found.values) / 2.0)
+    total = found.values**2 + edge**2
+    return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
+
+
 def rows_information(
     information: Information,
     prior_precision: Float64[np.ndarray, " read"],
@@ -149,11 +172,12 @@ def normal_of(
       score, information: What was released.
       log_prior: Log density of the prior at points of the unconstrained space, with its
         gradient.
-      start: Where to look for the posterior first.
+      start: The average of the iterates, where the posterior is looked for first.
       prior_stddev: How wide the prior is, by coordinate.
 
     Returns:
-      The Normal with the largest ELBO; None if the prior is not finite at the start.
+      The Normal with the largest ELBO; None if it, or the prior at the start, is not
+      finite.
     """
     size, num_read = len(score.place), len(score.gradient)
     found = rows_information(
@@ -162,6 +186,12 @@ def normal_of(
     total = np.where(found.values > 0, found.values + score.variance, 1.0)
     slope = found.matrix(found.values / total) @ score.gradient
     precision = found.matrix(known_precision(found.values, score.variance))
+    # With this slope the average of the iterates would be the mode.
+    prior_gradient = log_prior(start.loc[None])[1][0]
+    away = (start.loc - score.place)[:num_read]
+    slope_that_stays = precision @ away - prior_gradient[:num_read]
+    is_hidden = found.matrix(1.0 - share_known(found, information))
+    slope = slope + is_hidden @ (slope_that_stays - slope)
 
     def log_joint(
         points: Float64[np.ndarray, "points size"],
@@ -188,4 +218,6 @@ def normal_of(
     without_noise = root.T @ root
     without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
     data_stddev = np.sqrt(np.diag(np.linalg.inv(without_noise)))
+    if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
+        return None
     return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))

@@ -54,13 +54,18 @@ def prior_disagreements(
     names = [site.name for site in sites]
     rows = synthetic_rows(graph.arguments, 1, 0)
 
-    def priors(means: Mapping[str, Any]) -> dict[str, Any]:
+    def priors(rows: Mapping[str, Any], means: Mapping[str, Any]) -> dict[str, Any]:
         messages = graph.run(rows, means)
         found = {name: _marginals(messages[name]["fn"]) for name in names}
         return {name: prior for name, prior in found.items() if prior is not None}
 
     means = {name: posterior[name].mean for name in names}
-    found = evaluate_in_double(priors, means)
+    try:
+        found = evaluate_in_double(priors, rows, means)
+    # Such as a transform of NumPyro's that takes no double precision. The fit has been
+    # paid for by now, and is not lost to a check of it.
+    except Exception:
+        return []
     texts = (_disagreement(name, found[name], posterior[name]) for name in found)
     return [text for text in texts if text is not None]
 
@@ -85,8 +90,7 @@ def _disagreement(name: str, prior: Any, posterior: MeanAndStddev) -> str | None
             nearest = np.where(below < above, mean + reach, mean - reach)
             density = evaluate_in_double(prior.log_prob, nearest)
             usual = evaluate_in_double(prior.log_prob, prior_median(prior))
-    # There is no formula, or that of a distribution of the user's own fails. The fit
-    # has been paid for by now, and is not lost to a check of it.
+    # There is no formula, or that of a distribution of the user's own fails.
     except Exception:
         return None
     tail = 2.0 * np.minimum(below, above)

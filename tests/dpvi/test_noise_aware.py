@@ -5,6 +5,7 @@ import warnings
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -266,3 +267,27 @@ def test_intervals_hold_the_truth():
         low, high = np.quantile(draws, [0.05, 0.95], axis=0)
         hits.append((low < w) & (w < high))
     assert 0.8 < np.mean(hits) < 0.98
+
+
+def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
+    """NumPyro's transforms of correlations take no single precision among doubles."""
+    cov = np.array([[1.0, 0.6], [0.6, 1.0]])
+    rows = np.random.default_rng(1).multivariate_normal([0, 0], cov, 5_000)
+
+    def correlated(y: Any) -> None:
+        L: Any = numpyro.sample("L", dist.LKJCholesky(2, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample(
+                "y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L), obs=y
+            )
+
+    vi = nv.PrivateVI(
+        nv.private(correlated, unit="people"),
+        budget=nv.PrivacyBudget(5.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    result = vi.run(jax.random.key(0), rows)
+    assert isinstance(result.posterior, NoiseAwarePosterior)
+    draws = result.sample_posterior(jax.random.key(1), (500,))["L"]
+    assert np.mean(draws[:, 1, 0]) == pytest.approx(0.6, abs=0.15)

@@ -13,6 +13,7 @@ from numpyro_vips.dpvi.score_likelihood import (
     known_precision,
     normal_of,
     rows_information,
+    share_known,
 )
 from numpyro_vips.dpvi.variational_newton import Normal
 
@@ -160,3 +161,31 @@ def test_a_prior_that_is_not_finite_gives_no_posterior():
         np.ones(2),
     )
     assert found is None
+
+
+def test_directions_hidden_by_noise_stay_where_the_iterates_are():
+    """A matrix taken for too small must not lead away from where scores have led."""
+    rng = np.random.default_rng(5)
+    size, noise = 40, 10.0
+    strong = np.zeros(size)
+    strong[0] = 1e4
+    released = np.diag(strong) + symmetric_noise(rng, size, noise)
+    iterates, place = rng.normal(size=size), rng.normal(size=size)
+    found = normal_of(
+        Score(30.0 * rng.normal(size=size), place, 25.0),
+        Information(released, noise),
+        gaussian_prior(np.zeros(size), np.ones(size)),
+        Normal(iterates, 0.1 * np.eye(size)),
+        np.ones(size),
+    )
+    assert found is not None
+    shares = share_known(
+        rows_information(Information(released, noise), np.ones(size), 25.0),
+        Information(released, noise),
+    )
+    assert (np.sort(shares)[:-1] < 0.3).all()
+    assert shares.max() > 0.99
+    moved = found.normal.loc - iterates
+    assert np.linalg.norm(moved[1:]) < 0.3 * np.linalg.norm(iterates[1:])
+    # The strong direction is solved for: the score's place counts, not the iterates'.
+    assert found.normal.loc[0] == pytest.approx(place[0], abs=0.05)

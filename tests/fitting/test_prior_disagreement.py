@@ -171,3 +171,18 @@ def test_ages_under_their_own_prior_do_not(engine):
 def test_without_privacy_the_rows_can_be_looked_at():
     result = fit(ages_of(0.0, 1.0), AGES, budget=np.inf)
     assert not any(DISAGREE in text for text in result.diagnostics["warnings"])
+
+
+def test_a_models_numpy_columns_meet_latents_as_they_do_in_a_fit():
+    """`X.dot(beta)` of a NumPy array would look at the value of a traced `beta`."""
+
+    def model(X: Any, y: Any = None) -> None:
+        beta = numpyro.sample("beta", dist.Normal(jnp.zeros(2), 1.0).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X.dot(beta), 1.0), obs=y)
+
+    marked = nv.private(model, unit="rows")
+    arguments = bind_arguments(marked, (np.ones((9, 2)), ROWS[0]), {})
+    moments = MeanAndStddev(mean=np.array([0.0, 9.0]), stddev=np.full(2, 0.1))
+    (text,) = prior_disagreements(build_graph(marked, arguments), {"beta": moments})
+    assert DISAGREE in text
