@@ -126,7 +126,7 @@ FITS: dict[str, tuple[Any, dict]] = {
 def test_few_runs_refute_no_claim(engine, name):
     """A quick look, with too few runs to come close."""
     sampling, options = FITS[name]
-    audit = Audit(worst_case(engine, sampling, noise_multiplier=0.2, **options), 200)
+    audit = Audit(worst_case(engine, sampling, noise_multiplier=0.2, **options), 130)
     assert 0 < audit.mu < audit.claimed_mu
     assert audit.plain_epsilon < audit.claimed_epsilon
 
@@ -238,7 +238,7 @@ def audit_with_bug(engine: str, name: str, count: int, patch: Any) -> Audit:
     ["clipping skipped", pytest.param("a row counted twice", marks=pytest.mark.slow)],
 )
 def test_few_runs_catch_gross_bugs(engine, name, monkeypatch):
-    audit = audit_with_bug(engine, name, 200, monkeypatch)
+    audit = audit_with_bug(engine, name, 130, monkeypatch)
     assert audit.mu > audit.claimed_mu
 
 

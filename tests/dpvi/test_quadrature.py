@@ -115,8 +115,8 @@ def test_what_is_conjugate_needs_no_quadrature() -> None:
 def test_a_learned_scale_of_latents_is_not_pulled_to_zero() -> None:
     """The bound alone leaves 0.92 of 1.18."""
     rng = np.random.default_rng(0)
-    ability = rng.normal(size=(600, 1))
-    y = (rng.random((600, 5)) < special.expit(1.2 * ability + EASE)).astype(float)
+    ability = rng.normal(size=(400, 1))
+    y = (rng.random((400, 5)) < special.expit(1.2 * ability + EASE)).astype(float)
     vi = nv.PrivateVI(
         nv.private(rasch, unit="students"),
         budget=nv.PrivacyBudget(math.inf),

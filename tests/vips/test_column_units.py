@@ -171,7 +171,7 @@ def test_rare_columns_are_learnt_beside_common_ones():
 
     def error(**options: Any) -> float:
         errors = []
-        for seed in range(4):
+        for seed in range(2):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 vi = nv.PrivateVI(

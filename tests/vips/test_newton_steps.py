@@ -155,7 +155,7 @@ def test_intervals_know_of_the_noise() -> None:
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
 
-    rng, inside, repetitions = np.random.default_rng(3), 0, 100
+    rng, inside, repetitions = np.random.default_rng(3), 0, 50
     vi = None
     for seed in range(repetitions):
         truth = rng.normal()
@@ -170,5 +170,5 @@ def test_intervals_know_of_the_noise() -> None:
         params = vi.run(jax.random.key(0), y).params
         deviation = float(jnp.sqrt(params["mean/covariance_matrix"].squeeze()))
         inside += abs(float(params["mean/loc"].squeeze()) - truth) < 1.645 * deviation
-    # 90 of 100 with a standard deviation of 3; without knowledge of the noise 60.
-    assert 80 <= inside <= 98
+    # 45 of 50 with a standard deviation of 2; without knowledge of the noise 30.
+    assert inside >= 39
