@@ -17,6 +17,7 @@ from _setups import NAMES, setup
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi import row_gradients
+from numpyro_vips.fitting import private_step
 from numpyro_vips.fitting.private_step import DEFAULT_CHUNK, chunks_of
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.jax_tools.row_sums import in_pieces
@@ -362,3 +363,39 @@ def test_a_row_moves_no_sum_by_rounding(
         release(fn, engine, some)
     with_row, without = released
     assert distance(with_row, without) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_threads_change_no_bit_of_what_is_released(
+    engine: str, monkeypatch: Any
+) -> None:
+    """Not of the sums of ten passes, and not of the noise."""
+    found: list[list[np.ndarray]] = []
+    add_noise = GaussianMechanism.add_noise
+
+    def watched(self: Any, sums: Mapping[str, Any], rng: Any) -> Any:
+        noisy = add_noise(self, sums, rng)
+        found[-1] += [np.array(x) for of in (sums, noisy) for x in of.values()]
+        return noisy
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", watched)
+    y = np.random.default_rng(0).normal(size=(640, 4)).astype(np.float32)
+    for workers in (1, 2, 4):
+        monkeypatch.setattr(private_step, "MAX_WORKERS", workers)
+        found.append([])
+        vi = nv.PrivateVI(
+            nv.private(means, unit="rows"),
+            budget=nv.PrivacyBudget(1.0, 1e-6),
+            engine=engine,
+            max_batch_size=64,
+            num_steps=3,
+            insecure_seed=1,
+            progress_bar=False,
+        )
+        with pytest.warns(UserWarning, match="insecure_seed"):
+            vi.run(jax.random.key(0), y)
+    first, *others = found
+    assert len(first) >= 6
+    for other in others:
+        for mine, theirs in zip(first, other, strict=True):
+            np.testing.assert_array_equal(mine, theirs)

@@ -47,8 +47,8 @@ NOT_COVERED = (
     "facts about the population: what could be learned without the row is no secret",
     "timing and other side channels, but that the number of passes does not tell the "
     "size of a usual batch",
-    "floating-point attacks on the noise: it is drawn from a cryptographic source, but "
-    "as rounded double precision numbers, not exact reals",
+    "floating-point attacks on the sums: noise is added exactly, but rows are added in "
+    "double precision, and a row may move how all are rounded",
     "what is treated as public",
 )
 _NOT_A_CPU = (
@@ -60,7 +60,14 @@ _NOT_A_CPU = (
 
 def library_versions() -> dict[str, str]:
     """Versions of what took part in the guarantee."""
-    libraries = ("numpyro_vips", "dp-accounting", "numpy", "randomgen", "scipy")
+    libraries = (
+        "numpyro_vips",
+        "dp-accounting",
+        "mpmath",
+        "numpy",
+        "randomgen",
+        "scipy",
+    )
     return {
         "python": platform.python_version(),
         **{name: _installed_version(name) for name in libraries},
