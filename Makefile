@@ -73,7 +73,7 @@ $(MATRIX): matrix-%: .venv-matrix/%/.made
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
 	$(CONSTRAINTS_$*) > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint $(@D)/constraints.txt --editable '.[examples]' --group test
+	    --constraint $(@D)/constraints.txt --editable '.[examples,tables]' --group test
 	touch $@
 
 clean:
@@ -88,7 +88,7 @@ $(VENV)/.pip:
 	touch $@
 
 $(VENV)/.examples: $(VENV)/.pip pyproject.toml
-	$(PIP) install --quiet --editable '.[examples]'
+	$(PIP) install --quiet --editable '.[examples,tables]'
 	touch $@
 
 $(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.examples

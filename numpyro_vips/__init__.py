@@ -1,7 +1,8 @@
 """Private variational inference for NumPyro models.
 
 See `PrivateVI` for fitting, `VIPS` and `DPVI` for each engine's settings,
-`PrivacyBudget` for the ledger, and `private` for marking whose records are protected.
+`PrivacyBudget` for the ledger, `private` for marking whose records are protected, and
+`Schema` for encoding tables by public facts.
 """
 
 from numpyro_vips import accounting
@@ -19,6 +20,14 @@ from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import FullBatch, Poisson, WithoutReplacement
 from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
+from numpyro_vips.schema.columns import (
+    Binary,
+    Bounded,
+    Categorical,
+    Intercept,
+    LogBounded,
+)
+from numpyro_vips.schema.schema import Schema
 from numpyro_vips.vips.settings import VIPS
 
 __version__ = "0.1.0.dev0"
@@ -26,8 +35,13 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "DPVI",
     "VIPS",
+    "Binary",
+    "Bounded",
     "BudgetExceededError",
+    "Categorical",
     "FullBatch",
+    "Intercept",
+    "LogBounded",
     "NotConjugateError",
     "Plan",
     "Poisson",
@@ -36,6 +50,7 @@ __all__ = [
     "PrivacyStatement",
     "PrivateVI",
     "PrivateVIResult",
+    "Schema",
     "UnsafeModelError",
     "UnusablePosteriorError",
     "WithoutReplacement",

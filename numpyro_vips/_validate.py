@@ -2,7 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -26,6 +26,10 @@ def _check(
 
 
 # Every check is written so that NaN, with which no comparison holds, fails it.
+
+
+def finite(**values: float) -> None:
+    _check(values, lambda x: abs(x) < math.inf, "to be a finite number")
 
 
 def positive(**values: float) -> None:
@@ -97,7 +101,7 @@ def names(option: str, given: Iterable[str], known: Iterable[str], of: str) -> N
         )
 
 
-def one_of(allowed: tuple[str, ...], **values: str) -> None:
+def one_of(allowed: Sequence[str | int], **values: str | int) -> None:
     for name, value in values.items():
         if value not in allowed:
             choices = ", ".join(repr(choice) for choice in allowed)

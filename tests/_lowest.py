@@ -26,6 +26,7 @@ if __name__ == "__main__":
     requirements = [
         *project["dependencies"],
         *project["optional-dependencies"]["examples"],
+        *project["optional-dependencies"]["tables"],
         *settings["dependency-groups"]["test"],
     ]
     print("\n".join(lowest(requirements)))

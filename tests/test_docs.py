@@ -1,4 +1,4 @@
-"""What the documentation says about the conjugacy layer is true."""
+"""What the documentation says is true."""
 
 import importlib.util
 import math
@@ -68,6 +68,23 @@ def test_added_likelihood_gives_the_exact_posterior(incomes):
     standard_error = math.sqrt(shape) / rate / math.sqrt(len(draws))
     assert abs(float(np.mean(draws)) - shape / rate) < 5 * standard_error
     assert float(np.var(draws)) == pytest.approx(shape / rate**2, rel=0.05)
+
+
+def test_page_on_tables_ends_in_the_coefficients_that_made_the_table(
+    repository, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in code_blocks(repository / "docs" / "tables.md"):
+        exec(block, names)
+    truth = {"age": 0.05, "job=cook": 0.0, "job=nurse": 1.0, "job=other": 0.0}
+    truth |= {"log(income)": -0.5, "intercept": 0.5 * math.log(20_000) - 2.5}
+    assert names["coefficients"].keys() == truth.keys()
+    for name, draws in names["coefficients"].items():
+        # Rows of unknown age stand for older ones, hence more than four deviations.
+        assert abs(draws.mean() - truth[name]) < 6 * draws.std(), name
+    labels = names["idata"].posterior["w"]["feature"].values
+    assert tuple(labels) == names["features"].design_columns
 
 
 def test_likelihood_that_is_wrong_is_refused(incomes, registry):

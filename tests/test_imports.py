@@ -29,6 +29,7 @@ ORDER = (
     "accounting/",
     "polya_gamma.py",
     "jax_tools/",
+    "schema/",
     "_settings.py",
     "handlers.py",
     "errors.py",

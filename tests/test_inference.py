@@ -894,6 +894,7 @@ def test_importing_loads_no_heavy_library(repository: Path):
         "dp_accounting",
         "matplotlib",
         "pandas",
+        "narwhals",
     )
     code = (
         "import sys, numpyro; before = set(sys.modules); import numpyro_vips; "

@@ -19,7 +19,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 GROUPS = PROJECT["dependency-groups"]
 # What each folder may use: what whoever runs it has installed.
 ALLOWED = {
-    "numpyro_vips": DEPENDENCIES,
+    "numpyro_vips": DEPENDENCIES + EXTRAS["tables"],
     "examples": DEPENDENCIES + EXTRAS["examples"],
     "benchmarks": DEPENDENCIES + EXTRAS["examples"],
     "tests": DEPENDENCIES + EXTRAS["examples"] + GROUPS["test"],

@@ -437,7 +437,8 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
         )
     if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
         raise TypeError(
-            f"The argument {name!r} is a {_type_name(value)}. Pass its numbers, "
+            f"The argument {name!r} is a {_type_name(value)}. Encode it by public "
+            f"facts, Schema(...).encode({name}), or pass its numbers, "
             f"{name}.to_numpy(), one array per dtype, with categories coded by public "
             "lists."
         )

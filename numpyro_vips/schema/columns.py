@@ -1,0 +1,331 @@
+"""Kinds of columns: what is public of each, and how a cell of it is encoded.
+
+A cell becomes a few numbers of L2 norm at most 1 that depend on it alone: a number its
+place in its range, from -1 to 1, a category an indicator for each. All are zero where
+nothing is known.
+"""
+
+import abc
+import dataclasses
+import math
+import operator
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int, Shaped
+
+from numpyro_vips import _validate
+from numpyro_vips._settings import code_of
+from numpyro_vips.schema import frames
+
+# The code of a category that has no column of its own.
+NO_CATEGORY = -1
+
+
+class EncodedColumn(NamedTuple):
+    """One column of the encoded table: `shift + slope * original`.
+
+    Attributes:
+      name: Such as `"age"`, `"log(income)"` or `"job=nurse"`.
+      slope: By how much it changes with the original number.
+      shift: What an original zero becomes.
+    """
+
+    name: str
+    slope: float = 1.0
+    shift: float = 0.0
+
+
+class Column(abc.ABC):
+    """What is public of one column of a table."""
+
+    @abc.abstractmethod
+    def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
+        """What encodes it if `name` is its name."""
+
+    @abc.abstractmethod
+    def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
+        """The column `name` of a table, encoded; each row has norm 1 at most."""
+
+    @abc.abstractmethod
+    def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
+        """The column `name` of a table as a likelihood takes it."""
+
+    def __repr__(self) -> str:
+        return code_of(self)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Number(Column):
+    """A number, encoded by its place in its range."""
+
+    _: dataclasses.KW_ONLY
+    missing: Literal["centre", "indicator"] = "centre"
+
+    def __post_init__(self) -> None:
+        _validate.one_of(("centre", "indicator"), missing=self.missing)
+
+    @abc.abstractmethod
+    def _range(self) -> tuple[float, float]:
+        """What is encoded as -1 and 1, on the scale of `_scaled`."""
+
+    def _scaled(self, response: np.ndarray) -> np.ndarray:
+        return response
+
+    def _scaled_name(self, name: str) -> str:
+        return name
+
+    def _centre_and_radius(self) -> tuple[float, float]:
+        low, high = self._range()
+        radius = (high - low) / 2
+        return low + radius, radius
+
+    def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
+        centre, radius = self._centre_and_radius()
+        place = EncodedColumn(self._scaled_name(name), 1 / radius, -centre / radius)
+        if self.missing == "centre":
+            return (place,)
+        return place, EncodedColumn(f"{name}=missing")
+
+    def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
+        centre, radius = self._centre_and_radius()
+        place = (self._scaled(self.response(frame, name)) - centre) / radius
+        is_missing = np.isnan(place)
+        # Rounding may lead out of the range.
+        place = np.where(is_missing, 0.0, place.clip(-1.0, 1.0))
+        if self.missing == "centre":
+            return place[:, None]
+        return np.column_stack([place, is_missing])
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Interval(_Number):
+    """A number between two others."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            _validate.finite(**{name: value})
+            object.__setattr__(self, name, float(value))
+        low, high = self._range()
+        centre, _ = self._centre_and_radius()
+        if not low < centre < high:
+            raise ValueError(
+                f"Expected low={self.low!r} to be less than high={self.high!r}, with "
+                "numbers in between."
+            )
+
+    def response(self, frame: Any, name: str) -> Float[np.ndarray, " rows"]:
+        return frames.numbers(frame, name).clip(self.low, self.high)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Bounded(_Interval):
+    """A number in a public range, encoded linearly from -1 to 1.
+
+    What lies outside, infinity too, is moved to the nearest end.
+
+    Args:
+      low, high: The range, known without the rows.
+      missing: What encodes a missing number: `"centre"`, a zero, which is the middle of
+        the range, or `"indicator"`, that and a 1 in a further column.
+
+    Raises:
+      TypeError, ValueError: There is no such range or rule.
+    """
+
+    def _range(self) -> tuple[float, float]:
+        return self.low, self.high
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class LogBounded(_Interval):
+    """A positive number in a public range, its logarithm encoded from -1 to 1.
+
+    What lies outside, zero and negative numbers too, is moved to the nearest end.
+
+    Args:
+      low, high: The range, known without the rows.
+      missing: What encodes a missing number: `"centre"`, a zero, which is the geometric
+        mean of the range's ends, or `"indicator"`, that and a 1 in a further column.
+
+    Raises:
+      TypeError, ValueError: There is no such range or rule.
+    """
+
+    def __post_init__(self) -> None:
+        _validate.positive(low=self.low, high=self.high)
+        super().__post_init__()
+
+    def _range(self) -> tuple[float, float]:
+        return math.log(self.low), math.log(self.high)
+
+    def _scaled(self, response: np.ndarray) -> np.ndarray:
+        return np.log(response)
+
+    def _scaled_name(self, name: str) -> str:
+        return f"log({name})"
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Binary(_Number):
+    """One of two values, encoded as -1 and 1. Any other counts as missing.
+
+    Args:
+      no, yes: The two, both texts or both integers. By default 0 and 1, which False and
+        True are as well.
+      missing: What encodes a missing value: `"centre"`, a zero, or `"indicator"`, that
+        and a 1 in a further column.
+
+    Raises:
+      TypeError, ValueError: There are no such values or rule.
+    """
+
+    no: str | int = 0
+    yes: str | int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, label in zip(
+            ("no", "yes"), _labels([self.no, self.yes]), strict=True
+        ):
+            object.__setattr__(self, name, label)
+
+    def _range(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+    def _scaled_name(self, name: str) -> str:
+        return f"{name}={self.yes}" if isinstance(self.yes, str) else name
+
+    def response(self, frame: Any, name: str) -> Float[np.ndarray, " rows"]:
+        codes = _codes_of_cells(
+            frame, name, (self.no, self.yes), unknown=NO_CATEGORY, missing=NO_CATEGORY
+        )
+        return np.where(codes == NO_CATEGORY, np.nan, codes)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Categorical(Column):
+    """One of several values, encoded by an indicator for each.
+
+    Args:
+      categories: All texts or all integers, known without the rows.
+      reference: The category that others are compared with: it has no indicator, and is
+        zeros. Give one where the model has an intercept, which could not be told from
+        the sum of all indicators.
+      handle_unknown: What encodes a value that is not listed: `"other"`, an indicator
+        of this name, or `"ignore"`, zeros.
+      missing: What encodes a missing value: `"unknown"`, the same as a value that is
+        not listed, or `"indicator"`, an indicator called `"missing"`.
+
+    Raises:
+      TypeError, ValueError: There are no such categories or rules.
+    """
+
+    categories: Sequence[str | int]
+    _: dataclasses.KW_ONLY
+    reference: str | int | None = None
+    handle_unknown: Literal["other", "ignore"] = "other"
+    missing: Literal["unknown", "indicator"] = "unknown"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "categories", _labels(self.categories))
+        if self.reference is not None:
+            _validate.one_of(self.categories, reference=self.reference)
+        _validate.one_of(("other", "ignore"), handle_unknown=self.handle_unknown)
+        _validate.one_of(("unknown", "indicator"), missing=self.missing)
+
+    def __repr__(self) -> str:
+        return code_of(self, categories=repr(list(self.categories)))
+
+    def _codes(self) -> dict[str | int, int]:
+        """The code of each label, of `"other"` and `"missing"` where they are some."""
+        # A category that is called so is the same label.
+        labels = dict.fromkeys(self.categories)
+        if self.handle_unknown == "other":
+            labels["other"] = None
+        if self.missing == "indicator":
+            labels["missing"] = None
+        return {label: code for code, label in enumerate(labels)}
+
+    def _indicators(self) -> dict[str | int, int]:
+        """The same without the reference."""
+        codes = self._codes()
+        if self.reference is not None:
+            del codes[self.reference]
+        return codes
+
+    def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
+        return tuple(EncodedColumn(f"{name}={label}") for label in self._indicators())
+
+    def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
+        codes = np.array([*self._indicators().values()], np.int64)
+        return (self.response(frame, name)[:, None] == codes).astype(np.float64)
+
+    def response(self, frame: Any, name: str) -> Int[np.ndarray, " rows"]:
+        codes = self._codes()
+        unknown = codes["other"] if self.handle_unknown == "other" else NO_CATEGORY
+        missing = codes["missing"] if self.missing == "indicator" else unknown
+        return _codes_of_cells(
+            frame, name, self.categories, unknown=unknown, missing=missing
+        )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Intercept(Column):
+    """A column of ones, which no column of the table is read for."""
+
+    def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
+        return (EncodedColumn(name, slope=0.0, shift=1.0),)
+
+    def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
+        return np.ones((1, 1))
+
+    def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
+        raise ValueError(f"Expected a column of the table, got {name!r}.")
+
+
+def _labels(given: Sequence[str | int]) -> tuple[str | int, ...]:
+    """Different texts, or different integers as Python's own, in the order given."""
+    if isinstance(given, str | set | frozenset):
+        raise TypeError(f"Expected a list of categories, got a {type(given).__name__}.")
+    labels: list[str | int] = []
+    for label in given:
+        if isinstance(label, str):
+            _validate.text(category=label)
+            labels.append(str(label))
+        else:
+            labels.append(operator.index(label))
+    kinds = {type(label) for label in labels}
+    if len(kinds) != 1 or len(set(labels)) < len(labels):
+        raise ValueError(
+            "Expected categories to be different texts or different integers, got "
+            f"{labels!r}."
+        )
+    return tuple(labels)
+
+
+def _codes_of_cells(
+    frame: Any,
+    name: str,
+    labels: Sequence[str | int],
+    *,
+    unknown: int,
+    missing: int,
+) -> Int[np.ndarray, " rows"]:
+    """The place of each value of a column among the labels."""
+    are_texts = isinstance(labels[0], str)
+    cells = (frames.texts if are_texts else frames.numbers)(frame, name)
+    places: dict[Any, int] = {label: place for place, label in enumerate(labels)}
+    return np.array(
+        [
+            missing if cell is None or cell != cell else places.get(cell, unknown)
+            for cell in cells
+        ],
+        np.int64,
+    )

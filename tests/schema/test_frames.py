@@ -1,0 +1,204 @@
+"""Tables of all kinds are encoded alike; errors know names and dtypes alone."""
+
+import decimal
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import numpyro_vips as nv
+
+SCHEMA = nv.Schema(
+    age=nv.Bounded(0, 120, missing="indicator"),
+    job=nv.Categorical(["nurse", "cook"], missing="indicator"),
+    ill=nv.Binary(),
+    sex=nv.Binary("f", "m"),
+    region=nv.Categorical([1, 2, 3]),
+    intercept=nv.Intercept(),
+)
+CELLS = {
+    "age": [30.0, None, 500.0, -1.0],
+    "job": ["cook", None, "spy", "nurse"],
+    "ill": [True, None, False, True],
+    "sex": ["m", "f", None, "x"],
+    "region": [1, 2, None, 9],
+    "not in the schema": ["a", "b", "c", "d"],
+}
+MAPPING = {
+    name: np.array(cells, object if name in ("job", "sex") else np.float64)
+    for name, cells in CELLS.items()
+    if name in SCHEMA
+}
+EXPECTED = SCHEMA.encode(MAPPING)
+
+
+def pandas_nullable():
+    dtypes = {
+        "age": "Float64",
+        "job": "string",
+        "ill": "boolean",
+        "sex": "category",
+        "region": "Int64",
+        "not in the schema": object,
+    }
+    return pd.DataFrame(
+        {name: pd.Series(CELLS[name], dtype=dtypes[name]) for name in CELLS}
+    )
+
+
+def pandas_objects():
+    return pd.DataFrame(MAPPING).assign(ignored=[[], {}, None, 1])
+
+
+def polars():
+    return pytest.importorskip("polars").DataFrame(CELLS)
+
+
+def polars_categories():
+    pl = pytest.importorskip("polars")
+    frame = pl.DataFrame(CELLS)
+    return frame.with_columns(
+        pl.col("job").cast(pl.Categorical), pl.col("sex").cast(pl.Enum(["f", "m", "x"]))
+    )
+
+
+def arrow():
+    return pytest.importorskip("pyarrow").table(CELLS)
+
+
+def pandas_arrow():
+    pa = pytest.importorskip("pyarrow")
+    return pa.table(CELLS).to_pandas(types_mapper=pd.ArrowDtype)
+
+
+def lists():
+    nan = float("nan")
+    return CELLS | {
+        name: [nan if cell is None else cell for cell in CELLS[name]]
+        for name in ("age", "ill", "region")
+    }
+
+
+KINDS = (
+    *(pandas_nullable, pandas_objects, polars, polars_categories, arrow, pandas_arrow),
+    lists,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_tables_are_encoded_alike(kind):
+    np.testing.assert_array_equal(SCHEMA.encode(kind()), EXPECTED)
+    for name in MAPPING:
+        np.testing.assert_array_equal(
+            SCHEMA.response(kind(), name), SCHEMA.response(MAPPING, name)
+        )
+
+
+def test_the_order_of_the_tables_columns_does_not_matter():
+    table = pandas_nullable()
+    turned = table[table.columns[::-1]]
+    np.testing.assert_array_equal(SCHEMA.encode(turned), EXPECTED)
+
+
+def large_numbers():
+    yield {"age": np.array([2**63, 3], np.uint64)}
+    yield {"age": np.array([np.finfo(np.longdouble).max, 3], np.longdouble)}
+    yield pd.DataFrame({"age": pd.Series([2**62 + 1, 3], dtype="Int64")})
+    if (pa := sys.modules.get("pyarrow")) is not None:
+        # A cast of Arrow would raise, and quote the number.
+        yield pa.table({"age": pa.array([2**62 + 1, 3])})
+        yield pa.table({"age": pa.array([decimal.Decimal("1" * 30), 3])})
+
+
+@pytest.mark.filterwarnings("error")
+def test_numbers_that_a_double_rounds_are_numbers():
+    schema = nv.Schema(age=nv.Bounded(0, 12))
+    for table in large_numbers():
+        np.testing.assert_array_equal(schema.encode(table), [[1.0], [-0.5]])
+
+
+SECRET = "secret"
+PEOPLE = {"age": [30.0, 40.0], "job": ["cook", SECRET]}
+SMALL = nv.Schema(age=nv.Bounded(0, 120), job=nv.Categorical(["cook"]))
+
+
+@pytest.mark.parametrize("as_table", [dict, pd.DataFrame, "polars", "pyarrow"])
+@pytest.mark.parametrize(
+    ("replaced", "kind", "message"),
+    [
+        ({"age": ["30", SECRET]}, TypeError, "'age' to hold numbers.*row by row"),
+        ({"age": [b"30", SECRET.encode()]}, TypeError, "'age' to hold numbers"),
+        (
+            {"job": [30.0, 123456.0]},
+            TypeError,
+            "'job' to hold texts.*(?i:float64|double)",
+        ),
+        ({"job": [True, False]}, TypeError, "'job' to hold texts.*(?i:bool)"),
+        ({"age": None, "Age": [30.0, 4.0]}, ValueError, "'age'.*Did you mean 'Age'"),
+    ],
+)
+def test_errors_quote_no_value(as_table, replaced, kind, message):
+    columns = {
+        name: np.array(cells)
+        for name, cells in {**PEOPLE, **replaced}.items()
+        if cells is not None
+    }
+    if isinstance(as_table, str):
+        library = pytest.importorskip(as_table)
+        table = getattr(library, "DataFrame", None) or library.table
+        as_table = lambda columns: table(  # noqa: E731
+            {name: cells.tolist() for name, cells in columns.items()}
+        )
+    with pytest.raises(kind, match=message) as raised:
+        SMALL.encode(as_table(columns))
+    assert SECRET not in str(raised.value) and "123456" not in str(raised.value)
+
+
+def test_errors_quote_no_categories_of_a_dtype():
+    dtype = pd.CategoricalDtype([SECRET, "b"], ordered=True)
+    table = pd.DataFrame(PEOPLE).assign(age=pd.Series([SECRET, "b"], dtype=dtype))
+    with pytest.raises(TypeError, match="to hold numbers, got the dtype") as raised:
+        SMALL.encode(table)
+    assert SECRET not in str(raised.value)
+
+
+def test_errors_do_not_tell_how_long_texts_are():
+    messages = set()
+    for text in ("a", "a" * 1000):
+        with pytest.raises(TypeError) as raised:
+            SMALL.encode(PEOPLE | {"age": np.array([text, "b"])})
+        messages.add(str(raised.value))
+    assert len(messages) == 1
+
+
+@pytest.mark.parametrize("cell", [3, [SECRET], {}, np.ones(2), b"cook", pd.NaT])
+def test_objects_that_are_no_texts_are_unknown_or_missing(cell):
+    column = np.empty(2, object)
+    column[:] = "cook", cell
+    for table in ({**PEOPLE, "job": column}, pd.DataFrame({**PEOPLE, "job": column})):
+        X = SMALL.encode(table)
+        np.testing.assert_array_equal(X[:, 1:], [[1, 0], [0, 1]])
+
+
+@pytest.mark.parametrize(
+    "table", [[1, 2], np.ones((2, 2)), pd.Series([1.0]), 3, "people.csv", None]
+)
+def test_what_is_no_table_is_an_error(table):
+    kind = type(table).__name__
+    with pytest.raises(TypeError, match=rf"DataFrame of pandas or polars.*got {kind}"):
+        SMALL.encode(table)
+
+
+def test_columns_of_a_mapping_have_one_axis_and_one_length():
+    with pytest.raises(ValueError, match="'age' to be an array with one axis"):
+        SMALL.encode({**PEOPLE, "age": np.ones((2, 1))})
+    with pytest.raises(ValueError, match="to have one length"):
+        SMALL.encode({**PEOPLE, "age": np.ones(1)})
+
+
+def test_without_narwhals_mappings_work_and_tables_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "narwhals", None)
+    np.testing.assert_array_equal(SCHEMA.encode(MAPPING), EXPECTED)
+    with pytest.raises(ImportError, match=r"pip install 'numpyro-vips\[tables\]'"):
+        SCHEMA.encode(pd.DataFrame(MAPPING))
