@@ -214,7 +214,7 @@ class Categorical(Column):
     """One of several values, encoded by an indicator for each.
 
     Args:
-      categories: All texts or all integers, known without the rows.
+      categories: A list of texts or of integers, known without the rows.
       reference: The category that others are compared with: it has no indicator, and is
         zeros. Give one where the model has an intercept, which could not be told from
         the sum of all indicators.
@@ -292,8 +292,11 @@ class Intercept(Column):
 
 def _labels(given: Sequence[str | int]) -> tuple[str | int, ...]:
     """Different texts, or different integers as Python's own, in the order given."""
-    if isinstance(given, str | set | frozenset):
-        raise TypeError(f"Expected a list of categories, got a {type(given).__name__}.")
+    if not isinstance(given, list | tuple | range):
+        raise TypeError(
+            "Expected categories to be a list, written down without the rows, got "
+            f"{type(given).__name__}."
+        )
     labels: list[str | int] = []
     for label in given:
         if isinstance(label, str):
@@ -319,8 +322,10 @@ def _codes_of_cells(
     missing: int,
 ) -> Int[np.ndarray, " rows"]:
     """The place of each value of a column among the labels."""
-    are_texts = isinstance(labels[0], str)
-    cells = (frames.texts if are_texts else frames.numbers)(frame, name)
+    if isinstance(labels[0], str):
+        cells: list[Any] = frames.texts(frame, name)
+    else:
+        cells = frames.numbers(frame, name).tolist()
     places: dict[Any, int] = {label: place for place, label in enumerate(labels)}
     return np.array(
         [

@@ -109,7 +109,8 @@ def _table(frame: Any) -> Any:
 
 _NUMBERS = (
     "numbers",
-    "Convert texts row by row, as pandas.to_numeric(column, errors='coerce') does",
+    "Write NaN where one is missing, and convert texts row by row, as "
+    "pandas.to_numeric(column, errors='coerce') does",
 )
 _TEXTS = ("texts", "If it holds numbers, list the categories as integers")
 

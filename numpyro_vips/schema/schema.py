@@ -164,9 +164,10 @@ class Schema(Mapping[str, Column]):
 
         Returns:
           One number for each row: of a range, the number in its own unit, moved into
-          the range; of two values, 0 and 1; of categories, the place of the indicator.
-          A missing one is NaN, a category without an indicator -1. No likelihood
-          supports these, so a fit counts such a row as zero.
+          the range; of two values, 0 and 1; of categories, their places in the list,
+          after which come `"other"` and `"missing"`. What is missing is NaN, and -1 a
+          category that has no place. No likelihood supports these, so a fit counts such
+          a row as zero.
 
         Raises:
           ImportError, TypeError, ValueError: As `encode`; or the schema has no such

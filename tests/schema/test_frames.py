@@ -95,6 +95,15 @@ def test_all_tables_are_encoded_alike(kind):
         )
 
 
+@pytest.mark.parametrize("kind", KINDS[:-1])
+def test_a_row_of_a_table_is_encoded_alike_without_the_others(kind):
+    table = kind()
+    for row in range(len(EXPECTED)):
+        place = slice(row, row + 1)
+        alone = table.iloc[place] if isinstance(table, pd.DataFrame) else table[place]
+        np.testing.assert_array_equal(SCHEMA.encode(alone), EXPECTED[place])
+
+
 def test_the_order_of_the_tables_columns_does_not_matter():
     table = pandas_nullable()
     turned = table[table.columns[::-1]]
