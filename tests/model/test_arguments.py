@@ -282,7 +282,7 @@ SECRET = 31415926
         (np.zeros(ROWS, complex), "is complex"),
         (np.zeros(ROWS, [("a", int)]), "Expected booleans, integers"),
         (np.zeros(ROWS, np.longdouble), "Expected booleans, integers"),
-        (pd.DataFrame({"a": np.ones(ROWS)}), r"pandas\.DataFrame.*Schema.*y\.to_numpy\(\)"),
+        (pd.DataFrame({"a": np.ones(ROWS)}), r"pandas\.DataFrame.*Schema.*to_numpy"),
         (pd.Series(np.ones(ROWS)), r"pandas\.Series.*y\.to_numpy\(\)"),
         (pd.Categorical(["a"] * ROWS), r"pandas\.Categorical"),
         (jax.random.key(0), "random key"),
