@@ -365,6 +365,26 @@ def test_a_row_moves_no_sum_by_rounding(
     assert distance(with_row, without) <= 1 + 1e-9
 
 
+@pytest.mark.parametrize("ulp", [2.0**-42, 2.0**-43])
+def test_a_row_moves_no_sum_by_rounding_where_large_numbers_cancel(
+    ulp: float, released: list[Mapping[str, np.ndarray]]
+) -> None:
+    """The same of sums in double precision: were they summed apart, those of y would
+    round up, and those of o down.
+
+    The row that is left out contributes nothing, and the others next to nothing.
+    """
+    first = 2.0**20
+    arguments = (
+        wide(halves(first, first * ulp * (1 - 2.0**-6))),
+        wide(halves(first, first * ulp * (1 + 2.0**-6))),
+    )
+    for some in (arguments, [array[1:] for array in arguments]):
+        release(offsets, "vips", some)
+    with_row, without = released
+    assert distance(with_row, without) <= 1e-9
+
+
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 def test_threads_change_no_bit_of_what_is_released(
     engine: str, monkeypatch: Any

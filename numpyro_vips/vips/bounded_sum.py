@@ -38,6 +38,7 @@ from numpyro_vips.vips.row_statistics import (
     RowContribution,
     Scattered,
     as_block,
+    cancelling_statistics,
     norm_of,
     row_contribution,
     terms_with,
@@ -222,19 +223,37 @@ def _sum_of_contributions(
         for name, partial_sum in contributions.scattered.items()
     }
 
-    def total(released: ByStatistic) -> Float[Array, ""]:
-        def of_row(contribution: RowContribution) -> Float[Array, ""]:
-            return expected(
-                program.structure,
-                terms_with(program, contribution.numbers, means),
-                {**expected_natural, **released},
-                contribution.local_moments,
-            )
+    def of_row(
+        contribution: RowContribution, released: ByStatistic
+    ) -> Float[Array, ""]:
+        return expected(
+            program.structure,
+            terms_with(program, contribution.numbers, means),
+            {**expected_natural, **released},
+            contribution.local_moments,
+        )
 
-        return jnp.vdot(weights, jax.vmap(of_row)(contributions))
+    def total(released: ByStatistic) -> Float[Array, ""]:
+        of_rows = jax.vmap(of_row, in_axes=(0, None))
+        return jnp.vdot(weights, of_rows(contributions, released))
 
     rest = {name: expected_natural[name] for name in scales if name not in partial_sums}
+    made = cancelling_statistics(program, means).intersection(rest)
+    made = {name for name in made if rest[name].size <= _MOST_MADE}
+    apart = {name: rest.pop(name) for name in made}
+    if apart:
+        # A row's terms meet before rows do. Sums of terms that cancel are far larger
+        # than their difference, and every row would have a say in how they are rounded.
+        gradients = jax.vmap(jax.grad(of_row, argnums=1), in_axes=(0, None))
+        each = jax.lax.optimization_barrier(gradients(contributions, apart))
+        partial_sums |= {
+            name: jnp.tensordot(weights, array, 1) for name, array in each.items()
+        }
     return partial_sums | counts | (jax.grad(total)(rest) if rest else {})
+
+
+# Entries of a statistic of which each row's is made where a row's terms may cancel.
+_MOST_MADE = 512
 
 
 def _piece_size(program: ConjugateProgram) -> int | None:

@@ -481,6 +481,13 @@ def epsilon() -> float:
     return float(jnp.finfo(jnp.result_type(float)).eps)
 
 
+def cancelling_statistics(program: ConjugateProgram, means: Means) -> set[str]:
+    """The statistics in whose entries large numbers of one row may cancel."""
+    terms = program.centred_terms if means else program.row_terms
+    by_statistic = _by_statistic(program.structure, terms)
+    return {name for name, entries in by_statistic.items() if _may_cancel(entries)}
+
+
 def _may_cancel(entries: Sequence[Entry]) -> bool:
     """Whether a statistic is a sum, of several terms or within one."""
     if len(entries) > 1:
