@@ -26,6 +26,7 @@ from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse, release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
@@ -128,7 +129,8 @@ class PrivateVI:
       epsilon, delta: This fit's share of the budget; each by default all that is left,
         so several fits of one ledger need both.
       num_rows: Public number of rows. By default the actual length is used and the
-        statement says that it is treated as public.
+        statement says that it is treated as public. Up to twice as many rows may be
+        there, or 65,536: the sensitivity counts the rounding of so many.
       max_nonzeros: How many entries of a row may differ from zero, a public number that
         a minibatch then costs in place of the length of its rows: `{"counts": 128}`
         for one private array argument, or a number if there is only one. Rows with more
@@ -182,9 +184,6 @@ class PrivateVI:
             )
         if num_rows is not None:
             _validate.positive_integer(num_rows=num_rows)
-        if max_batch_size is not None:
-            _validate.positive_integer(max_batch_size=max_batch_size)
-            max_batch_size = int(max_batch_size)
         check_widths(max_nonzeros)
         self.model = model
         self.budget = budget
@@ -195,12 +194,13 @@ class PrivateVI:
             clipping_norm=clipping_norm,
             noise_multiplier=noise_multiplier,
             diagnostics=diagnostics,
+            max_batch_size=max_batch_size,
             private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
         )
         self.share = Share(epsilon=epsilon, delta=delta)
         self.num_rows = num_rows
         self.max_nonzeros = frozen(max_nonzeros)
-        self.max_batch_size = max_batch_size
+        self.max_batch_size = self.schedule_options.max_batch_size
         self.callback = callback
         self.label = label
         self.progress_bar = progress_bar
@@ -343,6 +343,8 @@ class PrivateVI:
             num_rows=self.num_rows,
             max_nonzeros=self.max_nonzeros,
         )
+        if self.schedule_options.private:
+            check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
         return prepared_fit(self.model, arguments, self.engine, self.schedule_options)
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:

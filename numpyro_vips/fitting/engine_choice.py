@@ -11,6 +11,7 @@ from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, plan_steps
+from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
@@ -103,13 +104,14 @@ def prepare_fit(
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
+    steps = plan_steps(engine, parts, options)
     return PreparedFit(
         arguments=arguments,
         graph=graph,
         settings=settings,
         engine=engine,
         parts=parts,
-        steps=plan_steps(engine, parts, options),
+        steps=with_rounding(steps, arguments.public_num_rows, options.max_batch_size),
         reasons=reasons,
     )
 

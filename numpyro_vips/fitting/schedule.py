@@ -44,6 +44,7 @@ class Step:
         as zero; see `row_sums.DIAGNOSTICS`.
       counted: The parts whose norms are counted in histograms, one for each block. It
         is empty where the step releases statistics.
+      rounding: What rounding adds to the sensitivity, see `sum_rounding`.
     """
 
     blocks: tuple[Block, ...]
@@ -53,6 +54,7 @@ class Step:
     step_size: float = 1.0
     reports: bool = False
     counted: tuple[NormPart, ...] = ()
+    rounding: float = 0.0
 
     @property
     def released(self) -> tuple[Block, ...]:
@@ -114,6 +116,7 @@ class Step:
             ),
             noise_multiplier=self.noise_multiplier,
             relation=self.sampling.relation,
+            rounding=self.rounding,
         )
 
     @property
@@ -168,6 +171,7 @@ class ScheduleOptions:
       noise_multiplier: Fixed noise, in place of what the budget affords.
       private: Whether there is noise and clipping at all.
       diagnostics: Whether the last steps report how many rows were clipped.
+      max_batch_size: Most rows that are worked on at a time.
 
     Raises:
       TypeError, ValueError: A number is out of range.
@@ -179,9 +183,11 @@ class ScheduleOptions:
     noise_multiplier: float | None = None
     private: bool = True
     diagnostics: bool = True
+    max_batch_size: int | None = None
 
     def __post_init__(self) -> None:
         keep_integer(self, "num_steps")
+        keep_integer(self, "max_batch_size")
         if self.noise_multiplier is not None:
             _validate.positive(noise_multiplier=self.noise_multiplier)
             object.__setattr__(self, "noise_multiplier", float(self.noise_multiplier))

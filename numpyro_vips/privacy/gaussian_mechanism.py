@@ -168,6 +168,8 @@ class GaussianMechanism:
         noise.
       noise_multiplier: Standard deviation over sensitivity; zero adds nothing.
       relation: The neighbouring relation that the noise protects.
+      rounding: How much further than exact ones neighbouring sums may lie apart because
+        they are rounded, relative to the sensitivity; a part of it.
 
     Raises:
       ValueError: A number is out of range, or there is noise and the sensitivity is so
@@ -178,9 +180,11 @@ class GaussianMechanism:
     clipping_norm: float
     noise_multiplier: float
     relation: Relation
+    rounding: float = 0.0
 
     def __post_init__(self) -> None:
         _validate.positive(clipping_norm=self.clipping_norm)
+        _validate.nonnegative(rounding=self.rounding)
         _validate.one_of(RELATIONS, relation=self.relation)
         _validate.nonnegative(noise_multiplier=self.noise_multiplier)
         if math.isinf(self.noise_multiplier):
@@ -216,6 +220,10 @@ class GaussianMechanism:
         """
         relation = self.relation if relation is None else relation
         _validate.one_of(RELATIONS, relation=relation)
+        return (1.0 + self.rounding) * self._exact_sensitivity(relation)
+
+    def _exact_sensitivity(self, relation: Relation) -> float:
+        """That of sums without rounding."""
         squared_norm = self.clipping_norm**2
         shares = [block.scaled_norm_bound**2 for block in self.blocks]
         if relation == "add_or_remove":

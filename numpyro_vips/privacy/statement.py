@@ -47,8 +47,10 @@ NOT_COVERED = (
     "facts about the population: what could be learned without the row is no secret",
     "timing and other side channels, but that the number of passes does not tell the "
     "size of a usual batch",
-    "floating-point attacks on the sums: noise is added exactly, but rows are added in "
-    "double precision, and a row may move how all are rounded",
+    "floating-point attacks by rows on what other rows contribute: noise is added "
+    "exactly and the rounding of sums is part of the sensitivity, but that a row "
+    "contributes the same beside any others is tested, not proved; nor is the rounding "
+    "of statistics with more than 512 entries that are sums within a row",
     "what is treated as public",
 )
 _NOT_A_CPU = (

@@ -443,7 +443,8 @@ def test_dpvi_clips_numbers_of_every_size(
         (of_information, information), (sensitivity, sums) = found
         assert np.linalg.norm(information[INFORMATION]) <= of_information
         norm = np.linalg.norm(sums["loc"])
-        assert norm <= sensitivity == clipping_norm
+        assert norm <= clipping_norm
+        assert sensitivity == pytest.approx(clipping_norm, rel=1e-6, abs=0)
         largest = max(largest, norm)
     assert largest > 0.9 * clipping_norm
 

@@ -1,0 +1,143 @@
+"""The rounding of sums is bounded, and a part of the sensitivity."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.sum_rounding import most_rows, with_rounding
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+STEP = Step(
+    blocks=(Block(name="x", shape=(3,)),),
+    clipping_norm=2.0,
+    noise_multiplier=1.5,
+    sampling=nv.FullBatch(),
+)
+UNIT = 2.0**-53
+
+
+def rounding(step: Step, num_rows: int, max_batch_size: int | None = None) -> float:
+    (found,) = with_rounding([step], num_rows, max_batch_size)
+    return found.rounding
+
+
+# --- the bound ------------------------------------------------------------------------
+
+
+def summed(rows: np.ndarray, length: int) -> float:
+    """Chunks one after the other, and so the rows of each: the worst of orders."""
+    total = 0.0
+    for start in range(0, len(rows), length):
+        total += np.cumsum(rows[start : start + length])[-1]
+    return total
+
+
+@pytest.mark.parametrize("count", [9000, 60_000])
+@pytest.mark.parametrize("length", [64, 4096])
+def test_no_row_moves_a_sum_by_more_than_is_allowed_for(count, length):
+    """Rows of length at most one, made so that many are rounded one way."""
+    allowed = rounding(STEP, count, length)
+    worst = 0.0
+    for exponent in range(38, 52):
+        rows = np.full(count, 2.0**-exponent * (1 + 2.0**-6))
+        rows[np.arange(count) % length < length // 2] = 1.0
+        rows[0] = 0.0
+        moved = summed(rows, length) - summed(rows[1:], length)
+        exact = math.fsum(rows) - math.fsum(rows[1:])
+        assert exact == 0.0
+        worst = max(worst, abs(moved))
+    assert 1e-13 < worst < allowed
+
+
+@pytest.mark.parametrize("num_rows", [1, 2**15, 10**6, 10**8])
+@pytest.mark.parametrize("max_batch_size", [None, 64, 20_000])
+@pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.01)])
+def test_the_bound_is_the_textbooks(num_rows, max_batch_size, sampling):
+    step = dataclasses.replace(STEP, sampling=sampling)
+    found = rounding(step, num_rows, max_batch_size)
+    rows = most_rows(num_rows)
+    chunk = min(max_batch_size or 4096, num_rows * sampling.rate)
+    # Number of additions that a row of the longest possible data set goes through.
+    least = 2 * rows * (chunk / 2 + rows / (chunk + 64)) * UNIT
+    most = 2 * rows * (chunk + 256 + rows / (chunk / 2)) * UNIT + 1e-6
+    assert least < found < most or num_rows == 1
+
+
+def test_it_is_less_than_a_millionth_for_half_a_million_rows():
+    assert rounding(STEP, 250_000) < 1e-6
+    assert rounding(STEP, 1) < 3.1e-7
+    # And no trifle for very many.
+    assert 1e-3 < rounding(STEP, 10**8) < 1e-2
+
+
+def test_counts_are_exact():
+    part = NormPart(name="x", blocks=("x",), reference=1.0)
+    assert rounding(dataclasses.replace(STEP, counted=(part,)), 10**8) == 0.0
+
+
+# --- its part in the sensitivity ------------------------------------------------------
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
+def test_noise_grows_with_it_and_the_price_does_not(relation):
+    step = dataclasses.replace(STEP, sampling=nv.FullBatch(relation=relation))
+    (wider,) = with_rounding([step], 10**9, None)
+    factor = 1.0 + wider.rounding
+    assert factor > 1.1
+    for name in ("noise_stddev", "sensitivity"):
+        ratio = getattr(wider.event, name) / getattr(step.event, name)
+        assert ratio == pytest.approx(factor, rel=1e-14)
+    stddev = step.mechanism.block_noise_stddev("x")
+    assert wider.mechanism.block_noise_stddev("x") == pytest.approx(factor * stddev)
+
+
+def means(y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def vi(budget: nv.PrivacyBudget, **options: Any) -> nv.PrivateVI:
+    settings: dict[str, Any] = {"num_steps": 1, "clipping_norm": 2.0, **options}
+    model = nv.private(means, unit="rows")
+    return nv.PrivateVI(
+        model, budget=budget, diagnostics=False, progress_bar=False, **settings
+    )
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_a_fit_states_it(engine):
+    y = np.zeros(300, np.float32)
+    for num_rows, max_batch_size in [(300, None), (200_000, None), (20_000, 64)]:
+        fit = vi(
+            nv.PrivacyBudget(1.0, 1e-6),
+            engine=engine,
+            num_rows=num_rows,
+            max_batch_size=max_batch_size,
+        )
+        events = fit.run(jax.random.key(0), y).privacy.events
+        expected = rounding(STEP, num_rows, max_batch_size)
+        # What else DPVI releases has the square of the norm.
+        least = min(event.sensitivity for event in events)
+        assert least == pytest.approx(2.0 * (1 + expected), rel=1e-12)
+
+
+def test_far_more_rows_than_declared_are_refused_unpaid():
+    budget = nv.PrivacyBudget(1.0, 1e-6)
+    y = np.zeros(2**16 + 1, np.float32)
+    fit = vi(budget, num_rows=100)
+    with pytest.raises(ValueError, match="at most 65536 rows"):
+        fit.run(jax.random.key(0), y)
+    assert budget.spent() == (0.0, 0.0)
+    fit.explain(y[1:])
+    # Without noise there is nothing to hide.
+    vi(nv.PrivacyBudget(math.inf), num_rows=100, clipping_norm=None).explain(y)
