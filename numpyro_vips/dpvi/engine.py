@@ -58,7 +58,7 @@ from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
 from numpyro_vips.dpvi.row_information import Point
-from numpyro_vips.dpvi.score_likelihood import Information, NoiseAwareNormal
+from numpyro_vips.dpvi.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal, Target
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
@@ -82,6 +82,7 @@ from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION, Release
 from numpyro_vips.result import Posterior
+from numpyro_vips.vips.noisy_information import Information
 
 Perturb = Literal["location", "all"]
 # Numbers, or keys for a user's guide.

@@ -18,7 +18,6 @@ from numpyro_vips.dpvi.guides import NoiseAwarePosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.row_information import Point, RowInformation
 from numpyro_vips.dpvi.score_likelihood import (
     POWER,
-    Information,
     NoiseAwareNormal,
     Score,
     normal_of,
@@ -28,6 +27,7 @@ from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.vips.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
 MOST_INFORMED = 128

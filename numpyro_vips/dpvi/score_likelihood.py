@@ -19,24 +19,22 @@ the average of the iterates, and its width alone is as above.
 Nothing but released numbers and their noise levels enters.
 """
 
-import math
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
-from scipy import special
 
 from numpyro_vips.dpvi.variational_newton import Draws, Normal, Target, ascend
+from numpyro_vips.vips.noisy_information import (
+    Information,
+    known_precision,
+    rows_information,
+    share_known,
+)
 
 # Power of t with which the scores of steps count. The first places are far from the
 # last, where the score is not linear.
 POWER = 2.0
-# An eigenvalue of the information may be as far from what was released as the noise is
-# large. The posterior's variance is the mean over these quantiles, which leave out the
-# outermost twentieth: a flat prior would make a mean of that alone.
-_QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
-# How far below zero an eigenvalue may be found, in standard deviations.
-_MOST_STDDEVS = 30.0
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
@@ -56,19 +54,6 @@ class Score(NamedTuple):
     variance: float
 
 
-class Information(NamedTuple):
-    """The released information of all rows.
-
-    Attributes:
-      matrix: With noise, symmetric.
-      noise_stddev: Of the noise in an entry of the diagonal; off it, it is smaller by
-        √2.
-    """
-
-    matrix: Float64[np.ndarray, "read read"]
-    noise_stddev: float
-
-
 class NoiseAwareNormal(NamedTuple):
     """The posterior.
 
@@ -79,84 +64,6 @@ class NoiseAwareNormal(NamedTuple):
 
     normal: Normal
     data_stddev: Float64[np.ndarray, " size"]
-
-
-class Spectrum(NamedTuple):
-    """A symmetric matrix by its eigenvectors, the columns of `axes`, and values."""
-
-    axes: Float64[np.ndarray, "read read"]
-    values: Float64[np.ndarray, " read"]
-
-    def matrix(self, values: Float64[np.ndarray, " read"]) -> np.ndarray:
-        """The matrix of these axes and other eigenvalues."""
-        return (self.axes * values) @ self.axes.T
-
-
-def known_precision(
-    information: Float64[np.ndarray, "*shape"], variance: float
-) -> Float64[np.ndarray, "*shape"]:
-    """λ²/(λ + v): what a score with noise of variance v says along an eigenvector."""
-    total = information + variance
-    return information**2 / np.where(total > 0, total, 1.0)
-
-
-def share_known(
-    found: Spectrum, information: Information
-) -> Float64[np.ndarray, " read"]:
-    """How far each eigenvector may be believed, from 0 to 1.
-
-    Noise with standard deviation σ off the diagonal turns the eigenvectors of a matrix
-    of d rows into any others unless their eigenvalues exceed σ √d (Benaych-Georges and
-    Nadakuditi, 2011).
-
-    Args:
-      found: The rows' information.
-      information: What was released of it.
-    """
-    edge = information.noise_stddev * math.sqrt(len(found.values) / 2.0)
-    total = found.values**2 + edge**2
-    return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
-
-
-def rows_information(
-    information: Information,
-    prior_precision: Float64[np.ndarray, " read"],
-    variance: float,
-) -> Spectrum:
-    """The information that the rows have, given what was released of it.
-
-    Noise drives eigenvalues apart. They are moved together by what it does on average
-    (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
-    left is uncertain: an eigenvalue is positive, was found with normal noise, and is
-    exponentially distributed otherwise. The mean of that is the trace's, less a
-    standard deviation of its noise, so that what is hidden by noise counts for little.
-    The eigenvalue that is returned gives the posterior the variance that it has on
-    average over these.
-
-    Args:
-      information: The release.
-      prior_precision: Of each coordinate.
-      variance: Of the noise in an entry of the score.
-    """
-    values, axes = np.linalg.eigh(information.matrix)
-    stddev = information.noise_stddev
-    if stddev > 0:
-        gaps = values[:, None] - values
-        off_diagonal = stddev / math.sqrt(2.0)
-        pushed = np.sum(gaps / (gaps**2 + stddev**2), axis=1)
-        values = values - 2.0 * off_diagonal**2 * pushed
-        prior = axes.T**2 @ prior_precision
-        trace_stddev = stddev / math.sqrt(len(values))
-        typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
-        values = values - stddev**2 / typical
-        positive = special.ndtr(np.maximum(values / stddev, -_MOST_STDDEVS))
-        # Quantiles of a Normal that is cut off at zero, by its upper tail.
-        tails = np.outer(positive, 1.0 - _QUANTILES)
-        tried = np.maximum(values[:, None] - stddev * special.ndtri(tails), 0.0)
-        variances = 1.0 / (prior[:, None] + known_precision(tried, variance))
-        known = np.maximum(1.0 / np.mean(variances, axis=1) - prior, 0.0)
-        values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * variance))
-    return Spectrum(axes, np.maximum(values, 0.0))
 
 
 def normal_of(

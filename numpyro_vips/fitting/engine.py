@@ -218,13 +218,18 @@ class SeesBounds(Protocol):
     """
 
     def with_bound(
-        self, state: Any, scales: Mapping[str, float], clipping_norm: float
+        self,
+        state: Any,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+        sampling_rate: float,
     ) -> Any:
         """The state before the `update` that gets sums clipped like this.
 
         Args:
           state: The state before the step.
           scales, clipping_norm: As in `Engine.bounded_sum`.
+          sampling_rate: Expected share of the rows that the sums are of.
         """
         ...
 

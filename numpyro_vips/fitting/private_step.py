@@ -108,7 +108,7 @@ def _with_bound(engine: Engine, step: Step, state: Any) -> Any:
     if not isinstance(engine, SeesBounds) or step.clipping_norm is None:
         return state
     scales = {block.name: block.scale for block in step.blocks}
-    return engine.with_bound(state, scales, step.clipping_norm)
+    return engine.with_bound(state, scales, step.clipping_norm, step.sampling.rate)
 
 
 def rehearse(

@@ -29,10 +29,12 @@ class Bound(NamedTuple):
     Attributes:
       scales: Scale of each block of the joint vector that was clipped.
       clipping_norm: Bound on its norm.
+      sampling_rate: Expected share of the rows that were in it.
     """
 
     scales: Mapping[str, float]
     clipping_norm: float
+    sampling_rate: float = 1.0
 
 
 class Lost(NamedTuple):

@@ -60,6 +60,8 @@ from numpyro_vips.vips.named_arrays import (
     Rows,
     Sums,
 )
+from numpyro_vips.vips.newton_posterior import all_under_noise
+from numpyro_vips.vips.newton_steps import Target, Way, step_from
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_simulation import RowSimulation
@@ -228,8 +230,8 @@ class VipsEngine:
         self._bounded_sum = jit_ahead(
             functools.partial(bounded_sum, program, sweeps=self.local_steps)
         )
-        self._newton_step = jit_unoptimized(
-            functools.partial(m_step.newton_step, program)
+        self._newton_targets = jit_unoptimized(
+            functools.partial(m_step.newton_targets, program)
         )
         self._update_globals = jit_of_globals(
             functools.partial(m_step.update_globals, program)
@@ -515,11 +517,15 @@ class VipsEngine:
         )
 
     def with_bound(
-        self, state: VipsState, scales: Mapping[str, float], clipping_norm: float
+        self,
+        state: VipsState,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+        sampling_rate: float,
     ) -> VipsState:
         """The state that knows how the next release is clipped; see `SeesBounds`."""
         blocks = {s: float(scales[s]) for s in scales if s not in DIAGNOSTICS}
-        bound = Bound(blocks, clipping_norm)
+        bound = Bound(blocks, clipping_norm, sampling_rate)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
 
@@ -539,7 +545,9 @@ class VipsEngine:
           step_size: Weight ρ of these sums in the average.
         """
         statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
-        rho = step_size
+        rho, moves = step_size, bool(self._residuals & set(released))
+        if moves:
+            rho = state.way.weight(step_size)
         released = {
             name: value / state.units[name] if name in state.units else value
             for name, value in released.items()
@@ -571,7 +579,8 @@ class VipsEngine:
             means = {name: _as_rows_know(state.visited[name]["x"]) for name in centre}
             if any(np.any(noise.get(name, 0.0)) for name in self._residuals):
                 residuals = {name: new[name] for name in self._residuals}
-                latest = {**statistics, **residuals}, means
+                of_step = {name: noise[name] for name in self._residuals}
+                latest = {**statistics, **residuals}, {**deviations, **of_step}, means
             centre = {
                 name: (1.0 - rho) * centre[name] + rho * means[name] for name in centre
             }
@@ -617,10 +626,15 @@ class VipsEngine:
                 natural = _in_double(found.natural)
                 visited = moments
                 if latest is not None:
-                    sums, about = latest
-                    visited = _in_double(
-                        self._newton_step(sums, deviations, moments, about, _gain(rho))
+                    sums, noise_of_step, about = latest
+                    targets = jax.tree.map(
+                        np.asarray,
+                        self._newton_targets(sums, noise_of_step, moments, about),
                     )
+                    visited, way = self._next_visited(
+                        state, about, targets, moments, step_size
+                    )
+                    state = state._replace(way=way)
                 elif is_noisy(deviations):
                     newton = self.program.structure.newton
                     asked = {name: state.visited[name] for name in newton}
@@ -642,6 +656,42 @@ class VipsEngine:
         if is_noisy(deviations):
             return state
         return state._replace(trail=self._trail_after(state))
+
+    def _next_visited(
+        self,
+        state: VipsState,
+        about: Mapping[str, Float64[np.ndarray, "..."]],
+        targets: Mapping[str, Target],
+        moments: InDouble,
+        step_size: float,
+    ) -> tuple[InDouble, Way]:
+        """The moments at which rows are asked next, and the way to there.
+
+        Args:
+          state: What is known of the way to where rows were asked last.
+          about: Where they were asked last.
+          targets: See `m_step.newton_targets`.
+          moments: Those of the posterior.
+          step_size: The step's weight in the average over all steps.
+        """
+        is_sampled = any(
+            state.clipped[name].sampling_rate < 1.0
+            for name in self._residuals & set(state.clipped)
+        )
+        # How rows are drawn is noise of unknown size in a gradient.
+        way = Way() if is_sampled else state.way
+        places, found = step_from(
+            way,
+            {name: about[name] for name in targets},
+            targets,
+            gain=_gain(step_size),
+            step_size=step_size,
+        )
+        visited = dict(moments)
+        for name, place in places.items():
+            square = place[..., :, None] * place[..., None, :]
+            visited[name] = {"x": place, "xx": targets[name].covariance + square}
+        return visited, state.way if is_sampled else found
 
     def _trail_after(self, state: VipsState) -> Trail:
         place = state.natural, state.moments, state.num_steps
@@ -694,6 +744,22 @@ class VipsEngine:
                 noise_read=noise_read,
             )
             return _in_double(found.natural)
+
+    def _newton_natural(
+        self, state: VipsState, sums: Unclipped, *, knows_noise: bool = True
+    ) -> InDouble:
+        """Natural parameters of the factors that take Newton steps; see
+        `newton_posterior`."""
+        if not self._residuals:
+            return {}
+        with jax.enable_x64(True):
+            targets = self._newton_targets(
+                sums.statistics, sums.noise_stddev, state.moments, state.centre
+            )
+        targets = {
+            name: Target(*map(np.asarray, target)) for name, target in targets.items()
+        }
+        return all_under_noise(targets, state.centre, knows_noise=knows_noise)
 
     @functools.cached_property
     def _simulator(self) -> RowSimulator | None:
@@ -754,10 +820,14 @@ class VipsEngine:
         found = state.natural
         if sums.statistics is not state.statistics or not self._residuals:
             found = self.natural_of(state, sums)
+        found = {**found, **self._newton_natural(state, sums)}
         posterior = self.posterior_of(found)
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior
-        as_they_are = self.natural_of(state, sums, noise_read=0.0)
+        as_they_are = {
+            **self.natural_of(state, sums, noise_read=0.0),
+            **self._newton_natural(state, sums, knows_noise=False),
+        }
         return posterior.beside(self.posterior_of(as_they_are))
 
     def posterior_of(self, natural: MomentsByFactor | InDouble) -> ConjugatePosterior:

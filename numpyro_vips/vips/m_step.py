@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
-from numpyro_vips.conjugacy.families.positive_matrices import times
+from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
@@ -31,6 +31,7 @@ from numpyro_vips.vips.named_arrays import (
     NewByStatistic,
     NewMomentsByFactor,
 )
+from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
 
@@ -254,6 +255,30 @@ def _noise_of_share(
     return jax.tree.map(lambda v: jnp.sqrt(jnp.maximum(v, 0.0)), found)
 
 
+def _released_share(
+    structure: Structure,
+    factor: PosteriorFactor,
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, "..."]],
+    moments: MomentsByFactor,
+) -> tuple[NewMoments, NewMoments]:
+    """The statistics' share as it was released, and the noise in it."""
+
+    def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
+        expected_natural = expected_natural_of(
+            structure, {**moments, factor.name: mine}
+        )
+        total = jnp.zeros(())
+        for statistic in structure.statistics:
+            summed = from_block(statistic, sums[statistic.name])
+            total = total + jnp.vdot(summed, expected_natural[statistic.name])
+        return total
+
+    data = jax.grad(value)(dict(moments[factor.name]), statistics)
+    noise = _noise_of_share(structure, factor, noise_stddev, moments)
+    return data, noise
+
+
 def _from_data(
     structure: Structure,
     factor: PosteriorFactor,
@@ -268,23 +293,10 @@ def _from_data(
     Also the standard deviations of the noise in it, and how many of its entries are
     below their noise, of those that cannot be negative.
     """
-
-    def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
-        expected_natural = expected_natural_of(
-            structure, {**moments, factor.name: mine}
-        )
-        total = jnp.zeros(())
-        for statistic in structure.statistics:
-            summed = from_block(statistic, sums[statistic.name])
-            total = total + jnp.vdot(summed, expected_natural[statistic.name])
-        return total
-
-    here = dict(moments[factor.name])
-    data = jax.grad(value)(here, statistics)
-    noise = _noise_of_share(structure, factor, noise_stddev, moments)
+    data, noise = _released_share(structure, factor, statistics, noise_stddev, moments)
 
     def as_it_is() -> NewMoments:
-        zero = jax.tree.map(jnp.zeros_like, here)
+        zero = jax.tree.map(jnp.zeros_like, data)
         return factor.family.project(zero, data, noise)
 
     def to_widen() -> NewMoments:
@@ -372,18 +384,17 @@ def _moments(
     return factor.family.moments(natural)
 
 
-def newton_step(
+def newton_targets(
     program: ConjugateProgram,
     statistics: ByStatistic,
     noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
-    gain: float | Float[Array, ""] = 1.0,
-) -> NewMomentsByFactor:
-    """Where rows are asked next: `moments`, but for factors that take Newton steps.
+) -> dict[str, Target]:
+    """Where full steps lead of the factors that take Newton steps.
 
-    These take a step of Newton's method from the latest residuals, with their priors
-    given the other factors; see `conjugacy.structure.centring`.
+    They go by the latest residuals, with the factors' priors given the other factors;
+    see `conjugacy.structure.centring`.
 
     Args:
       program: The compiled model.
@@ -392,20 +403,29 @@ def newton_step(
       moments: Those of the posterior.
       centre: By factor, the point about which the latest residuals were taken, and from
         which the step goes.
-      gain: Which part of the step is taken.
     """
     structure = program.structure
-    found = {name: dict(mine) for name, mine in moments.items()}
+    found = {}
     for name in sorted(structure.newton):
         factor = structure.posterior_factors[name]
-        share, _, _ = _from_data(
+        share, noise, _ = _from_data(
             structure, factor, statistics, noise_stddev, moments, centre
+        )
+        released, _ = _released_share(
+            structure, factor, statistics, noise_stddev, moments
         )
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
-        mean = (1.0 - gain) * centre[name] + gain * end["x"]
-        covariance = end["xx"] - factor.family.at(end["x"])["xx"]
-        found[name] = {"x": mean, "xx": covariance + factor.family.at(mean)["xx"]}
+        found[name] = Target(
+            mean=end["x"],
+            covariance=end["xx"] - factor.family.at(end["x"])["xx"],
+            residual=released["x"],
+            noise_stddev=noise["x"],
+            curvature=-2.0 * symmetric_part(released["xx"]),
+            curvature_noise=2.0 * symmetric_part(noise["xx"]),
+            prior_linear=own["x"],
+            prior_precision=-2.0 * symmetric_part(own["xx"]),
+        )
     return found
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Float64
 from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.convergence import Trail
 from numpyro_vips.vips.named_arrays import NewByStatistic, NewSums
+from numpyro_vips.vips.newton_steps import Way
 
 # Arrays of factors, whatever precision JAX is set to.
 InDouble = dict[str, dict[str, Float64[np.ndarray, "..."]]]
@@ -40,6 +41,7 @@ class VipsState(NamedTuple):
       trail: Where steps without noise have led; None under noise.
       bounds: The evidence bounds of all starts of a fit without noise, best first.
       as_good: The globals that another start found elsewhere, with the same bound.
+      way: How far Newton steps have come, see `newton_steps`.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -60,6 +62,7 @@ class VipsState(NamedTuple):
     trail: Trail | None = None
     bounds: tuple[float, ...] = ()
     as_good: tuple[str, ...] = ()
+    way: Way = Way()
     units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 

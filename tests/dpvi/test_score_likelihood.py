@@ -1,21 +1,17 @@
 """The Normal posterior of released scores and information, by itself."""
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
 
-from numpyro_vips.dpvi.score_likelihood import (
+from numpyro_vips.dpvi.score_likelihood import Score, normal_of
+from numpyro_vips.dpvi.variational_newton import Normal
+from numpyro_vips.vips.noisy_information import (
     Information,
-    Score,
-    known_precision,
-    normal_of,
     rows_information,
     share_known,
 )
-from numpyro_vips.dpvi.variational_newton import Normal
 
 
 def symmetric_noise(rng: np.random.Generator, size: int, stddev: float) -> np.ndarray:
@@ -30,49 +26,6 @@ def gaussian_prior(mean: np.ndarray, stddev: np.ndarray):
         return -0.5 * np.sum(away**2, axis=1), -away / stddev
 
     return log_prior
-
-
-def test_without_noise_information_is_as_released():
-    rng = np.random.default_rng(0)
-    root = rng.normal(size=(4, 6))
-    matrix = root @ root.T
-    found = rows_information(Information(matrix, 0.0), np.ones(4), 0.0)
-    np.testing.assert_allclose(found.matrix(found.values), matrix, rtol=1e-10)
-
-
-@pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
-def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
-    stddev, prior, variance = 1.5, 0.2, 0.7
-    # The prior on the information is exponential.
-    mean = released - stddev**2 / max(released - stddev, prior)
-    likely: Any = stats.truncnorm(-mean / stddev, np.inf, mean, stddev)
-
-    def posterior_variance(value: float) -> float:
-        (known,) = known_precision(np.array([value]), variance)
-        return 1.0 / (prior + known)
-
-    low, high = likely.ppf([0.025, 0.975])
-    mass = likely.cdf(high) - likely.cdf(low)
-    expected, _ = integrate.quad(
-        lambda x: posterior_variance(x) * likely.pdf(x) / mass, low, high
-    )
-    found = rows_information(
-        Information(np.array([[released]]), stddev), np.array([prior]), variance
-    )
-    assert posterior_variance(found.values[0]) == pytest.approx(expected, rel=0.06)
-
-
-def test_eigenvalues_that_noise_has_driven_apart_are_moved_together():
-    rng = np.random.default_rng(1)
-    size, stddev = 60, 1.0
-    truth = np.diag(np.linspace(15.0, 25.0, size))
-    errors, naive = [], []
-    for _ in range(5):
-        noisy = truth + symmetric_noise(rng, size, stddev)
-        found = rows_information(Information(noisy, stddev), np.ones(size), 1.0)
-        errors.append(np.linalg.norm(found.matrix(found.values) - truth))
-        naive.append(np.linalg.norm(noisy - truth))
-    assert np.mean(errors) < 0.8 * np.mean(naive)
 
 
 def test_a_gaussian_prior_gives_the_closed_form():

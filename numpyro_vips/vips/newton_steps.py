@@ -1,0 +1,220 @@
+"""Newton steps of noisy residuals that see how the curvature changes on their way.
+
+Factors of a logistic likelihood are asked for residuals in every step, and for their
+curvature twice; see `conjugacy.structure.centring`. Where effects are strong the
+curvature at the optimum is a tenth of that at the start, and a noisy matrix is held
+away from zero, so steps by it stay short for as long as they lead in one direction. Two
+things, both made of released numbers alone, mend that. They look at blocks of a few
+steps, over which noise averages out.
+
+- The way is the displacement u from the first block. Between two blocks a displacement
+  s along u and the gradients G before and after it say what the curvature there is,
+  sᵀ(G_before − G_after), where the matrix has sᵀAs. If that is less, the block ends
+  with what its gradient lacks along s, and along s alone: a secant step, as of
+  quasi-Newton methods (Nocedal and Wright, 2006, chapter 6). Noise in the gradients can
+  only make it shorter.
+- Sums from far away are not averaged with those at the optimum. While the gradient of a
+  block points further along the way, by more than its noise, the average starts again.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+# Arrays by factor, with the batch axes of the factor in front.
+Vectors = Mapping[str, Float64[np.ndarray, "..."]]
+
+# Steps in a block.
+BLOCK = 5
+# How far the curvature may lie below the matrix that steps go by.
+MOST_STRETCH = 20.0
+# By how many standard deviations of its noise the curvature along a displacement is
+# taken for larger than it is seen.
+_MARGIN = 2.0
+# From how many standard deviations of its noise on a gradient along the way is one.
+_STILL_ON_ITS_WAY = 2.5
+
+
+class Target(NamedTuple):
+    """Where a full Newton step would lead, and what it is made of.
+
+    Attributes:
+      mean: The end of the step.
+      covariance: The inverse A⁻¹ of the precision that it goes by.
+      residual: The gradient of the rows' log density where they were asked.
+      noise_stddev: Of the noise in an entry of it.
+      curvature: The rows' information as it was released.
+      curvature_noise: Standard deviations of the noise in its entries.
+      prior_linear, prior_precision: Of the prior, given the other factors.
+    """
+
+    mean: Float64[np.ndarray, "..."]
+    covariance: Float64[np.ndarray, "..."]
+    residual: Float64[np.ndarray, "..."]
+    noise_stddev: Float64[np.ndarray, "..."]
+    curvature: Float64[np.ndarray, "..."]
+    curvature_noise: Float64[np.ndarray, "..."]
+    prior_linear: Float64[np.ndarray, "..."]
+    prior_precision: Float64[np.ndarray, "..."]
+
+
+class Block(NamedTuple):
+    """Averages over some steps in a row.
+
+    Attributes:
+      num_steps: How many they are.
+      place: Where residuals were asked for.
+      gradient: Of the log joint density there, with noise.
+    """
+
+    num_steps: int
+    place: Vectors
+    gradient: Vectors
+
+    def after(self, place: Vectors, gradient: Vectors) -> "Block":
+        """The block with another step in it."""
+        weight = 1.0 / (self.num_steps + 1)
+
+        def average(old: Vectors, new: Vectors) -> Vectors:
+            return {name: old[name] + weight * (new[name] - old[name]) for name in new}
+
+        return Block(
+            self.num_steps + 1,
+            average(self.place, place),
+            average(self.gradient, gradient),
+        )
+
+
+class Way(NamedTuple):
+    """How far the steps have come.
+
+    Attributes:
+      block: The steps since the last whole block; None if there is none.
+      before: The last whole block; None in the first.
+      first: The first whole block.
+      kept: Share of the average's nominal weight that is left since it started again.
+    """
+
+    block: Block | None = None
+    before: Block | None = None
+    first: Block | None = None
+    kept: float = 1.0
+
+    def weight(self, step_size: float) -> float:
+        """The weight of the next sums in the average that may have started again.
+
+        Args:
+          step_size: Their weight in the average over all steps.
+        """
+        return step_size / self._kept_with(step_size)
+
+    def _kept_with(self, step_size: float) -> float:
+        return (1.0 - step_size) * self.kept + step_size
+
+
+def step_from(
+    way: Way,
+    place: Vectors,
+    targets: Mapping[str, Target],
+    *,
+    gain: float,
+    step_size: float,
+) -> tuple[dict[str, Float64[np.ndarray, "..."]], Way]:
+    """Where residuals are asked for next, and the way to there.
+
+    Args:
+      way: The steps so far.
+      place: Where they were asked for last.
+      targets: What they say, by factor.
+      gain: Which part of a step is taken.
+      step_size: The weight of the last residuals in the average over all steps.
+    """
+    gradient = gradients(place, targets)
+    block = (way.block or Block(0, place, gradient)).after(place, gradient)
+    kept = way._kept_with(step_size)
+    found = {
+        name: place[name] + gain * (targets[name].mean - place[name])
+        for name in targets
+    }
+    if block.num_steps < BLOCK:
+        return found, Way(block, way.before, way.first, kept)
+    if way.before is None or way.first is None:
+        return found, Way(None, block, block, kept)
+    back, length = _secant_step(way.first, way.before, block, targets)
+    found = {name: found[name] + length * back[name] for name in found}
+    if _is_on_its_way(way.first, way.before, block, targets):
+        kept = 0.0
+    return found, Way(None, block, way.first, kept)
+
+
+def gradients(place: Vectors, targets: Mapping[str, Target]) -> Vectors:
+    """A(mean − place) of every factor."""
+    return {
+        name: _solved(target.covariance, target.mean - place[name])
+        for name, target in targets.items()
+    }
+
+
+def _solved(
+    matrices: Float64[np.ndarray, "..."], vectors: Float64[np.ndarray, "..."]
+) -> Float64[np.ndarray, "..."]:
+    return np.linalg.solve(matrices, vectors[..., None])[..., 0]
+
+
+def _between(first: Block, last: Block) -> Vectors:
+    return {name: last.place[name] - first.place[name] for name in last.place}
+
+
+def _noise_along(
+    direction: Vectors, block: Block, targets: Mapping[str, Target]
+) -> float:
+    """The variance of the noise in a block's gradient times a direction."""
+    total = sum(
+        float(np.sum((direction[name] * target.noise_stddev) ** 2))
+        for name, target in targets.items()
+    )
+    return total / block.num_steps
+
+
+def _product(one: Vectors, other: Vectors) -> float:
+    return sum(float(np.sum(one[name] * other[name])) for name in one)
+
+
+def _is_on_its_way(
+    first: Block, before: Block, after: Block, targets: Mapping[str, Target]
+) -> bool:
+    """Whether a block's gradient points further along the way, beyond its noise.
+
+    The way goes to the block before, so that its noise is another.
+    """
+    way = _between(first, before)
+    stddev = math.sqrt(_noise_along(way, after, targets))
+    return _product(way, after.gradient) > _STILL_ON_ITS_WAY * stddev
+
+
+def _secant_step(
+    first: Block, before: Block, after: Block, targets: Mapping[str, Target]
+) -> tuple[Vectors, float]:
+    """The way, and how much of it is still to go beyond what the matrix says.
+
+    That is 0 where the matrix knows enough.
+    """
+    way = _between(first, after)
+    bent = {name: _solved(targets[name].covariance, way[name]) for name in way}
+    whole = _product(way, bent)
+    if not whole > 0:
+        return way, 0.0
+    # All along the way: the displacement as a share of it, and the two curvatures.
+    moved = _product(_between(before, after), bent) / whole
+    left = _product(way, after.gradient)
+    seen = _product(way, before.gradient) - left
+    stddev = math.sqrt(
+        _noise_along(way, before, targets) + _noise_along(way, after, targets)
+    )
+    if not moved > 0 or not left > 0:
+        return way, 0.0
+    now = max((max(seen, 0.0) + _MARGIN * stddev) / moved, whole / MOST_STRETCH)
+    return way, max(left / now - left / whole, 0.0)

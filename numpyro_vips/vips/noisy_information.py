@@ -1,0 +1,144 @@
+"""What a noisy matrix says of the information that rows have about coordinates.
+
+Both engines release the rows' information I once or twice, with noise, and scores with
+noise of their own, V. As a likelihood of the coordinates a score has the precision
+I (I + V)⁻¹ I. Here is what I may be, given what was released of it, how much of it may
+be believed, and what precision that makes.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import special
+
+# The posterior's variance is the mean over these quantiles of what an eigenvalue may
+# be. They leave out the outermost twentieth: a flat prior would make a mean of that
+# alone.
+_QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
+# How far below zero an eigenvalue may be found, in standard deviations.
+_MOST_STDDEVS = 30.0
+# How probable it is beforehand that rows say nothing along a direction, as of the
+# weight of a column of zeros.
+_NOTHING = 0.2
+
+
+class Information(NamedTuple):
+    """The released information of all rows.
+
+    Attributes:
+      matrix: With noise, symmetric.
+      noise_stddev: Of the noise in an entry of the diagonal; off it, it is smaller by
+        √2.
+    """
+
+    matrix: Float64[np.ndarray, "read read"]
+    noise_stddev: float
+
+
+class Spectrum(NamedTuple):
+    """A symmetric matrix by its eigenvectors, the columns of `axes`, and values."""
+
+    axes: Float64[np.ndarray, "read read"]
+    values: Float64[np.ndarray, " read"]
+
+    def matrix(self, values: Float64[np.ndarray, " read"]) -> np.ndarray:
+        """The matrix of these axes and other eigenvalues."""
+        return (self.axes * values) @ self.axes.T
+
+    def along(
+        self, diagonal: Float64[np.ndarray, " read"] | float
+    ) -> Float64[np.ndarray, " read"]:
+        """What a diagonal matrix is along the axes."""
+        return self.axes.T**2 @ np.broadcast_to(diagonal, self.values.shape)
+
+
+def known_precision(
+    information: Float64[np.ndarray, "*shape"],
+    variance: Float64[np.ndarray, "..."] | float,
+) -> Float64[np.ndarray, "*shape"]:
+    """λ²/(λ + v): what a score with noise of variance v says along an eigenvector."""
+    total = information + variance
+    return information**2 / np.where(total > 0, total, 1.0)
+
+
+def share_known(
+    found: Spectrum, information: Information
+) -> Float64[np.ndarray, " read"]:
+    """How far each eigenvector may be believed, from 0 to 1.
+
+    Noise with standard deviation σ off the diagonal turns the eigenvectors of a matrix
+    of d rows into any others unless their eigenvalues exceed σ √d (Benaych-Georges and
+    Nadakuditi, 2011).
+
+    Args:
+      found: The rows' information.
+      information: What was released of it.
+    """
+    edge = information.noise_stddev * math.sqrt(len(found.values) / 2.0)
+    total = found.values**2 + edge**2
+    return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
+
+
+def rows_information(
+    information: Information,
+    prior_precision: Float64[np.ndarray, " read"],
+    variance: Float64[np.ndarray, " read"] | float,
+) -> Spectrum:
+    """The information that the rows have, given what was released of it.
+
+    Noise drives eigenvalues apart. They are moved together by what it does on average
+    (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
+    left is uncertain: an eigenvalue was found with normal noise, and is zero, with a
+    probability of a fifth beforehand, or exponentially distributed. The mean of that is
+    the trace's, less a standard deviation of its noise, so that what is hidden by noise
+    counts for little. The eigenvalue that is returned gives the posterior the variance
+    that it has on average over these.
+
+    Args:
+      information: The release.
+      prior_precision: Of each coordinate.
+      variance: Of the noise in an entry of the score.
+    """
+    values, axes = np.linalg.eigh(information.matrix)
+    found = Spectrum(axes, values)
+    stddev = information.noise_stddev
+    if stddev > 0:
+        gaps = values[:, None] - values
+        off_diagonal = stddev / math.sqrt(2.0)
+        pushed = np.sum(gaps / (gaps**2 + stddev**2), axis=1)
+        values = values - 2.0 * off_diagonal**2 * pushed
+        prior = found.along(prior_precision)
+        noise = found.along(variance)
+        trace_stddev = stddev / math.sqrt(len(values))
+        typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
+        shifted = values - stddev**2 / typical
+        positive = special.ndtr(np.maximum(shifted / stddev, -_MOST_STDDEVS))
+        # Quantiles of a Normal that is cut off at zero, by its upper tail.
+        tails = np.outer(positive, 1.0 - _QUANTILES)
+        tried = np.maximum(shifted[:, None] - stddev * special.ndtri(tails), 0.0)
+        known = known_precision(tried, noise[:, None])
+        variances = np.mean(1.0 / (prior[:, None] + known), axis=1)
+        nothing = _probability_of_nothing(values / stddev, typical / stddev)
+        variances = nothing / prior + (1.0 - nothing) * variances
+        known = np.maximum(1.0 / variances - prior, 0.0)
+        values = 0.5 * (known + np.sqrt(known**2 + 4.0 * known * noise))
+    return Spectrum(axes, np.maximum(values, 0.0))
+
+
+def _probability_of_nothing(
+    found: Float64[np.ndarray, " read"], typical: float
+) -> Float64[np.ndarray, " read"]:
+    """How probable it is that an eigenvalue is zero, in units of its noise.
+
+    Args:
+      found: The eigenvalues as they were found.
+      typical: Mean of the exponential distribution of those that are not zero.
+    """
+    # The odds, by logarithms: of N(0, 1), and of an exponential with normal noise.
+    zero = -0.5 * found**2 - 0.5 * math.log(2.0 * math.pi)
+    shifted = found - 1.0 / typical
+    other = -found / typical + 0.5 / typical**2 - math.log(typical)
+    other = other + special.log_ndtr(shifted)
+    return special.expit(special.logit(_NOTHING) + zero - other)
