@@ -61,7 +61,7 @@ from numpyro_vips.vips.named_arrays import (
     Sums,
 )
 from numpyro_vips.vips.newton_posterior import all_under_noise
-from numpyro_vips.vips.newton_steps import Target, Way, step_from
+from numpyro_vips.vips.newton_steps import Target, Way, as_targets, step_from
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_simulation import RowSimulation
@@ -627,9 +627,8 @@ class VipsEngine:
                 visited = moments
                 if latest is not None:
                     sums, noise_of_step, about = latest
-                    targets = jax.tree.map(
-                        np.asarray,
-                        self._newton_targets(sums, noise_of_step, moments, about),
+                    targets = as_targets(
+                        self._newton_targets(sums, noise_of_step, moments, about)
                     )
                     visited, way = self._next_visited(
                         state, about, targets, moments, step_size
@@ -753,13 +752,10 @@ class VipsEngine:
         if not self._residuals:
             return {}
         with jax.enable_x64(True):
-            targets = self._newton_targets(
+            found = self._newton_targets(
                 sums.statistics, sums.noise_stddev, state.moments, state.centre
             )
-        targets = {
-            name: Target(*map(np.asarray, target)) for name, target in targets.items()
-        }
-        return all_under_noise(targets, state.centre, knows_noise=knows_noise)
+        return all_under_noise(as_targets(found), state.centre, knows_noise=knows_noise)
 
     @functools.cached_property
     def _simulator(self) -> RowSimulator | None:

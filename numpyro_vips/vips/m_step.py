@@ -31,7 +31,6 @@ from numpyro_vips.vips.named_arrays import (
     NewByStatistic,
     NewMomentsByFactor,
 )
-from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
 
@@ -390,8 +389,8 @@ def newton_targets(
     noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
-) -> dict[str, Target]:
-    """Where full steps lead of the factors that take Newton steps.
+) -> dict[str, dict[str, Float[Array, "..."]]]:
+    """Where full steps lead of the factors that take Newton steps: a `Target` of each.
 
     They go by the latest residuals, with the factors' priors given the other factors;
     see `conjugacy.structure.centring`.
@@ -416,16 +415,16 @@ def newton_targets(
         )
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
-        found[name] = Target(
-            mean=end["x"],
-            covariance=end["xx"] - factor.family.at(end["x"])["xx"],
-            residual=released["x"],
-            noise_stddev=noise["x"],
-            curvature=-2.0 * symmetric_part(released["xx"]),
-            curvature_noise=2.0 * symmetric_part(noise["xx"]),
-            prior_linear=own["x"],
-            prior_precision=-2.0 * symmetric_part(own["xx"]),
-        )
+        found[name] = {
+            "mean": end["x"],
+            "covariance": end["xx"] - factor.family.at(end["x"])["xx"],
+            "residual": released["x"],
+            "noise_stddev": noise["x"],
+            "curvature": -2.0 * symmetric_part(released["xx"]),
+            "curvature_noise": 2.0 * symmetric_part(noise["xx"]),
+            "prior_linear": own["x"],
+            "prior_precision": -2.0 * symmetric_part(own["xx"]),
+        }
     return found
 
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Array, Float64
 
 # Arrays by factor, with the batch axes of the factor in front.
 Vectors = Mapping[str, Float64[np.ndarray, "..."]]
@@ -59,6 +59,14 @@ class Target(NamedTuple):
     curvature_noise: Float64[np.ndarray, "..."]
     prior_linear: Float64[np.ndarray, "..."]
     prior_precision: Float64[np.ndarray, "..."]
+
+
+def as_targets(found: Mapping[str, Mapping[str, Array]]) -> dict[str, Target]:
+    """What `m_step.newton_targets` found, as NumPy's arrays of double precision."""
+    return {
+        name: Target(**{key: np.asarray(array) for key, array in fields.items()})
+        for name, fields in found.items()
+    }
 
 
 class Block(NamedTuple):

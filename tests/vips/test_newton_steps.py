@@ -78,9 +78,7 @@ def test_a_direction_of_little_curvature_is_followed_to_its_end(noise):
 def test_at_the_optimum_noise_makes_no_step_longer_and_starts_no_average_again():
     again, far = 0, []
     for seed in range(40):
-        places, _, kept = run(
-            lambda place: TRUE @ -place, TRUE, noise=10.0, seed=seed
-        )
+        places, _, kept = run(lambda place: TRUE @ -place, TRUE, noise=10.0, seed=seed)
         again += kept < 0.999
         far.append(np.diag(TRUE) ** 0.5 * places[-1])
     # Ten looks at a Gaussian's upper 0.6 %, which follow each other.

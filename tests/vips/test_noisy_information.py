@@ -37,11 +37,11 @@ def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
     likely: Any = stats.truncnorm(-mean / stddev, np.inf, mean, stddev)
     typical = max(released - stddev, prior)
     # With a probability of a fifth beforehand there is no information at all.
-    nothing = 0.2 * stats.norm(0.0, stddev).pdf(released)
+    normal: Any = stats.norm
+    slab: Any = stats.expon(scale=typical)
+    nothing = 0.2 * normal.pdf(released, 0.0, stddev)
     something, _ = integrate.quad(
-        lambda x: (
-            stats.expon(scale=typical).pdf(x) * stats.norm(x, stddev).pdf(released)
-        ),
+        lambda x: slab.pdf(x) * normal.pdf(released, x, stddev),
         0.0,
         np.inf,
     )
