@@ -750,9 +750,13 @@ class DpviEngine:
             np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
         )
         try:
-            return self._noise_aware.normal(state.score, state.information, start)
+            found = self._noise_aware.normal(state.score, state.information, start)
         except np.linalg.LinAlgError:
             return None
+        # As wide as noise makes it, a scale may overflow.
+        if found is None or self._noise_aware.posterior(found).problems():
+            return None
+        return found
 
     def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
         """Draws the globals by the user's guide from a key.

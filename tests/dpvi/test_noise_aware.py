@@ -291,3 +291,29 @@ def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
     assert isinstance(result.posterior, NoiseAwarePosterior)
     draws = result.sample_posterior(jax.random.key(1), (500,))["L"]
     assert np.mean(draws[:, 1, 0]) == pytest.approx(0.6, abs=0.15)
+
+
+def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
+    """Rows say next to nothing of a scale whose prior is as good as flat."""
+
+    @nv.private(unit="people")
+    def model(y: Any) -> None:
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 300.0))
+        w = numpyro.sample("w", dist.LogNormal(log_scale, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(5.0, w, 1.0), obs=y)
+
+    y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
+    vi = nv.PrivateVI(
+        model,
+        budget=nv.PrivacyBudget(0.05, 1e-5),
+        engine="dpvi",
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), y)
+    assert isinstance(result.posterior, NormalPosterior)
+    said = " ".join(result.diagnostics["warnings"])
+    assert "know nothing of the noise" in said
