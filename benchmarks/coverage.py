@@ -75,6 +75,47 @@ def probit(n: int, X: Any, y: Any = None) -> None:
         )
 
 
+def logistic_groups(n: int, X: Any, group: Any, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("groups", 8):
+        effect = numpyro.sample("effect", dist.Normal(mean, scale))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Bernoulli(logits=effect[group] + X @ w), obs=y)
+
+
+def zero_inflated(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 0.5).expand([3]).to_event(1))
+    gate = numpyro.sample("gate", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(X @ w)), obs=y)
+
+
+def robust(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.StudentT(4.0, X @ w, scale), obs=y)
+
+
+def ordinal(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    wide = dist.Normal(0.0, 1.5).expand([3]).to_event(1)
+    ordered = dist.transforms.OrderedTransform()
+    cuts = numpyro.sample("cuts", dist.TransformedDistribution(wide, ordered))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.OrderedLogistic(X @ w, cuts), obs=y)
+
+
+def many_columns(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    return (rng.normal(size=(n, 20)).astype(np.float32),)
+
+
+def with_groups(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    return (*standardised(rng, n), rng.integers(0, 8, n))
+
+
 def in_unit_ball(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     X = rng.normal(size=(n, 10))
     X /= np.maximum(np.linalg.norm(X, axis=1, keepdims=True), 1.0)
@@ -87,7 +128,12 @@ CASES = {
     "regression, known noise": Case(known_noise, standardised),
     "regression, unknown noise": Case(unknown_noise, standardised),
     "logistic, 10 columns": Case(wide_logistic, in_unit_ball),
+    "logistic, strong effects": Case(wide_logistic, many_columns),
+    "logistic, groups": Case(logistic_groups, with_groups),
     "probit": Case(probit, standardised),
+    "zero-inflated": Case(zero_inflated, standardised),
+    "robust regression": Case(robust, standardised),
+    "ordinal": Case(ordinal, standardised),
     **{
         name: ON_NATURAL_SCALES[name]
         for name in (

@@ -293,6 +293,19 @@ def _from_data(
     below their noise, of those that cannot be negative.
     """
     data, noise = _released_share(structure, factor, statistics, noise_stddev, moments)
+    share, below = _projected(structure, factor, data, noise, centre, noise_read)
+    return share, noise, below
+
+
+def _projected(
+    structure: Structure,
+    factor: PosteriorFactor,
+    data: Moments,
+    noise: Moments,
+    centre: Mapping[str, Float[Array, "..."]],
+    noise_read: float | Float[Array, ""] = 0.0,
+) -> tuple[NewMoments, Int[Array, ""]]:
+    """A factor's share as it was released, projected; see `_from_data`."""
 
     def as_it_is() -> NewMoments:
         zero = jax.tree.map(jnp.zeros_like, data)
@@ -312,7 +325,7 @@ def _from_data(
         # Linear statistics about m count for those about 0 less 2 · xx · m.
         shift = times(share["xx"], centre[factor.name])
         share["x"] = share["x"] - 2.0 * shift
-    return share, noise, below
+    return share, below
 
 
 def _widened(
@@ -407,12 +420,10 @@ def newton_targets(
     found = {}
     for name in sorted(structure.newton):
         factor = structure.posterior_factors[name]
-        share, noise, _ = _from_data(
-            structure, factor, statistics, noise_stddev, moments, centre
-        )
-        released, _ = _released_share(
+        released, noise = _released_share(
             structure, factor, statistics, noise_stddev, moments
         )
+        share, _ = _projected(structure, factor, released, noise, centre)
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
         found[name] = {

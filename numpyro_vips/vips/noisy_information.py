@@ -21,7 +21,7 @@ _QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
 _MOST_STDDEVS = 30.0
 # How probable it is beforehand that rows say nothing along a direction, as of the
 # weight of a column of zeros.
-_NOTHING = 0.2
+_NOTHING = 0.1
 
 
 class Information(NamedTuple):
@@ -91,7 +91,7 @@ def rows_information(
     Noise drives eigenvalues apart. They are moved together by what it does on average
     (Bun, Allez, Bouchaud and Potters, 2016, for matrices with additive noise). What is
     left is uncertain: an eigenvalue was found with normal noise, and is zero, with a
-    probability of a fifth beforehand, or exponentially distributed. The mean of that is
+    probability of a tenth beforehand, or exponentially distributed. The mean of that is
     the trace's, less a standard deviation of its noise, so that what is hidden by noise
     counts for little. The eigenvalue that is returned gives the posterior the variance
     that it has on average over these.

@@ -36,16 +36,16 @@ def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
     mean = released - stddev**2 / max(released - stddev, prior)
     likely: Any = stats.truncnorm(-mean / stddev, np.inf, mean, stddev)
     typical = max(released - stddev, prior)
-    # With a probability of a fifth beforehand there is no information at all.
+    # With a probability of a tenth beforehand there is no information at all.
     normal: Any = stats.norm
     slab: Any = stats.expon(scale=typical)
-    nothing = 0.2 * normal.pdf(released, 0.0, stddev)
+    nothing = 0.1 * normal.pdf(released, 0.0, stddev)
     something, _ = integrate.quad(
         lambda x: slab.pdf(x) * normal.pdf(released, x, stddev),
         0.0,
         np.inf,
     )
-    nothing /= nothing + 0.8 * something
+    nothing /= nothing + 0.9 * something
 
     def posterior_variance(value: float) -> float:
         (known,) = known_precision(np.array([value]), variance)
