@@ -75,36 +75,42 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     assert found["fluctuation"] == fluctuation
 
 
-@pytest.mark.parametrize(
-    ("num_steps", "num_rows", "seed"), [(25, 20_000, 2), (25, 20_000, 7), (200, 500, 8)]
-)
-def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows, seed):
-    # Far from the prior's centre after few steps, or driven about by noise; seeds with
-    # which they end far from the weights.
+@pytest.mark.parametrize(("num_steps", "num_rows"), [(25, 20_000), (200, 500)])
+def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows):
+    """Far from the prior's centre after few steps, or driven about by noise.
+
+    An interval may be wide enough for that; where it is not, the fit says so.
+    """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(num_rows, 3))
     w = np.array([1.0, -1.0, 6.0])
     y = (rng.uniform(size=num_rows) < 1 / (1 + np.exp(-X @ w))).astype(int)
 
+    @nv.private(unit="rows")
     def logistic(X: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 10.0).expand([3]).to_event(1))
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
-    vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        num_steps=num_steps,
-        progress_bar=False,
-        insecure_seed=seed,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), X, y)
-        # What is warned of is so: the posterior is nowhere near.
+    said = []
+    for seed in range(6):
+        vi = nv.PrivateVI(
+            logistic,
+            budget=nv.PrivacyBudget(1.0, 1e-5),
+            engine="dpvi",
+            num_steps=num_steps,
+            progress_bar=False,
+            insecure_seed=seed,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = vi.run(jax.random.key(0), X, y)
         draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["w"]
-    error = abs(np.mean(draws, axis=0) - w) / np.std(draws, axis=0)
-    assert np.max(error) > 2.5
-    assert not result.diagnostics["converged"]
-    assert any("'w'" in text for text in result.diagnostics["warnings"])
+        error = np.max(abs(np.mean(draws, axis=0) - w) / np.std(draws, axis=0))
+        diagnostics = result.diagnostics
+        said.append(
+            not diagnostics["converged"]
+            and any("'w'" in text for text in diagnostics["warnings"])
+        )
+        assert said[-1] or error < 3.0
+    assert any(said)
