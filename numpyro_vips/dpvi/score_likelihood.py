@@ -93,12 +93,6 @@ def normal_of(
     total = np.where(found.values > 0, found.values + score.variance, 1.0)
     slope = found.matrix(found.values / total) @ score.gradient
     precision = found.matrix(known_precision(found.values, score.variance))
-    # With this slope the average of the iterates would be the mode.
-    prior_gradient = log_prior(start.loc[None])[1][0]
-    away = (start.loc - score.place)[:num_read]
-    slope_that_stays = precision @ away - prior_gradient[:num_read]
-    is_hidden = found.matrix(1.0 - share_known(found, information))
-    slope = slope + is_hidden @ (slope_that_stays - slope)
 
     def log_joint(
         points: Float64[np.ndarray, "points size"],
@@ -121,6 +115,11 @@ def normal_of(
             break
     if normal is None:
         return None
+    # Afterwards, as hyperparameters must not answer to how hidden means are held.
+    is_known = found.matrix(share_known(found, information))
+    loc = normal.loc.copy()
+    loc[:num_read] = start.loc[:num_read] + is_known @ (loc - start.loc)[:num_read]
+    normal = normal._replace(loc=loc)
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root
     without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
