@@ -424,6 +424,11 @@ class DpviEngine:
         """All blocks: gradients add up to zero at the optimum."""
         return frozenset(released.block.name for released in self._released)
 
+    @property
+    def growing(self) -> frozenset[str]:
+        """None: a gradient's norm is never taken for the structure's."""
+        return frozenset()
+
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
 

@@ -39,6 +39,9 @@ _NUM_STARTS = 32
 WHOLE_VECTOR = "gradient"
 # Well within the range of norms that mechanisms take.
 _SMALLEST, _LARGEST = 1e-29, 1e29
+# Residuals of labels, y - σ(ψ), are at the start, where all logits are zero, half as
+# large as they may become.
+_MOST_GROWN = 2.0
 # A norm that varies by less, over rows of any size, is the structure's.
 _TOLERANCE = 1e-4
 
@@ -99,11 +102,12 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     varying = trial.varying(rows, largest)
+    grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     return tuple(
         NormPart(
             name=name,
             blocks=(name,),
-            reference=_moderate_norm(norm),
+            reference=_moderate_norm(grown.get(name, 1.0) * norm),
             is_fixed=name not in varying,
             is_balanced=name in engine.balanced,
         )

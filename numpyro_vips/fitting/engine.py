@@ -35,6 +35,11 @@ class Engine(Protocol):
     def balanced(self) -> frozenset[str]: ...
 
     @property
+    def growing(self) -> frozenset[str]:
+        """Blocks whose norms the start halves: rows' residuals of labels, y - σ(ψ)."""
+        ...
+
+    @property
     def is_one_vector(self) -> bool: ...
 
     # --- what the schedule is made of: public, known before rows are read -------------

@@ -478,6 +478,11 @@ class VipsEngine:
         """
         return self._residuals | self._of_regressions
 
+    @property
+    def growing(self) -> frozenset[str]:
+        """Residuals, for logits are near zero at the start."""
+        return self._residuals
+
     @functools.cached_property
     def _of_regressions(self) -> frozenset[str]:
         """The statistics of Gaussian blocks that are all released at once.

@@ -366,3 +366,20 @@ def test_statistics_of_regressions_are_balanced(model: str, expected: set[str]) 
     X, y = np.ones((50, 3)), np.ones(50)
     engine = prepared(models.get(model, mean), X, y).engine
     assert engine.balanced == expected
+
+
+def test_residuals_that_the_structure_bounds_may_double_after_the_start():
+    """Effects of groups: y - σ(ψ) is a half where logits are zero, and up to one."""
+
+    def groups(g, y=None):
+        with numpyro.plate("groups", 4):
+            effect = numpyro.sample("effect", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", g.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=effect[g]), obs=y)
+
+    analysis = prepared(groups, np.zeros(50, int), np.zeros(50, int))
+    parts = {part.name: part for part in analysis.parts}
+    assert parts["⟨effect⟩"].is_fixed
+    assert parts["⟨effect⟩"].reference == pytest.approx(1.0, rel=1e-3)
+    # Half of the curvature, which is largest at the start.
+    assert parts["⟨effect effect⟩"].reference == pytest.approx(0.125, rel=1e-3)

@@ -139,7 +139,8 @@ def denoised(
 
     def with_room() -> Float[Array, "*batch dim dim"]:
         unit = jnp.diagonal(deviation, axis1=-2, axis2=-1)
-        unit = jnp.where(unit > 1e-9 * largest, unit, largest)
+        is_noisy = unit > 1e-9 * largest
+        unit = jnp.where(is_noisy, unit, largest)
         unit = jnp.sqrt(jnp.where(unit > 0, unit, 1.0))
         units = unit[..., :, None] * unit[..., None, :]
         noise = _spectral_norm(deviation / units)
@@ -150,7 +151,9 @@ def denoised(
         # Rounding may leave negative ones again, however small the noise is.
         rounding = 4.0 * jnp.finfo(values.dtype).eps * jnp.abs(values).max(-1)
         least = precision.shape[-1] * rounding
-        ridge = jnp.maximum(room * noise, least)[..., None, None]
+        # Of coordinates without noise, such as the mean of effects, rows say nothing.
+        ridge = jnp.where(is_noisy, room * noise[..., None], 0.0)
+        ridge = jnp.maximum(ridge, least[..., None])[..., None]
         with_ridge = (found + ridge * jnp.eye(precision.shape[-1])) * units
         return jnp.where(noise[..., None, None] > 0, with_ridge, precision)
 

@@ -222,3 +222,18 @@ def test_matrices_without_noise_are_left_alone():
     found = positive_matrices.denoised(jnp.asarray(matrices), jnp.asarray(deviation))
     np.testing.assert_array_equal(found[0], matrices[0])
     assert (np.asarray(found[1]) != matrices[1]).any()
+
+
+def test_coordinates_without_noise_get_no_room_for_it():
+    """The mean of effects, of which rows say nothing, keeps its prior alone."""
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(3, 3))
+    matrix = np.diag([50.0, 60.0, 70.0, 0.0])
+    matrix[:3, :3] += noise + noise.T
+    deviation = np.zeros((4, 4))
+    deviation[:3, :3] = np.where(np.eye(3) > 0, 2.0, np.sqrt(2.0))
+    found = np.asarray(
+        positive_matrices.denoised(jnp.asarray(matrix), jnp.asarray(deviation))
+    )
+    assert abs(found[3]).max() < 0.3
+    assert (np.diag(found)[:3] > 45.0).all()
