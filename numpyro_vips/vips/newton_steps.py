@@ -117,9 +117,10 @@ class Way(NamedTuple):
         Args:
           step_size: Their weight in the average over all steps.
         """
-        return step_size / self._kept_with(step_size)
+        return step_size / self.kept_with(step_size)
 
-    def _kept_with(self, step_size: float) -> float:
+    def kept_with(self, step_size: float) -> float:
+        """`kept` once sums of this weight are in the average."""
         return (1.0 - step_size) * self.kept + step_size
 
 
@@ -142,7 +143,7 @@ def step_from(
     """
     gradient = gradients(place, targets)
     block = (way.block or Block(0, place, gradient)).after(place, gradient)
-    kept = way._kept_with(step_size)
+    kept = way.kept_with(step_size)
     found = {
         name: place[name] + gain * (targets[name].mean - place[name])
         for name in targets

@@ -102,7 +102,7 @@ def test_weights_are_those_of_an_average_since_it_started_again():
     for t in range(10, 20):
         step_size = 2.0 / (t + 2.0)
         average += way.weight(step_size) * (t - average)
-        way = way._replace(kept=way._kept_with(step_size))
+        way = way._replace(kept=way.kept_with(step_size))
         total += t + 1.0
     expected = sum(t * (t + 1.0) for t in range(10, 20)) / total
     assert average == pytest.approx(expected, rel=1e-9)
