@@ -283,21 +283,25 @@ def plan_steps(
             counted=tuple(parts),
         )
 
+    def from_all_rows(
+        blocks: Sequence[Block], share: float, *, reports: bool = False
+    ) -> Step:
+        bounded, norm = _bounded(blocks, parts, options, engine)
+        return Step(
+            blocks=bounded,
+            clipping_norm=norm,
+            noise_multiplier=unit / math.sqrt(share),
+            sampling=full,
+            reports=reports,
+        )
+
     if unknown:
         share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
         steps.append(histogram(unknown, BOUNDS_SHARE))
     if once:
         share_once = ONCE_SHARE * share if adaptive else share
-        blocks, norm = _bounded(once, parts, options, engine)
-        steps.append(
-            Step(
-                blocks=blocks,
-                clipping_norm=norm,
-                noise_multiplier=unit / math.sqrt(share_once),
-                sampling=full,
-                reports=reports and not adaptive,
-            )
-        )
+        reporting = reports and not adaptive
+        steps.append(from_all_rows(once, share_once, reports=reporting))
         share -= share_once
     curvatures = set()
     if curvature:
@@ -324,25 +328,9 @@ def plan_steps(
         informed = math.floor(INFORMED_AFTER * num_steps)
         for number, size in enumerate(step_sizes):
             if information and number == informed:
-                blocks, norm = _bounded(information, parts, options, engine)
-                steps.append(
-                    Step(
-                        blocks=blocks,
-                        clipping_norm=norm,
-                        noise_multiplier=unit / math.sqrt(INFORMATION_SHARE),
-                        sampling=full,
-                    )
-                )
+                steps.append(from_all_rows(information, INFORMATION_SHARE))
             if number in curvatures:
-                blocks, norm = _bounded(curvature, parts, options, engine)
-                steps.append(
-                    Step(
-                        blocks=blocks,
-                        clipping_norm=norm,
-                        noise_multiplier=unit / math.sqrt(CURVATURE_SHARE),
-                        sampling=full,
-                    )
-                )
+                steps.append(from_all_rows(curvature, CURVATURE_SHARE))
             if number in refreshes:
                 steps.append(histogram(refreshed, REFRESH_SHARE))
             steps.append(

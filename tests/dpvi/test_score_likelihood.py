@@ -1,9 +1,8 @@
 """The Normal posterior of released scores and information, by itself."""
 
-import math
-
 import numpy as np
 import pytest
+from _symmetric_noise import symmetric_noise
 
 from numpyro_vips.dpvi.score_likelihood import Score, normal_of
 from numpyro_vips.dpvi.variational_newton import Normal
@@ -12,12 +11,6 @@ from numpyro_vips.vips.noisy_information import (
     rows_information,
     share_known,
 )
-
-
-def symmetric_noise(rng: np.random.Generator, size: int, stddev: float) -> np.ndarray:
-    """As the mechanism adds it: `stddev` on the diagonal, less by √2 off it."""
-    noise = np.triu(rng.normal(size=(size, size)), 1) / math.sqrt(2.0)
-    return stddev * (noise + noise.T + np.diag(rng.normal(size=size)))
 
 
 def gaussian_prior(mean: np.ndarray, stddev: np.ndarray):

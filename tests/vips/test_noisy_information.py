@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _symmetric_noise import symmetric_noise
 from scipy import integrate, stats
 
 from numpyro_vips.vips.noisy_information import (
@@ -13,12 +14,6 @@ from numpyro_vips.vips.noisy_information import (
     rows_information,
     share_known,
 )
-
-
-def symmetric_noise(rng: np.random.Generator, size: int, stddev: float) -> np.ndarray:
-    """As the mechanism adds it: `stddev` on the diagonal, less by √2 off it."""
-    noise = np.triu(rng.normal(size=(size, size)), 1) / math.sqrt(2.0)
-    return stddev * (noise + noise.T + np.diag(rng.normal(size=size)))
 
 
 def test_without_noise_information_is_as_released():
