@@ -33,6 +33,7 @@ ORDER = (
     "_settings.py",
     "handlers.py",
     "errors.py",
+    "_html.py",
     "_validate.py",
 )
 # Only a docstring is in it: what it would import, every folder in it would import.

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from numpyro_vips import _html
 from numpyro_vips.accounting import jsonable
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
@@ -16,6 +17,9 @@ from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.privacy.releases import INFORMATION
 
 _WIDTH = 100
+_SITE_COLUMNS = "site role shape posterior augmentation"
+_STATISTIC_COLUMNS = "statistic shape released bound clipping_norm sensitivity"
+_SCHEDULE_COLUMNS = "steps releases sampling rate share clipping_norm"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,18 +66,35 @@ class Plan:
         lines += ["Settings:"]
         for name, code in self.settings.items():
             lines += _wrapped(f"{name}={code}")
-        lines += ["", *_table("site role shape posterior augmentation", self.sites)]
-        if self.statistics:
-            columns = "statistic shape released bound clipping_norm sensitivity"
-            lines += ["", *_table(columns, self.statistics)]
-        columns = "steps releases sampling rate share clipping_norm"
-        lines += ["", *_table(columns, self.schedule)]
+        for columns, rows in self._tables():
+            lines += ["", *_table(columns, rows)]
         for note in self.notes:
             lines += ["", *textwrap.wrap(note, _WIDTH)]
         return "\n".join(lines)
 
     def __repr__(self) -> str:
         return str(self)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks; cells of tables are not cut."""
+        parts = [_html.heading(f"Engine: {self.engine}")]
+        if self.reasons:
+            reasons = [f"{site}: {reason}" for site, reason in self.reasons.items()]
+            parts += [_html.paragraph("VIPS cannot run it:"), _html.bullets(reasons)]
+        settings = [f"{name}={code}" for name, code in self.settings.items()]
+        parts += [_html.paragraph("Settings:"), _html.bullets(settings)]
+        for columns, rows in self._tables():
+            header, *cells = _cells(columns, rows)
+            parts.append(_html.table(header, cells))
+        parts += map(_html.paragraph, self.notes)
+        return "".join(parts)
+
+    def _tables(self) -> Iterable[tuple[str, Sequence[Mapping[str, Any]]]]:
+        """Names of columns, and a mapping for each row."""
+        yield _SITE_COLUMNS, self.sites
+        if self.statistics:
+            yield _STATISTIC_COLUMNS, self.statistics
+        yield _SCHEDULE_COLUMNS, self.schedule
 
 
 def _wrapped(text: str) -> list[str]:
@@ -88,11 +109,9 @@ def _wrapped(text: str) -> list[str]:
 
 def _table(columns: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of at most 100 columns; cells that are too wide end in an ellipsis."""
-    names = columns.split()
-    cells = [[name.replace("_", " ") for name in names]]
-    cells += [[_cell(row.get(name)) for name in names] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
-    gap = 2 * (len(names) - 1)
+    cells = _cells(columns, rows)
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    gap = 2 * (len(widths) - 1)
     while sum(widths) + gap > _WIDTH:
         widths[widths.index(max(widths))] -= 1
     lines = []
@@ -105,6 +124,13 @@ def _table(columns: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         lines.append("  ".join(padded).rstrip())
     lines.insert(1, "  ".join("-" * width for width in widths))
     return lines
+
+
+def _cells(columns: str, rows: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The line of headings, then the rows."""
+    names = columns.split()
+    headings = [name.replace("_", " ") for name in names]
+    return [headings, *([_cell(row.get(name)) for name in names] for row in rows)]
 
 
 def _cell(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from numpyro_vips import _validate, accounting
+from numpyro_vips import _html, _validate, accounting
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
     RELATIONS,
@@ -216,53 +216,72 @@ class PrivacyStatement:
 
     def __str__(self) -> str:
         """The statement as text, for people."""
-        lines = ["Privacy statement", "-----------------"]
-        if self.is_private:
-            change = _RELATION_WORDS[self.relation].format(unit=self.unit)
-            lines.append(
-                f"({self.epsilon:.6g}, {self.delta:.3g})-differentially private with "
-                f"respect to {change}."
-            )
-            mu = self.gaussian_dp_mu
-            if mu is not None:
-                about = "" if self.is_gaussian else "about "
-                lines.append(f"Gaussian differential privacy: {about}mu = {mu:.4g}.")
-            cells = [
-                f"{epsilon:.4g} at {delta:.0e}"
-                for delta, epsilon in self.epsilon_curve()
-            ]
-            lines.append("The same releases, as epsilon at delta: " + ", ".join(cells))
-        else:
-            lines += [
+        lines = ["Privacy statement", "-----------------", *self._guarantee()]
+        for name, value in self._facts():
+            if isinstance(value, str):
+                lines.append(f"{name + ':':<12} {value}")
+            else:
+                lines += [f"{name}:", *(f"  {text}" for text in value)]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return (
+            _html.heading("Privacy statement")
+            + "".join(map(_html.paragraph, self._guarantee()))
+            + _html.facts(self._facts())
+        )
+
+    def _guarantee(self) -> list[str]:
+        """What holds, or that nothing does: a paragraph each."""
+        if not self.is_private:
+            return [
                 "NOT PRIVATE: epsilon is infinite; the result may tell about single "
                 f"{self.unit}.",
                 "Do not publish it if the rows are confidential.",
             ]
+        change = _RELATION_WORDS[self.relation].format(unit=self.unit)
+        lines = [
+            f"({self.epsilon:.6g}, {self.delta:.3g})-differentially private with "
+            f"respect to {change}."
+        ]
+        mu = self.gaussian_dp_mu
+        if mu is not None:
+            about = "" if self.is_gaussian else "about "
+            lines.append(f"Gaussian differential privacy: {about}mu = {mu:.4g}.")
+        cells = [f"{eps:.4g} at {delta:.0e}" for delta, eps in self.epsilon_curve()]
+        text = "The same releases, as epsilon at delta: " + ", ".join(cells)
+        return [*lines, text]
+
+    def _facts(self) -> list[tuple[str, str | list[str]]]:
+        """Names, each with a text or a list of texts."""
         norms = np.atleast_1d(self.clipping_norm)
         origin = (
             "declared by the caller"
             if self.num_rows_declared
             else "the actual number, which is treated as public"
         )
-        lines += [
-            f"Engine:      {self.engine}",
-            f"Platform:    {self.platform}",
-            f"Sampling:    {_SAMPLING_WORDS[self.sampling]}",
-            f"Accountant:  {self.accountant}: {_ACCOUNTANT_WORDS[self.accountant]}",
-            "Clipping:    each row's contribution to norm "
-            + ", ".join(f"{norm:.6g}" for norm in norms),
-            f"Randomness:  {self.noise_source}",
-            "Releases:",
-            *([f"  {_describe(event)}" for event in self.events] or ["  none"]),
-            *(f"Of all rows:  {v} {name}" for name, v in self.shares.items()),
-            "Treated as public:",
-            f"  number of rows: {self.num_rows} ({origin})",
-            *(f"  {fact}" for fact in self.public),
-            "Not covered:",
-            *(f"  {fact}" for fact in self.not_covered),
-            "Versions:    " + ", ".join(f"{k} {v}" for k, v in self.versions.items()),
+        accountant = f"{self.accountant}: {_ACCOUNTANT_WORDS[self.accountant]}"
+        clipping = "each row's contribution to norm "
+        clipping += ", ".join(f"{norm:.6g}" for norm in norms)
+        versions = ", ".join(f"{k} {v}" for k, v in self.versions.items())
+        shares = [f"{value} {name}" for name, value in self.shares.items()]
+        return [
+            ("Engine", self.engine),
+            ("Platform", self.platform),
+            ("Sampling", _SAMPLING_WORDS[self.sampling]),
+            ("Accountant", accountant),
+            ("Clipping", clipping),
+            ("Randomness", self.noise_source),
+            ("Releases", [_describe(event) for event in self.events] or ["none"]),
+            *([("Of all rows", shares)] if shares else []),
+            (
+                "Treated as public",
+                [f"number of rows: {self.num_rows} ({origin})", *self.public],
+            ),
+            ("Not covered", list(self.not_covered)),
+            ("Versions", versions),
         ]
-        return "\n".join(lines)
 
 
 def _describe(event: GaussianEvent) -> str:
