@@ -29,12 +29,10 @@ class private(Messenger):
 
     Four ways to write it:
 
-    | as                | spelled                                            |
-    |-------------------|----------------------------------------------------|
-    | decorator         | `@private(unit="patients")` over a `def`           |
-    | decorated method  | the same, inside a class                           |
-    | wrapper           | `private(model, unit="patients", public=("time",))`|
-    | context manager   | `with private(unit="patients"): ...`               |
+    - as a decorator: `@private(unit="patients")` over a `def`,
+    - of a method: the same, inside a class,
+    - as a wrapper: `private(model, unit="patients", public=("time",))`,
+    - as a context manager: `with private(unit="patients"): ...`.
 
     The context manager is for readers of the code; nothing looks at it.
 

@@ -226,8 +226,9 @@ class PrivateVI:
 
         Args:
           rng_key: A key of `jax.random`, for what is not private: initial values.
-          *args, **kwargs: The model's arguments. Arrays are private rows unless named
-            in `private(public=...)`.
+          *args: The model's arguments. Arrays are private rows unless named in
+            `private(public=...)`.
+          **kwargs: Likewise, by name.
 
         Returns:
           The posterior with its privacy statement. It holds no data.

@@ -190,7 +190,8 @@ class PrivateVIResult:
         publish it for the rows of the fit.
 
         Args:
-          *args, **kwargs: The model's arguments, with these rows.
+          *args: The model's arguments, with these rows.
+          **kwargs: Likewise, by name.
 
         Returns:
           A NumPyro distribution for each latent with one entry per row, in the shape
@@ -215,7 +216,8 @@ class PrivateVIResult:
         said of `local_posterior` holds here too.
 
         Args:
-          *args, **kwargs: The model's arguments, with these rows.
+          *args: The model's arguments, with these rows.
+          **kwargs: Likewise, by name.
 
         Returns:
           Array of shape (number of rows,); not a number for a row that is not finite or
