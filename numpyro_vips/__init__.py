@@ -20,6 +20,10 @@ from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import FullBatch, Poisson, WithoutReplacement
 from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.result import PrivateVIResult, load
+from numpyro_vips.rows.array_rows import ArrayRows
+from numpyro_vips.rows.arrow_rows import ArrowRows, ParquetRows
+from numpyro_vips.rows.record_rows import RecordRows
+from numpyro_vips.rows.source import RandomAccess, RowSource, columns
 from numpyro_vips.schema.columns import (
     Binary,
     Bounded,
@@ -35,6 +39,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "DPVI",
     "VIPS",
+    "ArrayRows",
+    "ArrowRows",
     "Binary",
     "Bounded",
     "BudgetExceededError",
@@ -43,6 +49,7 @@ __all__ = [
     "Intercept",
     "LogBounded",
     "NotConjugateError",
+    "ParquetRows",
     "Plan",
     "Poisson",
     "PolyaGamma",
@@ -50,11 +57,15 @@ __all__ = [
     "PrivacyStatement",
     "PrivateVI",
     "PrivateVIResult",
+    "RandomAccess",
+    "RecordRows",
+    "RowSource",
     "Schema",
     "UnsafeModelError",
     "UnusablePosteriorError",
     "WithoutReplacement",
     "accounting",
+    "columns",
     "load",
     "private",
 ]

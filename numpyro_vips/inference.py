@@ -1,5 +1,6 @@
 """`PrivateVI`: plans a fit, charges for it, and runs the loop over its steps."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -20,6 +21,7 @@ from numpyro_vips.fitting.engine_choice import (
     as_engine_choice,
 )
 from numpyro_vips.fitting.explanation import Plan
+from numpyro_vips.fitting.pass_bar import pass_bar
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import PricedSteps, Share, price, statement_of
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
@@ -227,7 +229,9 @@ class PrivateVI:
         Args:
           rng_key: A key of `jax.random`, for what is not private: initial values.
           *args: The model's arguments. Arrays are private rows unless named in
-            `private(public=...)`.
+            `private(public=...)`. A source of rows (`RowSource`) takes the place of an
+            array, or of a dict of arrays where its rows are mappings; it is read some
+            thousand rows at a time.
           **kwargs: Likewise, by name.
 
         Returns:
@@ -240,6 +244,8 @@ class PrivateVI:
           BudgetExceededError: The fit would overrun the budget.
           In all these cases nothing has been charged. After that, what was charged
           stays charged, whatever happens.
+          RuntimeError: A source of rows could not be read.
+          KeyboardInterrupt: Ctrl-C ends a fit between chunks of rows.
           UnusablePosteriorError: What the fit ended in is no posterior. The error holds
           the result and what was released.
         """
@@ -306,12 +312,15 @@ class PrivateVI:
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
         found = self._states(prepared, state, progress, random, rng_key)
-        with tqdm(
-            found,
-            total=num_planned,
-            disable=not self.progress_bar,
-            desc="PrivateVI",
-        ) as bar:
+        with (
+            self._explaining_interrupts(priced),
+            tqdm(
+                found,
+                total=num_planned,
+                disable=not self.progress_bar,
+                desc="PrivateVI",
+            ) as bar,
+        ):
             bar.set_postfix_str(f"ε spent {shown}")
             for number, (state, progress) in enumerate(bar):
                 if self.callback is not None and engine.has_posterior(state):
@@ -346,7 +355,24 @@ class PrivateVI:
         )
         if self.schedule_options.private:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
+        if self.schedule_options.sampling.scheme != "full":
+            arguments.check_can_be_drawn_from()
         return prepared_fit(self.model, arguments, self.engine, self.schedule_options)
+
+    @contextlib.contextmanager
+    def _explaining_interrupts(self, priced: PricedSteps) -> Iterator[None]:
+        """Says beside a Ctrl-C what has become of the budget."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if self.schedule_options.private:
+                error.add_note(
+                    f"The fit was interrupted. Its charge of "
+                    f"epsilon={priced.epsilon:.6g}, delta={priced.delta:.3g} stays: it "
+                    "pays for what was released until then. Of the step that was "
+                    "interrupted nothing was released."
+                )
+            raise
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(
@@ -399,9 +425,10 @@ class PrivateVI:
             if self.schedule_options.until_converged and engine.has_converged(state):
                 return
             step = progress.steps[number]
-            released = release(
-                arguments, engine, step, state, random, self.max_batch_size
-            )
+            with pass_bar(is_shown=self.progress_bar) as on_rows:
+                released = release(
+                    arguments, engine, step, state, random, self.max_batch_size, on_rows
+                )
             state, progress = advanced(
                 engine,
                 progress,

@@ -25,6 +25,7 @@ ORDER = (
     "conjugacy/families/",
     "conjugacy/algebra/",
     "model/",
+    "rows/",
     "privacy/",
     "accounting/",
     "polya_gamma.py",

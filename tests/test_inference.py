@@ -588,13 +588,13 @@ def test_an_engine_that_cannot_start_costs_nothing(broken, monkeypatch, budget):
 
 def test_data_are_read_after_the_charge(monkeypatch, budget):
     spent = []
-    take = arguments.ModelArguments.take
+    row_chunks = arguments.row_chunks
 
-    def watched(self, indices):
+    def watched(*args):
         spent.append(budget.spent().epsilon)
-        return take(self, indices)
+        return row_chunks(*args)
 
-    monkeypatch.setattr(arguments.ModelArguments, "take", watched)
+    monkeypatch.setattr(arguments, "row_chunks", watched)
     fitted(coin, Y, budget=budget)
     assert spent and all(epsilon > 0.99 for epsilon in spent)
 

@@ -71,7 +71,7 @@ class LogJoint:
           The density, and at how many points it takes about a second.
         """
         with jax.enable_x64(True):
-            taken = dense_rows(arguments.take(np.arange(arguments.num_rows)))
+            taken = dense_rows(arguments.take(range(arguments.num_rows)))
             rows = in_double(taken)
             count = arguments.num_rows
             valid = jnp.zeros(count, bool)

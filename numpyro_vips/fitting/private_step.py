@@ -1,15 +1,17 @@
 """One step of a fit: rows are drawn, their bounded sum is taken, noise is added.
 
-Everything that touches private rows goes through three lines of `release`: the sampler
-draws rows, the engine returns their bounded sum, the mechanism adds noise.
+Everything that touches private rows goes through `release`: the sampler draws rows, the
+engine returns the bounded sums of chunks of them, the mechanism adds noise.
 """
 
+import collections
 import concurrent.futures
 import contextlib
 import math
 import os
 from collections.abc import (
     Callable,
+    Generator,
     Hashable,
     Iterable,
     Iterator,
@@ -22,11 +24,14 @@ import jax
 import numpy as np
 
 from numpyro_vips.fitting.engine import Engine, SeesBounds
+from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.row_sums import aligned
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.privacy.batch_selection import padded_chunks, select_rows
+from numpyro_vips.model.row_chunks import Chunk
+from numpyro_vips.privacy.batch_selection import select_rows
 from numpyro_vips.privacy.secure_random import SecureRandom
 
 # Rows that are worked on at a time at most, unless max_batch_size says otherwise; a
@@ -34,6 +39,8 @@ from numpyro_vips.privacy.secure_random import SecureRandom
 DEFAULT_CHUNK = 4096
 # Chunks that are worked on at once.
 MAX_WORKERS = min(4, os.cpu_count() or 1)
+# Chunks that wait for each of them at most.
+_AHEAD = 2
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -46,26 +53,43 @@ def release(
     state: Any,
     random: SecureRandom,
     max_batch_size: int | None,
+    on_rows: OnRows | None = None,
 ) -> dict[str, np.ndarray]:
     """The release of one step: draw rows, sum what they contribute, add noise.
+
+    Args:
+      arguments: The model's, with the rows.
+      engine, state: What sums rows, and the state before the step.
+      step: What is released.
+      random: Draws rows and noise.
+      max_batch_size: Most rows that are worked on at a time.
+      on_rows: Is told after each chunk how many rows are done, as is public.
 
     Returns:
       For each block of `step.released`, a noisy estimate of its sum over all rows.
     """
     number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
     mechanism = step.mechanism
-    sums = {block.name: np.zeros(block.shape) for block in mechanism.blocks}
-    indices = select_rows(step.event, arguments.num_rows, random.sampling)
+    names = [block.name for block in mechanism.blocks]
+    selection = select_rows(step.event, arguments.num_rows, random.sampling)
 
-    def sum_of(chunk: tuple[np.ndarray, np.ndarray]) -> dict[str, np.ndarray]:
-        padded, mask = chunk
-        part = _chunk_sum(engine, step, state, arguments.take(padded), mask)
-        return {name: np.asarray(part[name], dtype=np.float64) for name in sums}
+    def sum_of(chunk: Chunk) -> dict[str, np.ndarray]:
+        part = _chunk_sum(engine, step, state, chunk.rows(), chunk.mask)
+        return {name: np.asarray(part[name], dtype=np.float64) for name in names}
 
-    with _values_unchecked():
-        for part in _map_in_threads(sum_of, padded_chunks(indices, size, number)):
-            for name in sums:
-                sums[name] += part[name]
+    expected = math.ceil(step.sampling.rate * arguments.public_num_rows)
+    total = TreeSum()
+    with (
+        _values_unchecked(),
+        arguments.chunks(selection, size, number) as chunks,
+        contextlib.closing(_map_in_threads(sum_of, chunks, number)) as parts,
+    ):
+        for done, part in enumerate(parts, start=1):
+            total.add(part)
+            if on_rows is not None:
+                # How many there really are is private.
+                on_rows(min(done * size, expected), expected)
+    sums = total.value()
     noisy = mechanism.add_noise(sums, random.noise)
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
@@ -168,14 +192,22 @@ def rehearse(
     rehearsed |= kinds.keys()
 
 
-def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Iterator[_R]:
+def _map_in_threads(
+    function: Callable[[_T], _R], values: Iterable[_T], number: int
+) -> Generator[_R, None, None]:
     """Applies a function to values, some at a time, and yields results in order.
 
     XLA runs many programs on one core, and hands the interpreter's lock back meanwhile.
+    Where the generator is closed, as by Ctrl-C, no further value is taken, and those
+    that are worked on are waited for.
+
+    Args:
+      function: What is applied.
+      values: Taken a few ahead of the results.
+      number: How many there are, about; one needs no thread.
     """
-    values = list(values)
-    if len(values) == 1:
-        yield function(values[0])
+    if number == 1:
+        yield from map(function, values)
         return
     # JAX keeps these settings apart for every thread.
     x64 = jax.dtypes.canonicalize_dtype(np.float64) == np.float64
@@ -185,8 +217,18 @@ def _map_in_threads(function: Callable[[_T], _R], values: Iterable[_T]) -> Itera
         with jax.enable_x64(x64), jax.default_device(device), _values_unchecked():
             return function(value)
 
+    pending: collections.deque[concurrent.futures.Future[_R]] = collections.deque()
     with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
-        yield from pool.map(in_context, values)
+        try:
+            for value in values:
+                pending.append(pool.submit(in_context, value))
+                if len(pending) > _AHEAD * MAX_WORKERS:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from numpyro_vips.fitting.private_step import chunks_of
 from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.tree_sum import most_roundings
 
 _UNIT = 2.0**-53
 # Roundings of a row's number besides additions: products with its weight and among its
@@ -66,7 +67,7 @@ def _rounding(step: Step, num_rows: int, max_batch_size: int | None) -> float:
         return 0.0  # Sums of ones are exact.
     rows = most_rows(num_rows)
     _, length = chunks_of(step, num_rows, max_batch_size)
-    # Within a chunk XLA adds as it likes; chunks are added one after the other.
-    roundings = length + math.ceil(rows / length) + _PRODUCTS
+    # Within a chunk XLA adds as it likes; chunks are added in a tree.
+    roundings = length + most_roundings(math.ceil(rows / length)) + _PRODUCTS
     gamma = roundings * _UNIT / (1.0 - roundings * _UNIT)
     return 2.0 * rows * gamma + _EDGES

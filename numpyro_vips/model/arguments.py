@@ -16,6 +16,7 @@ import dataclasses
 import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -28,14 +29,19 @@ from numpyro_vips import _validate
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import is_key
-from numpyro_vips.model.sparse_rows import (
-    SparseRows,
-    keep_largest,
-    keep_largest_entries,
+from numpyro_vips.model.row_chunks import (
+    Chunk,
+    Csr,
+    PrivateLeaf,
+    most_entries,
+    row_chunks,
+    shape_of,
 )
+from numpyro_vips.model.sparse_rows import SparseRows, keep_largest
+from numpyro_vips.rows.array_rows import ArrayRows
+from numpyro_vips.rows.reading import Selection, cannot_be_drawn_from
+from numpyro_vips.rows.source import Column, RowSource, columns
 
-_Csr = scipy.sparse.csr_matrix | scipy.sparse.csr_array
-PrivateLeaf = np.ndarray | jax.Array | _Csr
 Constant = int | float | complex | str | bool | None
 
 _TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
@@ -78,34 +84,46 @@ class ModelArguments:
     keywords: Mapping[str, Any]
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
-    def take(self, indices: np.ndarray) -> dict[str, np.ndarray | SparseRows]:
-        """Returns the rows at `indices` of every private argument.
+    def chunks(
+        self, selection: Selection, length: int, at_least: int = 1
+    ) -> AbstractContextManager[Iterator[Chunk]]:
+        """Rows of every private argument, some at a time; see `row_chunks`."""
+        return row_chunks(self.private, self.widths, selection, length, at_least)
 
-        Only these rows are converted: a sparse matrix is made dense, but for an
-        argument with a width, and values are cast to the dtypes of `row_shapes`, the
-        ones that JAX would give them.
+    def check_can_be_drawn_from(self) -> None:
+        """Refuses what can be read in its order alone, for steps that draw their rows.
+
+        Raises:
+          TypeError: A source cannot be read at random.
         """
-        shapes = self.row_shapes()
+        streams = cannot_be_drawn_from(self.private)
+        if streams:
+            raise TypeError(
+                f"The rows of {_listed(streams)} come in their order alone, and a step "
+                "that draws its rows needs to read any of them. To shuffle them in a "
+                "buffer is no such draw, and no price is known for it. Use "
+                "sampling='full', which reads all rows in every step, or write the "
+                "rows once to where they can be read at random, such as a NumPy memory "
+                "map, HDF5 or Zarr. Nothing was charged to the privacy budget."
+            )
 
-        def taken(name: str, leaf: PrivateLeaf) -> np.ndarray | SparseRows:
-            dtype, width = shapes[name].dtype, self.widths.get(name)
-            if width is None:
-                return _take(leaf, indices).astype(dtype, copy=False)
-            rows = _take_largest(leaf, indices, width)
-            values = rows.values.astype(dtype, copy=False)
-            return dataclasses.replace(rows, values=values)
+    def take(self, selection: Selection) -> dict[str, np.ndarray | SparseRows]:
+        """Returns some rows of every private argument, all at once.
 
-        # A number too large for its new dtype must not warn, nor raise where the caller
-        # has asked NumPy to: a warning would depend on the row.
-        with np.errstate(all="ignore"):
-            return {name: taken(name, leaf) for name, leaf in self.private.items()}
+        They are in the form and of the dtypes that `row_shapes` says, or sparse if the
+        argument has a width.
+        """
+        count = len(selection)
+        with self.chunks(selection, max(1, count)) as chunks:
+            (chunk,) = chunks
+            return jax.tree.map(lambda array: array[:count], chunk.rows())
 
     def without_rows(self) -> "ModelArguments":
         """The same arguments with zeros in place of the rows, which take no memory."""
 
         def zeros(leaf: PrivateLeaf) -> PrivateLeaf:
-            shape = _shape(leaf)
-            if isinstance(leaf, _Csr):
+            shape = shape_of(leaf)
+            if isinstance(leaf, Csr):
                 return type(leaf)(shape, dtype=leaf.dtype)
             return np.broadcast_to(np.zeros((), leaf.dtype), shape)
 
@@ -131,8 +149,8 @@ class ModelArguments:
         for name in set(names) & set(self.private):
             leaf = self.private[name]
             # A power of two, so that few programs serve many calls.
-            width = 1 << max(0, _most_entries(leaf) - 1).bit_length()
-            if len(_shape(leaf)) > 1 and width < _shape(leaf)[-1]:
+            width = 1 << max(0, most_entries(leaf) - 1).bit_length()
+            if len(shape_of(leaf)) > 1 and width < shape_of(leaf)[-1]:
                 widths[name] = width
         return dataclasses.replace(self, widths=widths)
 
@@ -140,7 +158,7 @@ class ModelArguments:
         """Returns the shape and dtype of one row, without the leading axis."""
         return {
             name: jax.ShapeDtypeStruct(
-                _shape(leaf)[1:], jax.dtypes.canonicalize_dtype(leaf.dtype)
+                shape_of(leaf)[1:], jax.dtypes.canonicalize_dtype(leaf.dtype)
             )
             for name, leaf in self.private.items()
         }
@@ -214,6 +232,7 @@ def bind_arguments(
     | array whose name is in `model.public`            | public array             |
     | number, string, bool, None as a whole argument   | public constant          |
     | the same as a value of a dict or a namespace     | public constant          |
+    | source of rows (`nv.RowSource`), `numpy.memmap`  | private rows, or a dict  |
     | dict, tuple, named tuple                         | sorted leaf by leaf      |
     | list, table, 0-d, text or object array, key, ... | `TypeError` with a remedy|
 
@@ -264,7 +283,7 @@ def _widths(
     """The declared widths by argument, those that leave something out."""
     if declared is None:
         return {}
-    arrays = [name for name, leaf in leaves.items() if len(_shape(leaf)) > 1]
+    arrays = [name for name, leaf in leaves.items() if len(shape_of(leaf)) > 1]
     if not isinstance(declared, Mapping):
         if len(arrays) != 1:
             raise ValueError(
@@ -290,7 +309,7 @@ def _widths(
     return {
         name: int(width)
         for name, width in declared.items()
-        if width < _shape(leaves[name])[-1]
+        if width < shape_of(leaves[name])[-1]
     }
 
 
@@ -380,6 +399,10 @@ class _Sorter:
                 raise TypeError(_misplaced_constant(name, value))
             self.constants[name] = value
             return value
+        if isinstance(value, Column | RowSource) or (
+            isinstance(value, np.memmap) and value.ndim and not public
+        ):
+            return self._source(name, value, public=public)
         _refuse_kind(name, value, public=public)
         if public:
             self.public[name] = np.asarray(value)
@@ -387,6 +410,31 @@ class _Sorter:
         leaf: Any = value
         self.private[name] = leaf
         return _Slot(name)
+
+    def _source(
+        self, name: str, value: Column | RowSource | np.memmap, *, public: bool
+    ) -> Any:
+        """Files a source, or one column of it, and returns slots for its arrays."""
+        if public:
+            raise TypeError(
+                f"The public argument {name!r} is a source of rows, and rows are "
+                "private. Pass public numbers as one array."
+            )
+        if isinstance(value, np.memmap):
+            value = ArrayRows(value)
+        if isinstance(value, RowSource) and isinstance(value.row, Mapping):
+            found = columns(value)
+            for key in found:
+                self.seen.append(f"{name}.{key}")
+        else:
+            found = {None: value if isinstance(value, Column) else Column(value)}
+        slots = {}
+        for key, column in found.items():
+            full = name if key is None else f"{name}.{key}"
+            _refuse_dtype(full, column.dtype)
+            self.private[full] = column
+            slots[key] = _Slot(full)
+        return slots.get(None, slots)
 
     def _settings(self, name: str, value: Any) -> Any:
         """Files a namespace, as of command line options, and returns a copy of it."""
@@ -432,8 +480,8 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
     if isinstance(value, (list, set, frozenset, range)):
         raise TypeError(
             f"The argument {name!r} is a {type(value).__name__}, which may be data or "
-            "settings. Pass data as one array, np.asarray(...), and several arrays as "
-            "a tuple or a dict."
+            "settings. Pass data as one array, np.asarray(...), several arrays as a "
+            "tuple or a dict, and records, a mapping each, as nv.RecordRows(...)."
         )
     if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
         raise TypeError(
@@ -468,6 +516,14 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
             f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
             f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
             "; use it in the model with numpyro.handlers.mask."
+        )
+    elif not isinstance(value, (np.ndarray, jax.Array)) and (
+        isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
+    ):
+        raise TypeError(
+            f"The argument {name!r} has type {_type_name(value)}. If it lies "
+            f"elsewhere, as HDF5 and Zarr do, pass nv.ArrayRows({name}), which is read "
+            f"a part at a time, else np.asarray({name})."
         )
     elif not isinstance(value, (np.ndarray, jax.Array)):
         raise TypeError(
@@ -520,7 +576,7 @@ def _refuse_dtype(name: str, dtype: Any) -> None:
 
 
 def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
-    lengths = {name: _shape(leaf)[0] for name, leaf in leaves.items()}
+    lengths = {name: shape_of(leaf)[0] for name, leaf in leaves.items()}
     if not lengths:
         raise ValueError(
             f"No argument holds private data. Expected at least one array with one "
@@ -542,74 +598,6 @@ def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
             "nothing to learn from."
         )
     return count
-
-
-def _shape(leaf: PrivateLeaf) -> tuple[int, ...]:
-    # SciPy's type stubs allow that a sparse matrix has no shape.
-    shape = leaf.shape
-    assert shape is not None
-    return tuple(int(size) for size in shape)
-
-
-def _take(leaf: PrivateLeaf, indices: np.ndarray) -> np.ndarray:
-    if isinstance(leaf, _Csr):
-        row, column, value = _entries_of(leaf, indices)
-        dense = np.zeros((len(indices), _shape(leaf)[1]), leaf.dtype)
-        np.add.at(dense, (row, column), value)
-        return dense
-    # A JAX array keeps its NumPy copy, so this does not move it again and again.
-    return np.asarray(leaf)[indices]
-
-
-def _take_largest(leaf: PrivateLeaf, indices: np.ndarray, width: int) -> SparseRows:
-    """Rows with their `width` largest entries each; see `keep_largest`."""
-    if not isinstance(leaf, _Csr):
-        return keep_largest(_take(leaf, indices), width)
-    row, column, value = _entries_of(leaf, indices)
-    length = _shape(leaf)[1]
-    place = row * length + column
-    order = np.argsort(place, kind="stable")
-    place, value = place[order], value[order]
-    is_first = np.ones(len(place), bool)
-    is_first[1:] = place[1:] != place[:-1]
-    first = np.flatnonzero(is_first)
-    if len(first):
-        place, value = place[first], np.add.reduceat(value, first, dtype=value.dtype)
-    row, column = np.divmod(place, length)
-    return keep_largest_entries(row, column, value, (len(indices), length), width)
-
-
-def _most_entries(leaf: PrivateLeaf) -> int:
-    """The largest number of entries of a row that may differ from zero."""
-    if isinstance(leaf, _Csr):
-        row, _, _ = _entries_of(leaf, np.arange(_shape(leaf)[0]))
-        return int(np.bincount(row, minlength=1).max())
-    return int(np.max(np.count_nonzero(np.asarray(leaf), axis=-1), initial=0))
-
-
-def _entries_of(
-    matrix: _Csr, rows: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The entries of some rows of a CSR matrix, whatever its index arrays hold.
-
-    SciPy checks neither columns nor row pointers, and writes beyond the array where
-    they are wrong: the process would crash, or not, depending on what a row holds.
-    Entries in columns that do not exist are left out here. Repeated ones add up.
-
-    Returns:
-      Of each entry, the number among `rows`, the column, and the value.
-    """
-    rows = np.asarray(rows)
-    stored = min(len(matrix.indices), len(matrix.data))
-    pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
-    starts = pointers[rows]
-    lengths = np.maximum(0, pointers[rows + 1] - starts)
-    row = np.repeat(np.arange(len(rows)), lengths)
-    first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    entries = first + np.arange(len(row))
-    columns = matrix.indices[entries]
-    exists = (columns >= 0) & (columns < _shape(matrix)[1])
-    return row[exists], columns[exists], matrix.data[entries][exists]
 
 
 def _fill(value: Any, rows: Mapping[str, Any]) -> Any:

@@ -6,11 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.privacy.batch_selection import padded_chunks
 
 # Rows that are worked on at a time.
 _CHUNK = 512
@@ -21,10 +19,11 @@ def map_rows(
 ) -> Iterator[Any]:
     """Yields the function's results for the chunks, rows along the leading axis."""
     count = arguments.num_rows
-    for padded, mask in padded_chunks(np.arange(count), min(_CHUNK, count)):
-        part = of_rows(arguments.take(padded))
-        kept = int(mask.sum())
-        yield jax.tree.map(lambda array, kept=kept: array[:kept], part)
+    with arguments.chunks(range(count), min(_CHUNK, count)) as chunks:
+        for chunk in chunks:
+            kept = int(chunk.mask.sum())
+            part = of_rows(chunk.rows())
+            yield jax.tree.map(lambda array, kept=kept: array[:kept], part)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

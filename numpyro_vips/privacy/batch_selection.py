@@ -1,7 +1,7 @@
 """Which rows a step sees: exactly the sampling that its event prices.
 
 The sampler takes the accountant's own event, so the two cannot disagree. A batch of any
-size is worked through in passes of a fixed public shape: nothing is dropped when a
+size is worked through in passes of a fixed public length: nothing is dropped when a
 Poisson batch is large, so there is no overflow to price, and an empty batch is a step
 like any other.
 """
@@ -10,17 +10,19 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from numpyro_vips import _validate
 from numpyro_vips.accounting import GaussianEvent
 
 _RESOLUTION = 2.0**53
+# Coins that are flipped at a time.
+_COINS = 2**20
 
 
 def select_rows(
     event: GaussianEvent, num_rows: int, rng: np.random.Generator
-) -> Int[np.ndarray, " batch"]:
+) -> range | Int[np.ndarray, " batch"]:
     """Draws one step's batch.
 
     ==================== ==========================================================
@@ -38,21 +40,26 @@ def select_rows(
       rng: Secure generator of the sampling stream.
 
     Returns:
-      Sorted row indices.
+      Row indices that grow, a range of all rows where they are all.
 
     Raises:
       ValueError: Sampling without replacement, and the rate does not give a whole
         number of rows.
     """
     if event.sampling == "full":
-        return np.arange(num_rows)
+        return range(num_rows)
     if event.sampling == "without_replacement":
         size = fixed_batch_size(event.sampling_rate, num_rows)
         return np.sort(rng.choice(num_rows, size=size, replace=False, shuffle=False))
     # The generator's uniforms are multiples of 2⁻⁵³. Rounding the rate down to one
     # keeps a row's probability at or below the rate that was priced.
     threshold = math.floor(event.sampling_rate * _RESOLUTION) / _RESOLUTION
-    return np.flatnonzero(rng.random(num_rows) < threshold)
+    # Some coins at a time, since they take more memory than the rows that are drawn.
+    drawn = [
+        start + np.flatnonzero(rng.random(min(_COINS, num_rows - start)) < threshold)
+        for start in range(0, num_rows, _COINS)
+    ]
+    return np.concatenate(drawn)
 
 
 def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
@@ -69,23 +76,20 @@ def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
     return size
 
 
-def padded_chunks(
-    indices: Int[np.ndarray, " batch"], chunk_size: int, at_least: int = 1
-) -> Iterator[tuple[Int[np.ndarray, " chunk"], Bool[np.ndarray, " chunk"]]]:
-    """Splits a batch into pieces of one fixed shape.
+def split_batch(
+    indices: range | Int[np.ndarray, " batch"], chunk_size: int, at_least: int = 1
+) -> Iterator[range | Int[np.ndarray, " chunk"]]:
+    """Splits a batch into pieces that are worked on in one public shape.
 
     Args:
       indices: Row indices of the batch, possibly none.
-      chunk_size: Public length of every piece.
+      chunk_size: Public length to which every piece is filled up.
       at_least: Public number of pieces; there are more if the batch does not fit.
 
     Yields:
-      Indices, filled up with 0, and a mask that is true where a row is meant. An empty
-      batch gives pieces without any, so that every step does the same work.
+      Indices: all pieces but the last that has any are full. An empty batch gives
+      pieces without any, so that every step does the same work.
     """
     _validate.positive_integer(chunk_size=chunk_size)
     for start in range(0, max(at_least * chunk_size, len(indices)), chunk_size):
-        piece = indices[start : start + chunk_size]
-        padded = np.zeros(chunk_size, dtype=np.asarray(indices).dtype)
-        padded[: len(piece)] = piece
-        yield padded, np.arange(chunk_size) < len(piece)
+        yield indices[start : start + chunk_size]

@@ -117,7 +117,9 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
 
     graph = at_initial_params(graph)
     with jax.enable_x64(True):
-        rows = with_synthetic_rows(graph.arguments, NUM_ROWS, seed).private
+        rows: dict[str, Any] = dict(
+            with_synthetic_rows(graph.arguments, NUM_ROWS, seed).private
+        )
         latents = synthetic_latents(graph, NUM_ROWS, seed)
 
     def of_rows(rows: Rows, latents: Values) -> Float[Array, ""]:

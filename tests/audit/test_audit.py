@@ -198,7 +198,7 @@ def a_row_twice(patch: pytest.MonkeyPatch) -> None:
     select_rows = private_step.select_rows
 
     def select(*args: Any) -> np.ndarray:
-        indices = select_rows(*args)
+        indices = np.asarray(select_rows(*args))
         return np.append(indices, indices[-1:])
 
     patch.setattr(private_step, "select_rows", select)

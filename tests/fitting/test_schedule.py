@@ -25,6 +25,7 @@ from numpyro_vips.fitting.schedule import (
     with_released_norms,
 )
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.model import row_chunks
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
 
@@ -108,14 +109,14 @@ def test_a_batch_is_worked_on_in_few_equal_chunks(sampling, num_rows, chunks):
 
 
 def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
-    passes, split = [], private_step.padded_chunks
+    passes, split = [], row_chunks.split_batch
 
     def watched_split(*args):
         chunks = list(split(*args))
         passes.append(len(chunks))
         return chunks
 
-    monkeypatch.setattr(private_step, "padded_chunks", watched_split)
+    monkeypatch.setattr(row_chunks, "split_batch", watched_split)
     vi = nv.PrivateVI(
         nv.private(logistic, unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-5),

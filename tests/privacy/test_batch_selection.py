@@ -9,7 +9,9 @@ import pytest
 from scipy import stats
 
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.privacy.batch_selection import padded_chunks, select_rows
+from numpyro_vips.privacy import batch_selection
+from numpyro_vips.privacy.batch_selection import select_rows, split_batch
+from numpyro_vips.privacy.secure_random import SecureRandom
 
 
 def event(sampling, rate):
@@ -108,27 +110,37 @@ def test_fixed_sizes_must_be_whole(rate, num_rows):
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 11])
-def test_chunks_hold_each_row_once_in_one_shape(num_rows):
-    indices = 100 + np.arange(num_rows)
-    pieces = list(padded_chunks(indices, 4))
+@pytest.mark.parametrize("of", [range, np.arange])
+def test_pieces_hold_each_row_once(num_rows, of):
+    pieces = list(split_batch(of(100, 100 + num_rows), 4))
     assert len(pieces) == max(1, -(-num_rows // 4))
-    assert all(piece.shape == mask.shape == (4,) for piece, mask in pieces)
-    seen = np.concatenate([piece[mask] for piece, mask in pieces])
-    np.testing.assert_array_equal(seen, indices)
-    assert all(np.all(piece[~mask] == 0) for piece, mask in pieces)
-    assert all(mask.dtype == bool for _, mask in pieces)
+    assert all(len(piece) == 4 for piece in pieces[:-1])
+    assert len(pieces[-1]) <= 4
+    seen = np.concatenate(pieces)
+    np.testing.assert_array_equal(seen, 100 + np.arange(num_rows))
+    assert all(isinstance(piece, type(of(0))) for piece in pieces)
+
+
+def test_coins_are_the_same_however_many_are_flipped_at_a_time(monkeypatch):
+    def drawn():
+        rng = SecureRandom(insecure_seed=0).sampling
+        return select_rows(event("poisson", 0.3), 1000, rng)
+
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        together = drawn()
+        monkeypatch.setattr(batch_selection, "_COINS", 64)
+        np.testing.assert_array_equal(drawn(), together)
 
 
 @pytest.mark.parametrize(("num_rows", "number"), [(0, 3), (4, 3), (12, 3), (13, 4)])
 def test_short_batches_take_as_many_chunks_as_the_longest_likely_one(num_rows, number):
     indices = 100 + np.arange(num_rows)
-    pieces = list(padded_chunks(indices, 4, at_least=3))
+    pieces = list(split_batch(indices, 4, at_least=3))
     assert len(pieces) == number
-    seen = np.concatenate([piece[mask] for piece, mask in pieces])
-    np.testing.assert_array_equal(seen, indices)
+    np.testing.assert_array_equal(np.concatenate(pieces), indices)
 
 
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_chunk_sizes_are_positive_integers(size):
     with pytest.raises(ValueError, match="chunk_size"):
-        list(padded_chunks(np.arange(3), size))
+        list(split_batch(np.arange(3), size))

@@ -1,0 +1,120 @@
+"""What a source of rows is: anything that says what a row looks like and can be read.
+
+    class Halves:                        # Ten rows; y of row n is n / 2.
+        def __init__(self):
+            self.row = {"y": np.empty((), np.float32)}
+
+        def __len__(self):
+            return 10
+
+        def scan(self, start, stop):
+            yield {"y": np.arange(start, stop, dtype=np.float32) / 2}
+
+        def read(self, indices):         # Left out where rows come in order alone.
+            return {"y": indices.astype(np.float32) / 2}
+
+It takes the place of an array, or where its rows are mappings of a dict of arrays, in
+the call of a model. Rows are private like those of arrays.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+# One array with a leading axis of rows, or several by name.
+Rows = Any | Mapping[str, Any]
+
+
+class RowType(Protocol):
+    """What is public of a row: shape and dtype, as of any array of that shape."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> Any: ...
+
+
+@runtime_checkable
+class RowSource(Protocol):
+    """Rows that are read in their order.
+
+    They must not change while a fit runs, which reads them once per step. A source is
+    read by one thread at a time, which need not be the one that made it.
+
+    Attributes:
+      row: Shape and dtype of a row, or a mapping of them by name. Public.
+    """
+
+    @property
+    def row(self) -> RowType | Mapping[str, RowType]: ...
+
+    def __len__(self) -> int:
+        """Number of rows."""
+        ...
+
+    def scan(self, start: int, stop: int) -> Iterator[Rows]:
+        """Yields the rows from `start` up to `stop`, in parts of any lengths."""
+        ...
+
+
+@runtime_checkable
+class RandomAccess(RowSource, Protocol):
+    """A source that can be read anywhere, as minibatches need."""
+
+    def read(self, indices: np.ndarray) -> Rows:
+        """The rows at some indices, which grow strictly; there may be none."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Column:
+    """One array of a source's rows; it stands for the array.
+
+    Attributes:
+      source: The source.
+      name: Which array of a row that is; None if a row is a single one.
+    """
+
+    source: RowSource
+    name: str | None = None
+
+    @property
+    def row(self) -> RowType:
+        row = self.source.row
+        if self.name is None:
+            assert not isinstance(row, Mapping)
+            return row
+        assert isinstance(row, Mapping)
+        return row[self.name]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.source), *map(int, self.row.shape))
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.row.dtype)
+
+    def __repr__(self) -> str:
+        # Shapes alone: messages must not quote private values.
+        return f"Column({self.dtype}{list(self.shape)})"
+
+
+def columns(source: RowSource) -> dict[str, Column]:
+    """The arrays of a source by name, for models that take them one by one.
+
+    Where a model takes `X` and `y`, and a source's rows are mappings of both, write
+    `vi.run(key, **nv.columns(source))`. They are read together.
+
+    Raises:
+      TypeError: It is no source whose rows are mappings.
+    """
+    if not isinstance(source, RowSource) or not isinstance(source.row, Mapping):
+        raise TypeError(
+            "Expected a source whose rows are mappings of arrays by name, got "
+            f"{type(source).__name__}."
+        )
+    return {name: Column(source, name) for name in source.row}

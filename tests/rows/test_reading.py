@@ -1,0 +1,114 @@
+"""Pieces of rows out of parts of any lengths, ahead of who takes them."""
+
+import itertools
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from numpyro_vips.rows.array_rows import ArrayRows
+from numpyro_vips.rows.reading import read_ahead, read_columns
+from numpyro_vips.rows.source import Column
+
+
+class Parts:
+    """Rows 0, 1, 2, ... in parts of given lengths."""
+
+    row = np.empty((), np.float64)
+
+    def __init__(self, *lengths: int) -> None:
+        self.lengths = lengths
+        self.scans = 0
+
+    def __len__(self) -> int:
+        return sum(self.lengths)
+
+    def scan(self, start: int, stop: int) -> Any:
+        self.scans += 1
+        for first, length in zip(
+            itertools.accumulate((0, *self.lengths)), self.lengths, strict=False
+        ):
+            yield np.arange(first, first + length, dtype=float)
+
+
+@pytest.mark.parametrize("lengths", [(10,), (3, 7), (1,) * 10, (0, 4, 0, 6), (2, 5, 3)])
+@pytest.mark.parametrize("length", [1, 3, 4, 10, 64])
+def test_pieces_are_the_rows_in_order(lengths, length):
+    pieces = [range(10)[first : first + length] for first in range(0, 10, length)]
+    pieces.append(range(10, 10))
+    source = Parts(*lengths)
+    found = [part["x"] for part in read_columns({"x": Column(source)}, pieces)]
+    assert [len(part) for part in found] == [len(piece) for piece in pieces]
+    np.testing.assert_array_equal(np.concatenate(found), np.arange(10))
+    assert source.scans == 1
+
+
+def test_no_rows_at_all_are_pieces_without_any():
+    (part,) = read_columns({"x": Column(ArrayRows(np.ones((0, 3))))}, [range(0)])
+    assert part["x"].shape == (0, 3)
+
+
+def test_columns_of_one_source_are_read_together():
+    class Both:
+        def __init__(self) -> None:
+            self.row = {"x": np.empty(()), "y": np.empty(2)}
+            self.scans = 0
+
+        def __len__(self) -> int:
+            return 4
+
+        def scan(self, start: int, stop: int) -> Any:
+            self.scans += 1
+            yield {"x": np.arange(4.0), "y": np.ones((4, 2)), "other": 0}
+
+    source = Both()
+    columns = {name: Column(source, name) for name in ("x", "y")}
+    columns["z"] = Column(ArrayRows(-np.arange(4.0)))
+    for part, expected in zip(
+        read_columns(columns, [range(3), range(3, 4)]), ([0, 1, 2], [3]), strict=True
+    ):
+        np.testing.assert_array_equal(part["x"], expected)
+        np.testing.assert_array_equal(-part["z"], expected)
+        assert part["y"].shape == (len(expected), 2)
+    assert source.scans == 1
+
+
+# --- ahead ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at_once", [1, 4, 100])
+def test_values_come_in_order_and_some_ahead(at_once):
+    read = []
+
+    def values() -> Any:
+        for number in range(50):
+            read.append(number)
+            yield number
+
+    with read_ahead(values(), at_once) as taken:
+        assert next(taken) == 0
+        time.sleep(0.2)
+        # Some wait, one lot is on its way, and no more.
+        assert min(50, 2 * at_once) <= len(read) <= min(50, 5 * at_once)
+        assert list(taken) == list(range(1, 50))
+
+
+def test_an_error_is_raised_where_the_value_would_be():
+    def values() -> Any:
+        yield 1
+        raise OSError("broken")
+
+    taken = []
+    with pytest.raises(OSError, match="broken"), read_ahead(values()) as ahead:
+        taken.extend(ahead)
+    assert taken in ([], [1])
+
+
+def test_the_thread_ends_with_the_context():
+    before = threading.active_count()
+    with read_ahead(itertools.count()) as taken:
+        next(taken)
+        assert threading.active_count() == before + 1
+    assert threading.active_count() == before

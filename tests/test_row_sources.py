@@ -1,0 +1,408 @@
+"""Fits of rows that are read where they lie: the same bits, in little memory."""
+
+import _thread
+import contextlib
+import functools
+import gc
+import math
+import signal
+import threading
+import tracemalloc
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import h5py
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+
+ROWS, COLUMNS = 700, 3
+KEY = jax.random.key(0)
+
+
+def logistic(X: Any, y: Any = None) -> None:
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def of_batch(batch: Any) -> None:
+    logistic(batch["X"], batch["y"])
+
+
+def topics(counts: Any) -> None:
+    ones = jnp.ones((2, counts.shape[1]))
+    beta: Any = numpyro.sample("beta", dist.Dirichlet(ones).to_event(1))
+    with numpyro.plate("rows", counts.shape[0]):
+        theta: Any = numpyro.sample("theta", dist.Dirichlet(jnp.ones(2)))
+        total = counts.sum(-1).astype(int)
+        numpyro.sample("counts", dist.Multinomial(total, theta @ beta), obs=counts)
+
+
+def data(rows: int = ROWS, columns: int = COLUMNS) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(rows, columns)).astype(np.float32)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    # Rows that count as zero, wherever they come from.
+    X[5, 0] = np.nan
+    return X, (X[:, 0] > 0).astype(np.int32)
+
+
+class Rows:
+    """A source in the shortest way, in parts of uneven lengths."""
+
+    def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
+        self.arrays = {"X": X, "y": y}
+        self.row = {name: array[0] for name, array in self.arrays.items()}
+
+    def __len__(self) -> int:
+        return len(self.arrays["X"])
+
+    def scan(self, start: int, stop: int) -> Iterator[dict[str, np.ndarray]]:
+        length = 1
+        while start < stop:
+            end = min(stop, start + length)
+            yield {name: array[start:end] for name, array in self.arrays.items()}
+            start, length = end, length % 200 + 37
+
+    def read(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+        assert np.all(np.diff(indices) > 0)
+        return {name: array[indices] for name, array in self.arrays.items()}
+
+
+class Stream:
+    """The same without `read`."""
+
+    def __init__(self, X: np.ndarray, y: np.ndarray) -> None:
+        rows = Rows(X, y)
+        self.row, self.scan, self.length = rows.row, rows.scan, len(rows)
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def fit(*args: Any, model: Any = logistic, **options: Any) -> nv.PrivateVIResult:
+    rows, named = options.pop("rows", {}), options
+    settings: dict[str, Any] = {"num_steps": 3, "max_batch_size": 128, **named}
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=settings.pop("budget", nv.PrivacyBudget(1.0, 1e-5)),
+        insecure_seed=settings.pop("insecure_seed", 3),
+        progress_bar=False,
+        **settings,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vi.run(KEY, *args, **rows)
+
+
+def assert_same_bits(one: nv.PrivateVIResult, other: nv.PrivateVIResult) -> None:
+    first, second = jax.tree.leaves(one.params), jax.tree.leaves(other.params)
+    assert len(first) == len(second) > 0
+    for mine, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(np.asarray(mine), np.asarray(theirs))
+    assert np.all(np.isfinite(np.concatenate([np.ravel(x) for x in first])))
+
+
+# --- the same released numbers --------------------------------------------------------
+
+
+def memory_maps(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    maps = {}
+    for name, array in (("X", X), ("y", y)):
+        np.save(folder / f"{name}.npy", array)
+        maps[name] = np.load(folder / f"{name}.npy", mmap_mode="r")
+    return maps
+
+
+def hdf5(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    file = h5py.File(folder / "rows.h5", "w")
+    file.create_dataset("X", data=X, chunks=(50, X.shape[1]), compression=1)
+    file.create_dataset("y", data=y)
+    return {name: nv.ArrayRows(file[name]) for name in ("X", "y")}
+
+
+def records(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    listed = [{"X": x, "y": label} for x, label in zip(X, y, strict=True)]
+    return dict(nv.columns(nv.RecordRows(listed)))
+
+
+def own(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    return dict(nv.columns(Rows(X, y)))
+
+
+def half_in_memory(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    return {"X": memory_maps(folder, X, y)["X"], "y": jnp.asarray(y)}
+
+
+def stream(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    return dict(nv.columns(Stream(X, y)))
+
+
+def parquet(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    names = [f"x{number}" for number in range(X.shape[1])]
+    table = pa.table({**dict(zip(names, X.T, strict=True)), "y": y})
+    paths = [folder / "a.parquet", folder / "b.parquet"]
+    for path, part in zip(paths, (table.slice(0, 300), table.slice(300)), strict=True):
+        pq.write_table(part, path, row_group_size=90)
+    return dict(nv.columns(nv.ParquetRows(paths, {"X": names, "y": "y"})))
+
+
+ANYWHERE = [memory_maps, hdf5, records, own, half_in_memory]
+IN_ORDER = [stream, parquet]
+SAMPLINGS = [nv.FullBatch(), nv.Poisson(0.3), nv.WithoutReplacement(0.2)]
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("source", [*ANYWHERE, *IN_ORDER])
+def test_released_numbers_are_the_same_bits(source, sampling, engine, tmp_path):
+    if source in IN_ORDER and sampling.scheme != "full":
+        pytest.skip("refused, see below")
+    rows = source(tmp_path, *data())
+    found = fit(rows=rows, sampling=sampling, engine=engine)
+    assert_same_bits(found, of_arrays(sampling, engine))
+
+
+@functools.cache
+def of_arrays(sampling: Any, engine: str) -> nv.PrivateVIResult:
+    return fit(*data(), sampling=sampling, engine=engine)
+
+
+def test_a_source_of_mappings_stands_for_a_dict_of_arrays():
+    X, y = data()
+    expected = fit({"X": X, "y": y}, model=of_batch)
+    assert_same_bits(fit(Rows(X, y), model=of_batch), expected)
+    plan = nv.PrivateVI(
+        nv.private(of_batch, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
+    ).explain(Rows(X, y))
+    assert plan.engine == "vips"
+
+
+@pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
+def test_rows_of_a_source_may_be_sparse(sampling, tmp_path):
+    counts = np.random.default_rng(0).poisson(0.4, (400, 12)).astype(np.float32)
+    np.save(tmp_path / "counts.npy", counts)
+    there = np.load(tmp_path / "counts.npy", mmap_mode="r")
+    options = {"model": topics, "sampling": sampling, "max_nonzeros": 6}
+    here = fit(counts, **options)
+    assert_same_bits(fit(there, **options), here)
+    one = here.local_posterior(counts)
+    other = here.local_posterior(there)
+    for mine, theirs in zip(*map(jax.tree.leaves, (one, other)), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_fits_without_noise_and_queries_take_sources(engine, tmp_path):
+    X, y = data()
+    budget = nv.PrivacyBudget(math.inf)
+    options = {"engine": engine, "insecure_seed": None, "num_steps": None}
+    expected = fit(X, y, budget=budget, **options)
+    for source in (stream, memory_maps):
+        rows = source(tmp_path, X, y)
+        found = fit(rows=rows, budget=budget, **options)
+        assert_same_bits(found, expected)
+        np.testing.assert_array_equal(found.elbo(**rows), found.elbo(X, y))
+
+
+def test_the_statement_does_not_tell_where_rows_lie(tmp_path):
+    X, y = data()
+    expected = fit(X, y).privacy.to_dict()
+    assert fit(rows=memory_maps(tmp_path, X, y)).privacy.to_dict() == expected
+
+
+# --- what is refused, unpaid ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [nv.Poisson(0.3), nv.WithoutReplacement(0.2)])
+@pytest.mark.parametrize("source", IN_ORDER)
+def test_a_stream_is_refused_where_rows_are_drawn(source, sampling, tmp_path):
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    rows = source(tmp_path, *data())
+    with pytest.raises(TypeError, match=r"'X', 'y' come in their order.*'full'.*Zarr"):
+        fit(rows=rows, sampling=sampling, budget=budget)
+    assert budget.spent() == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda X, file: file.create_dataset("X", data=X), r"nv.ArrayRows\(X\)"),
+        (lambda X, file: [{"X": x} for x in X], "nv.RecordRows"),
+        (lambda X, file: nv.ArrayRows(X.astype(complex)), "complex"),
+        (lambda X, file: nv.ArrayRows(X[:-1]), "X has 699, y has 700"),
+        (lambda X, file: nv.ArrayRows(X.astype("S4")), "code text"),
+    ],
+)
+def test_what_is_no_source_is_refused_with_the_remedy(make, match, tmp_path):
+    X, y = data()
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    with (
+        h5py.File(tmp_path / "rows.h5", "w") as file,
+        pytest.raises((TypeError, ValueError), match=match),
+    ):
+        fit(make(X, file), y, budget=budget)
+    assert budget.spent() == (0.0, 0.0)
+
+
+def test_a_source_is_never_public():
+    model = nv.private(logistic, unit="rows", public=("X",))
+    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5))
+    X, y = data()
+    with pytest.raises(TypeError, match="'X' is a source of rows"):
+        vi.explain(nv.ArrayRows(X), y)
+
+
+@pytest.mark.parametrize("wrap", [nv.ArrayRows, lambda X: Rows(X, X[:, 0])])
+def test_a_source_that_a_model_captures_is_refused(wrap):
+    X, _ = data()
+    captured = wrap(X)
+
+    def model(y: Any) -> None:
+        a: Any = numpyro.sample("a", dist.Normal(0.0, 1.0))
+        offset = len(captured)
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(a + offset, 1.0), obs=y)
+
+    with pytest.raises(nv.UnsafeModelError, match="captured"):
+        fit(X[:, 0], model=model)
+
+
+# --- what goes wrong later ------------------------------------------------------------
+
+SECRET = 271828.0
+X_PART = np.zeros((3, COLUMNS), np.float32)
+
+
+class Failing(Rows):
+    """Fails in the third part, with a row's value in the message."""
+
+    def __init__(self, *arrays: np.ndarray, then: Callable[[], Any]) -> None:
+        super().__init__(*arrays)
+        self.then = then
+        self.parts = 0
+
+    def scan(self, start: int, stop: int) -> Iterator[Any]:
+        for part in super().scan(start, stop):
+            self.parts += 1
+            yield self.then() if self.parts == 3 else part
+
+
+def raise_it() -> None:
+    raise ValueError(f"Cannot read {SECRET}.")
+
+
+@pytest.mark.parametrize(
+    ("then", "match"),
+    [
+        (raise_it, "Reading 'X', 'y' failed with ValueError"),
+        (lambda: {"X": np.full((2, 3), SECRET), "y": np.zeros(2)}, "another shape"),
+        (lambda: {"X": np.full((2, 4), SECRET, np.float32)}, "failed with KeyError"),
+        (
+            lambda: {"X": X_PART, "y": np.zeros(2, np.int32)},
+            "another shape",
+        ),
+    ],
+)
+def test_a_source_that_fails_quotes_nothing_and_stays_charged(then, match):
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    rows = nv.columns(Failing(*data(), then=then))
+    with pytest.raises(RuntimeError, match=match) as caught:
+        fit(rows=rows, budget=budget)
+    error: BaseException | None = caught.value
+    while error is not None:
+        assert "271828" not in str(error)
+        error = error.__cause__ or error.__context__
+    assert budget.spent()[0] == pytest.approx(1.0)
+
+
+def test_a_source_shorter_than_it_says_is_noticed():
+    class Short(Rows):
+        def scan(self, start: int, stop: int) -> Iterator[Any]:
+            return super().scan(start, stop - 1)
+
+    with pytest.raises(RuntimeError, match="fewer rows than its length"):
+        fit(rows=nv.columns(Short(*data())))
+
+
+def reading_threads() -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if "rows ahead" in t.name]
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Processes that a shell runs in the background ignore Ctrl-C."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_ctrl_c_ends_a_step_between_chunks():
+    class Interrupting(Rows):
+        read_until = 0
+
+        def scan(self, start: int, stop: int) -> Iterator[Any]:
+            for begin in range(start, stop, 64):
+                self.read_until = begin
+                if begin == 64 * 40:
+                    _thread.interrupt_main()
+                yield {k: v[begin : begin + 64] for k, v in self.arrays.items()}
+
+    source = Interrupting(*data(64 * 3000))
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    results = []
+    with pytest.raises(KeyboardInterrupt) as caught:
+        fit(
+            rows=nv.columns(source),
+            budget=budget,
+            max_batch_size=64,
+            clipping_norm=1.0,
+            callback=lambda number, result: results.append(number),
+        )
+    assert source.read_until < 64 * 1500  # Most of the pass is left.
+    assert results == []
+    (note,) = caught.value.__notes__
+    assert "epsilon=1" in note and "stays" in note
+    assert budget.spent()[0] == pytest.approx(1.0)
+    assert not reading_threads()
+
+
+def test_no_thread_is_left_behind(tmp_path):
+    X, y = data()
+    fit(rows=memory_maps(tmp_path, X, y))
+    with contextlib.suppress(RuntimeError):
+        fit(rows=nv.columns(Failing(X, y, then=raise_it)))
+    assert not reading_threads()
+
+
+# --- memory ---------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_parts(tmp_path):
+    """Of 64 MB of rows a few parts of 4 MB are held at a time."""
+    path = tmp_path / "X.npy"
+    shape = (2**18, 64)
+    X = np.lib.format.open_memmap(path, "w+", np.float32, shape)
+    X[:, 0] = 1.0
+    y = np.zeros(len(X), np.int32)
+    del X
+    there = np.load(path, mmap_mode="r")
+    options: dict[str, Any] = {"num_steps": 1, "max_batch_size": 4096, "engine": "dpvi"}
+    fit(there, y, **options)  # Compiles.
+    gc.collect()
+    tracemalloc.start()
+    fit(there, y, **options)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 0.6 * there.nbytes
