@@ -210,9 +210,11 @@ def read_ahead(values: Iterator[_T], at_once: int = 1) -> Iterator[Iterator[_T]]
             yield from value
 
     thread = threading.Thread(target=work, name="reading rows ahead", daemon=True)
-    thread.start()
     try:
+        # Here, as Ctrl-C may come while the thread starts.
+        thread.start()
         yield taken()
     finally:
         ended.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
