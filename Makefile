@@ -52,8 +52,9 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# Notebooks run while pages are read, two at a time.
 docs: $(VENV)/.docs
-	$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html
+	$(BIN)/python -m sphinx -W --keep-going -j 2 -b html docs docs/_build/html
 
 # Fits what has no record yet, so that it can be stopped and goes on. References, which
 # need funsor for discrete latents, are made by `benchmarks/foreign.py reference`.

@@ -1,4 +1,4 @@
-"""The folders of the package import one way, in the order that docs/index.md shows."""
+"""The folders of the package import one way, in the order that docs/architecture.md shows."""
 
 import ast
 import functools
@@ -131,11 +131,11 @@ def test_no_modules_import_each_other():
 
 
 def test_the_picture_in_the_docs_is_this_order(repository):
-    page = (repository / "docs" / "index.md").read_text(encoding="utf-8")
+    page = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
     picture = re.search(
         r"^## Where things are\n.*?^```text\n(.*?)^```", page, re.M | re.S
     )
-    assert picture is not None, "docs/index.md has no picture of the folders"
+    assert picture is not None, "docs/architecture.md has no picture of the folders"
     # A line that is indented goes on with the one before.
     names = re.findall(r"^(\S+)", picture[1], re.MULTILINE)
     assert tuple(names) == ORDER

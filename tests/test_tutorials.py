@@ -10,7 +10,8 @@ import pytest
 import numpyro_vips as nv
 
 DOCS = Path(__file__).parents[1] / "docs"
-NOTEBOOKS = sorted(p for p in DOCS.glob("*/*.md") if "```{code-cell}" in p.read_text())
+PAGES = [*DOCS.glob("*.md"), *DOCS.glob("*/*.md")]
+NOTEBOOKS = sorted(p for p in PAGES if "```{code-cell}" in p.read_text())
 TUTORIALS = [path for path in NOTEBOOKS if path.parent.name == "tutorials"]
 
 
