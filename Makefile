@@ -23,7 +23,7 @@ CONSTRAINTS_lowest := $(PYTHON_lowest) tests/_lowest.py
 CONSTRAINTS_arviz0 := echo 'arviz<1'
 CONSTRAINTS_newest := true
 
-.PHONY: demo test test-slow audit lint docs foreign matrix clean
+.PHONY: demo test test-slow audit lint docs dist foreign matrix clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -55,6 +55,11 @@ lint: $(VENV)/.lint
 # Notebooks run while pages are read, two at a time.
 docs: $(VENV)/.docs
 	$(BIN)/python -m sphinx -W --keep-going -j 2 -b html docs docs/_build/html
+
+dist: $(VENV)/.release
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
 
 # Fits what has no record yet, so that it can be stopped and goes on. References, which
 # need funsor for discrete latents, are made by `benchmarks/foreign.py reference`.
@@ -92,6 +97,6 @@ $(VENV)/.examples: $(VENV)/.pip pyproject.toml
 	$(PIP) install --quiet --editable '.[examples,tables]'
 	touch $@
 
-$(VENV)/.test $(VENV)/.lint $(VENV)/.docs: $(VENV)/.%: $(VENV)/.examples
+$(VENV)/.test $(VENV)/.lint $(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(VENV)/.examples
 	$(PIP) install --quiet --group $*
 	touch $@

@@ -1,4 +1,4 @@
-"""The folders of the package import one way, in the order that docs/architecture.md shows."""
+"""The package's folders import one way, in the order in docs/architecture.md."""
 
 import ast
 import functools

@@ -12,6 +12,8 @@ from importlib import metadata
 
 import pytest
 
+import numpyro_vips
+
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 DEPENDENCIES = PROJECT["project"]["dependencies"]
@@ -88,6 +90,19 @@ def test_every_import_is_declared(folder):
                 f"{path.relative_to(ROOT)} imports {name}, and pyproject.toml does not "
                 f"declare it for {folder}."
             )
+
+
+def test_citation_and_classifiers_say_what_is_so():
+    citation = (ROOT / "CITATION.cff").read_text()
+    (version,) = re.findall(r"^version: (\S+)$", citation, re.MULTILINE)
+    assert version == numpyro_vips.__version__
+    prefix = "Programming Language :: Python :: 3."
+    pythons = {
+        int(text.removeprefix(prefix))
+        for text in PROJECT["project"]["classifiers"]
+        if text.startswith(prefix)
+    }
+    assert PROJECT["project"]["requires-python"] == f">=3.{min(pythons)}"
 
 
 PROGRAM = """
