@@ -36,6 +36,10 @@ class private(Messenger):
 
     The context manager is for readers of the code; nothing looks at it.
 
+        >>> def model(x, scale): ...
+        >>> private(model, unit="patients", public=("scale",)).unit
+        'patients'
+
     Attributes:
       fn: The model, or None for a context manager.
       unit: Name of the unit plate.

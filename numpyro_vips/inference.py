@@ -104,6 +104,22 @@ _EXPLORING_STEPS = 40
 class PrivateVI:
     """Fits a NumPyro model by variational Bayes under differential privacy.
 
+        >>> import numpy as np
+        >>> import numpyro
+        >>> import numpyro.distributions as dist
+        >>> @private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> y = np.repeat([0, 1], 500)
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = PrivateVI(model, budget=budget, progress_bar=False)
+        >>> vi.explain(y).engine
+        'vips'
+        >>> vi.run(jax.random.key(0), y)
+        PrivateVIResult(vips, epsilon=1, delta=1e-06, unit='people', sites: p)
+
     Args:
       model: A model marked with `private(unit=...)`.
       budget: The ledger that pays, and whose accountant prices;

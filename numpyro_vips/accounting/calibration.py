@@ -37,6 +37,12 @@ def calibrate(
 
     The arguments are those of the function `epsilon`. The price of the answer never
     exceeds the target. An infinite target needs no noise: 0.
+
+        >>> noise = calibrate(
+        ...     epsilon=1.0, delta=1e-6, sampling_rate=1.0, num_steps=1, sampling="full"
+        ... )
+        >>> round(noise, 3)
+        4.225
     """
     event = unit_event(1.0, sampling_rate, num_steps, sampling)
     return calibrate_events(

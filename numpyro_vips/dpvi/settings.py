@@ -22,6 +22,9 @@ class DPVI:
     Jälkö, Dikmen and Honkela (2017), with gradients that are rebuilt from those in the
     globals (see `engine.py`). For models that need not be conjugate.
 
+        >>> DPVI(guide="full_rank")
+        DPVI(guide='full_rank')
+
     Args:
       guide: `"mean_field"`, `"full_rank"` or `"low_rank"`, a Normal on the
         unconstrained globals, or a NumPyro function of the model's arguments or of

@@ -57,6 +57,19 @@ class PrivacyBudget:
       `calibrate_events` find the noise.
 
     Methods may be called from several threads, and several processes may share a file.
+
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> charge = budget.charge(
+        ...     epsilon=0.25,
+        ...     delta=5e-7,
+        ...     unit="people",
+        ...     relation="add_or_remove",
+        ...     events=(),
+        ... )
+        >>> budget.spent()
+        Spending(epsilon=0.25, delta=5e-07)
+        >>> budget.remaining()
+        Spending(epsilon=0.75, delta=5e-07)
     """
 
     def __init__(

@@ -53,6 +53,9 @@ class RowSampling:
 class FullBatch(RowSampling):
     """Every step uses every row. More rows per step beat more steps, so: the default.
 
+        >>> FullBatch()
+        FullBatch(relation='add_or_remove')
+
     Args:
       relation: `"add_or_remove"` (the default) or `"replace_one"`. The latter takes the
         number of rows for public, and its sensitivities are up to twice as large.
@@ -91,6 +94,9 @@ class Poisson(_Minibatch):
     The size of a minibatch is random and private; estimates divide by its expectation.
     `docs/privacy.md` says how it is priced.
 
+        >>> Poisson(0.1).relation
+        'add_or_remove'
+
     Args:
       rate: The coin's probability, in (0, 1].
 
@@ -108,6 +114,9 @@ class WithoutReplacement(_Minibatch):
 
     The sampling of the VIPS and DPVI papers. The number of rows is public, and the rate
     times it a whole number.
+
+        >>> WithoutReplacement(0.1).relation
+        'replace_one'
 
     Args:
       rate: Share of the rows in a minibatch, in (0, 1].

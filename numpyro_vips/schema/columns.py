@@ -130,6 +130,9 @@ class Bounded(_Interval):
 
     What lies outside, infinity too, is moved to the nearest end.
 
+        >>> Bounded(0, 120).encode({"age": [30, 60, 500]}, "age").ravel()
+        array([-0.5,  0. ,  1. ])
+
     Args:
       low, high: The range, known without the rows.
       missing: What encodes a missing number: `"centre"`, a zero, which is the middle of
@@ -148,6 +151,9 @@ class LogBounded(_Interval):
     """A positive number in a public range, its logarithm encoded from -1 to 1.
 
     What lies outside, zero and negative numbers too, is moved to the nearest end.
+
+        >>> LogBounded(1, 10_000).encode({"pay": [0, 100, 10_000]}, "pay").ravel()
+        array([-1.,  0.,  1.])
 
     Args:
       low, high: The range, known without the rows.
@@ -175,6 +181,9 @@ class LogBounded(_Interval):
 @dataclasses.dataclass(frozen=True, repr=False)
 class Binary(_Number):
     """One of two values, encoded as -1 and 1. Any other counts as missing.
+
+        >>> Binary("no", "yes").encode({"ill": ["yes", "no", "?"]}, "ill").ravel()
+        array([ 1., -1.,  0.])
 
     Args:
       no, yes: The two, both texts or both integers. By default 0 and 1, which False and
@@ -212,6 +221,13 @@ class Binary(_Number):
 @dataclasses.dataclass(frozen=True, repr=False)
 class Categorical(Column):
     """One of several values, encoded by an indicator for each.
+
+        >>> jobs = Categorical(["nurse", "cook"])
+        >>> [column.name for column in jobs.encoded_columns("job")]
+        ['job=nurse', 'job=cook', 'job=other']
+        >>> jobs.encode({"job": ["cook", "spy"]}, "job")
+        array([[0., 1., 0.],
+               [0., 0., 1.]])
 
     Args:
       categories: A list of texts or of integers, known without the rows.

@@ -19,7 +19,11 @@ class VIPS:
     """Variational Bayes by noisy expected sufficient statistics, with its settings.
 
     Park, Foulds, Chaudhuri and Welling (2020). For conjugate-exponential models, and
-    those that `augmentation` makes conjugate.
+    those that `augmentation` makes conjugate. Settings print as the code that makes
+    them.
+
+        >>> VIPS(local_steps=50, structure={"w": "diag"})
+        VIPS(local_steps=50, structure={'w': 'diag'})
 
     Args:
       local_steps: Sweeps of coordinate ascent over the latents of a row, in every step;
