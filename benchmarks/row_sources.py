@@ -1,12 +1,14 @@
 """Memory and speed of fits on rows that lie in files, against arrays in memory.
 
     python benchmarks/row_sources.py
-    python benchmarks/row_sources.py --rows 1_000_000 10_000_000 100_000_000 --steps 1
+    python benchmarks/row_sources.py --rows 1000000 10000000 100000000 --steps 1
+    python benchmarks/row_sources.py --model topics --rows 400000 --steps 1
 
 A private logistic regression on generated rows of 20 single-precision columns, with
 full batches. The file, a NumPy array, is written once into `--folder` and mapped into
-memory; `--kinds` may also name `hdf5` and `parquet`. Every fit has a process of its
-own, which first fits a few rows, so that nothing large is compiled later.
+memory; `--kinds` may also name `hdf5` and `parquet`. Or 50 topics of documents with 52
+of 8,000 words, as a sparse matrix in memory or in memory maps. Every fit has a process
+of its own, which first fits a few rows, so that nothing large is compiled later.
 
 For each fit: seconds of a pass, rows per second, what share this is of the speed with
 arrays (of at most `--memory-rows` rows), and by how much the anonymous memory of the
@@ -30,13 +32,16 @@ from typing import Any
 
 import h5py
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import scipy.sparse
 
 import numpyro_vips as nv
 
 COLUMNS = 20
+TOPICS, VOCABULARY, USED, WIDTH = 50, 8000, 52, 128
 _WRITTEN = 1_000_000  # Rows that are made at a time.
 
 
@@ -45,6 +50,31 @@ def logistic(X: Any, y: Any) -> None:
     w: Any = numpyro.sample("w", prior)
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def topics(counts: Any) -> None:
+    ones = jnp.ones((TOPICS, counts.shape[1]))
+    beta: Any = numpyro.sample("beta", dist.Dirichlet(ones).to_event(1))
+    with numpyro.plate("rows", counts.shape[0]):
+        theta: Any = numpyro.sample("theta", dist.Dirichlet(jnp.ones(TOPICS)))
+        total = counts.sum(-1).astype(int)
+        numpyro.sample("counts", dist.Multinomial(total, theta @ beta), obs=counts)
+
+
+def documents(start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Entries, columns and row pointers of a sparse matrix of counts."""
+    rng = np.random.default_rng(start)
+    shape = (stop - start, USED)
+    # One word out of each stretch of the vocabulary, so that those of a row differ.
+    stretch = VOCABULARY // USED
+    words = np.arange(USED) * stretch + rng.integers(0, stretch, shape)
+    counts = 1.0 + rng.poisson(1.0, shape)
+    pointers = np.arange(start, stop + 1) * USED
+    return (
+        counts.astype(np.float32).ravel(),
+        words.astype(np.int32).ravel(),
+        pointers.astype(np.int32),
+    )
 
 
 def generated(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -57,6 +87,15 @@ def generated(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
 def parts(rows: int) -> Iterator[tuple[int, int]]:
     for start in range(0, rows, _WRITTEN):
         yield start, min(rows, start + _WRITTEN)
+
+
+def write_documents(folder: pathlib.Path, rows: int) -> list[pathlib.Path]:
+    names = ("counts", "words", "pointers")
+    paths = [folder / f"{name}-{rows}.npy" for name in names]
+    if not all(path.exists() for path in paths):
+        for path, array in zip(paths, documents(0, rows), strict=True):
+            np.save(path, array)
+    return paths
 
 
 def write(folder: pathlib.Path, rows: int, kind: str) -> list[pathlib.Path]:
@@ -98,6 +137,11 @@ def write(folder: pathlib.Path, rows: int, kind: str) -> list[pathlib.Path]:
     return paths
 
 
+def matrix(entries: Any, rows: int) -> dict[str, Any]:
+    shape = (rows, VOCABULARY)
+    return {"counts": scipy.sparse.csr_matrix(tuple(entries), shape=shape)}
+
+
 def arguments(kind: str, rows: int, paths: list[pathlib.Path]) -> dict[str, Any]:
     if kind == "arrays":
         blocks = [generated(start, stop) for start, stop in parts(rows)]
@@ -113,14 +157,16 @@ def arguments(kind: str, rows: int, paths: list[pathlib.Path]) -> dict[str, Any]
     return dict(nv.columns(nv.ParquetRows(paths, {"X": columns, "y": "y"})))
 
 
-def fit(given: dict[str, Any], steps: int, engine: str, chunk: int | None) -> Any:
+def fit(given: dict[str, Any], args: argparse.Namespace) -> Any:
+    of_topics = args.model == "topics"
     vi = nv.PrivateVI(
-        nv.private(logistic, unit="rows"),
+        nv.private(topics if of_topics else logistic, unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-9),
-        engine=engine,
-        num_steps=steps,
-        clipping_norm=1.0,
-        max_batch_size=chunk,
+        engine=args.engine,
+        num_steps=args.steps,
+        clipping_norm=100.0 if of_topics else 1.0,
+        max_nonzeros=WIDTH if of_topics else None,
+        max_batch_size=args.chunk,
         progress_bar=False,
     )
     return vi.run(jax.random.key(0), **given)
@@ -146,22 +192,34 @@ class Peak(threading.Thread):
 def measure(kind: str, rows: int, cache: str, args: argparse.Namespace) -> dict:
     """One fit, in this process."""
     folder = pathlib.Path(args.folder)
-    paths = [] if kind == "arrays" else write(folder, rows, kind)
+    of_topics = args.model == "topics"
+    if kind == "arrays":
+        paths = []
+    else:
+        paths = (
+            write_documents(folder, rows) if of_topics else write(folder, rows, kind)
+        )
     for path in paths:
         with path.open("rb") as file:
             if cache == "cold":
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
             while cache == "warm" and file.read(2**24):
                 pass
-    given = arguments(kind, rows, paths)
+    few = min(rows, 2**13 if of_topics else 2**17)
+    if of_topics:
+        maps = [np.load(path, mmap_mode="r") for path in paths]
+        given = matrix(maps or documents(0, rows), rows)
+        first = matrix(documents(0, few), few)
+    else:
+        given = arguments(kind, rows, paths)
+        first = arguments("arrays", few, [])
     warnings.simplefilter("ignore")
-    few = generated(0, min(rows, 2**17))
-    fit({"X": few[0], "y": few[1]}, args.steps, args.engine, args.chunk)
+    fit(first, args)
     before = anonymous_bytes()
     peak = Peak(anonymous_bytes)
     peak.start()
     started = time.perf_counter()
-    result = fit(given, args.steps, args.engine, args.chunk)
+    result = fit(given, args)
     seconds = time.perf_counter() - started
     peak.ended.set()
     passes = len(result.privacy.events)
@@ -183,6 +241,7 @@ def main() -> None:
     parser.add_argument("--memory-rows", type=int, default=4_000_000)
     parser.add_argument("--kinds", nargs="+", default=["memmap"])
     parser.add_argument("--caches", nargs="+", default=["warm"])
+    parser.add_argument("--model", choices=["logistic", "topics"], default="logistic")
     parser.add_argument("--engine", default="vips")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--chunk", type=int, help="max_batch_size")

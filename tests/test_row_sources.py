@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+import scipy.sparse
 
 import numpyro_vips as nv
 
@@ -190,7 +191,7 @@ def test_a_source_of_mappings_stands_for_a_dict_of_arrays():
 
 @pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
 def test_rows_of_a_source_may_be_sparse(sampling, tmp_path):
-    counts = np.random.default_rng(0).poisson(0.4, (400, 12)).astype(np.float32)
+    counts = counts_of_words()
     np.save(tmp_path / "counts.npy", counts)
     there = np.load(tmp_path / "counts.npy", mmap_mode="r")
     options = {"model": topics, "sampling": sampling, "max_nonzeros": 6}
@@ -213,6 +214,40 @@ def test_fits_without_noise_and_queries_take_sources(engine, tmp_path):
         found = fit(rows=rows, budget=budget, **options)
         assert_same_bits(found, expected)
         np.testing.assert_array_equal(found.elbo(**rows), found.elbo(X, y))
+
+
+def counts_of_words() -> np.ndarray:
+    counts = np.random.default_rng(0).poisson(0.4, (400, 12)).astype(np.float32)
+    counts[3] = 0.0
+    return counts
+
+
+def csr_in_files(folder: Path, matrix: Any) -> Any:
+    """The same matrix, its three arrays mapped into memory."""
+    parts = []
+    for name in ("data", "indices", "indptr"):
+        np.save(folder / f"{name}.npy", getattr(matrix, name))
+        parts.append(np.load(folder / f"{name}.npy", mmap_mode="r"))
+    return scipy.sparse.csr_matrix(tuple(parts), shape=matrix.shape)
+
+
+@pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
+def test_a_sparse_matrix_may_lie_in_files(sampling, tmp_path):
+    matrix = scipy.sparse.csr_matrix(counts_of_words())
+    there = csr_in_files(tmp_path, matrix)
+    options = {"model": topics, "sampling": sampling, "max_nonzeros": 6}
+    assert_same_bits(fit(there, **options), fit(matrix, **options))
+
+
+def test_chunks_without_rows_are_no_trouble(tmp_path):
+    """Where fewer rows are there than were declared."""
+    counts = counts_of_words()
+    np.save(tmp_path / "counts.npy", counts)
+    mapped = np.load(tmp_path / "counts.npy", mmap_mode="r")
+    options = {"model": topics, "num_rows": 900}
+    expected = fit(counts, **options)
+    for rows in (mapped, scipy.sparse.csr_matrix(counts)):
+        assert_same_bits(fit(rows, **options), expected)
 
 
 def test_the_statement_does_not_tell_where_rows_lie(tmp_path):

@@ -188,11 +188,14 @@ def _entries_of(
     Returns:
       Of each entry, the number among `rows`, the column, and the value.
     """
-    rows = np.asarray(rows)
+    rows = np.asarray(rows, np.int64)  # A range without any has no dtype.
     stored = min(len(matrix.indices), len(matrix.data))
-    pointers = np.clip(np.asarray(matrix.indptr, np.int64), 0, stored)
-    starts = pointers[rows]
-    lengths = np.maximum(0, pointers[rows + 1] - starts)
+    # Of the pointers only these, since they may lie in a file, too.
+    starts, ends = (
+        np.clip(np.asarray(matrix.indptr[places], np.int64), 0, stored)
+        for places in (rows, rows + 1)
+    )
+    lengths = np.maximum(0, ends - starts)
     row = np.repeat(np.arange(len(rows)), lengths)
     first = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
     entries = first + np.arange(len(row))
