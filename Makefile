@@ -23,7 +23,7 @@ CONSTRAINTS_lowest := $(PYTHON_lowest) tests/_lowest.py
 CONSTRAINTS_arviz0 := echo 'arviz<1'
 CONSTRAINTS_newest := true
 
-.PHONY: demo test test-slow audit lint docs dist foreign matrix clean
+.PHONY: demo test test-slow audit lint docs dist bench foreign matrix clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -61,6 +61,10 @@ dist: $(VENV)/.release
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*
 
+# Part by part: what has ended is kept. Other packages get environments of their own.
+bench: $(VENV)/.examples
+	$(BIN)/python benchmarks/run_all.py
+
 # Fits what has no record yet, so that it can be stopped and goes on. References, which
 # need funsor for discrete latents, are made by `benchmarks/foreign.py reference`.
 foreign: $(VENV)/.examples
@@ -83,7 +87,7 @@ $(MATRIX): matrix-%: .venv-matrix/%/.made
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-matrix build dist demo-output docs/_build .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-matrix .venv-peers build dist demo-output docs/_build .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # One stamp per dependency group: it is renewed when pyproject.toml changes, and a

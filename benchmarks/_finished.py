@@ -1,7 +1,7 @@
 """Records of fits in a file, so that a long table can be made in parts."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,11 @@ class Finished:
 
     def __contains__(self, key: str) -> bool:
         return key in self._records
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Removes records, so that `get` measures anew."""
+        for key in keys:
+            self._records.pop(key, None)
 
     def get(self, key: str, measure: Callable[[], Any]) -> Any:
         """The record of `key`, measured now if there is none."""
