@@ -87,6 +87,14 @@ def test_page_on_tables_ends_in_the_coefficients_that_made_the_table(
     assert tuple(labels) == names["features"].design_columns
 
 
+def test_the_reference_has_every_public_name(repository):
+    page = (repository / "docs" / "api.md").read_text(encoding="utf-8")
+    kinds = "autoclass|autofunction|autoexception"
+    named = set(re.findall(rf"^\.\. (?:{kinds}):: (\w+)$", page, re.MULTILINE))
+    assert set(nv.__all__) - {"accounting"} <= named
+    assert named <= {*nv.__all__, *nv.accounting.__all__}
+
+
 def test_likelihood_that_is_wrong_is_refused(incomes, registry):
     def wrong(x, scale, alpha, *, augment):
         m, a = as_form(scale), as_form(alpha)
