@@ -14,6 +14,9 @@ _PART_BYTES = 2**22
 class ArrayRows:
     """An array that lies elsewhere, and is read a part at a time.
 
+        >>> ArrayRows(np.zeros((6, 2)))
+        ArrayRows(float64[6, 2])
+
     Whatever has `shape` and `dtype`, and gives something that NumPy can read for
     `array[start:stop]`: an `h5py.Dataset`, a `zarr.Array`, a `tensorstore.TensorStore`.
     A `numpy.memmap` need not be wrapped.

@@ -15,6 +15,10 @@ _PART = 4096
 class RecordRows:
     """Rows that are read one by one, each a mapping of arrays or an array.
 
+        >>> rows = RecordRows([{"x": 1.0, "y": [0, 1]}, {"x": 2.0, "y": [1, 1]}])
+        >>> rows.read(np.array([1]))
+        {'x': array([2.]), 'y': array([[1, 1]])}
+
     Whatever has a length and gives a record for `records[n]`: a list of dicts, a data
     set of PyTorch, a random-access source of Grain, such as an `ArrayRecordDataSource`.
     Where there is `records.__getitems__(indices)`, several are read at once.

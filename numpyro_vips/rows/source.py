@@ -109,6 +109,10 @@ def columns(source: RowSource) -> dict[str, Column]:
     Where a model takes `X` and `y`, and a source's rows are mappings of both, write
     `vi.run(key, **nv.columns(source))`. They are read together.
 
+        >>> from numpyro_vips import RecordRows, columns
+        >>> columns(RecordRows([{"x": 1.0, "y": [0, 1]}]))
+        {'x': Column(float64[1]), 'y': Column(int64[1, 2])}
+
     Raises:
       TypeError: It is no source whose rows are mappings.
     """
