@@ -3,18 +3,22 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
 
 import jax
+import numpy as np
 from tqdm.auto import tqdm
 
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnusablePosteriorError
+from numpyro_vips.fitting.checkpoint import Checkpoint, opened
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
@@ -32,7 +36,7 @@ from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
-from numpyro_vips.jax_tools.random_keys import check_key, platforms
+from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments, check_widths
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
@@ -163,6 +167,10 @@ class PrivateVI:
       callback: Called with (t, result) after step t = 0, 1, ..., where there is a
         posterior that can be used. The result holds what has been released until then,
         under the privacy statement of the whole fit.
+      checkpoint: Path of a file that keeps what each step has released, before the
+        callback sees it. If it is there, `run` goes on after the last step in it, with
+        the same model, settings and `rng_key`, and charges nothing. The ledger must be
+        a file, too.
       label: What the ledger calls this fit.
       progress_bar: Whether to show the steps and the ε that was charged.
       insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
@@ -190,6 +198,7 @@ class PrivateVI:
         noise_multiplier: float | None = None,
         diagnostics: bool = True,
         callback: Callable[[int, PrivateVIResult], None] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
         label: str | None = None,
         progress_bar: bool = True,
         insecure_seed: int | None = None,
@@ -220,6 +229,10 @@ class PrivateVI:
         self.max_nonzeros = frozen(max_nonzeros)
         self.max_batch_size = self.schedule_options.max_batch_size
         self.callback = callback
+        self.checkpoint = None
+        if checkpoint is not None:
+            self.checkpoint = Path(checkpoint).resolve()
+            self._check_may_be_resumed(insecure_seed)
         self.label = label
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
@@ -268,7 +281,22 @@ class PrivateVI:
         check_key(rng_key)
         started = time.perf_counter()
         prepared, plan = self._prepare_fit(args, kwargs)
-        priced = self._price(prepared.steps)
+        if self.checkpoint is None:
+            return self._fit(rng_key, prepared, plan, started, None)
+        about = self._about(rng_key, prepared, plan)
+        with opened(self.checkpoint, self.budget, prepared.steps, about) as checkpoint:
+            return self._fit(rng_key, prepared, plan, started, checkpoint)
+
+    def _fit(
+        self,
+        rng_key: jax.Array,
+        prepared: PreparedFit,
+        plan: Plan,
+        started: float,
+        checkpoint: Checkpoint | None,
+    ) -> PrivateVIResult:
+        resumed = None if checkpoint is None else checkpoint.priced
+        priced = self._price(prepared.steps) if resumed is None else resumed
         random = SecureRandom(insecure_seed=self.insecure_seed)
         progress = Progress(steps=priced.steps)
         engine = prepared.engine
@@ -283,7 +311,9 @@ class PrivateVI:
             prepared.rehearsed,
         )
         compiled = time.perf_counter()
-        if self.schedule_options.private:
+        if self.schedule_options.private and resumed is None:
+            if checkpoint is not None:
+                checkpoint.begin(priced)
             self.budget.charge(
                 epsilon=priced.epsilon,
                 delta=priced.delta,
@@ -291,6 +321,7 @@ class PrivateVI:
                 relation=self.schedule_options.sampling.relation,
                 events=events_of(priced.steps),
                 label=self.label or f"{name_of(self.model.fn)} ({engine.name})",
+                in_steps=None if checkpoint is None else checkpoint.name,
             )
         programs: dict[str, Any] = {}
 
@@ -327,18 +358,23 @@ class PrivateVI:
             num_planned = None  # It is not known beforehand how many there will be.
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        found = self._states(prepared, state, progress, random, rng_key)
+        released = [] if checkpoint is None else checkpoint.released
+        for number, numbers in enumerate(released):
+            state, progress = self._advanced(prepared, progress, number, state, numbers)
+        done = sum(not step.is_aside for step in priced.steps[: len(released)])
+        found = self._states(prepared, state, progress, random, rng_key, checkpoint)
         with (
             self._explaining_interrupts(priced),
             tqdm(
                 found,
+                initial=done,
                 total=num_planned,
                 disable=not self.progress_bar,
                 desc="PrivateVI",
             ) as bar,
         ):
             bar.set_postfix_str(f"ε spent {shown}")
-            for number, (state, progress) in enumerate(bar):
+            for number, (state, progress) in enumerate(bar, start=done):
                 if self.callback is not None and engine.has_posterior(state):
                     so_far = result_of(state, progress)
                     if not so_far.posterior.problems():
@@ -356,7 +392,7 @@ class PrivateVI:
         elif self.schedule_options.until_converged:
             result = _with_weighed_draws(result, prepared)
         for text in result.diagnostics["warnings"]:
-            warnings.warn(text, stacklevel=3)  # That of the caller of `run`.
+            warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
         return result
 
     def _prepare_fit(
@@ -386,9 +422,38 @@ class PrivateVI:
                     f"The fit was interrupted. Its charge of "
                     f"epsilon={priced.epsilon:.6g}, delta={priced.delta:.3g} stays: it "
                     "pays for what was released until then. Of the step that was "
-                    "interrupted nothing was released."
+                    "interrupted nothing was released. With checkpoint= the fit goes "
+                    "on where it ended, if it is run again."
                 )
             raise
+
+    def _check_may_be_resumed(self, insecure_seed: int | None) -> None:
+        if not self.schedule_options.private:
+            raise ValueError(
+                "Expected checkpoint= with a private fit: what is kept is what steps "
+                "have released. Run a fit without noise anew."
+            )
+        if insecure_seed is not None:
+            raise ValueError(
+                "Expected checkpoint= without insecure_seed=: a fit that goes on would "
+                "draw the same noise again."
+            )
+        if self.budget.path is None:
+            raise ValueError(
+                "Expected checkpoint= with a ledger that is a file, which counts the "
+                "steps that were released: PrivacyBudget(..., path=...)."
+            )
+
+    def _about(self, rng_key: jax.Array, prepared: PreparedFit, plan: Plan) -> str:
+        """What must be the same where a fit goes on, as text."""
+        rows = sorted(
+            (name, row.shape, str(row.dtype))
+            for name, row in prepared.arguments.row_shapes().items()
+        )
+        settings = self._settings_used(prepared, None)
+        key = np.asarray(jax.random.key_data(as_threefry(rng_key))).tolist()
+        counts = prepared.arguments.public_num_rows, self.model.unit
+        return repr((str(plan), rows, settings, key, counts))
 
     def _price(self, steps: Sequence[Step]) -> PricedSteps:
         return price(
@@ -402,6 +467,7 @@ class PrivateVI:
         progress: Progress,
         random: SecureRandom,
         rng_key: jax.Array,
+        checkpoint: Checkpoint | None,
     ) -> Iterator[tuple[Any, Progress]]:
         """State and progress after each step that moves the globals."""
         arguments, engine = prepared.arguments, prepared.engine
@@ -413,7 +479,7 @@ class PrivateVI:
                 yield from ((state, progress) for state in states)
                 return
             others = engine.other_starts(rng_key)
-        first = 0
+        first = 0 if checkpoint is None else len(checkpoint.released)
         if others:
             ended, first = [], _EXPLORING_STEPS
             for start in (state, *others):
@@ -423,7 +489,9 @@ class PrivateVI:
                 ended.append(state)
             state = engine.best(ended, arguments)
             yield state, progress
-        yield from self._steps(prepared, state, progress, random, first=first)
+        yield from self._steps(
+            prepared, state, progress, random, checkpoint, first=first
+        )
 
     def _steps(
         self,
@@ -431,6 +499,7 @@ class PrivateVI:
         state: Any,
         progress: Progress,
         random: SecureRandom,
+        checkpoint: Checkpoint | None = None,
         *,
         first: int = 0,
         last: int | None = None,
@@ -445,17 +514,32 @@ class PrivateVI:
                 released = release(
                     arguments, engine, step, state, random, self.max_batch_size, on_rows
                 )
-            state, progress = advanced(
-                engine,
-                progress,
-                number,
-                state,
-                released,
-                parts=prepared.parts,
-                num_rows=arguments.public_num_rows,
+            if checkpoint is not None:
+                checkpoint.keep(released)
+            state, progress = self._advanced(
+                prepared, progress, number, state, released
             )
             if not step.is_aside:
                 yield state, progress
+
+    def _advanced(
+        self,
+        prepared: PreparedFit,
+        progress: Progress,
+        number: int,
+        state: Any,
+        released: Mapping[str, np.ndarray],
+    ) -> tuple[Any, Progress]:
+        """State and progress after a step, from what it has released alone."""
+        return advanced(
+            prepared.engine,
+            progress,
+            number,
+            state,
+            released,
+            parts=prepared.parts,
+            num_rows=prepared.arguments.public_num_rows,
+        )
 
     def _settings_used(
         self, prepared: PreparedFit, num_steps: int | None

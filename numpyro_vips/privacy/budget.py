@@ -1,6 +1,7 @@
 """The ledger: what may be spent on one data set, and what has been spent on what."""
 
 import contextlib
+import dataclasses
 import datetime
 import math
 import os
@@ -19,7 +20,7 @@ from numpyro_vips.accounting import (
 )
 from numpyro_vips.accounting.renyi_filter import filter_epsilon
 from numpyro_vips.errors import BudgetExceededError
-from numpyro_vips.privacy.charges import Charge, exact, total
+from numpyro_vips.privacy.charges import Charge, FitInSteps, exact, total
 from numpyro_vips.privacy.ledger_file import LedgerFile
 
 Composition = Literal["split", "rdp"]
@@ -128,10 +129,11 @@ class PrivacyBudget:
         self._charges: tuple[Charge, ...] = ()
         if self._file is not None:
             with self._file.locked():
+                fits: dict[str, FitInSteps] = {}
                 if self._file.path.exists():
-                    self._charges = self._file.read()
+                    self._charges, fits = self._file.contents()
                 # Also proves, before anything is spent, that charging will work.
-                self._file.write(self._charges)
+                self._file.write(self._charges, fits)
 
     @property
     def epsilon(self) -> float:
@@ -152,6 +154,11 @@ class PrivacyBudget:
     def accountant(self) -> Accountant:
         """Who prices fits: `"pld"`, `"moments"` or `"strong"`."""
         return self._accountant
+
+    @property
+    def path(self) -> Path | None:
+        """The file that keeps the ledger, None if it is kept in memory."""
+        return None if self._file is None else self._file.path
 
     @property
     def is_private(self) -> bool:
@@ -233,6 +240,7 @@ class PrivacyBudget:
         relation: Relation,
         events: Sequence[GaussianEvent],
         label: str = "",
+        in_steps: str | None = None,
     ) -> Charge:
         """Charges a fit, durably, before its data are read.
 
@@ -245,6 +253,8 @@ class PrivacyBudget:
           events: Every noisy release of the fit. A release of another kind has none,
             and counts by its epsilon and delta alone: only with `"split"`.
           label: What is fitted, for people.
+          in_steps: A name that no other fit has, if the ledger is to count the fit's
+            steps, so that it may go on after an interruption. It must have a file.
 
         Returns:
           The entry. On an exception nothing was charged.
@@ -267,9 +277,51 @@ class PrivacyBudget:
             charges = self._current_charges()
             self._check(charges, entry)
             if self._file is not None:
-                self._file.write((*charges, entry))
+                _, fits = self._file.contents()
+                if in_steps is not None:
+                    fits[in_steps] = FitInSteps(charge=len(charges))
+                self._file.write((*charges, entry), fits)
             self._charges = (*charges, entry)
             return entry
+
+    def fit_in_steps(self, name: str) -> tuple[Charge, FitInSteps] | None:
+        """What was charged for a fit, and how far it has come; None if there is none.
+
+        Args:
+          name: What `charge` got as `in_steps`.
+        """
+        file = self._counting_file()
+        with self._lock:
+            charges = self._current_charges()
+            _, fits = file.contents()
+            return (charges[fits[name].charge], fits[name]) if name in fits else None
+
+    def count_step(self, name: str, steps: int, key: str) -> None:
+        """Counts a step of a fit as released, durably, and only once.
+
+        Args:
+          name: What `charge` got as `in_steps`.
+          steps: How many have been released with this one.
+          key: What the step's numbers are read with.
+
+        Raises:
+          RuntimeError: The step was counted before, by who goes on with the same fit.
+        """
+        file = self._counting_file()
+        with self._lock, file.locked():
+            charges = self._current_charges()
+            _, fits = file.contents()
+            if name not in fits or fits[name].steps != steps - 1:
+                raise RuntimeError(
+                    "Another program has gone on with this fit, and its ledger has "
+                    "counted this step. It was not released a second time."
+                )
+            fits[name] = dataclasses.replace(fits[name], steps=steps, key=key)
+            file.write(charges, fits)
+
+    def _counting_file(self) -> LedgerFile:
+        assert self._file is not None, "only a file counts steps"
+        return self._file
 
     def calibrate_events(
         self,

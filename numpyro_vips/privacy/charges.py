@@ -70,6 +70,25 @@ class Charge:
         return cls(**values)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitInSteps:
+    """How far a charged fit has come that may go on after an interruption.
+
+    Attributes:
+      charge: Number of its entry in the ledger.
+      steps: How many of its steps were released.
+      key: What the last of them is read with in the fit's checkpoint; see
+        `fitting/checkpoint.py`.
+    """
+
+    charge: int
+    steps: int = 0
+    key: str = ""
+
+    def __post_init__(self) -> None:
+        _validate.nonnegative(charge=self.charge, steps=self.steps)
+
+
 def exact(value: float) -> Fraction:
     """The decimal number that was written, so that ten times 0.1 is 1."""
     return Fraction(repr(float(value)))

@@ -17,7 +17,7 @@ from typing import Any
 import filelock
 
 from numpyro_vips.accounting import jsonable
-from numpyro_vips.privacy.charges import Charge
+from numpyro_vips.privacy.charges import Charge, FitInSteps
 
 _FORMAT = "numpyro_vips privacy ledger 3"
 _FORMAT_WITHOUT_ACCOUNTANT = "numpyro_vips privacy ledger 2"
@@ -35,7 +35,12 @@ class LedgerFile:
     accountant: str
 
     def read(self) -> tuple[Charge, ...]:
-        """What has been charged, oldest first.
+        """What has been charged, oldest first; see `contents`."""
+        charges, _ = self.contents()
+        return charges
+
+    def contents(self) -> tuple[tuple[Charge, ...], dict[str, FitInSteps]]:
+        """What has been charged, oldest first, and fits that may go on, by their names.
 
         Files of older formats are read too, so that no ledger is lost. They do not
         tell the ledger's accountant, only who priced each charge, so that any may go
@@ -74,6 +79,10 @@ class LedgerFile:
             elif body["format"] != _FORMAT_WITHOUT_ACCOUNTANT:
                 raise ValueError(damaged)
             charges = tuple(Charge.from_dict(fields) for fields in entries)
+            fits = {
+                name: FitInSteps(**fields)
+                for name, fields in body.get("fits", {}).items()
+            }
             found = (
                 float(body["epsilon"]),
                 body["delta"],
@@ -90,9 +99,11 @@ class LedgerFile:
                 f"{found[0]!r}, {found[1]!r}, {found[2]!r}, {found[3]!r}. "
                 "Open it with its own settings, or use another file."
             )
-        return charges
+        return charges, fits
 
-    def write(self, charges: tuple[Charge, ...]) -> None:
+    def write(
+        self, charges: tuple[Charge, ...], fits: Mapping[str, FitInSteps]
+    ) -> None:
         """Replaces the file in one step that survives a crash."""
         body = jsonable(
             {
@@ -102,24 +113,12 @@ class LedgerFile:
                 "composition": self.composition,
                 "accountant": self.accountant,
                 "charges": charges,
+                # Nothing of the kind is left out, as older programs read the file, too.
+                **({"fits": dict(fits)} if fits else {}),
             }
         )
         text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)
-        folder = self.path.parent
-        descriptor, temporary = tempfile.mkstemp(
-            dir=folder, prefix=f".{self.path.name}.", suffix=".tmp"
-        )
-        try:
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
-        _sync_folder(folder)
+        replace_file(self.path, text + "\n")
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -175,6 +174,24 @@ class LedgerFile:
             "it ends",
             str(self.path),
         )
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file, or leaves it as it was: nobody sees it in between."""
+    descriptor, temporary = tempfile.mkstemp(
+        dir=path.parent, prefix=f".{path.name}.", suffix=".tmp"
+    )
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    _sync_folder(path.parent)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -78,6 +78,23 @@ class SecureRandom:
         return f"SecureRandom({self.source})"
 
 
+def sealed(content: bytes, key: str) -> bytes:
+    """Content that only who has the key can read; sealing it again opens it.
+
+    Args:
+      content: What is sealed. A key must not seal more than one content.
+      key: From `fresh_key`.
+    """
+    stream = _generator(int(key, 16)).bytes(len(content))
+    pair = (np.frombuffer(part, np.uint8) for part in (content, stream))
+    return np.bitwise_xor(*pair).tobytes()
+
+
+def fresh_key() -> str:
+    """256 bits from the operating system, in hexadecimal digits."""
+    return f"{secrets.randbits(_KEY_BITS):064x}"
+
+
 def _generator(key: int) -> np.random.Generator:
     return np.random.Generator(randomgen.ChaCha(key=key, rounds=_ROUNDS))
 

@@ -1,0 +1,296 @@
+"""Fits that go on after an interruption: no step is lost, and none released twice."""
+
+import os
+import random
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.checkpoint import Checkpoint, opened
+from numpyro_vips.fitting.pricing import PricedSteps
+from numpyro_vips.fitting.schedule import Step, events_of
+from numpyro_vips.model import arguments
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+KEY = jax.random.key(3)
+
+
+class Stopped(Exception):
+    pass
+
+
+def logistic(X: Any, y: Any) -> None:
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+    return X, (X[:, 0] > 0).astype(np.int32)
+
+
+def ledger(folder: Path) -> nv.PrivacyBudget:
+    return nv.PrivacyBudget(1.0, 1e-5, path=folder / "ledger.json")
+
+
+def run(folder: Path, *, key: Any = KEY, name: str = "fit", **options: Any) -> Any:
+    settings: dict[str, Any] = {"num_steps": 5, "budget": ledger(folder), **options}
+    vi = nv.PrivateVI(
+        nv.private(logistic, unit="rows"),
+        checkpoint=folder / name,
+        progress_bar=False,
+        **settings,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vi.run(key, *data())
+
+
+def stopping_after(number: int, then: Callable[[], Any] | None = None) -> Any:
+    seen: dict[int, Any] = {}
+
+    def callback(t: int, result: Any) -> None:
+        seen[t] = jax.tree.map(np.asarray, result.params)
+        if t == number:
+            if then is not None:
+                then()
+            raise Stopped
+
+    return callback, seen
+
+
+def assert_same(one: Any, other: Any) -> None:
+    pairs = zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True)
+    assert all(np.array_equal(np.asarray(a), np.asarray(b)) for a, b in pairs)
+
+
+OPTIONS = [
+    {"engine": "vips"},
+    {"engine": "dpvi"},
+    {"engine": "dpvi", "sampling": nv.Poisson(0.3)},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_fit_goes_on_where_it_was_stopped(options, tmp_path, monkeypatch):
+    callback, before = stopping_after(2)
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=callback, **options)
+    after: dict[int, Any] = {}
+    result = run(tmp_path, callback=lambda t, r: after.update({t: r.params}), **options)
+    assert max(before) == 2
+    assert sorted(after) == list(range(3, max(after) + 1))
+    assert_same(after[max(after)], result.params)
+    assert len(ledger(tmp_path).charges) == 1
+    assert ledger(tmp_path).spent().epsilon == pytest.approx(1.0, rel=1e-3)
+
+    # What is finished is told again, and no row is read for it.
+    def fail(*_: Any) -> Any:
+        raise AssertionError("rows were read")
+
+    monkeypatch.setattr(arguments, "row_chunks", fail)
+    again = run(tmp_path, **options)
+    assert_same(again.params, result.params)
+    assert again.privacy.to_dict() == result.privacy.to_dict()
+    assert len(ledger(tmp_path).charges) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_steps": 6}, "another fit"),
+        ({"key": jax.random.key(4)}, "another fit"),
+        ({"engine": "dpvi"}, "another fit"),
+        ({"num_rows": 400}, "another fit"),
+    ],
+)
+def test_another_fit_does_not_go_on_with_it(options, match, tmp_path):
+    callback, _ = stopping_after(1)
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=callback)
+    before = (tmp_path / "fit").read_bytes()
+    with pytest.raises(ValueError, match=match):
+        run(tmp_path, **options)
+    assert (tmp_path / "fit").read_bytes() == before
+    assert len(ledger(tmp_path).charges) == 1
+
+
+def test_an_older_copy_is_refused(tmp_path):
+    def copy() -> None:
+        shutil.copy(tmp_path / "fit", tmp_path / "copy")
+
+    callback, _ = stopping_after(1, then=copy)
+    with pytest.raises(Stopped):
+        run(tmp_path, callback=callback)
+    # As new as the fit itself, so it may go on in its place.
+    callback, _ = stopping_after(2)
+    with pytest.raises(Stopped):
+        run(tmp_path, name="copy", callback=callback)
+    with pytest.raises(ValueError, match="older copy"):
+        run(tmp_path)
+    run(tmp_path, name="copy")
+    assert len(ledger(tmp_path).charges) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"insecure_seed": 1}, "same noise again"),
+        ({"budget": nv.PrivacyBudget(1.0, 1e-5)}, "a ledger that is a file"),
+        ({"budget": nv.PrivacyBudget(float("inf"))}, "a private fit"),
+    ],
+)
+def test_fits_that_cannot_go_on_are_refused(options, match, tmp_path):
+    with pytest.raises(ValueError, match=match):
+        run(tmp_path, **options)
+    assert not (tmp_path / "fit").exists()
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path):
+    (tmp_path / "fit").write_text("notes")
+    with pytest.raises(ValueError, match="to be a checkpoint"):
+        run(tmp_path)
+    assert (tmp_path / "fit").read_text() == "notes"
+    assert not ledger(tmp_path).charges
+
+
+# --- the file by itself ---------------------------------------------------------------
+
+STEPS = (
+    Step(
+        blocks=(Block(name="⟨x⟩", shape=(3,)),),
+        clipping_norm=1.0,
+        noise_multiplier=500.0,
+        sampling=nv.FullBatch(),
+    ),
+) * 400
+PRICED = PricedSteps(steps=STEPS, epsilon=0.5, delta=1e-6)
+
+
+def fresh(step: int) -> dict[str, np.ndarray]:
+    """What a step releases: other numbers each time, which name the step."""
+    return {"⟨x⟩": np.array([step, *np.frombuffer(os.urandom(16), np.uint64)], float)}
+
+
+def begun(folder: Path, checkpoint: Checkpoint) -> None:
+    if checkpoint.priced is None:
+        checkpoint.begin(PRICED)
+        ledger(folder).charge(
+            epsilon=0.5,
+            delta=1e-6,
+            unit="rows",
+            relation="add_or_remove",
+            events=events_of(STEPS),
+            in_steps=checkpoint.name,
+        )
+
+
+def test_a_step_of_two_copies_is_released_by_one(tmp_path):
+    budget = ledger(tmp_path)
+    with opened(tmp_path / "fit", budget, STEPS, "about") as one:
+        begun(tmp_path, one)
+        one.keep(fresh(0))
+        shutil.copy(tmp_path / "fit", tmp_path / "copy")
+        with opened(tmp_path / "copy", budget, STEPS, "about") as other:
+            assert len(other.released) == 1
+            one.keep(fresh(1))
+            with pytest.raises(RuntimeError, match="Another program has gone on"):
+                other.keep(fresh(1))
+        with (
+            pytest.raises(ValueError, match="Another process goes on"),
+            opened(tmp_path / "fit", budget, STEPS, "about"),
+        ):
+            pass
+
+
+def test_what_the_ledger_has_not_counted_cannot_be_read(tmp_path, monkeypatch):
+    budget = ledger(tmp_path)
+    first, lost = fresh(0), fresh(1)
+    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+        begun(tmp_path, checkpoint)
+        checkpoint.keep(first)
+        with monkeypatch.context() as patch, pytest.raises(Stopped):
+            patch.setattr(nv.PrivacyBudget, "count_step", _stop)
+            checkpoint.keep(lost)
+    content = (tmp_path / "fit").read_bytes()
+    for numbers in (first, lost):
+        assert numbers["⟨x⟩"].tobytes() not in content
+    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+        assert_same(checkpoint.released, [first])
+        second = fresh(1)
+        checkpoint.keep(second)
+    with opened(tmp_path / "fit", budget, STEPS, "about") as checkpoint:
+        assert_same(checkpoint.released, [first, second])
+
+
+def _stop(*_: Any) -> None:
+    raise Stopped
+
+
+def _keep_all(folder: Path, begins: int) -> None:
+    """Releases steps and publishes them, until it is killed."""
+    with opened(folder / "fit", ledger(folder), STEPS, "about") as checkpoint:
+        os.write(begins, b"!")
+        while len(checkpoint.released) < len(STEPS):
+            step = len(checkpoint.released)
+            numbers = fresh(step)
+            checkpoint.keep(numbers)
+            with (folder / "published").open("ab") as file:  # As a callback would.
+                file.write(numbers["⟨x⟩"].tobytes())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")
+@pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
+    delays = random.Random(0)
+    with opened(tmp_path / "fit", ledger(tmp_path), STEPS, "about") as checkpoint:
+        begun(tmp_path, checkpoint)
+    for kills in range(times):
+        ready, begins = os.pipe()
+        process = os.fork()
+        if process == 0:
+            try:
+                _keep_all(tmp_path, begins)
+            finally:
+                os._exit(0)
+        os.close(begins)
+        os.read(ready, 1)
+        os.close(ready)
+        time.sleep(delays.uniform(0.0, 0.012))
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+        # A copy of any instant is refused later or holds what was published.
+        if kills % 10 == 0:
+            shutil.copy(tmp_path / "fit", tmp_path / f"copy{kills}")
+    with opened(tmp_path / "fit", ledger(tmp_path), STEPS, "about") as checkpoint:
+        kept = np.array([numbers["⟨x⟩"] for numbers in checkpoint.released])
+    assert 0.1 * times < len(kept) < len(STEPS)
+    np.testing.assert_array_equal(kept[:, 0], np.arange(len(kept)))
+    published = (tmp_path / "published").read_bytes()
+    seen = np.frombuffer(published[: len(published) // 24 * 24]).reshape(-1, 3)
+    # Of each step one version alone was ever seen, and it is the one that is kept.
+    steps = seen[:, 0].astype(int)
+    assert len(set(steps)) == len(steps)
+    np.testing.assert_array_equal(seen, kept[steps])
+    assert len(ledger(tmp_path).charges) == 1
+    for copy in tmp_path.glob("copy*"):
+        budget = ledger(tmp_path)
+        try:
+            with opened(copy, budget, STEPS, "about") as checkpoint:
+                old = [numbers["⟨x⟩"] for numbers in checkpoint.released]
+                assert_same(old, list(kept))
+        except ValueError as error:
+            assert "older copy" in str(error) or "knows nothing" in str(error)
