@@ -512,9 +512,11 @@ class PrivacyBudget:
         for row in rows if charges else []:
             cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
             lines.append("  " + "  ".join(cells).rstrip())
+        # Of the digits that are shown of the budget; calibration stops a hair below.
+        rest = 0.0 if left.epsilon < 5e-7 * self._epsilon else left.epsilon
         lines.append(
             f"Spent: epsilon = {spent.epsilon:.6g}, delta = {spent.delta:.3g}. "
-            f"Left: epsilon = {left.epsilon:.6g}, delta = {left.delta:.3g}."
+            f"Left: epsilon = {rest:.6g}, delta = {left.delta:.3g}."
         )
         return "\n".join(lines)
 

@@ -275,6 +275,16 @@ def test_printing_tells_what_was_spent_on_what():
     assert "spent_epsilon=0.75" in repr(budget)
 
 
+def test_a_ledger_that_is_spent_shows_no_crumbs():
+    budget = PrivacyBudget(1.0, 1e-6)
+    charge(budget, 1.0 - 3e-14, 1e-6)
+    assert budget.remaining().epsilon > 0.0
+    assert "Spent: epsilon = 1, delta = 1e-06. Left: epsilon = 0," in str(budget)
+    budget = PrivacyBudget(1.0, 1e-6)
+    charge(budget, 1.0 - 1e-5, 1e-6)
+    assert "Left: epsilon = 1e-05," in str(budget)
+
+
 # ----------------------------------------------------------------------------------
 # Threads and files
 
