@@ -9,6 +9,7 @@ import signal
 import threading
 import tracemalloc
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,17 @@ def test_ctrl_c_ends_a_step_between_chunks():
     assert not reading_threads()
 
 
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_nothing_holds_a_source_after_a_fit(engine):
+    source = Rows(*data())
+    reference = weakref.ref(source)
+    result = fit(rows=nv.columns(source), engine=engine)
+    del source
+    gc.collect()
+    assert reference() is None
+    assert result.params
+
+
 def test_no_thread_is_left_behind(tmp_path):
     X, y = data()
     fit(rows=memory_maps(tmp_path, X, y))
@@ -424,6 +436,7 @@ def test_no_thread_is_left_behind(tmp_path):
 # --- memory ---------------------------------------------------------------------------
 
 
+@pytest.mark.optimized
 def test_memory_is_that_of_parts(tmp_path):
     """Of 64 MB of rows a few parts of 4 MB are held at a time."""
     path = tmp_path / "X.npy"

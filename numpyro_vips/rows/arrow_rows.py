@@ -149,8 +149,11 @@ class ParquetRows(_Selected):
             if not wanted:
                 continue
             begin = int(ends[wanted[0]])
-            with pq.ParquetFile(path) as file:
-                for batch in file.iter_batches(_PART, wanted, self._columns):
+            # Neither the file's bytes nor columns that wait for threads in memory.
+            with pq.ParquetFile(path, memory_map=True) as file:
+                for batch in file.iter_batches(
+                    _PART, wanted, self._columns, use_threads=False
+                ):
                     end = begin + batch.num_rows
                     low, high = max(start, begin), min(stop, end)
                     if low < high:

@@ -105,9 +105,9 @@ def test_only_the_row_groups_of_a_range_are_read(tmp_path, monkeypatch):
     rows = ParquetRows(files(tmp_path, [35])[0])
     read, iter_batches = [], pq.ParquetFile.iter_batches
 
-    def watched(self: Any, size: int, groups: list[int], *rest: Any) -> Any:
+    def watched(self: Any, size: int, groups: list[int], *rest: Any, **more: Any):
         read.extend(groups)
-        return iter_batches(self, size, groups, *rest)
+        return iter_batches(self, size, groups, *rest, **more)
 
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", watched)
     list(rows.scan(12, 29))

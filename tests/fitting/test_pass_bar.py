@@ -1,0 +1,84 @@
+"""Progress within a step: public numbers alone, and only where a step takes long."""
+
+import warnings
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips import inference
+from numpyro_vips.fitting import pass_bar
+
+
+def means(y: Any) -> None:
+    a: Any = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def fit(rows: int, **options: Any) -> None:
+    vi = nv.PrivateVI(
+        nv.private(means, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-6),
+        num_steps=2,
+        clipping_norm=2.0,
+        max_batch_size=64,
+        **options,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        vi.run(jax.random.key(0), np.zeros(rows, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {300}),
+        # What serves the intervals alone is released from all rows.
+        ({"sampling": nv.Poisson(0.5)}, {150, 300}),
+        # Neither more nor fewer rows than were declared show.
+        ({"num_rows": 200}, {200}),
+        ({"num_rows": 1000}, {1000}),
+    ],
+)
+def test_what_is_told_is_public(options, expected, monkeypatch):
+    told: list[list[tuple[int, int]]] = []
+
+    class Watched:
+        def __init__(self, *, is_shown: bool) -> None:
+            assert is_shown
+
+        def __enter__(self) -> Any:
+            told.append([])
+            return lambda *numbers: told[-1].append(numbers)
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr(inference, "pass_bar", Watched)
+    fit(300, engine="dpvi", **options)
+    assert len(told) >= 2
+    for numbers in told:
+        done = [number for number, _ in numbers]
+        assert done == sorted(done)
+        assert {of for _, of in numbers} == {done[-1]}
+    assert {numbers[-1][0] for numbers in told} == expected
+
+
+@pytest.mark.parametrize("delay", [0.0, 100.0])
+def test_the_bar_shows_where_a_step_takes_long(delay, monkeypatch, capsys):
+    monkeypatch.setattr(pass_bar, "_DELAY", delay)
+    fit(300)
+    shown = capsys.readouterr().err
+    assert "PrivateVI" in shown
+    assert ("this step" in shown) == (delay == 0.0)
+
+
+def test_there_is_none_where_none_is_wanted(monkeypatch, capsys):
+    monkeypatch.setattr(pass_bar, "_DELAY", 0.0)
+    fit(300, progress_bar=False)
+    assert capsys.readouterr().err == ""
