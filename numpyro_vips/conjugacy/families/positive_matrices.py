@@ -112,6 +112,10 @@ def symmetric_part(
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
 
+# How far, in multiples of the largest entry.
+_FAR = 1e3
+
+
 def denoised(
     precision: Float[Array, "*batch dim dim"],
     deviation: Float[Array, "*batch dim dim"],
@@ -144,17 +148,25 @@ def denoised(
         unit = jnp.sqrt(jnp.where(unit > 0, unit, 1.0))
         units = unit[..., :, None] * unit[..., None, :]
         noise = _spectral_norm(deviation / units)
-        values, vectors = eigh(precision / units)
+        scaled = precision / units
+        # Coordinates without noise, such as the mean of effects, of which rows say
+        # nothing, are no part of what the noise has mixed: they are put far away.
+        both = is_noisy[..., :, None] & is_noisy[..., None, :]
+        size = jnp.abs(scaled).max((-1, -2)) + noise
+        far = jnp.where(is_noisy, 0.0, _FAR * size[..., None])
+        diagonal = jnp.eye(precision.shape[-1])
+        mixed = jnp.where(both, scaled, 0.0) + far[..., None] * diagonal
+        values, vectors = eigh(mixed)
         expected = _expected_eigenvalues(values, noise)
         weighted = vectors * jnp.maximum(expected, 0.0)[..., None, :]
         found = _product(weighted, jnp.swapaxes(vectors, -1, -2))
+        found = jnp.where(both, found, scaled)
         # Rounding may leave negative ones again, however small the noise is.
-        rounding = 4.0 * jnp.finfo(values.dtype).eps * jnp.abs(values).max(-1)
+        rounding = 4.0 * jnp.finfo(values.dtype).eps * size
         least = precision.shape[-1] * rounding
-        # Of coordinates without noise, such as the mean of effects, rows say nothing.
         ridge = jnp.where(is_noisy, room * noise[..., None], 0.0)
         ridge = jnp.maximum(ridge, least[..., None])[..., None]
-        with_ridge = (found + ridge * jnp.eye(precision.shape[-1])) * units
+        with_ridge = (found + ridge * diagonal) * units
         return jnp.where(noise[..., None, None] > 0, with_ridge, precision)
 
     # Without noise the matrix is left alone to the last digit.

@@ -1,0 +1,45 @@
+"""Hyperparameters that rows know through group effects alone, under noise."""
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+
+
+@nv.private(unit="rows")
+def groups(group, x, y=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 5.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+    noise = numpyro.sample("noise", dist.HalfNormal(2.0))
+    with numpyro.plate("groups", 12):
+        effect = numpyro.sample("effect", dist.Normal(mean, scale))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(x)):
+        y_mean = effect[group] + slope[group] * x
+        numpyro.sample("y", dist.Normal(y_mean, noise), obs=y)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_mean_of_effects_is_where_the_effects_are(seed):
+    """Nothing of the noise in the rows' information is information on their mean."""
+    rng = np.random.default_rng(seed)
+    group, x = rng.integers(0, 12, 5000), rng.normal(size=5000).astype(np.float32)
+    effect, slope = -10.0 + 2.0 * rng.normal(size=12), rng.normal(size=12)
+    y = effect[group] + slope[group] * x + 2.0 * rng.normal(size=5000)
+    vi = nv.PrivateVI(
+        groups,
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        insecure_seed=seed,
+        progress_bar=False,
+    )
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        result = vi.run(jax.random.key(0), group, x, y.astype(np.float32))
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+    effects = np.asarray(draws["effect"]).mean(0)
+    away = np.asarray(draws["mean"]) - effects.mean()
+    assert abs(away.mean()) < 1.0
+    # Twelve effects tell their mean to their standard deviation over √12.
+    assert away.std() < 1.5
