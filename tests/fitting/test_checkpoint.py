@@ -252,6 +252,7 @@ def _keep_all(folder: Path, begins: int) -> None:
                 file.write(numbers["⟨x⟩"].tobytes())
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a process of its own")
 @pytest.mark.filterwarnings("ignore:.*fork")
 @pytest.mark.parametrize("times", [20, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
