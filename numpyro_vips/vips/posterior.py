@@ -1,7 +1,7 @@
 """The posterior that VIPS releases: a product of exponential-family factors."""
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -61,11 +61,17 @@ class ConjugatePosterior:
         return cls(specification, params)
 
     def beside(self, without_privacy: "ConjugatePosterior") -> "ConjugatePosterior":
-        """This posterior, which knows what it would be without noise and clipping."""
-        found = {
-            f"{site}/{_WITHOUT_PRIVACY}": jnp.asarray(moments.stddev)
-            for site, moments in without_privacy.moments().items()
-        }
+        """This posterior, which knows what it would be without noise and clipping.
+
+        Where noise leaves sums of which nothing can be made as they are, such as
+        squares below zero, none of a site's width is due to the data.
+        """
+        known = without_privacy._moments_but_for(without_privacy.problems())
+        found = {}
+        for site, moments in self._moments_but_for(self.problems()).items():
+            nothing = np.zeros(np.shape(moments.stddev))
+            alone = known[site].stddev if site in known else nothing
+            found[f"{site}/{_WITHOUT_PRIVACY}"] = jnp.asarray(alone)
         return ConjugatePosterior(self.specification, {**self.params, **found})
 
     def variance_parts(self) -> dict[str, VarianceParts]:
@@ -93,8 +99,15 @@ class ConjugatePosterior:
 
     def moments(self) -> dict[str, MeanAndStddev]:
         """Mean and standard deviation by site; of draws where there is no formula."""
+        found = self._moments_but_for(())
+        return {name: found[name] for name in self.specification["site_dims"]}
+
+    def _moments_but_for(self, left_out: Container[str]) -> dict[str, MeanAndStddev]:
+        """`moments` of the sites of all other factors than these."""
         found: dict[str, MeanAndStddev] = {}
         for factor in self.specification["blocks"]:
+            if factor["name"] in left_out:
+                continue
             if "layout" not in factor:
                 if factor["name"] in self.specification["site_dims"]:
                     found[factor["name"]] = self._moments_of_factor(factor)
@@ -104,7 +117,7 @@ class ConjugatePosterior:
             means, stddevs = (evaluate_in_double(layout.sites, p) for p in moments)
             for name in means:
                 found[name] = MeanAndStddev(mean=means[name], stddev=stddevs[name])
-        return {name: found[name] for name in self.specification["site_dims"]}
+        return found
 
     def _moments_of_factor(self, factor: Mapping[str, Any]) -> MeanAndStddev:
         family, parameters = self._family(factor), self._parameters(factor["name"])

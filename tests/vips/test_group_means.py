@@ -43,3 +43,37 @@ def test_the_mean_of_effects_is_where_the_effects_are(seed):
     assert abs(away.mean()) < 1.0
     # Twelve effects tell their mean to their standard deviation over √12.
     assert away.std() < 1.5
+
+
+@nv.private(unit="rows")
+def crossed(group, other, y=None):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
+    scales = [numpyro.sample(name, dist.HalfCauchy(1.0)) for name in ("s1", "s2")]
+    noise = numpyro.sample("noise", dist.HalfCauchy(1.0))
+    with numpyro.plate("groups", 8):
+        first = numpyro.sample("first", dist.Normal(0.0, scales[0]))
+    with numpyro.plate("others", 5):
+        second = numpyro.sample("second", dist.Normal(0.0, scales[1]))
+    with numpyro.plate("rows", len(group)):
+        y_mean = mean + first[group] + second[other]
+        numpyro.sample("y", dist.Normal(y_mean, noise), obs=y)
+
+
+def test_crossed_effects_beside_a_mean_have_a_posterior():
+    """Of the mean there is a public count and noisy products."""
+    rng = np.random.default_rng(0)
+    group, other = rng.integers(0, 8, 3000), rng.integers(0, 5, 3000)
+    first, second = 2.0 * rng.normal(size=8), rng.normal(size=5)
+    y = 1.0 + first[group] + second[other] + 3.0 * rng.normal(size=3000)
+    vi = nv.PrivateVI(
+        crossed,
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        insecure_seed=0,
+        progress_bar=False,
+    )
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        result = vi.run(jax.random.key(0), group, other, y.astype(np.float32))
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))
+    total = np.asarray(draws["mean"])[:, None] + np.asarray(draws["first"])
+    away = total.mean(0) - (1.0 + first + second.mean())
+    assert (abs(away) < 4.0 * total.std(0)).all()

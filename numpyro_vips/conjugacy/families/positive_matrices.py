@@ -149,11 +149,14 @@ def denoised(
         units = unit[..., :, None] * unit[..., None, :]
         noise = _spectral_norm(deviation / units)
         scaled = precision / units
-        # Coordinates without noise, such as the mean of effects, of which rows say
-        # nothing, are no part of what the noise has mixed: they are put far away.
-        both = is_noisy[..., :, None] & is_noisy[..., None, :]
+        # Coordinates without any noise, such as the mean of effects, of which rows say
+        # nothing, are no part of what the noise has mixed: they are put far away. One
+        # may have noise beside the diagonal alone: in its products with others, where
+        # its own square is a public count.
+        is_mixed = deviation.max(-1) > 0
+        both = is_mixed[..., :, None] & is_mixed[..., None, :]
         size = jnp.abs(scaled).max((-1, -2)) + noise
-        far = jnp.where(is_noisy, 0.0, _FAR * size[..., None])
+        far = jnp.where(is_mixed, 0.0, _FAR * size[..., None])
         diagonal = jnp.eye(precision.shape[-1])
         mixed = jnp.where(both, scaled, 0.0) + far[..., None] * diagonal
         values, vectors = eigh(mixed)
@@ -163,7 +166,7 @@ def denoised(
         found = jnp.where(both, found, scaled)
         # Rounding may leave negative ones again, however small the noise is.
         rounding = 4.0 * jnp.finfo(values.dtype).eps * size
-        least = precision.shape[-1] * rounding
+        least = precision.shape[-1] ** 2 * rounding
         ridge = jnp.where(is_noisy, room * noise[..., None], 0.0)
         ridge = jnp.maximum(ridge, least[..., None])[..., None]
         with_ridge = (found + ridge * diagonal) * units

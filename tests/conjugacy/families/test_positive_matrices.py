@@ -237,3 +237,21 @@ def test_coordinates_without_noise_get_no_room_for_it():
     )
     np.testing.assert_allclose(found[3], 0.0, atol=1e-3)
     assert (np.diag(found)[:3] > 45.0).all()
+
+
+def test_a_coordinate_with_noise_beside_the_diagonal_alone_leaves_it_positive():
+    """A mean beside effects: its own square is a public count, its products are not."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        noise = 2.0 * rng.normal(size=(5, 5))
+        noise[0, 0] = 0.0
+        matrix = np.diag([10.0, 2.0, 2.0, 2.0, 2.0])
+        matrix[0, 1:] = matrix[1:, 0] = 2.0
+        matrix += noise + noise.T
+        deviation = np.full((5, 5), 2.0 * np.sqrt(2.0))
+        deviation[np.diag_indices(5)] = 4.0
+        deviation[0, 0] = 0.0
+        found = np.asarray(
+            positive_matrices.denoised(jnp.asarray(matrix), jnp.asarray(deviation))
+        )
+        assert (np.linalg.eigvalsh(found) > -1e-4).all()
