@@ -6,6 +6,7 @@ same rows, and, for a topic model, with documents that are written as words and 
 
 import dataclasses
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ from numpyro.handlers import mask, scale
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.interpreter import entries
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.guides import NoiseAwarePosterior
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.bounded_sum import bounded_sum
@@ -470,6 +472,56 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
     plan = vi.explain(x, y)
     assert plan.engine == "dpvi"
     assert "DPVI writes the row out again" in plan.notes[-1]
+
+
+def noise_aware(fn: Any, rows: Rows, **options: Any) -> NoiseAwarePosterior:
+    """The posterior of a private fit with DPVI, at a noise that is always the same."""
+    budget = nv.PrivacyBudget(1.0, 1e-5)
+    marked = nv.private(fn, unit=UNIT)
+    settings = {**OPTIONS, "engine": "dpvi", "insecure_seed": 1, **options}
+    vi = nv.PrivateVI(marked, budget=budget, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        posterior = vi.run(jax.random.key(0), *rows).posterior
+    assert isinstance(posterior, NoiseAwarePosterior)
+    return posterior
+
+
+def factors_with_a_latent_per_row(x: Any) -> None:
+    loading: Any = dist.LogNormal(0.0, 1.0).expand([TOPICS, LENGTH]).to_event(2)
+    beta: Any = numpyro.sample("beta", loading)
+    with numpyro.plate(UNIT, x.shape[0]):
+        shares: Any = dist.Gamma(0.7, 1.0).expand([TOPICS]).to_event(1)
+        theta: Any = numpyro.sample("theta", shares)
+        numpyro.sample("x", dist.Poisson(theta @ beta).to_event(1), obs=x)
+
+
+def factors_with_public_weights(x: Any) -> None:
+    theta = jnp.linspace(0.5, 1.5, TOPICS)
+    loading: Any = dist.LogNormal(0.0, 1.0).expand([TOPICS, LENGTH]).to_event(2)
+    beta: Any = numpyro.sample("beta", loading)
+    with numpyro.plate(UNIT, x.shape[0]):
+        numpyro.sample("x", dist.Poisson(theta @ beta).to_event(1), obs=x)
+
+
+@pytest.mark.parametrize(
+    "fn", [factors_with_public_weights, factors_with_a_latent_per_row]
+)
+def test_a_private_fit_by_dpvi_releases_what_it_does_of_whole_rows(fn: Any) -> None:
+    """Gradients, and the information for a posterior that knows of the noise."""
+    rng = np.random.default_rng(3)
+    x = counts(rng, (200,)).astype(np.float32)
+    x[:20] = rng.permuted(np.tile(np.arange(1.0, LENGTH + 1), (20, 1)), axis=1)
+    kept = np.where(np.argsort(np.argsort(-x, axis=1)) < WIDTH, x, 0.0)
+    kept = kept.astype(np.float32)
+    expected = noise_aware(fn, (kept,)).params
+    for rows in (x, sp.csr_matrix(x)):
+        found = noise_aware(fn, (rows,), max_nonzeros=WIDTH).params
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-5, atol=1e-6)
+    others = noise_aware(fn, (x,)).params
+    assert not np.allclose(others["joint.loc"], expected["joint.loc"], atol=1e-3)
 
 
 @pytest.mark.parametrize(

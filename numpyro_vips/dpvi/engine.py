@@ -216,6 +216,7 @@ class DpviEngine:
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
         self._optimizer = optimizer
         self._jitted_sum = jit_ahead(self._sum)
+        self._jitted_information = jit_ahead(self._information)
         self._jitted_norms = jit_unoptimized(self._norms)
         self._jitted_counts = jit_ahead(self._counts, static_argnums=6)
         self._jitted_update = jit_of_globals(self._updated)
@@ -522,7 +523,10 @@ class DpviEngine:
         if INFORMATION in scales and self._noise_aware is not None:
             # The joint vector is this block, at scale 1.
             point = state.average.guide["loc"]
-            return self._noise_aware.bounded_sum(point, rows, mask, clipping_norm)
+            found = self._jitted_information(
+                point, dict(rows), mask, float(clipping_norm)
+            )
+            return {INFORMATION: np.asarray(found)}
         key, draws = self._draws(state)
         found = self._jitted_sum(
             state.variational,
@@ -895,6 +899,18 @@ class DpviEngine:
         shared = self._shared(variational, key, draws)
         return self._row_gradients.clipped_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm
+        )
+
+    def _information(
+        self,
+        point: Point,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        clipping_norm: Any,
+    ) -> Float[Array, "read read"]:
+        assert self._noise_aware is not None
+        return self._noise_aware.clipped_sum(
+            point, self._as_traced(rows), mask, clipping_norm
         )
 
     def _norms(

@@ -23,10 +23,8 @@ from numpyro_vips.dpvi.score_likelihood import (
     normal_of,
 )
 from numpyro_vips.dpvi.variational_newton import Normal, in_batches
-from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.vips.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
@@ -91,18 +89,18 @@ class NoiseAware:
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
         """
-        self._rows = RowInformation(
+        rows = RowInformation(
             program,
             inputs,
             num_read=num_read,
             has_second_derivative=has_second_derivative,
         )
-        self.block: Block = self._rows.block
+        self.block: Block = rows.block
         self._space = space
         self._prior_stddev = prior_stddev
         self._num_read = num_read
-        self.check = self._rows.check
-        self._jitted_sum = jit_ahead(self._rows.clipped_sum)
+        self.check = rows.check
+        self.clipped_sum = rows.clipped_sum
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 
     def no_score(self, dtype: Any) -> RunningScore:
@@ -112,18 +110,6 @@ class NoiseAware:
             jnp.zeros(self._space.size, dtype),
             jnp.zeros((), dtype),
         )
-
-    # --- what reads private rows ------------------------------------------------------
-
-    def bounded_sum(
-        self, point: Point, rows: Mapping[str, Any], mask: Any, clipping_norm: float
-    ) -> dict[str, Float64[np.ndarray, "read read"]]:
-        """The clipped sum of the rows' information, not yet private.
-
-        See `RowInformation.clipped_sum`.
-        """
-        found = self._jitted_sum(point, dict(rows), mask, float(clipping_norm))
-        return {INFORMATION: np.asarray(found)}
 
     # --- what is public ---------------------------------------------------------------
 
