@@ -53,11 +53,12 @@ def _of_one(
     # Of the others, such as the mean of effects, rows know through the prior alone.
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
-    # In these units noise is as large in every entry of the information.
+    # In these units noise is as large in every entry of the information's diagonal.
     noise = np.diag(target.curvature_noise)[read]
     units = np.sqrt(np.where(noise > 0, noise, 1.0))
     information = Information(
-        target.curvature[block] / np.outer(units, units), float(np.max(noise > 0))
+        target.curvature[block] / np.outer(units, units),
+        target.curvature_noise[block] / np.outer(units, units),
     )
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2

@@ -29,12 +29,35 @@ class Information(NamedTuple):
 
     Attributes:
       matrix: With noise, symmetric.
-      noise_stddev: Of the noise in an entry of the diagonal; off it, it is smaller by
-        √2.
+      noise_stddev: Of the noise in each entry. One number is that of the diagonal, and
+        off it the noise is smaller by √2.
     """
 
     matrix: Float64[np.ndarray, "read read"]
-    noise_stddev: float
+    noise_stddev: Float64[np.ndarray, "read read"] | float
+
+    @property
+    def is_noisy(self) -> bool:
+        return bool(np.any(self.noise_stddev))
+
+    def noise_between(
+        self, axes: Float64[np.ndarray, "read read"]
+    ) -> Float64[np.ndarray, "read read"]:
+        """The variance of the noise E in ⟨u, E v⟩, for axes u and v; about.
+
+        It is exact for equal axes, with half the variance in the place of ⟨u, E u⟩'s,
+        and for noise of one size: entries between axes of which no product is released,
+        as of groups that share no row, have none.
+
+        Args:
+          axes: Orthonormal, as columns.
+        """
+        stddev = np.asarray(self.noise_stddev)
+        if stddev.ndim == 0:
+            return np.full(self.matrix.shape, 0.5 * float(stddev) ** 2)
+        variance = stddev**2
+        variance[np.diag_indices(len(variance))] *= 0.5
+        return (axes**2).T @ variance @ axes**2
 
 
 class Spectrum(NamedTuple):
@@ -70,14 +93,13 @@ def share_known(
 
     Noise with standard deviation σ off the diagonal turns the eigenvectors of a matrix
     of d rows into any others unless their eigenvalues exceed σ √d (Benaych-Georges and
-    Nadakuditi, 2011).
+    Nadakuditi, 2011); here σ² d is the sum over what turns an axis into each other one.
 
     Args:
       found: The rows' information.
       information: What was released of it.
     """
-    edge = information.noise_stddev * math.sqrt(len(found.values) / 2.0)
-    total = found.values**2 + edge**2
+    total = found.values**2 + np.sum(information.noise_between(found.axes), axis=1)
     return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
 
 
@@ -103,21 +125,25 @@ def rows_information(
     """
     values, axes = np.linalg.eigh(information.matrix)
     found = Spectrum(axes, values)
-    stddev = information.noise_stddev
-    if stddev > 0:
+    if information.is_noisy:
+        between = information.noise_between(axes)
+        stddev = np.sqrt(2.0 * np.diag(between))
         gaps = values[:, None] - values
-        off_diagonal = stddev / math.sqrt(2.0)
-        pushed = np.sum(gaps / (gaps**2 + stddev**2), axis=1)
-        values = values - 2.0 * off_diagonal**2 * pushed
+        near = gaps**2 + 2.0 * between
+        push = between * gaps / np.where(near > 0, near, 1.0)
+        values = values - 2.0 * np.sum(push, axis=1)
         prior = found.along(prior_precision)
         noise = found.along(variance)
-        trace_stddev = stddev / math.sqrt(len(values))
+        trace_stddev = math.sqrt(np.sum(stddev**2)) / len(values)
         typical = max(float(np.mean(values)) - trace_stddev, float(np.mean(prior)))
         shifted = values - stddev**2 / typical
+        # An axis without noise is known.
+        stddev = np.where(stddev > 0, stddev, np.finfo(np.float64).tiny ** 0.25)
         positive = special.ndtr(np.maximum(shifted / stddev, -_MOST_STDDEVS))
         # Quantiles of a Normal that is cut off at zero, by its upper tail.
         tails = np.outer(positive, 1.0 - _QUANTILES)
-        tried = np.maximum(shifted[:, None] - stddev * special.ndtri(tails), 0.0)
+        tried = shifted[:, None] - stddev[:, None] * special.ndtri(tails)
+        tried = np.maximum(tried, 0.0)
         known = known_precision(tried, noise[:, None])
         variances = np.mean(1.0 / (prior[:, None] + known), axis=1)
         nothing = _probability_of_nothing(values / stddev, typical / stddev)
@@ -128,7 +154,7 @@ def rows_information(
 
 
 def _probability_of_nothing(
-    found: Float64[np.ndarray, " read"], typical: float
+    found: Float64[np.ndarray, " read"], typical: Float64[np.ndarray, " read"]
 ) -> Float64[np.ndarray, " read"]:
     """How probable it is that an eigenvalue is zero, in units of its noise.
 
@@ -139,6 +165,6 @@ def _probability_of_nothing(
     # The odds, by logarithms: of N(0, 1), and of an exponential with normal noise.
     zero = -0.5 * found**2 - 0.5 * math.log(2.0 * math.pi)
     shifted = found - 1.0 / typical
-    other = -found / typical + 0.5 / typical**2 - math.log(typical)
+    other = -found / typical + 0.5 / typical**2 - np.log(typical)
     other = other + special.log_ndtr(shifted)
     return special.expit(special.logit(_NOTHING) + zero - other)

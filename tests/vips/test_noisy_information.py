@@ -97,3 +97,27 @@ def test_directions_are_known_above_the_edge_of_the_noise():
     shares = np.sort(share_known(found, information))
     assert shares[-1] > 0.99
     assert (shares[:-1] < 0.5).all()
+
+
+def test_noise_in_the_diagonal_alone_drives_no_eigenvalues_apart():
+    """Effects of groups that share no row: no product of two has been released."""
+    released = np.array([-0.8, 0.1, 1.0, 1.8, 40.0])
+    alone = Information(np.diag(released), np.eye(5))
+    found = rows_information(alone, np.full(5, 0.05), 0.2)
+    # What was found low is not believed to be high.
+    assert (np.diff(found.values) > 0).all()
+    assert found.values[0] < 0.3
+    assert found.values[-1] == pytest.approx(40.0, rel=0.05)
+
+
+def test_noise_of_one_size_is_one_number():
+    rng = np.random.default_rng(2)
+    matrix = np.diag([1.0, 5.0, 30.0]) + symmetric_noise(rng, 3, 2.0)
+    entries = 2.0 * np.where(np.eye(3) > 0, 1.0, math.sqrt(0.5))
+    one, each = Information(matrix, 2.0), Information(matrix, entries)
+    expected = rows_information(one, np.ones(3), 1.0)
+    found = rows_information(each, np.ones(3), 1.0)
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-9)
+    np.testing.assert_allclose(
+        share_known(found, each), share_known(expected, one), rtol=1e-9
+    )
