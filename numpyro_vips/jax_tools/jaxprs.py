@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.extend.core as jex_core
+import numpy as np
 from jax.interpreters import partial_eval
 
 # Returns the results of an equation, or None to have it treated as any other.
@@ -193,6 +194,42 @@ def without_dead_code(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
     wanted = [True] * len(program.jaxpr.outvars)
     jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, wanted, instantiate=True)
     return jex_core.ClosedJaxpr(jaxpr, program.consts)
+
+
+def representatives(program: jex_core.ClosedJaxpr) -> dict[Any, Any]:
+    """For each variable that an equation makes, the first one that is made alike.
+
+    Made alike are the results of one pure operation with the same parameters on the
+    same variables and literals. They are the same function of the inputs, whatever
+    these hold.
+    """
+    found: dict[Any, Any] = {}
+    made: dict[Any, Sequence[Any]] = {}
+    for equation in program.jaxpr.eqns:
+        if equation.effects:
+            continue
+        operands = tuple(
+            (str(atom.aval), np.asarray(atom.val).tobytes())
+            if isinstance(atom, jex_core.Literal)
+            else found.get(atom, atom)
+            for atom in equation.invars
+        )
+        given = sorted(equation.params.items())
+        parameters = tuple((name, _comparable(value)) for name, value in given)
+        key = equation.primitive, operands, parameters
+        first = made.setdefault(key, equation.outvars)
+        found.update(zip(equation.outvars, first, strict=True))
+    return found
+
+
+def _comparable(value: Any) -> Any:
+    """What stands for a parameter: itself if it can be compared, else its identity."""
+    try:
+        hash(value)
+    except TypeError:
+        return "object", id(value)
+    # 1 and 1.0 and True are equal, but no equal parameters.
+    return type(value), value
 
 
 def with_used_inputs(

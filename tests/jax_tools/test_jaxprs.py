@@ -203,3 +203,28 @@ def test_indices_of_a_small_type_do_not_overflow() -> None:
         np.uint8(0)
     )
     assert indices_in_range(program, [np.uint8(255)])
+
+
+def test_what_is_made_alike_is_one_variable() -> None:
+    def program(x: Any, y: Any) -> tuple[Any, ...]:
+        first, second = jnp.where(x < 0, x + 3, x), jnp.where(x < 0, x + 3, x)
+        other = jnp.where(y < 0, y + 3, y)
+        return first, second, other, jnp.where(x < 0, x + 4, x)
+
+    closed = jax.make_jaxpr(program)(jnp.int32(1), jnp.int32(2))
+    found = jaxprs.representatives(closed)
+    first, second, other, fourth = (found[x] for x in closed.jaxpr.outvars)
+    assert first is second
+    assert len({first, other, fourth}) == 3
+
+
+def test_literals_and_parameters_tell_results_apart() -> None:
+    def program(x: Any) -> tuple[Any, ...]:
+        close = np.nextafter(np.float32(1.5), np.float32(2.0))
+        sums = jnp.sum(x, axis=0), jnp.sum(x, axis=1)
+        dtypes = x.astype(jnp.int32), x.astype(jnp.int16)
+        return x * np.float32(1.5), x * close, *sums, *dtypes
+
+    closed = jax.make_jaxpr(program)(jnp.ones((2, 2), jnp.float32))
+    found = jaxprs.representatives(closed)
+    assert len({found[x] for x in closed.jaxpr.outvars}) == len(closed.jaxpr.outvars)

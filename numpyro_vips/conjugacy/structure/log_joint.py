@@ -100,6 +100,22 @@ class LogJoint:
         densities = tuple(density.with_arrays(replace) for density in self.densities)
         return dataclasses.replace(self, densities=densities, latents=latents)
 
+    def simplified(self) -> "LogJoint":
+        """The same once it is known which constants are the same.
+
+        Of effects a[g] and b[g] a row then has products in its own group alone.
+        """
+        densities = tuple(
+            dataclasses.replace(
+                density,
+                form=forms.simplified(
+                    density.form.axes, density.form.terms, density.form.exclusive
+                ),
+            )
+            for density in self.densities
+        )
+        return dataclasses.replace(self, densities=densities)
+
 
 def symbolic_log_joint(
     graph: ModelGraph,
@@ -130,7 +146,8 @@ def symbolic_log_joint(
         whole = dense_rows(rows, dense)
         return _interpreted(graph, whole, augmentation, check_parameters)
 
-    return with_slots(of_rows, rows)
+    found, constants = with_slots(of_rows, rows)
+    return found.simplified(), constants
 
 
 def _interpreted(

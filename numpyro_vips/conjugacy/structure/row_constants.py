@@ -3,8 +3,8 @@
 The model is interpreted once, on the variables of a row that is traced. The constants
 that are found then are variables of the traced program. In the terms a `Slot` takes the
 place of each; the number of that variable among the program's outputs is its token.
-Two slots have one token only if they are one variable of this program, and so the same
-function of the row, whatever the row holds.
+Two slots have one token only if they are one variable of this program, or two that are
+made alike, and so the same function of the row, whatever the row holds.
 """
 
 import dataclasses
@@ -18,6 +18,7 @@ import numpy as np
 from jax.interpreters import partial_eval
 
 from numpyro_vips.conjugacy.algebra.terms import ArrayLike, Dense, OneHot, Slot
+from numpyro_vips.jax_tools.jaxprs import representatives
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +121,13 @@ def with_slots(
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), dict(rows))
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(row)
     count = len(shapes.private)
-    tokens = _tokens(closed.jaxpr.outvars[:count])
+    first = representatives(closed)
+    tokens = _tokens(
+        [
+            x if isinstance(x, jex_core.Literal) else first.get(x, x)
+            for x in closed.jaxpr.outvars[:count]
+        ]
+    )
     public = _evaluated(closed, count)
 
     def final(factor: Dense | OneHot) -> ArrayLike:
