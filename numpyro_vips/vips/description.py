@@ -15,7 +15,17 @@ _LARGE_COVARIANCE = 300
 
 def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator[str]:
     """What the caller should know, given the diagnostics: a sentence each."""
-    if found["converged"] is False:
+    if found["moving"]:
+        sites = ", ".join(repr(site) for site in found["moving"])
+        yield (
+            f"VIPS has not converged: in the last of {found['num_steps']} steps the "
+            f"statistics of {sites} still moved, by more than the noise explains "
+            f"(drift up to {max(found['drift'].values()):.3g}). The average still has "
+            "the sums of earlier steps in it, and intervals do not say so. More steps "
+            "(num_steps=), or weights that forget the first ones sooner, such as "
+            "VIPS(step_size=lambda t: min(1.0, 6 / (t + 6))), would help."
+        )
+    elif found["converged"] is False:
         left = found["remaining"]
         further = "" if left is None else f", with up to {left:.1g} posterior sds left"
         yield (
@@ -39,7 +49,7 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             "or a smaller clipping_norm would say more."
         )
     yield from _on_bounds(program)
-    if found["converged"] is None:
+    if found["converged"] is None or found["moving"]:
         yield from _on_flat_priors(program)
 
 

@@ -47,6 +47,7 @@ from numpyro_vips.vips.description import (
     notes_on,
     warnings_of,
 )
+from numpyro_vips.vips.drift import drift_of, largest_drift
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
 from numpyro_vips.vips.expectations import expected_natural_of, means_of
@@ -170,11 +171,6 @@ def _gain(step_size: float) -> float:
     return (step_size / (2.0 - step_size)) ** GAIN_DECAY
 
 
-def _in_noise(difference: np.ndarray, stddev: np.ndarray | float) -> float:
-    """Root mean square, in standard deviations of the noise."""
-    return float(np.sqrt(np.mean(np.square(difference / stddev))))
-
-
 @functools.partial(jit_unoptimized, static_argnums=0)
 def _parameters(
     factors: tuple[tuple[str, Family], ...], natural: MomentsByFactor
@@ -274,6 +270,10 @@ class VipsEngine:
             if self.program.structure.posterior_factors[name].layout is not None
         ]
         return math.prod(statistic.block_shape[:-1]) if len(gaussian) == 1 else None
+
+    @functools.cached_property
+    def _released_as(self) -> dict[str, Block]:
+        return {statistic.name: block_of(statistic) for statistic in self.statistics}
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:
@@ -564,9 +564,10 @@ class VipsEngine:
         dense = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.expected_natural), **dense}
         drift = {
-            name: _in_noise(
-                released[name] - statistics[name],
-                np.hypot(noise[name], deviations[name]),
+            name: drift_of(
+                self._released_as[name],
+                np.asarray(released[name] - statistics[name]),
+                np.asarray(np.hypot(noise[name], deviations[name])),
             )
             for name in released
             if name in state.released and np.all(deviations[name])
@@ -944,8 +945,9 @@ class VipsEngine:
 
         Returns:
           num_steps, change, drift: See `VipsState`.
-          converged: Whether the globals no longer move; None under noise, where
-            `drift` says how far a step still leads: 1 is noise alone.
+          converged: Whether the globals no longer move. Under noise False where sums
+            of the last step had moved, and None where noise hides whether.
+          moving: The sites whose statistics had, under noise; see `drift`.
           remaining: How far they still have to go at most, in standard deviations of
             the posterior; None if that is not known.
           evidence_bounds: Of the starts of a fit without noise, best first.
@@ -970,11 +972,15 @@ class VipsEngine:
         is_still = state.change < _STILL
         if state.trail is not None and state.trail.is_long:
             is_still = remaining <= _NEAR
+        moving, converged = self._moving(state), is_still
+        if is_noisy(state.noise_stddev):
+            converged = False if moving else None
         found = {
             "num_steps": state.num_steps,
             "change": state.change,
             "drift": dict(state.drift),
-            "converged": None if is_noisy(state.noise_stddev) else is_still,
+            "moving": moving,
+            "converged": converged,
             "remaining": remaining if math.isfinite(remaining) else None,
             "evidence_bounds": list(state.bounds),
             "as_good": list(state.as_good),
@@ -982,6 +988,27 @@ class VipsEngine:
             "bounds": {site: bound for site, bound in bounds.items() if bound},
         }
         return {**found, "warnings": list(warnings_of(self.program, found))}
+
+    def _moving(self, state: VipsState) -> list[str]:
+        """The sites whose sums moved in the last step by more than noise explains.
+
+        Newton steps go where noise drives them, and residuals move with the place that
+        they are asked at. Minibatches differ from each other without any movement.
+        """
+        structure, found = self.program.structure, dict[str, None]()
+        for statistic in self.statistics:
+            name = statistic.name
+            if name not in state.drift or name in self._residuals:
+                continue
+            if name in state.clipped and state.clipped[name].sampling_rate < 1.0:
+                continue
+            if state.drift[name] > largest_drift(self._released_as[name]):
+                factors = {
+                    structure.factor_of[latent] for latent, *_ in statistic.atoms
+                }
+                for factor in sorted(factors):
+                    found |= dict.fromkeys(structure.posterior_factors[factor].latents)
+        return [name for name in found if name in self.program.graph.sites]
 
     # --- what `explain` says ----------------------------------------------------------
 
