@@ -22,6 +22,7 @@ from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import information_kept
 from numpyro_vips.conjugacy.families.positive_matrices import (
     denoised,
+    eigh,
     num_small,
     symmetric_part,
 )
@@ -86,11 +87,17 @@ class Wishart(Family):
 
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
         rate = -2.0 * symmetric_part(data["x"])
-        # In the mean over all entries, in units in which the matrix has a diagonal of
-        # ones. The logarithm of its determinant counts half the rows.
-        diagonal = jnp.diagonal(rate, axis1=-2, axis2=-1)
-        squares = diagonal[..., None] * diagonal[..., None, :]
-        variance = ((2.0 * noise["x"]) ** 2 / squares).mean((-2, -1))
+        # As along the axis that is known least: what noise does to the matrix's least
+        # eigenvalue it does to the largest one of a precision. The logarithm of its
+        # determinant counts half the rows.
+        values, axes = eigh(rate)
+        least = jnp.finfo(values.dtype).eps * values.max(-1, keepdims=True)
+        values = jnp.maximum(values, jnp.where(least > 0, least, 1.0))
+        entries = (2.0 * noise["x"]) ** 2
+        # Of ⟨u, E u⟩; noise beside the diagonal comes in twice.
+        entries = 2.0 * entries - jnp.eye(values.shape[-1]) * entries
+        along = jnp.einsum("...ai,...ab,...bi->...i", axes**2, entries, axes**2)
+        variance = (along / values**2).max(-1)
         ones = jnp.ones_like(variance)
         kept = information_kept(
             data["logdet"], noise["logdet"], ones, jnp.sqrt(variance)

@@ -10,6 +10,7 @@ from numpyro_vips.conjugacy.families.dirichlet import Beta, Dirichlet
 from numpyro_vips.conjugacy.families.gamma import Gamma, InverseGamma
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma
+from numpyro_vips.conjugacy.families.wishart import Wishart
 
 REPETITIONS = 20_000
 
@@ -157,3 +158,28 @@ def test_directions_without_rows_stay_positive_beside_large_ones() -> None:
         share = Normal().widened(data, noise)
         values = np.linalg.eigvalsh(np.asarray(-2.0 * share["xx"]))
     assert values.min() > -1e-4
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_wishart_knows_the_least_eigenvalue_as_little_as_the_noise_lets_it(
+    correlation: float,
+) -> None:
+    """The largest precision is the inverse of what noise hides first."""
+    rng, rows, stddev = np.random.default_rng(0), 5000, 60.0
+    covariance = np.array([[1.0, correlation], [correlation, 1.0]])
+    squares = rows * covariance
+    least = []
+    for _ in range(2000):
+        noise = stddev * rng.normal(size=(2, 2)) / np.sqrt(2.0)
+        least.append(np.linalg.eigvalsh(squares + (noise + noise.T) / np.sqrt(2.0))[0])
+    by_noise = np.std(least) / np.mean(least)
+    entries = np.where(np.eye(2) > 0, stddev, stddev / np.sqrt(2.0))
+    share = Wishart().widened(
+        {"x": jnp.asarray(-0.5 * squares), "logdet": jnp.asarray(0.5 * rows)},
+        {"x": jnp.asarray(0.5 * entries), "logdet": jnp.asarray(0.0)},
+    )
+    parameters = Wishart().parameters(share)
+    # A Wishart's relative standard deviation along any axis is √(2 / concentration).
+    found = np.sqrt(2.0 / parameters["concentration"])
+    expected = np.hypot(np.sqrt(2.0 / rows), by_noise)
+    assert 0.9 * expected < found < 2.0 * expected
