@@ -750,18 +750,15 @@ class VipsEngine:
             )
             return _in_double(found.natural)
 
-    def _newton_natural(
-        self, state: VipsState, sums: Unclipped, *, knows_noise: bool = True
-    ) -> InDouble:
-        """Natural parameters of the factors that take Newton steps; see
-        `newton_posterior`."""
+    def _targets_of(self, state: VipsState, sums: Unclipped) -> dict[str, Target]:
+        """What the averages say of the factors that take Newton steps."""
         if not self._residuals:
             return {}
         with jax.enable_x64(True):
             found = self._newton_targets(
                 sums.statistics, sums.noise_stddev, state.moments, state.centre
             )
-        return all_under_noise(as_targets(found), state.centre, knows_noise=knows_noise)
+        return as_targets(found)
 
     @functools.cached_property
     def _simulator(self) -> RowSimulator | None:
@@ -822,13 +819,14 @@ class VipsEngine:
         found = state.natural
         if sums.statistics is not state.statistics or not self._residuals:
             found = self.natural_of(state, sums)
-        found = {**found, **self._newton_natural(state, sums)}
-        posterior = self.posterior_of(found)
+        targets = self._targets_of(state, sums)
+        newton = all_under_noise(targets, state.centre, knows_noise=True)
+        posterior = self.posterior_of({**found, **newton})
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior
         as_they_are = {
             **self.natural_of(state, sums, noise_read=0.0),
-            **self._newton_natural(state, sums, knows_noise=False),
+            **all_under_noise(targets, state.centre, knows_noise=False),
         }
         return posterior.beside(self.posterior_of(as_they_are))
 
