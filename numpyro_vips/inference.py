@@ -135,8 +135,9 @@ class PrivateVI:
         settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
-      num_steps: Number of steps; by default 10 for VIPS and 200 for DPVI, whatever the
-        sampling. Without noise and with all rows in every step VIPS goes on until it
+      num_steps: Number of steps; by default 10 for VIPS, 50 where it takes Newton steps
+        as for logistic likelihoods, and 200 for DPVI, whatever the sampling. Without
+        noise and with all rows in every step VIPS goes on until it
         has converged, for 2,000 steps at most, from the best of several starts where
         these are random, and DPVI where it can take Newton steps,
         see docs/dpvi.md; elsewhere they are 100 and 500 without noise. A single
