@@ -44,6 +44,11 @@ class UnusablePosteriorError(ArithmeticError):
         self.released = dict(released)
 
 
+def quoted(names: Iterable[str], if_none: str = "none") -> str:
+    """Names in quotes, with commas between them; `if_none` where there are none."""
+    return ", ".join(map(repr, names)) or if_none
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question after the known name that is nearest, empty if none is near."""
     nearest = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)

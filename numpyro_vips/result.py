@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips import _html, _validate
-from numpyro_vips.errors import did_you_mean
+from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
@@ -414,7 +414,7 @@ def _load(path: Path, model: private | None) -> PrivateVIResult:
     if kind not in _posteriors:
         raise ValueError(
             f"{str(path)!r} holds a posterior of kind {kind!r}, expected one of "
-            f"{_listed(_posteriors)}. If an extension wrote it, import the extension "
+            f"{quoted(_posteriors)}. If an extension wrote it, import the extension "
             "first."
         )
     params = {
@@ -539,7 +539,7 @@ def _check_known(
 ) -> None:
     for name in given:
         if name not in known:
-            hint = f"{did_you_mean(name, known)} Its {what} are {_listed(known)}."
+            hint = f"{did_you_mean(name, known)} Its {what} are {quoted(known)}."
             raise ValueError(
                 f"{argument} names {name!r}, which the posterior does not have. "
                 f"{hint.lstrip()}"
@@ -548,10 +548,6 @@ def _check_known(
 
 def _safe(name: str) -> str:
     return name.replace("/", ".")
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(repr(name) for name in names) or "none"
 
 
 def _version() -> str:

@@ -134,7 +134,7 @@ def hdf5(folder: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
 
 def records(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:
     listed = [{"X": x, "y": label} for x, label in zip(X, y, strict=True)]
-    return dict(nv.columns(nv.RecordRows(listed)))
+    return dict(nv.columns(nv.RecordRows(listed, {"X": X[0], "y": y[0]})))
 
 
 def own(_: Path, X: np.ndarray, y: np.ndarray) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
-from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.errors import UnsafeModelError, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
 from numpyro_vips.model.captured import captured_arrays
@@ -104,7 +104,7 @@ class UserGuide:
             if name not in latents or message.get("is_observed"):
                 raise UnsafeModelError(
                     f"The guide samples {name!r}, which is no latent of the model. Its "
-                    f"latents are {_listed(latents)}."
+                    f"latents are {quoted(latents)}."
                 )
             site = latents[name]
             if site.is_discrete:
@@ -140,7 +140,7 @@ class UserGuide:
         ]
         if missing:
             raise UnsafeModelError(
-                f"The guide does not sample {_listed(missing)}. Give every continuous "
+                f"The guide does not sample {quoted(missing)}. Give every continuous "
                 "latent of the model a numpyro.sample statement of the same name."
             )
         return drawn
@@ -229,7 +229,3 @@ def _with_arguments(guide: Any, graph: ModelGraph) -> Callable[..., Any]:
             ) from None
         return lambda *args, **kwargs: guide()
     return guide
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names) or "none"

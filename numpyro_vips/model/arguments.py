@@ -26,7 +26,7 @@ import scipy.sparse
 from jax.core import Tracer
 
 from numpyro_vips import _validate
-from numpyro_vips.errors import did_you_mean
+from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import is_key
 from numpyro_vips.model.row_chunks import (
@@ -99,7 +99,7 @@ class ModelArguments:
         streams = cannot_be_drawn_from(self.private)
         if streams:
             raise TypeError(
-                f"The rows of {_listed(streams)} come in their order alone, and a step "
+                f"The rows of {quoted(streams)} come in their order alone, and a step "
                 "that draws its rows needs to read any of them. To shuffle them in a "
                 "buffer is no such draw, and no price is known for it. Use "
                 "sampling='full', which reads all rows in every step, or write the "
@@ -174,7 +174,8 @@ class ModelArguments:
         """
         if set(rows) != set(self.private):
             raise ValueError(
-                f"Expected rows for {_listed(self.private)}, got {_listed(rows)}."
+                f"Expected rows for {quoted(self.private, 'nothing')}, "
+                f"got {quoted(rows, 'nothing')}."
             )
         args = tuple(_fill(value, rows) for value in self.positional)
         kwargs = {name: _fill(value, rows) for name, value in self.keywords.items()}
@@ -288,8 +289,9 @@ def _widths(
         if len(arrays) != 1:
             raise ValueError(
                 f"Expected max_nonzeros={declared!r} with one private argument whose "
-                f"rows are arrays, but there are {len(arrays)}: {_listed(arrays)}. Say "
-                f"which is meant, as in max_nonzeros={{'name': {declared!r}}}."
+                f"rows are arrays, but there are {len(arrays)}: "
+                f"{quoted(arrays, 'nothing')}. Say which is meant, as in "
+                f"max_nonzeros={{'name': {declared!r}}}."
             )
         declared = {arrays[0]: declared}
     for name in declared:
@@ -301,7 +303,7 @@ def _widths(
                 "an array has entries that can be left out."
             )
         hint = did_you_mean(name, arrays) or (
-            f"Private arguments whose rows are arrays: {_listed(arrays)}."
+            f"Private arguments whose rows are arrays: {quoted(arrays, 'nothing')}."
         )
         raise ValueError(
             f"max_nonzeros names {name!r}, which is no private argument. {hint}"
@@ -458,7 +460,10 @@ class _Sorter:
             if left_out in parameters and left_out not in self.seen:
                 continue
             known = [*self.seen, *(p for p in parameters if p not in self.seen)]
-            hint = did_you_mean(name, known) or f"The arguments are {_listed(known)}."
+            hint = (
+                did_you_mean(name, known)
+                or f"The arguments are {quoted(known, 'nothing')}."
+            )
             raise ValueError(
                 f"public names {name!r}, but the model has no such argument. {hint}"
             )
@@ -594,7 +599,7 @@ def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
     count = next(iter(lengths.values()))
     if count == 0:
         raise ValueError(
-            f"The private arguments ({_listed(lengths)}) have no rows. There is "
+            f"The private arguments ({quoted(lengths)}) have no rows. There is "
             "nothing to learn from."
         )
     return count
@@ -631,7 +636,3 @@ def _type_name(value: Any) -> str:
 
 def _described(leaf: Any) -> str:
     return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
-
-
-def _listed(names: Any) -> str:
-    return ", ".join(repr(name) for name in names) or "nothing"

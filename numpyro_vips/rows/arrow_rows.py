@@ -24,18 +24,18 @@ import numpy as np
 # Rows that are made arrays of at once.
 _PART = 65_536
 # Which columns each array is made of: one, or several side by side.
-Selection = Mapping[str, str | Sequence[str]]
+Arrays = Mapping[str, str | Sequence[str]]
 
 
 class _Selected:
     """Arrays that are made of columns of a schema."""
 
-    def __init__(self, schema: Any, selection: Selection | None) -> None:
-        if selection is None:
-            selection = {name: name for name in schema.names}
+    def __init__(self, schema: Any, arrays: Arrays | None) -> None:
+        if arrays is None:
+            arrays = {name: name for name in schema.names}
         self._arrays = {
             name: names if isinstance(names, str) else tuple(names)
-            for name, names in selection.items()
+            for name, names in arrays.items()
         }
         self.row = {
             name: _row_type(schema, names) for name, names in self._arrays.items()
@@ -64,7 +64,7 @@ class _Selected:
 class ArrowRows(_Selected):
     """The rows of a `pyarrow.Table`, as of an Arrow file that is mapped into memory."""
 
-    def __init__(self, table: Any, arrays: Selection | None = None) -> None:
+    def __init__(self, table: Any, arrays: Arrays | None = None) -> None:
         """Reads the schema alone.
 
         Args:
@@ -102,7 +102,7 @@ class ParquetRows(_Selected):
     def __init__(
         self,
         paths: Any,
-        arrays: Selection | None = None,
+        arrays: Arrays | None = None,
     ) -> None:
         """Reads schemas and numbers of rows from the files' ends.
 

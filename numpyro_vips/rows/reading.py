@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from numpyro_vips.errors import quoted
 from numpyro_vips.rows.source import Column, RandomAccess, Rows, RowSource
 
 # How many times what is handed over at once may wait.
@@ -86,7 +87,7 @@ def _pieces_of(
             rows = _quietly(lambda: next(parts, None), names)
             if rows is None:
                 raise RuntimeError(
-                    f"The source of {_listed(names)} gave fewer rows than its length."
+                    f"The source of {quoted(names)} gave fewer rows than its length."
                 )
             part = _checked(rows, columns, None)
             held.append(part)
@@ -142,7 +143,7 @@ def _checked(
         is_declared &= (array.shape[1:], array.dtype) == declared
     if not is_declared:
         raise RuntimeError(
-            f"The source of {_listed(columns)} gave rows of another shape, dtype or "
+            f"The source of {quoted(columns)} gave rows of another shape, dtype or "
             "number than it has declared."
         )
     return found
@@ -156,13 +157,9 @@ def _quietly(read: Callable[[], _T], names: list[str]) -> _T:
         kind = type(error).__name__
     # Outside of the `except`, so that the new exception does not refer to that one.
     raise RuntimeError(
-        f"Reading {_listed(names)} failed with {kind}. Its message may quote rows, so "
+        f"Reading {quoted(names)} failed with {kind}. Its message may quote rows, so "
         "it is left out here: read the source by itself to see it."
     )
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(map(repr, names))
 
 
 # --- ahead ----------------------------------------------------------------------------

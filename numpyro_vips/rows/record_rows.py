@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from numpyro_vips.rows.source import RowType
@@ -15,7 +14,8 @@ _PART = 4096
 class RecordRows:
     """Rows that are read one by one, each a mapping of arrays or an array.
 
-        >>> rows = RecordRows([{"x": 1.0, "y": [0, 1]}, {"x": 2.0, "y": [1, 1]}])
+        >>> row = {"x": np.zeros(()), "y": np.zeros(2, int)}
+        >>> rows = RecordRows([{"x": 1.0, "y": [0, 1]}, {"x": 2, "y": [1, 1]}], row)
         >>> rows.read(np.array([1]))
         {'x': array([2.]), 'y': array([[1, 1]])}
 
@@ -27,32 +27,31 @@ class RecordRows:
     def __init__(
         self,
         records: Any,
+        row: RowType | Mapping[str, RowType],
         decode: Callable[[Any], Any] | None = None,
-        *,
-        row: RowType | Mapping[str, RowType] | None = None,
     ) -> None:
-        """Reads the first record for the shapes and dtypes of its arrays, if not given.
+        """Reads no record yet.
 
         Args:
-          records: The records, at least one.
+          records: The records.
+          row: Shape and dtype of a row's array, or of its arrays by name: any arrays
+            that look alike. They are public, and every record is cast to them. (If they
+            were read off a record, that record would decide how all others are read.)
+            A record's other entries are left out.
           decode: Makes a record's arrays of what is stored, such as bytes. It must look
             at that record alone: what it adds up over records has no noise.
-          row: Shape and dtype of a row's array, or of its arrays by name. A record's
-            other entries are left out.
 
         Raises:
-          TypeError: Records have no length, or none is at `records[0]`.
+          TypeError: Records have no length, or cannot be read by their number.
         """
         if not (hasattr(records, "__len__") and hasattr(records, "__getitem__")):
             raise TypeError(
                 "Expected records with a length that are read by their number, got "
                 f"{type(records).__name__}."
             )
-        if row is None and not len(records):
-            raise TypeError("Expected at least one record, or row=, its arrays.")
         self._records = records
         self._decode = decode
-        self.row = _row_of(self._decoded(records[0])) if row is None else row
+        self.row = row
 
     def __len__(self) -> int:
         return len(self._records)
@@ -85,18 +84,6 @@ class RecordRows:
         return record if self._decode is None else self._decode(record)
 
 
-def _row_of(record: Any) -> jax.ShapeDtypeStruct | dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of a record's arrays."""
-
-    def of_array(value: Any) -> jax.ShapeDtypeStruct:
-        array = np.asarray(value)
-        return jax.ShapeDtypeStruct(array.shape, array.dtype)
-
-    if isinstance(record, Mapping):
-        return {name: of_array(value) for name, value in record.items()}
-    return of_array(record)
-
-
 def _stacked(values: list[Any], row: RowType) -> np.ndarray:
     """The arrays of some rows, of the dtype that was declared.
 
@@ -107,6 +94,6 @@ def _stacked(values: list[Any], row: RowType) -> np.ndarray:
     for number, value in enumerate(values):
         array = np.asarray(value)
         if array.shape != stacked.shape[1:]:
-            raise ValueError("A record's array is not of the shape of the others.")
+            raise ValueError("A record's array is not of the declared shape.")
         stacked[number] = array
     return stacked

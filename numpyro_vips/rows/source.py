@@ -110,7 +110,8 @@ def columns(source: RowSource) -> dict[str, Column]:
     `vi.run(key, **nv.columns(source))`. They are read together.
 
         >>> from numpyro_vips import RecordRows, columns
-        >>> columns(RecordRows([{"x": 1.0, "y": [0, 1]}]))
+        >>> row = {"x": np.zeros(()), "y": np.zeros(2, int)}
+        >>> columns(RecordRows([{"x": 1.0, "y": [0, 1]}], row))
         {'x': Column(float64[1]), 'y': Column(int64[1, 2])}
 
     Raises:

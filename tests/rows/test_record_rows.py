@@ -32,7 +32,7 @@ class Several:
 
 
 def test_arrays_are_stacked_by_name():
-    rows = RecordRows(RECORDS, row=ROW)
+    rows = RecordRows(RECORDS, ROW)
     found = rows.read(np.array([2, 7]))
     np.testing.assert_array_equal(found["x"], [[2.0] * 3, [7.0] * 3])
     assert found["x"].dtype == np.float32
@@ -43,26 +43,34 @@ def test_arrays_are_stacked_by_name():
 
 def test_scanning_gives_every_row_once(monkeypatch):
     monkeypatch.setattr(record_rows, "_PART", 4)
-    parts = list(RecordRows(RECORDS, row=ROW).scan(1, 10))
+    parts = list(RecordRows(RECORDS, ROW).scan(1, 10))
     assert [len(part["y"]) for part in parts] == [4, 4, 1]
     np.testing.assert_array_equal(np.concatenate([p["y"] for p in parts]), range(1, 10))
 
 
 def test_records_are_decoded_and_read_together():
     records = Several()
-    rows: Any = RecordRows(records, decode=lambda data: np.float32(data[0]))
-    assert rows.row.shape == () and rows.row.dtype == np.float32
+    rows: Any = RecordRows(
+        records, np.zeros((), np.float32), decode=lambda data: data[0]
+    )
+    assert records.read == []
     np.testing.assert_array_equal(rows.read(np.array([1, 4])), [1.0, 4.0])
-    assert records.read == [[0], [1, 4]]
+    assert records.read == [[1, 4]]
 
 
 def test_one_record_of_another_shape_is_never_broadcast():
     records = [{"x": np.zeros(3)}, {"x": np.zeros(1)}]
-    with pytest.raises(ValueError, match="shape of the others"):
-        RecordRows(records).read(np.array([0, 1]))
+    with pytest.raises(ValueError, match="the declared shape"):
+        RecordRows(records, {"x": np.zeros(3)}).read(np.array([0, 1]))
 
 
-@pytest.mark.parametrize("records", [iter(RECORDS), 3, []])
+def test_the_first_record_does_not_decide_how_others_are_read():
+    for first in (1, 1.0):
+        rows = RecordRows([{"x": first}, {"x": 2.5}], {"x": np.zeros(())})
+        np.testing.assert_array_equal(rows.read(np.array([1]))["x"], [2.5])
+
+
+@pytest.mark.parametrize("records", [iter(RECORDS), 3])
 def test_what_cannot_be_read_by_number_is_refused(records):
-    with pytest.raises(TypeError, match=r"records with a length|at least one record"):
-        RecordRows(records)
+    with pytest.raises(TypeError, match="records with a length"):
+        RecordRows(records, ROW)

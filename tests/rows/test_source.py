@@ -33,7 +33,7 @@ def test_arrays_and_containers_are_none(value):
 
 
 def test_columns_look_like_the_arrays_they_stand_for():
-    found = columns(RecordRows(RECORDS))
+    found = columns(RecordRows(RECORDS, {"x": RECORDS[0]["x"], "y": np.zeros((), int)}))
     assert list(found) == ["x", "y"]
     assert (found["x"].shape, found["x"].dtype) == ((4, 2, 3), np.float32)
     assert found["y"].shape == (4,)

@@ -121,13 +121,7 @@ def with_slots(
     row = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), dict(rows))
     closed, shapes = jax.make_jaxpr(traced, return_shape=True)(row)
     count = len(shapes.private)
-    first = representatives(closed)
-    tokens = _tokens(
-        [
-            x if isinstance(x, jex_core.Literal) else first.get(x, x)
-            for x in closed.jaxpr.outvars[:count]
-        ]
-    )
+    tokens = _tokens(closed, count)
     public = _evaluated(closed, count)
 
     def final(factor: Dense | OneHot) -> ArrayLike:
@@ -143,15 +137,17 @@ def with_slots(
     return shapes.found.with_arrays(final), constants
 
 
-def _tokens(variables: list[Any]) -> list[int]:
-    """For each variable behind the first, the place of the first one that is the same.
+def _tokens(closed: jex_core.ClosedJaxpr, count: int) -> list[int]:
+    """For each of the first outputs, the place of the first one that is made alike.
 
-    The first itself, and every literal, is a constant of its own.
+    The first of all, and every literal, is a constant of its own.
     """
-    first: dict[Any, int] = {}
+    made, first = representatives(closed), dict[Any, int]()
     return [
-        i if i == 0 or isinstance(x, jex_core.Literal) else first.setdefault(x, i)
-        for i, x in enumerate(variables)
+        i
+        if i == 0 or isinstance(x, jex_core.Literal)
+        else first.setdefault(made.get(x, x), i)
+        for i, x in enumerate(closed.jaxpr.outvars[:count])
     ]
 
 
