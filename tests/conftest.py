@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import _checked
 import jax
-import jaxtyping
 import pytest
 import threadpoolctl
 
@@ -23,8 +23,8 @@ CHECKED_ARRAYS = [
     "numpyro_vips.privacy.gaussian_mechanism",
     "numpyro_vips.vips",
 ]
-jaxtyping.install_import_hook(CHECKED, "beartype.beartype")
-jaxtyping.install_import_hook(CHECKED_ARRAYS, "_checked.arrays")
+_checked.install(CHECKED, _checked.all_of)
+_checked.install(CHECKED_ARRAYS, _checked.arrays)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
