@@ -1755,11 +1755,84 @@ def test_closed_form(name: str, posterior: Callable[..., dict[str, Any]]) -> Non
 # --- the tests ------------------------------------------------------------------------
 
 
+# Between them they take nearly every jump between lines of the compiler that any takes.
+FAST = {
+    "Chi2",
+    "Dirichlet process with a latent concentration",
+    "Geometric",
+    "Kumaraswamy",
+    "Levy",
+    "Pareto",
+    "Weibull",
+    "a choice between none and a chance",
+    "areas_with_neighbours",
+    "asymmetric noise",
+    "censored waiting times",
+    "column_of_ones",
+    "correlated_intercepts_and_slopes",
+    "delta_of_the_row",
+    "diagonal precision",
+    "errors that share what is left",
+    "exponentiated",
+    "factor_of_squares",
+    "flat chance",
+    "flat variance",
+    "fori_loop",
+    "groups_that_add_up_to_zero",
+    "half_cauchy_noise_and_scale",
+    "half_normal_noise",
+    "improper_mean",
+    "index_from_two_states",
+    "inflated by name",
+    "known mean",
+    "known_error_rates",
+    "lasso_with_latent_rate",
+    "log of an einsum",
+    "logaddexp_of_two",
+    "logistic by its exponential",
+    "logsumexp_keeps_axes",
+    "low rank",
+    "mask_around_an_event_of_the_same_length",
+    "mixture of different kinds",
+    "mixture_of_regressions",
+    "multinomial_dirichlet",
+    "multiple_of_a_covariance",
+    "multivariate t",
+    "negative_binomial_by_its_mean",
+    "negative_binomial_by_one_minus",
+    "normal inverse Wishart",
+    "one of two signals and a background",
+    "one_hot_groups",
+    "poisson_hidden_markov_by_scan",
+    "ppca_column_by_column",
+    "product_of_two_globals",
+    "random walk",
+    "random_walk_of_the_row",
+    "rate by its logarithm",
+    "reference_precision",
+    "robust_with_latent_scale",
+    "scan of a walk",
+    "schools",
+    "shifted and scaled",
+    "sticks_in_logarithms",
+    "three_levels",
+    "topics_of_log_probabilities",
+    "weighted_rows",
+}
+
+
 def test_there_are_enough_models() -> None:
     assert len(CONJUGATE) >= 200
+    assert set(CONJUGATE) > FAST
 
 
-@pytest.mark.parametrize("name", CONJUGATE)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
+        for name in CONJUGATE
+    ],
+)
 def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     case = CONJUGATE[name]
     assert case.reasons_against_vips() == {}

@@ -49,6 +49,7 @@ def test_numbers_of_every_size_are_clipped(name: str) -> None:
         exponents = np.where(each < 0.5, of_rows, of_entries)
         wild = rng.choice([-1, 1], plain.shape) * 10.0**exponents
         rows[argument] = np.where(each < 0.8, wild, plain).astype(array.dtype)
+    rows = {argument: jnp.asarray(array) for argument, array in rows.items()}
     largest = 0.0
     for number in range(count):
         change = this.bounded_sum(rows, np.arange(count) == number, NORM)
@@ -72,7 +73,10 @@ def test_a_row_contributes_the_same_wherever_it_stands(name: str) -> None:
     """To the last digit: how loops are cut into vectors must not show."""
     this = setup(name)
     count = 37
-    rows = {k: np.repeat(array[1:2], count, axis=0) for k, array in this.rows.items()}
+    rows = {
+        k: jnp.asarray(np.repeat(array[1:2], count, axis=0))
+        for k, array in this.rows.items()
+    }
     places = (0, 15, 31, 35, 36)
     sums = [this.bounded_sum(rows, np.arange(count) == i, NORM) for i in places]
     for other in sums[1:]:
@@ -170,7 +174,7 @@ def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
     for length in (*ODD_LENGTHS, 64, 320, 4096):
         places = sorted({0, length // 2, *(max(0, length - i) for i in (9, 5, 2, 1))})
         for row in rows:
-            X = np.tile(row, (length, 1))
+            X = jnp.asarray(np.tile(row, (length, 1)))
             found = [
                 contribution(
                     start, X, np.arange(length) == i, is_information=is_information

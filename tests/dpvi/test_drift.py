@@ -75,7 +75,10 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     assert found["fluctuation"] == fluctuation
 
 
-@pytest.mark.parametrize(("num_steps", "num_rows"), [(25, 20_000), (200, 500)])
+@pytest.mark.parametrize(
+    ("num_steps", "num_rows"),
+    [pytest.param(25, 20_000, marks=pytest.mark.slow), (200, 500)],
+)
 def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows):
     """Far from the prior's centre after few steps, or driven about by noise.
 

@@ -248,6 +248,7 @@ def fit(y: np.ndarray, budget: nv.PrivacyBudget, **options: Any) -> Any:
         return vi.run(jax.random.key(0), y)
 
 
+@pytest.mark.slow
 def test_a_model_of_overdispersed_counts():
     rng = np.random.default_rng(0)
     y = rng.poisson(np.exp(1.0 + 0.7 * rng.normal(size=150))).astype(np.float32)

@@ -111,7 +111,7 @@ def test_what_is_conjugate_needs_no_quadrature() -> None:
     assert locals_of(measured).method == "exact"
 
 
-@pytest.mark.optimized  # It runs for longer than it compiles.
+@pytest.mark.slow
 def test_a_learned_scale_of_latents_is_not_pulled_to_zero() -> None:
     """The bound alone leaves 0.92 of 1.18."""
     rng = np.random.default_rng(0)

@@ -19,7 +19,7 @@ import pytest
 import numpyro_vips as nv
 
 NUM_ROWS = 4000
-SEEDS = range(8)
+SEEDS = range(5)
 RNG = np.random.default_rng(0)
 AGES = RNG.normal(45.0, 10.0, NUM_ROWS)
 X = RNG.normal(size=(NUM_ROWS, 2))
@@ -113,8 +113,20 @@ def plain(name: str) -> dict[str, np.ndarray]:
     return means(name, "vips", 1.0)
 
 
-@pytest.mark.parametrize("unit", [1000.0, 1e-3])
-@pytest.mark.parametrize("name", CASES)
+def in_units(**fast: float) -> Any:
+    """Every case in both units, of which one runs fast."""
+    slow = pytest.mark.slow
+    return pytest.mark.parametrize(
+        ("name", "unit"),
+        [
+            pytest.param(name, unit, marks=() if unit == own else slow)
+            for name, own in fast.items()
+            for unit in (1000.0, 1e-3)
+        ],
+    )
+
+
+@in_units(gaussian=1000.0, response=1e-3, features=1000.0, exposures=1e-3)
 def test_vips_in_other_units_is_one_step_of_the_grid_away(name, unit):
     scaled = means(name, "vips", unit)
     for site, values in plain(name).items():
@@ -126,8 +138,7 @@ def test_vips_in_other_units_is_one_step_of_the_grid_away(name, unit):
         assert np.all(noise < 4 * other), site
 
 
-@pytest.mark.parametrize("unit", [1000.0, 1e-3])
-@pytest.mark.parametrize("name", ["response", "features", "exposures"])
+@in_units(response=1000.0, features=1e-3, exposures=1e-3)
 def test_dpvi_finds_the_same_in_other_units(name, unit):
     """A start in the data's unit is hundreds of a narrow prior's deviations away."""
     scaled = means(name, "dpvi", unit, range(2))

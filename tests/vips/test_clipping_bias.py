@@ -58,7 +58,9 @@ def test_nothing_changes_where_nothing_is_missing_or_nothing_is_known() -> None:
     assert without_clipping(sums, noise, lambda _: None, lambda _: lost) is None
 
 
-@pytest.mark.parametrize("clipping_norm", [2.0, 0.7])
+@pytest.mark.parametrize(
+    "clipping_norm", [pytest.param(2.0, marks=pytest.mark.slow), 0.7]
+)
 def test_a_rate_of_clipped_durations_lies_in_its_interval(clipping_norm: float) -> None:
     rng, inside, means = np.random.default_rng(0), [], []
     for seed in range(12):
