@@ -430,6 +430,15 @@ class DpviEngine:
         """None: a gradient's norm is never taken for the structure's."""
         return frozenset()
 
+    @property
+    def recentred(self) -> frozenset[str]:
+        """None: gradients are taken where the globals are, in every step."""
+        return frozenset()
+
+    def recentre(self, state: DpviState) -> DpviState:
+        """The state as it is."""
+        return state
+
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
 

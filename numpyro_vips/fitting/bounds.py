@@ -101,7 +101,8 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         )
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
-    varying = trial.varying(rows, largest)
+    # About other points than zero norms are others, whatever they were.
+    varying = trial.varying(rows, largest) | engine.recentred
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     return tuple(
         NormPart(

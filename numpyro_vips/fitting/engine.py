@@ -40,6 +40,12 @@ class Engine(Protocol):
         ...
 
     @property
+    def recentred(self) -> frozenset[str]:
+        """Blocks that `recentre` changes, which are of one kind: `"once"` or
+        `"adaptive"`. None needs no `recentre`."""
+        ...
+
+    @property
     def is_one_vector(self) -> bool: ...
 
     # --- what the schedule is made of: public, known before rows are read -------------
@@ -143,6 +149,13 @@ class Engine(Protocol):
         step_size: float,
     ) -> Any:
         """The state after a step, from noisy estimates of the sums over all rows."""
+        ...
+
+    def recentre(self, state: Any) -> Any:
+        """The state from which `recentred` blocks are released about where globals are.
+
+        It is asked for once at most, before a histogram of the norms about there.
+        """
         ...
 
     def has_posterior(self, state: Any) -> bool:

@@ -245,6 +245,12 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "rows of unit size. With clipping_norm=, from public knowledge, there is "
             "no histogram."
         )
+    if any(step.recentres for step in prepared.steps):
+        yield (
+            f"{', '.join(sorted(engine.recentred))} are released about means that "
+            "earlier releases have found, so that their noise is that of the rows' "
+            "spread, not that of their distance from zero."
+        )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
     if captured:

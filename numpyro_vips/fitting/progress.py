@@ -177,4 +177,6 @@ def advanced(
             number, released, parts=parts, engine=engine, num_rows=num_rows
         )
     state = update(engine, step, state, released)
+    if any(later.recentres for later in progress.steps[number + 1 : number + 2]):
+        state = engine.recentre(state)
     return state, progress.after_statistics(step, released, num_rows)

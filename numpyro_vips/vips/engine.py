@@ -50,7 +50,7 @@ from numpyro_vips.vips.description import (
 from numpyro_vips.vips.drift import drift_of, largest_drift
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
-from numpyro_vips.vips.expectations import expected_natural_of, means_of
+from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -206,6 +206,8 @@ class VipsEngine:
     ):
         # Norms that the caller gave are those of statistics as they are.
         self._squares = {} if has_norms else columns_with_squares(program)
+        can_pilot = release_once and not has_norms
+        self._recentred = program.structure.recentred if can_pilot else frozenset()
         self._step_size = step_size
         self._release_once = release_once
         self.program = program
@@ -321,6 +323,7 @@ class VipsEngine:
             statistics[name] = np.asarray(value, dtype=np.float64)
         public = self._public_sums(expected_natural)
         statistics.update(public)
+        origins = {name: np.zeros_like(moments[name]["x"]) for name in self._recentred}
         return VipsState(
             statistics=statistics,
             noise_stddev={
@@ -336,6 +339,9 @@ class VipsEngine:
                 name: np.zeros_like(moments[name]["x"])
                 for name in self.program.structure.centred
             },
+            origins=origins,
+            next_origins=origins,
+            start=moments if m_step.symmetric_factors(self.program) else {},
             units={name: np.ones(statistics[name].shape) for name in self._squares},
         )
 
@@ -361,7 +367,30 @@ class VipsEngine:
         See `fitting.engine.Engine.bounded_sum`. What has units is summed in these.
         """
         return self.sum_of_rows(
-            state, rows, mask, scales=scales, clipping_norm=clipping_norm
+            state._replace(origins=state.next_origins),
+            rows,
+            mask,
+            scales=scales,
+            clipping_norm=clipping_norm,
+        )
+
+    def recentre(self, state: VipsState) -> VipsState:
+        """The state from which statistics are taken about where the globals are now.
+
+        About other points these are other sums: the average over those so far ends.
+        Components of a mixture start anew, too. The noise in statistics about zero may
+        have made them alike, and from there they part slowly.
+        """
+        again = state.start or state.moments
+        origins = {n: _as_rows_know(state.visited[n]["x"]) for n in state.origins}
+        return state._replace(
+            next_origins=origins,
+            kept=0.0,
+            # A pilot is no step of the fit.
+            num_steps=state.num_steps if self._adaptive else 0,
+            moments=again,
+            visited=again,
+            expected_natural=self._expected_natural_of(_as_arrays(again)),
         )
 
     def sum_of_rows(
@@ -373,23 +402,23 @@ class VipsEngine:
         scales: Mapping[str, float],
         clipping_norm: float,
     ) -> NewSums:
-        """The same of rows that are simulated, of which there may be any number.
+        """The same about `state.origins`, of rows of which there may be any number.
 
         How often this is asked depends on what was released; how often `bounded_sum`
         is, of private rows, depends on public facts alone.
         """
-        expected_natural, means = state.expected_natural, self._means(state.visited)
+        expected_natural, moments = state.expected_natural, state.visited
         if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
             # Rarely released, so at the best globals that there are.
             expected_natural = self._expected_natural_of(_as_arrays(state.moments))
-            means = self._means(state.moments)
+            moments = state.moments
         found = self._bounded_sum(
             expected_natural=expected_natural,
             rows=dict(rows),
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=means,
+            means=self._means(moments, state.origins),
             units={name: of for name, of in state.units.items() if name in scales},
         )
         sums = {name: np.asarray(found[name]) for name in scales}
@@ -398,16 +427,26 @@ class VipsEngine:
         }
         return sums | in_units
 
-    def _means(self, moments: InDouble) -> NewByStatistic:
+    def _means(
+        self, moments: InDouble, origins: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
-        return means_of(self.program.structure, _as_arrays(moments))
+        structure = self.program.structure
+        points = {name: jnp.asarray(point) for name, point in origins.items()}
+        of_origins = by_latent(structure, points)
+        return means_of(structure, _as_arrays(moments)) | of_origins
+
+    def _shared(self, state: VipsState) -> tuple[ByStatistic, Means, ByStatistic]:
+        """What norms of rows depend on beside the rows."""
+        means = self._means(state.visited, state.next_origins)
+        units = {name: jnp.asarray(of) for name, of in state.units.items()}
+        return state.expected_natural, means, units
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        shared = (state.expected_natural, self._means(state.visited), dict(state.units))
-        norms = self._row_norms(shared, dict(rows), tuple(names))
+        norms = self._row_norms(self._shared(state), dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
@@ -445,12 +484,10 @@ class VipsEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        means = self._means(state.visited)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}
-        shared = (state.expected_natural, means, dict(state.units))
-        found = self._norm_counts(shared, dict(rows), mask, double, names)
+        found = self._norm_counts(self._shared(state), dict(rows), mask, double, names)
         return {name: np.asarray(counts) for name, counts in found.items()}
 
     @functools.cached_property
@@ -477,6 +514,21 @@ class VipsEngine:
         what the estimate xxᵀw = yx lacks are residuals.
         """
         return self._residuals | self._of_regressions
+
+    @property
+    def recentred(self) -> frozenset[str]:
+        """Statistics that are others when taken about the means of a pilot."""
+        moved = {statistic.name for statistic in self.statistics if statistic.recentred}
+        return frozenset(moved if self._recentred else ())
+
+    @functools.cached_property
+    def _moved(self) -> frozenset[str]:
+        """Statistics whose average ends where others are recentred."""
+        return self.recentred | (self._adaptive if self.recentred else frozenset())
+
+    @functools.cached_property
+    def _adaptive(self) -> frozenset[str]:
+        return frozenset(s.name for s in self.statistics if s.release == "adaptive")
 
     @property
     def growing(self) -> frozenset[str]:
@@ -563,6 +615,10 @@ class VipsEngine:
         }
         dense = with_repeats(self.statistics, released)
         new = {**self._public_sums(state.expected_natural), **dense}
+        kept, moved = state.kept, self._moved & set(released)
+        if moved:
+            kept = (1.0 - rho) * kept + rho
+        weights = {name: rho / kept if name in moved else rho for name in new}
         drift = {
             name: drift_of(
                 self._released_as[name],
@@ -570,14 +626,18 @@ class VipsEngine:
                 np.asarray(np.hypot(noise[name], deviations[name])),
             )
             for name in released
-            if name in state.released and np.all(deviations[name])
+            if name in state.released
+            and name in self._adaptive
+            and not (name in moved and state.kept == 0.0)
+            and np.all(deviations[name])
         }
         for name, value in new.items():
-            average = np.asarray((1.0 - rho) * statistics[name])
-            average += rho * value  # In place: blocks can have millions of entries.
+            weight = weights[name]
+            average = np.asarray((1.0 - weight) * statistics[name])
+            average += weight * value  # In place: blocks can have millions of entries.
             statistics[name] = average
             deviations[name] = np.hypot(
-                (1.0 - rho) * deviations[name], rho * noise.get(name, 0.0)
+                (1.0 - weight) * deviations[name], weight * noise.get(name, 0.0)
             )
         centre, latest = state.centre, None
         if self._linear & set(released):
@@ -594,6 +654,8 @@ class VipsEngine:
             statistics=statistics,
             noise_stddev=deviations,
             centre=centre,
+            origins=state.next_origins if moved else state.origins,
+            kept=kept,
             released=state.released | set(released),
             num_steps=state.num_steps + 1,
             drift=drift or state.drift,
@@ -627,6 +689,7 @@ class VipsEngine:
                     self.global_sweeps,
                     # Rows are not asked at these where factors take Newton steps.
                     noise_read=float(bool(self._residuals)),
+                    origins=state.origins,
                 )
                 moments = _in_double(found.moments)
                 natural = _in_double(found.natural)
@@ -747,6 +810,7 @@ class VipsEngine:
                 state.centre,
                 self.global_sweeps,
                 noise_read=noise_read,
+                origins=state.origins,
             )
             return _in_double(found.natural)
 

@@ -5,7 +5,7 @@ statistic of `Structure.statistics`, or from the moments of their factors; local
 come from the moments of their factors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -91,16 +91,24 @@ def natural_parameters(
 
 def means_of(structure: Structure, moments: MomentsByFactor) -> NewByStatistic:
     """The points about which statistics are released, by latent; see `centring`."""
-    means = {}
-    for name in sorted(structure.centred):
+    return by_latent(
+        structure, {name: moments[name]["x"] for name in structure.centred}
+    )
+
+
+def by_latent(
+    structure: Structure, points: Mapping[str, Float[Array, "..."]]
+) -> NewByStatistic:
+    """Points in the space of Gaussian factors, by factor, as their latents' arrays."""
+    found = {}
+    for name in sorted(points):
         factor = structure.posterior_factors[name]
         layout = factor.layout
         assert layout is not None
         for latent in factor.latents:
             shape = (*layout.batch_shape, *layout.block_shape(latent))
-            array = moments[name]["x"][..., layout.span(latent)]
-            means[latent] = array.reshape(shape)
-    return means
+            found[latent] = points[name][..., layout.span(latent)].reshape(shape)
+    return found
 
 
 def constants(term: Term) -> list[Operand]:

@@ -24,7 +24,11 @@ from numpyro_vips.vips.coordinates import (
     divided_by_weight,
     neutral_auxiliaries,
 )
-from numpyro_vips.vips.expectations import expected_natural_of, natural_parameters
+from numpyro_vips.vips.expectations import (
+    by_latent,
+    expected_natural_of,
+    natural_parameters,
+)
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -348,8 +352,10 @@ def _widened(
     noise = {s: noise_read * of for s, of in noise.items()}
     if factor.layout is not None and factor.name not in centre:
         squares = jnp.diagonal(moments[factor.name]["xx"], axis1=-2, axis2=-1)
-        # The natural parameter is minus half the precision.
-        moved = times((2.0 * noise["xx"]) ** 2, jnp.maximum(squares, 0.0))
+        # The natural parameter is minus half the precision. A product of two latents
+        # may stand on one side of the diagonal alone.
+        of_precision = 2.0 * symmetric_part(noise["xx"])
+        moved = times(of_precision**2, jnp.maximum(squares, 0.0))
         noise["x"] = jnp.sqrt(noise["x"] ** 2 + moved)
     return factor.family.share_under_noise(prior, share, noise)
 
@@ -448,6 +454,7 @@ def update_globals(
     max_sweeps: int | Int[Array, ""] = 500,
     tolerance: float = 1e-9,
     noise_read: float | Float[Array, ""] = 0.0,
+    origins: Mapping[str, Float[Array, "..."]] | None = None,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
@@ -461,9 +468,13 @@ def update_globals(
       max_sweeps, tolerance: When to stop.
       noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
         the sums as they are, at which rows are asked.
+      origins: By factor, the point about which all its statistics were taken, where
+        that is not zero. The globals are solved for as what they are about it.
     """
-    structure = program.structure
+    structure, origins = program.structure, origins or {}
     factors = structure.posterior_factors_of("global")
+    prior = program.prior_terms_about(by_latent(structure, origins))
+    moments = _moved(moments, {name: -point for name, point in origins.items()})
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
         factor.name: _from_data(
@@ -490,14 +501,28 @@ def update_globals(
                     noise_read,
                 )
             share, noise, below_noise[factor.name] = found
-            own = _from_prior(structure, factor, current, program.prior_terms)
+            own = _from_prior(structure, factor, current, prior)
             share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
             current[factor.name] = _moments(structure, factor, natural[factor.name])
         return current, natural, below_noise
 
+    def about_zero(
+        moments: MomentsByFactor,
+        natural: NewMomentsByFactor,
+        below_noise: dict[str, Int[Array, ""]],
+        change: Float[Array, ""],
+    ) -> Solution:
+        natural = {**natural}
+        for name, point in origins.items():
+            moved = times(symmetric_part(natural[name]["xx"]), point)
+            linear = natural[name]["x"] - 2.0 * moved
+            natural[name] = {**natural[name], "x": linear}
+        return Solution(_moved(moments, origins), natural, below_noise, change)
+
     if len(factors) == 1:
-        return Solution(*sweep(moments), change=jnp.zeros(()))
+        current, natural, below_noise = sweep(moments)
+        return about_zero(current, natural, below_noise, jnp.zeros(()))
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular
     # rounding keeps the changes far above its resolution. Sweeps that no longer
@@ -525,7 +550,22 @@ def update_globals(
     infinite = jnp.asarray(jnp.inf)
     start = (0, infinite, infinite, 0, (dict(moments), *nothing))
     _, change, _, _, found = jax.lax.while_loop(going, step, start)
-    return Solution(*found, change=change)
+    current, natural, below_noise = found
+    return about_zero(current, natural, below_noise, change)
+
+
+def _moved(
+    moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
+) -> NewMomentsByFactor:
+    """Moments of the same latents, with points added to some Gaussian ones."""
+    found = {name: dict(of) for name, of in moments.items()}
+    for name, point in points.items():
+        mean, square = found[name]["x"], found[name]["xx"]
+        cross = mean[..., :, None] * point[..., None, :]
+        cross = cross + jnp.swapaxes(cross, -1, -2)
+        square = square + cross + point[..., :, None] * point[..., None, :]
+        found[name] = {"x": mean + point, "xx": square}
+    return found
 
 
 def _relative_change(

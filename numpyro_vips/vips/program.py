@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure import centring
+from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import (
@@ -32,10 +33,11 @@ class ConjugateProgram:
       structure: Its families, posterior factors and statistics.
       row_constants: What a row brings to the slots of its terms.
       row_terms: The terms of the sites under the unit plate.
-      centred_terms: The same with products of centred latents about their means, which
-        are slots too; see `conjugacy.structure.centring`.
+      centred_terms: The same with centred latents about their means, and recentred ones
+        about their origins, which are slots too; see `conjugacy.structure.centring`.
       prior_terms_by_site: The terms of each site outside the unit plate. They have no
         slots.
+      moved_prior_terms: What they gain when recentred latents are about their origins.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.
@@ -49,6 +51,7 @@ class ConjugateProgram:
     row_terms: tuple[Term, ...]
     centred_terms: tuple[Term, ...]
     prior_terms_by_site: Mapping[str, tuple[Term, ...]]
+    moved_prior_terms: tuple[Term, ...]
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
@@ -57,6 +60,11 @@ class ConjugateProgram:
     def prior_terms(self) -> tuple[Term, ...]:
         """The terms of all sites outside the unit plate."""
         return tuple(itertools.chain(*self.prior_terms_by_site.values()))
+
+    def prior_terms_about(self, origins: Means) -> tuple[Term, ...]:
+        """The same of latents about their origins, by latent; see `centring`."""
+        moved = (term.filled(origins) for term in self.moved_prior_terms if origins)
+        return (*self.prior_terms, *moved)
 
     @property
     def refreshed(self) -> frozenset[str]:
@@ -95,8 +103,13 @@ def program_of(
         else:
             assert not any(term.slots for term in terms)
             prior[density.site] = (*prior.get(density.site, ()), *terms)
-    corrections = centring.mean_corrections(
-        rows, structure.posterior_factors, structure.factor_of, structure.centred
+    factors = structure.posterior_factors, structure.factor_of
+    corrections = [
+        *centring.mean_corrections(rows, *factors, structure.centred),
+        *centring.origin_corrections(rows, *factors, structure.recentred),
+    ]
+    moved = centring.origin_corrections(
+        [*itertools.chain(*prior.values())], *factors, structure.recentred
     )
     return ConjugateProgram(
         graph=graph,
@@ -107,6 +120,7 @@ def program_of(
             normal_terms([*rows, *corrections], latents) if corrections else rows
         ),
         prior_terms_by_site=prior,
+        moved_prior_terms=tuple(term for term in moved if term.atoms),
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

@@ -32,6 +32,10 @@ class VipsState(NamedTuple):
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
+      origins: By recentred factor, the point about which its statistics were taken.
+      next_origins: That of the next release.
+      start: Where a start has broken a symmetry, its moments; see `recentre`.
+      kept: Share of the running average's weights that fell on releases about these.
       num_steps: Number of updates so far.
       change: Largest relative change of the moments in the last step.
       drift: How far each statistic of the last step was from the average before it, as
@@ -54,6 +58,10 @@ class VipsState(NamedTuple):
     expected_natural: NewByStatistic
     released: frozenset[str]
     centre: dict[str, Float64[np.ndarray, "..."]]
+    origins: dict[str, Float64[np.ndarray, "..."]]
+    next_origins: dict[str, Float64[np.ndarray, "..."]]
+    start: InDouble
+    kept: float = 1.0
     num_steps: int = 0
     change: float = 0.0
     drift: Mapping[str, float] = types.MappingProxyType({})

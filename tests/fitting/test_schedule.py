@@ -38,13 +38,23 @@ SETTINGS = ScheduleOptions(sampling=nv.FullBatch())
 class Releases(VipsEngine):
     """A conjugate model without a model: only what it releases."""
 
-    def __init__(self, once: tuple[Block, ...], adaptive: tuple[Block, ...]):
+    def __init__(
+        self,
+        once: tuple[Block, ...],
+        adaptive: tuple[Block, ...],
+        recentred: frozenset[str] = frozenset(),
+    ):
         self._blocks = {"once": once, "adaptive": adaptive}
+        self._moves = recentred
         self._step_size = None
         self._residuals = frozenset()
 
     def blocks(self, release: Any) -> tuple[Block, ...]:
         return self._blocks.get(release, ())
+
+    @property
+    def recentred(self) -> frozenset[str]:
+        return self._moves
 
 
 def planned(
@@ -54,6 +64,7 @@ def planned(
     options: ScheduleOptions,
     *,
     is_fixed: bool = True,
+    recentred: frozenset[str] = frozenset(),
 ) -> tuple[Step, ...]:
     """The steps where the structure says norms, or where it does not."""
     parts = [
@@ -61,7 +72,7 @@ def planned(
         for name, norm in norms.items()
         if name in {block.name for block in (*once, *adaptive)}
     ]
-    return plan_steps(Releases(once, adaptive), parts, options)
+    return plan_steps(Releases(once, adaptive, recentred), parts, options)
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -84,6 +95,49 @@ def test_the_squared_budget_is_shared_as_stated():
     assert once + adaptive == pytest.approx(1.0)
     (alone,) = planned((MEAN,), (), NORMS, SETTINGS)
     assert alone.noise_multiplier == 1.0
+
+
+def test_a_pilot_comes_before_what_is_recentred_and_shares_the_budget():
+    settings = dataclasses.replace(SETTINGS, noise_multiplier=3.0)
+    moved = frozenset({"mean"})
+    for options in (SETTINGS, settings):
+        steps = planned(
+            (MEAN, MATRIX), (), NORMS, options, is_fixed=False, recentred=moved
+        )
+        first, pilot, again, main = steps
+        assert [part.name for part in first.counted] == ["mean", "matrix"]
+        assert [part.name for part in again.counted] == ["mean"]
+        assert pilot.is_pilot and again.recentres
+        assert pilot.label.startswith("pilot of ")
+        assert pilot.blocks == main.blocks
+        # Only the last one is a step of the fit, and it alone reports.
+        assert [step.is_aside for step in steps] == [True, True, True, False]
+        assert [step.reports for step in steps] == [False, False, False, True]
+        shares = np.array([step.share for step in steps])
+        assert shares[1] / shares.sum() == pytest.approx(schedule.PILOT_SHARE)
+        # The average of both has the least noise.
+        assert main.step_size == pytest.approx(shares[3] / (shares[1] + shares[3]))
+    assert sum(step.share for step in steps[:3]) + 1 / 9 == pytest.approx(shares.sum())
+
+
+def test_what_is_adaptive_is_recentred_at_its_first_refresh():
+    moved = frozenset({"mean"})
+    steps = planned((), (MEAN,), NORMS, SETTINGS, is_fixed=False, recentred=moved)
+    assert not any(step.is_pilot for step in steps)
+    counted = [step for step in steps if step.counted]
+    assert [step.recentres for step in counted] == [False, True, False]
+    assert sum(step.share for step in steps) == pytest.approx(1.0)
+    assert counted[1].share == pytest.approx(schedule.BOUNDS_SHARE)
+
+
+def test_where_norms_are_known_nothing_is_recentred():
+    moved = frozenset({"mean"})
+    for options in (
+        dataclasses.replace(SETTINGS, clipping_norm=1.0),
+        dataclasses.replace(SETTINGS, private=False),
+    ):
+        (step,) = planned((MEAN,), (), {}, options, recentred=moved)
+        assert not step.is_pilot and step.step_size == 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,22 @@
 """Statistics about the current mean of a Gaussian, rather than about zero.
 
-A logistic likelihood has a quadratic bound in the logit ψ = xᵀw, with the curvature ω:
-1/4, or the mean of a Pólya-Gamma variable. What a row adds to the linear statistic is
+**About a released mean, once.** Of y ~ Normal(w, τ^(-1/2)) rows release y and y².
+Heights of 170 ± 7 have squares near 29,000, of which the variance is the 600th part:
+noise in proportion to the squares hides it. With w = c + v, for any public c,
+
+    τ(y - w)² = τ(y - c)² - 2τ(y - c)v + τv²,
+
+so the same density has the statistics y - c and (y - c)², which are as small as the
+rows' spread. This is a change of variables, and no property of this density: in every
+term the latent is replaced by c + v, and the posterior of v has the form that the one
+of w had. So a *pilot* releases the statistics about zero for a small part of the
+budget, c is the mean of its posterior, and the rest of the budget goes into the
+statistics about c. Where latents of rows stand beside w, as in a mixture, the first
+steps are the pilot. These factors are *recentred*.
+
+**About the current mean, in every step.** A logistic likelihood has a quadratic bound
+in the logit ψ = xᵀw, with the curvature ω: 1/4, or the mean of a Pólya-Gamma variable.
+What a row adds to the linear statistic is
 κx of its label, or (κ + f'(ψ))x; what is left of it when ωψx is taken away is the
 residual (y - σ(ψ))x, which is at most 1 times x. Over all rows ωψx adds up to Σ ωxxᵀ
 times the mean of the weights, and so follows from the quadratic statistic. Written in
@@ -20,12 +35,13 @@ posterior is read off the averages (Polyak and Juditsky, 1992): its noise is tha
 steps together, and how fast a direction gets to the optimum does not depend on it.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Slot, Term
+from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Factor, Slot, Term
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 
@@ -71,6 +87,97 @@ def centred_factors(
     return frozenset(centred), frozenset(newton)
 
 
+def recentred_factors(
+    terms: Sequence[Term],
+    latents: Latents,
+    factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
+    centred: frozenset[str],
+) -> frozenset[str]:
+    """The global Gaussian factors that rows pull to where they are.
+
+    Each is alone in a term with private numbers, such as -2τyw. Loadings, which real
+    latents of rows multiply, are not among them, nor are weights of logits.
+    """
+
+    def is_apart(atom: Atom) -> bool:
+        latent, factor = latents[atom.latent], factors[factor_of[atom.latent]]
+        family = known_family(latent)
+        of_logits = family is not None and (family.bounds_logits or family.is_tangent)
+        is_real = factor.layout is not None and latent.role == "local"
+        return of_logits or is_real or factor.name in centred
+
+    pulled: set[str] = set()
+    apart: set[str] = set()
+    for term in terms:
+        mine = [
+            factor_of[a.latent]
+            for a in term.atoms
+            if latents[a.latent].role == "global"
+            and factors[factor_of[a.latent]].layout is not None
+        ]
+        pulled |= {name for name in mine if term.is_private and mine.count(name) == 1}
+        apart |= set(mine) if any(map(is_apart, term.atoms)) else set()
+    return frozenset(pulled - apart)
+
+
+def origin_corrections(
+    terms: Sequence[Term],
+    posterior_factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
+    recentred: frozenset[str],
+) -> list[Term]:
+    """What terms gain when latents v about their origins c replace w = c + v.
+
+    Every product of latents gives the products in which some of them are replaced by
+    their origins, which are slots with the latents' names as tokens.
+    """
+    found = []
+    for term in terms:
+        moved = _places(term, recentred, factor_of)
+        for count in range(1, len(moved) + 1):
+            for places in itertools.combinations(moved, count):
+                found.append(
+                    _with_slots(term, 1.0, places, posterior_factors, factor_of)
+                )
+    return found
+
+
+def _places(
+    term: Term, chosen: frozenset[str], factor_of: Mapping[str, str]
+) -> list[int]:
+    """Which of a term's factors are latents of the chosen posterior factors."""
+    return [
+        place
+        for place, factor in enumerate(term.factors)
+        if isinstance(factor, Atom) and factor_of[factor.latent] in chosen
+    ]
+
+
+def _with_slots(
+    term: Term,
+    scale: float,
+    places: Sequence[int],
+    posterior_factors: Mapping[str, PosteriorFactor],
+    factor_of: Mapping[str, str],
+) -> Term:
+    """The term with slots for public points in some places of latents."""
+
+    def point(atom: Factor) -> Dense:
+        assert isinstance(atom, Atom)
+        layout = posterior_factors[factor_of[atom.latent]].layout
+        assert layout is not None
+        batch, block = layout.labels(atom.latent, atom.labels)
+        shape = (*layout.batch_shape, *layout.block_shape(atom.latent))
+        return Dense(Slot(atom.latent, shape, jnp.result_type(float)), (*batch, *block))
+
+    factors = tuple(
+        point(factor) if place in places else factor
+        for place, factor in enumerate(term.factors)
+    )
+    return Term(scale * term.scale, factors, term.bound).refreshed()
+
+
 def mean_corrections(
     terms: Sequence[Term],
     posterior_factors: Mapping[str, PosteriorFactor],
@@ -81,26 +188,12 @@ def mean_corrections(
 
     In place of the means stand slots with the latents' names as tokens.
     """
-
-    def mean(atom: Atom) -> Dense:
-        layout = posterior_factors[factor_of[atom.latent]].layout
-        assert layout is not None
-        batch, block = layout.labels(atom.latent, atom.labels)
-        shape = (*layout.batch_shape, *layout.block_shape(atom.latent))
-        return Dense(Slot(atom.latent, shape, jnp.result_type(float)), (*batch, *block))
-
-    def replaced(term: Term, scale: float, atoms: Sequence[Atom]) -> Term:
-        factors = tuple(
-            mean(f) if isinstance(f, Atom) and any(f is a for a in atoms) else f
-            for f in term.factors
-        )
-        return Term(scale * term.scale, factors, term.bound).refreshed()
-
     found = []
     for term in terms:
-        pair = [a for a in term.atoms if factor_of[a.latent] in centred]
+        pair = _places(term, centred, factor_of)
         if len(pair) == 2:
-            assert factor_of[pair[0].latent] == factor_of[pair[1].latent]
-            found += [replaced(term, 1.0, [atom]) for atom in pair]
-            found.append(replaced(term, -1.0, pair))
+            for scale, places in ((1.0, pair[:1]), (1.0, pair[1:]), (-1.0, pair)):
+                found.append(
+                    _with_slots(term, scale, places, posterior_factors, factor_of)
+                )
     return found

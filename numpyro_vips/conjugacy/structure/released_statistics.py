@@ -96,13 +96,16 @@ def find_statistics(
     data_dependent: frozenset[str],
     centred: frozenset[str],
     newton: frozenset[str],
+    recentred: frozenset[str] = frozenset(),
 ) -> tuple[Statistic, ...]:
     """The statistics of the terms of a row, each term having exactly one."""
-    # What a product of two latents adds elsewhere when it is taken about their means.
+    # What a product of latents adds elsewhere when it is taken about their means.
     added = centring.mean_corrections(terms, factors, factor_of, centred)
     corrected = {global_part(term, latents).atoms for term in added}
+    gained = centring.origin_corrections(terms, factors, factor_of, recentred)
+    moved = {global_part(term, latents).atoms for term in gained}
     found: dict[Any, tuple[GlobalPart, list[Term]]] = {}
-    for term in (*terms, *added):
+    for term in (*terms, *added, *gained):
         part = global_part(term, latents)
         if part.atoms:
             found.setdefault(part.atoms, (part, []))[1].append(term)
@@ -140,6 +143,7 @@ def find_statistics(
             lower=lower,
             upper=upper,
             rank=rank,
+            recentred=any(global_part(term, latents).atoms in moved for term in terms),
         )
         named.append((statistic, entries))
     complete = []

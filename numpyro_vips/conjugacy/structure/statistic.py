@@ -46,6 +46,8 @@ class Statistic:
         numbers along these, so the products are summed over them: of Σ_j z_k z_l w_jk
         w_jl a row releases z_k z_l, once and not for every j.
       rank: A term that fits several statistics belongs to the one that comes first.
+      recentred: Whether it is another one when taken about the origins of latents that
+        are recentred; see `conjugacy.structure.centring`.
       release: "public" if no row changes it, though the globals may; "once" if it
         does not depend on the globals; "refreshed" if noise in it only slows a fit, so
         that it is released rarely; else "adaptive".
@@ -68,6 +70,7 @@ class Statistic:
     diagonal: Diagonal | None = None
     summed: tuple[int, ...] = ()
     rank: int = 0
+    recentred: bool = False
 
     @property
     def block_shape(self) -> tuple[int, ...]:

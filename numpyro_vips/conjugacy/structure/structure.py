@@ -8,6 +8,7 @@ terms, the functions in which a latent occurs name its exponential family.
 """
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -55,6 +56,7 @@ class Structure:
       data_dependent_factors: Local factors that depend on private rows.
       centred: Gaussian factors whose statistics are released about the current mean.
       newton: Those of them that take Newton steps; see `centring`.
+      recentred: Those whose statistics are released about the mean of a pilot.
       flat: Factors with a latent whose prior is improper.
     """
 
@@ -66,6 +68,7 @@ class Structure:
     data_dependent_factors: frozenset[str]
     centred: frozenset[str] = frozenset()
     newton: frozenset[str] = frozenset()
+    recentred: frozenset[str] = frozenset()
     flat: frozenset[str] = frozenset()
 
     def posterior_factors_of(self, role: str) -> list[PosteriorFactor]:
@@ -112,9 +115,23 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     terms = [term for _, is_row, term in site_terms if is_row]
     data_dependent = data_dependent_factors(terms, latents, factor_of)
     centred, newton = centring.centred_factors(terms, latents, factors, factor_of)
-    statistics = find_statistics(
-        terms, latents, factors, factor_of, data_dependent, centred, newton
+    found = functools.partial(
+        find_statistics,
+        terms,
+        latents,
+        factors,
+        factor_of,
+        data_dependent,
+        centred,
+        newton,
     )
+    statistics = found()
+    recentred = centring.recentred_factors(terms, latents, factors, factor_of, centred)
+    about_origins = found(recentred)
+    if _can_be_recentred(statistics, about_origins):
+        statistics = about_origins
+    else:
+        recentred = frozenset()
     return Structure(
         posterior_factors=factors,
         statistics=statistics,
@@ -124,10 +141,42 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
         data_dependent_factors=data_dependent,
         centred=centred,
         newton=newton,
+        recentred=recentred,
         flat=frozenset(
             factor_of[n] for n, latent in log_joint.latents.items() if latent.is_flat
         ),
     )
+
+
+def _can_be_recentred(
+    statistics: Sequence[Statistic], about_origins: Sequence[Statistic]
+) -> bool:
+    """Whether the statistics are the same ones, but for the origins.
+
+    Those that change are released together. Large ones are made of few entries of a
+    row, which the origins' terms are not.
+    """
+    if [(s.name, s.release, s.shape) for s in statistics] != [
+        (s.name, s.release, s.shape) for s in about_origins
+    ]:
+        return False
+    moved = [s for s in about_origins if s.recentred]
+    if not all(map(_is_small, moved)):
+        return False
+    if all(s.release == "adaptive" for s in moved):
+        return True
+    return {s.release for s in statistics} <= {"once", "public"} and all(
+        s.release == "once" for s in moved
+    )
+
+
+def _is_small(statistic: Statistic) -> bool:
+    return math.prod(statistic.block_shape) <= _MOST_RECENTRED
+
+
+# Entries of a statistic about origins. A row's terms meet before rows are added up only
+# in statistics of this size, see `vips.bounded_sum`.
+_MOST_RECENTRED = 512
 
 
 def normal_terms(terms: Iterable[Term], latents: Latents) -> list[Term]:
