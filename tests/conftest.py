@@ -55,6 +55,15 @@ def x64() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many fits, of which a third or more is to look at the prior.
+
+    That comes after the last release, and ends in warnings alone.
+    """
+    monkeypatch.setattr("numpyro_vips.inference.prior_disagreements", lambda *_: [])
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

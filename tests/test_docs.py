@@ -70,6 +70,7 @@ def test_added_likelihood_gives_the_exact_posterior(incomes):
     assert float(np.var(draws)) == pytest.approx(shape / rate**2, rel=0.05)
 
 
+@pytest.mark.slow
 def test_page_on_tables_ends_in_the_coefficients_that_made_the_table(
     repository, tmp_path, monkeypatch
 ):

@@ -179,6 +179,7 @@ def test_example_reports_and_leaves_its_files(
     assert re.search(r"^w\[intercept\]", printed, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_without_privacy_the_example_is_its_own_reference(tmp_path: Path):
     report = logistic_regression.main(
         ["--epsilon", "inf", "--no-progress", "--output", str(tmp_path)]

@@ -567,11 +567,11 @@ def check_spoiled(count: int) -> None:
 
 
 def test_conjugate_models() -> None:
-    check_conjugate(20)
+    check_conjugate(10)
 
 
 def test_models_with_something_else() -> None:
-    check_spoiled(20)
+    check_spoiled(12)
 
 
 @pytest.mark.slow

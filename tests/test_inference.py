@@ -814,7 +814,17 @@ def reference() -> np.ndarray:
     return np.asarray(fitted(logistic, X, Y, num_steps=30).params["w/loc"])
 
 
-@pytest.mark.parametrize("idiom", IDIOMS.values(), ids=IDIOMS)
+# Rows of these forms are in other tests, too.
+USUAL = ("tuple", "callable object", "integer labels", "JAX arrays")
+
+
+@pytest.mark.parametrize(
+    "idiom",
+    [
+        pytest.param(idiom, id=name, marks=pytest.mark.slow if name in USUAL else ())
+        for name, idiom in IDIOMS.items()
+    ],
+)
 def test_idioms_mean_the_same(idiom, reference):
     fn, args = idiom
     result = fitted(fn, *args, num_steps=30)
@@ -835,7 +845,7 @@ def test_keyword_arguments_and_names_in_the_statement():
     assert "'scale'" in held.plan
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_few_rows_and_as_many_constants(count, budget):
     # Three rows and a prior of three numbers: nothing of it is private.
     def model(X, y):

@@ -307,7 +307,7 @@ def release(
 
 
 @pytest.fixture
-def released(monkeypatch: Any) -> list[Mapping[str, np.ndarray]]:
+def released(monkeypatch: Any, without_remarks: None) -> list[Mapping[str, np.ndarray]]:
     """The sums of every step before they get noise, but for information."""
     found: list[Mapping[str, np.ndarray]] = []
     add_noise = GaussianMechanism.add_noise

@@ -159,7 +159,6 @@ def _forget_fits() -> Iterator[None]:
 FAST = (
     "gauss_mean_prec",
     "gauss_halfcauchy",
-    "normal_gamma",
     "logreg_alpha",
 )
 ACCEPTED = [

@@ -30,7 +30,7 @@ from _worst_cases import (
 )
 
 import numpyro_vips as nv
-from numpyro_vips import accounting, inference
+from numpyro_vips import accounting
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting import private_step
 from numpyro_vips.privacy import gaussian_mechanism
@@ -101,12 +101,6 @@ def test_repeated_fits_are_plain_fits(engine):
         with pytest.warns(UserWarning, match="insecure_seed"):
             result = vi.run(KEY, case.present if seed % 2 else case.absent)
         assert case.score(result.params) == found
-
-
-@pytest.fixture
-def without_remarks(monkeypatch):
-    """Nothing is said of the prior, which takes half of a fit and releases nothing."""
-    monkeypatch.setattr(inference, "prior_disagreements", lambda *_: [])
 
 
 # --- claims ---------------------------------------------------------------------------

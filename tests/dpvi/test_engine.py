@@ -756,6 +756,7 @@ def test_neural_network_learns_what_no_line_can():
     assert np.mean((fitted - y) ** 2) < 0.1 * np.mean((line - y) ** 2)
 
 
+@pytest.mark.slow
 def test_private_fit_with_minibatches_comes_close_to_the_best_one():
     X, y = binary_data(4000, width=3)
     X /= np.maximum(1.0, np.linalg.norm(X, axis=1, keepdims=True))

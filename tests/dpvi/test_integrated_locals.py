@@ -207,8 +207,9 @@ def test_an_observation_outside_its_support_does_not_count():
     found = find_locals_of_rows(graph_of(effects, np.zeros(7)))
     assert found is not None
     values = {"mu": jnp.asarray(0.0), "sigma": jnp.asarray(1.0)}
-    assert found(values, {"y": jnp.asarray(2.0)}, {})[1]
-    assert not found(values, {"y": jnp.asarray(-1.0)}, {})[1]
+    counts = jax.jit(lambda y: found(values, {"y": y}, {})[1])
+    assert counts(jnp.asarray(2.0))
+    assert not counts(jnp.asarray(-1.0))
 
 
 # --- what is refused ------------------------------------------------------------------

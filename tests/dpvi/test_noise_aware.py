@@ -269,6 +269,7 @@ def test_intervals_hold_the_truth():
     assert 0.8 < np.mean(hits) < 0.98
 
 
+@pytest.mark.slow
 def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
     """NumPyro's transforms of correlations take no single precision among doubles."""
     cov = np.array([[1.0, 0.6], [0.6, 1.0]])

@@ -57,7 +57,9 @@ def exposures(exposure: Any, y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate * exposure), obs=y)
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float32])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(np.int32, marks=pytest.mark.slow), np.uint8, np.float32]
+)
 @pytest.mark.parametrize("fn", [schools, proportions, seeds, exposures])
 def test_the_engine_does_not_depend_on_the_type_of_an_argument(
     fn: Callable[..., None], dtype: Any

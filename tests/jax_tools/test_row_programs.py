@@ -419,6 +419,7 @@ def test_functions_of_jax_are_allowed() -> None:
 # --- norms of any size ----------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("without_remarks")
 @pytest.mark.parametrize("clipping_norm", [1e-29, 1e-20, 1e20])
 @pytest.mark.parametrize("is_product", [True, False])
 def test_dpvi_clips_numbers_of_every_size(

@@ -118,9 +118,9 @@ def latent_of_the_row(y: Any) -> None:
 def test_drawn_rows_are_valid(name: str) -> None:
     """By NumPyro's log density of the whole model, on each row by itself."""
     marked, graph = graph_of(MODELS[name], ROWS[name])
-    rows, latents = rows_from_model(graph, 20, seed=0)
+    rows, latents = rows_from_model(graph, 12, seed=0)
     names = list(graph.arguments.private)
-    for number in range(20):
+    for number in range(12):
         mine = {
             key: value
             if graph.sites[key].row_axis is None
@@ -131,7 +131,7 @@ def test_drawn_rows_are_valid(name: str) -> None:
         assert np.isfinite(log_density(marked.fn, row, {}, mine)[0])
     for key, like in zip(names, ROWS[name], strict=True):
         assert rows[key].dtype == like.dtype
-        assert rows[key].shape == (20, *like.shape[1:])
+        assert rows[key].shape == (12, *like.shape[1:])
 
 
 @pytest.mark.parametrize("name", ["binomial_with_totals", "few_groups_and_totals"])

@@ -161,6 +161,7 @@ def test_explain_says_which_units(data: Any):
     assert "in units of columns" not in " ".join(str(vi.explain(*data)).split())
 
 
+@pytest.mark.slow
 def test_rare_columns_are_learnt_beside_common_ones():
     """Their coefficients have less error than with equal noise, at the same budget."""
     rng, n = np.random.default_rng(3), 20_000

@@ -7,7 +7,7 @@ NumPy. With noise, what is released must have the standard deviation that is cla
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Container, Iterable
 from typing import Any
 
 import jax
@@ -194,8 +194,21 @@ def scaled_columns(X: Any, y: Any) -> None:
     _observe(jnp.matmul(X[:, ::2], (w * jnp.array([1.0, 2.0]))[:, None])[:, 0], y)
 
 
+def some_fast(names: Iterable[str], fast: Container[str]) -> list[Any]:
+    return [
+        name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+        for name in names
+    ]
+
+
+# How else it may be written is the subject of `test_conjugate_models.py`.
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize(
+    "name",
+    some_fast(
+        SPELLINGS, ("product_and_sum", "precision_matrix", "one_site_per_weight")
+    ),
+)
 def test_linear_regression(name: str) -> None:
     fn, design, mean, covariance = SPELLINGS[name]
     X, y = MODELS["linear_regression"].rows(ROWS)
@@ -303,7 +316,9 @@ ASCENTS = {
 
 
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("name", ASCENTS)
+@pytest.mark.parametrize(
+    "name", some_fast(ASCENTS, ("logistic_gamma", "regression_ard"))
+)
 def test_coordinate_ascent(name: str) -> None:
     rows = MODELS[name].rows(ROWS)
     found = fit(MODELS[name].fn, rows, num_steps=100)

@@ -59,6 +59,7 @@ def crossed(group, other, y=None):
         numpyro.sample("y", dist.Normal(y_mean, noise), obs=y)
 
 
+@pytest.mark.slow
 def test_crossed_effects_beside_a_mean_have_a_posterior():
     """Of the mean there is a public count and noisy products."""
     rng = np.random.default_rng(0)

@@ -146,6 +146,7 @@ def test_a_row_moves_sums_by_no_more_than_the_norm(
         assert moved >= 0.999 * norm
 
 
+@pytest.mark.slow
 def test_intervals_know_of_the_noise() -> None:
     """Of a Gaussian mean with 300 rows at ε = 0.5, where noise is half the error."""
 

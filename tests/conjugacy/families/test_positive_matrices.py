@@ -173,7 +173,7 @@ def test_denoised_matrices_are_nearer_than_those_cut_at_zero(
 ):
     rng, size = np.random.default_rng(0), len(spectrum)
     errors = []
-    for _ in range(30):
+    for _ in range(10):
         axes = np.linalg.qr(rng.normal(size=(size, size)))[0]
         truth = (axes * spectrum) @ axes.T
         noisy = truth + symmetric_noise(rng, size)
