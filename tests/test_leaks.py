@@ -34,6 +34,8 @@ from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.state import VipsState
 
+pytestmark = pytest.mark.optimized
+
 KEY = jax.random.key(0)
 NUM_ROWS = 211  # Declared as 200: the actual number is private too.
 DECLARED = 200
