@@ -63,6 +63,7 @@ from _rows import (
     waits,
     words,
 )
+from _slow import some_fast
 from jax.scipy.special import logsumexp
 from numpyro.contrib.control_flow import scan
 from numpyro.handlers import mask, reparam, scale
@@ -1826,13 +1827,7 @@ def test_there_are_enough_models() -> None:
     assert set(CONJUGATE) > FAST
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in FAST else pytest.mark.slow)
-        for name in CONJUGATE
-    ],
-)
+@pytest.mark.parametrize("name", some_fast(CONJUGATE, FAST))
 def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     case = CONJUGATE[name]
     assert case.reasons_against_vips() == {}

@@ -20,6 +20,7 @@ import numpy as np
 import numpyro
 import pytest
 from _full_batch import FullBatch
+from _slow import some_fast
 from numpyro.infer.util import log_density
 
 import numpyro_vips as nv
@@ -161,10 +162,7 @@ FAST = (
     "gauss_halfcauchy",
     "logreg_alpha",
 )
-ACCEPTED = [
-    name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
-    for name in names_of("vips")
-]
+ACCEPTED = some_fast(names_of("vips"), FAST)
 
 
 @pytest.mark.usefixtures("x64")

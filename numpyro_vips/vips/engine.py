@@ -431,10 +431,14 @@ class VipsEngine:
         self, moments: InDouble, origins: Mapping[str, Float64[np.ndarray, "..."]]
     ) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
-        structure = self.program.structure
+        means = means_of(self.program.structure, _as_arrays(moments))
+        return means | self._origins_by_latent(origins)
+
+    def _origins_by_latent(
+        self, origins: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> NewByStatistic:
         points = {name: jnp.asarray(point) for name, point in origins.items()}
-        of_origins = by_latent(structure, points)
-        return means_of(structure, _as_arrays(moments)) | of_origins
+        return by_latent(self.program.structure, points)
 
     def _shared(self, state: VipsState) -> tuple[ByStatistic, Means, ByStatistic]:
         """What norms of rows depend on beside the rows."""
@@ -626,10 +630,8 @@ class VipsEngine:
                 np.asarray(np.hypot(noise[name], deviations[name])),
             )
             for name in released
-            if name in state.released
-            and name in self._adaptive
-            and not (name in moved and state.kept == 0.0)
-            and np.all(deviations[name])
+            # The first sums about other points have none before them.
+            if name in state.released and state.kept and np.all(deviations[name])
         }
         for name, value in new.items():
             weight = weights[name]
@@ -922,13 +924,18 @@ class VipsEngine:
         return ConjugatePosterior(specification, params)
 
     def released(self, state: VipsState) -> dict[str, np.ndarray]:
-        """The noisy sums, averaged over the steps, and the noise in them."""
+        """The noisy sums, averaged over the steps, the noise in them, and the points
+        that they are about."""
         sums = {name: np.array(state.statistics[name]) for name in state.released}
         noise = {
             f"{name}.noise_stddev": np.asarray(state.noise_stddev[name])
             for name in sums
         }
-        return {**sums, **noise}
+        origins = {
+            f"{latent}.origin": np.asarray(point)
+            for latent, point in self._origins_by_latent(state.origins).items()
+        }
+        return {**sums, **noise, **origins}
 
     def until_converged(
         self, state: VipsState, arguments: ModelArguments

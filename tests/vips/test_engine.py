@@ -7,7 +7,7 @@ NumPy. With noise, what is released must have the standard deviation that is cla
 
 import math
 import warnings
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _models import MODELS, UNIT, Rows, uncertified
+from _slow import some_fast
 from scipy import special
 
 import numpyro_vips as nv
@@ -192,13 +193,6 @@ def one_site_per_weight(X: Any, y: Any) -> None:
 def scaled_columns(X: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
     _observe(jnp.matmul(X[:, ::2], (w * jnp.array([1.0, 2.0]))[:, None])[:, 0], y)
-
-
-def some_fast(names: Iterable[str], fast: Container[str]) -> list[Any]:
-    return [
-        name if name in fast else pytest.param(name, marks=pytest.mark.slow)
-        for name in names
-    ]
 
 
 # How else it may be written is the subject of `test_conjugate_models.py`.

@@ -112,7 +112,7 @@ class Fit:
         """Points that are no mean of anything."""
         rng = np.random.default_rng(1)
         return {
-            name: (scale * rng.normal(15.0, 5.0, zero.shape)).astype(np.float32) * 1.0
+            name: (scale * rng.normal(15.0, 5.0, zero.shape)).astype(np.float32)
             for name, zero in self.start.origins.items()
         }
 
@@ -347,6 +347,10 @@ def test_only_released_numbers_decide_the_origins():
         np.testing.assert_array_equal(origins[name], point)
         # Rows know it in their own precision, and the M-step the same number.
         assert np.all(point == point.astype(np.float32))
+    # Who reads the released sums can tell what they are about.
+    assert fit.engine.released(state)["m.origin"] == 0.0
+    about = fit.engine.update(fit.engine.recentre(state), released, noise, 1.0)
+    assert fit.engine.released(about)["m.origin"] == origins["m"]
     # Until something is released about them the held sums stay what they were.
     for name, zero in state.origins.items():
         np.testing.assert_array_equal(fit.engine.recentre(state).origins[name], zero)

@@ -36,7 +36,7 @@ steps together, and how fast a direction gets to the optimum does not depend on 
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -132,15 +132,16 @@ def origin_corrections(
     Every product of latents gives the products in which some of them are replaced by
     their origins, which are slots with the latents' names as tokens.
     """
-    found = []
-    for term in terms:
-        moved = _places(term, recentred, factor_of)
-        for count in range(1, len(moved) + 1):
-            for places in itertools.combinations(moved, count):
-                found.append(
-                    _with_slots(term, 1.0, places, posterior_factors, factor_of)
-                )
-    return found
+
+    def some_of(places: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        for count in range(1, len(places) + 1):
+            yield from itertools.combinations(places, count)
+
+    return [
+        _with_slots(term, 1.0, places, posterior_factors, factor_of)
+        for term in terms
+        for places in some_of(_places(term, recentred, factor_of))
+    ]
 
 
 def _places(

@@ -127,7 +127,7 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     )
     statistics = found()
     recentred = centring.recentred_factors(terms, latents, factors, factor_of, centred)
-    about_origins = found(recentred)
+    about_origins = found(recentred) if recentred else ()
     if _can_be_recentred(statistics, about_origins):
         statistics = about_origins
     else:
