@@ -108,12 +108,84 @@ def ordinal(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.OrderedLogistic(X @ w, cuts), obs=y)
 
 
+def misreported(n: int, y: Any = None) -> None:
+    """One answer in five is not the true one."""
+    share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", n):
+        true = numpyro.sample(
+            "true", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("y", dist.Bernoulli(jnp.where(true == 1, 0.8, 0.2)), obs=y)
+
+
+def clusters(n: int, y: Any = None) -> None:
+    """Two that overlap."""
+    weights = numpyro.sample("weights", dist.Dirichlet(jnp.full(2, 5.0)))
+    means = numpyro.sample("means", dist.Normal(jnp.array([-1.5, 1.5]), 0.5))
+    with numpyro.plate("rows", n):
+        z = numpyro.sample(
+            "z", dist.Categorical(weights), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("y", dist.Normal(means[z], 1.0), obs=y)
+
+
+def annotators(n: int, y: Any = None) -> None:
+    """Dawid and Skene (1979), with two classes."""
+    shares = numpyro.sample("shares", dist.Dirichlet(jnp.full(2, 5.0)))
+    with numpyro.plate("annotators", 4):
+        said = numpyro.sample(
+            "said", dist.Dirichlet(jnp.array([[8.0, 2.0], [2.0, 8.0]])).to_event(1)
+        )
+    with numpyro.plate("rows", n):
+        z = numpyro.sample(
+            "z", dist.Categorical(shares), infer={"enumerate": "parallel"}
+        )
+        for k in range(4):
+            seen = None if y is None else y[:, k]
+            numpyro.sample(f"y{k}", dist.Categorical(said[k][z]), obs=seen)
+
+
+def hidden_chain(n: int, y: Any = None) -> None:
+    """Eight steps between two states."""
+    moves = numpyro.sample(
+        "moves", dist.Dirichlet(jnp.array([[8.0, 2.0], [2.0, 8.0]])).to_event(1)
+    )
+    shows = numpyro.sample(
+        "shows",
+        dist.Dirichlet(jnp.array([[6.0, 2.0, 2.0], [2.0, 2.0, 6.0]])).to_event(1),
+    )
+    with numpyro.plate("rows", n):
+        z = 0
+        for t in range(8):
+            z = numpyro.sample(
+                f"z{t}", dist.Categorical(moves[z]), infer={"enumerate": "parallel"}
+            )
+            seen = None if y is None else y[:, t]
+            numpyro.sample(f"y{t}", dist.Categorical(shows[z]), obs=seen)
+
+
+def repeated(n: int, y: Any = None) -> None:
+    """Three measurements of everybody."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    between = numpyro.sample("between", dist.Gamma(3.0, 3.0))
+    within = numpyro.sample("within", dist.Gamma(3.0, 3.0))
+    with numpyro.plate("rows", n):
+        level = numpyro.sample("level", dist.Normal(mean, 1 / jnp.sqrt(between)))
+        for k in range(3):
+            seen = None if y is None else y[:, k]
+            numpyro.sample(f"y{k}", dist.Normal(level, 1 / jnp.sqrt(within)), obs=seen)
+
+
 def many_columns(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return (rng.normal(size=(n, 20)).astype(np.float32),)
 
 
 def with_groups(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return (*standardised(rng, n), rng.integers(0, 8, n))
+
+
+def sites(name: str, number: int) -> tuple[str, ...]:
+    return tuple(f"{name}{k}" for k in range(number))
 
 
 def in_unit_ball(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
@@ -134,6 +206,11 @@ CASES = {
     "zero-inflated": Case(zero_inflated, standardised),
     "robust regression": Case(robust, standardised),
     "ordinal": Case(ordinal, standardised),
+    "misreported answers": Case(misreported, none),
+    "overlapping clusters": Case(clusters, none),
+    "annotators": Case(annotators, none, sites("y", 4)),
+    "hidden Markov chain": Case(hidden_chain, none, sites("y", 8)),
+    "repeated measurements": Case(repeated, none, sites("y", 3)),
     **{
         name: ON_NATURAL_SCALES[name]
         for name in (
@@ -151,6 +228,13 @@ CASES = {
         )
     },
 }
+
+
+def observed_rows(case: Case, drawn: dict[str, np.ndarray]) -> np.ndarray:
+    """What a row observes: the value of a site, or one column for each of several."""
+    if isinstance(case.observed, str):
+        return drawn[case.observed]
+    return np.stack([drawn[site] for site in case.observed], axis=-1)
 
 
 def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str, Any]:
@@ -171,7 +255,7 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
             site: np.asarray(value[0], float)
             for site, value in draw(jax.random.key(seed), rows, covariates).items()
         }
-        observed = found[case.observed]
+        observed = observed_rows(case, found)
         if np.all(observed == np.round(observed)):
             observed = observed.astype(np.int32)
         vi = nv.PrivateVI(

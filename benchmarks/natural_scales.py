@@ -171,11 +171,11 @@ def two_groups(n: int, y: Any = None) -> None:
 
 
 class Case(NamedTuple):
-    """A model, its covariates for n rows, and the name of its observed site."""
+    """A model, its covariates for n rows, and the names of its observed sites."""
 
     model: Callable[..., None]
     covariates: Callable[[np.random.Generator, int], tuple[np.ndarray, ...]]
-    observed: str = "y"
+    observed: str | tuple[str, ...] = "y"
 
 
 def none(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:

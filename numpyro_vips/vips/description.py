@@ -13,6 +13,10 @@ from numpyro_vips.vips.program import ConjugateProgram
 _LARGE_COVARIANCE = 300
 
 
+# Errors of early steps that are worth a word, in standard deviations of the posterior.
+_LEFT = 0.25
+
+
 def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator[str]:
     """What the caller should know, given the diagnostics: a sentence each."""
     if found["moving"]:
@@ -40,6 +44,15 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             "good, as where components may trade their labels. Means of single "
             "components are then up to relabelling: look at what does not depend "
             "on the order, or give the components different priors."
+        )
+    left = found["errors_left"]
+    if left is not None and left > _LEFT:
+        yield (
+            f"Rows say little of their own latents: {found['missing_information']:.0%} "
+            "of the information about some direction of the globals is missing. Of the "
+            f"errors of early steps up to {left:.1g} posterior standard deviations are "
+            "left. Intervals allow for them, as far as the sums of rows are linear in "
+            "the globals. More steps (num_steps=) leave less."
         )
     if found["below_noise"]:
         sites = ", ".join(repr(site) for site in found["below_noise"])

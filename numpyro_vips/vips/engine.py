@@ -11,7 +11,7 @@ zero in every step would bias it).
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,7 @@ from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import Release
 from numpyro_vips.vips import m_step
+from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
 from numpyro_vips.vips.clipping_bias import (
     Bound,
@@ -51,6 +52,7 @@ from numpyro_vips.vips.drift import drift_of, largest_drift
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.evidence_bound import bound_of_globals, row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
+from numpyro_vips.vips.missing_information import Coordinates, observed
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -66,7 +68,12 @@ from numpyro_vips.vips.newton_steps import Target, Way, as_targets, step_from
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_simulation import RowSimulation
-from numpyro_vips.vips.row_statistics import public_statistics, with_repeats
+from numpyro_vips.vips.row_statistics import (
+    as_block,
+    public_statistics,
+    with_repeats,
+)
+from numpyro_vips.vips.simulated_answers import SimulatedAnswers, seed_of
 from numpyro_vips.vips.state import InDouble, VipsState, is_noisy
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
@@ -86,6 +93,9 @@ GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
 # Sweeps in which the globals, and statistics that depend on them alone, take turns.
 PUBLIC_SWEEPS = 100
+
+# Numbers in the statistics beyond which what rows leave open is not worked out.
+_MOST_COORDINATES = 200
 
 # Parameters beyond which a posterior does not say which part of its variance is noise.
 _MOST_IN_PARTS = 100_000
@@ -136,6 +146,10 @@ def block_of(
     )
 
 
+def _has_noise(statistic: Statistic) -> bool:
+    return statistic.release != "public"
+
+
 def _in_double(arrays: MomentsByFactor) -> InDouble:
     """NumPy arrays, which JAX takes in whatever precision it is set to."""
     return jax.tree.map(lambda array: np.asarray(array, dtype=np.float64), arrays)
@@ -179,6 +193,20 @@ def _parameters(
     return {name: family.parameters(natural[name]) for name, family in factors}
 
 
+class ObservedSums(NamedTuple):
+    """Sums as rows know them, with what they are uncertain by in their noise.
+
+    Attributes:
+      with_noise, without_noise: With that of the releases, and without it.
+      missing, left: See `missing_information.Observed`.
+    """
+
+    with_noise: Unclipped
+    without_noise: Unclipped
+    missing: float
+    left: float
+
+
 class VipsEngine:
     """Runs a compiled conjugate model; the loop over steps is in `inference`.
 
@@ -209,6 +237,11 @@ class VipsEngine:
         can_pilot = release_once and not has_norms
         self._recentred = program.structure.recentred if can_pilot else frozenset()
         self._step_size = step_size
+        # Of the last state that was asked for, as a posterior and what is known of it
+        # both need it.
+        self._last_read: (
+            tuple[VipsState, tuple[Unclipped | None, ObservedSums | None]] | None
+        ) = None
         self._release_once = release_once
         self.program = program
         # What is released once makes one step, however many the caller asks for.
@@ -652,9 +685,16 @@ class VipsEngine:
             centre = {
                 name: (1.0 - rho) * centre[name] + rho * means[name] for name in centre
             }
+        asked = state.asked
+        if self._open & set(released):
+            (weight,) = {weights[name] for name in self._open & set(released)}
+            bound = state.clipped.get(min(self._open & set(released)))
+            place = {name: state.expected_natural[name] for name in self._open}
+            asked = asked_also(asked, weight, place, bound)
         state = state._replace(
             statistics=statistics,
             noise_stddev=deviations,
+            asked=asked,
             centre=centre,
             origins=state.next_origins if moved else state.origins,
             kept=kept,
@@ -794,6 +834,147 @@ class VipsEngine:
         sums = Unclipped(state.statistics, state.noise_stddev)
         return self._without_clipping(state) or sums
 
+    @functools.cached_property
+    def _open(self) -> frozenset[str]:
+        """Statistics that are not known although they are released.
+
+        They are expected ones, given what a row says of its latents. Factors that take
+        Newton steps have a curvature for that.
+        """
+        statistics = [s for s in self.statistics if s.release != "public"]
+        if (
+            self.program.structure.centred
+            or self._squares
+            or any(s.diagonal is not None for s in statistics)
+            or len(Coordinates(statistics)) > _MOST_COORDINATES
+        ):
+            return frozenset()
+        return self._adaptive
+
+    def _read(self, state: VipsState) -> tuple[Unclipped | None, ObservedSums | None]:
+        """The sums without clipping, and as rows know them; None where not known."""
+        if self._last_read is None or self._last_read[0] is not state:
+            sums = None
+            if self.has_posterior(state):
+                sums = self._sums_without_clipping(state)
+            seen = None if sums is None else self._as_observed(state, sums)
+            self._last_read = state, (sums, seen)
+        return self._last_read[1]
+
+    def _as_observed(self, state: VipsState, sums: Unclipped) -> ObservedSums | None:
+        """Sums as rows know them; see `missing_information`.
+
+        None where the model does not say how rows are distributed, or rows have nothing
+        to tell.
+        """
+        if not state.asked or self._simulator is None:
+            return None
+        coordinates = Coordinates(
+            [s for s in self.statistics if s.name in state.released and _has_noise(s)]
+        )
+        named = {s.name: s for s in coordinates.statistics}
+
+        def unclipped(blocks: Sums) -> Unclipped:
+            return Unclipped({**sums.statistics, **blocks}, sums.noise_stddev)
+
+        def means_of_latents(blocks: Sums) -> dict[str, np.ndarray]:
+            natural = self.natural_of(state, unclipped(blocks), noise_read=0.0)
+            moments = self.posterior_of(natural).moments()
+            return {name: found.mean for name, found in moments.items()}
+
+        def natural_of(blocks: Sums) -> NewSums:
+            # About the same points as the sums.
+            points = {name: -point for name, point in state.origins.items()}
+            moments = self._solved(state, unclipped(blocks), 0.0).moments
+            found = self._natural_about(moments, points)
+            return {name: found[name] for name in named}
+
+        def place_of(blocks: Sums) -> ByStatistic:
+            moments = self._solved(state, unclipped(blocks), 0.0).moments
+            return self._expected_natural_of(_as_arrays(_in_double(moments)))
+
+        def sum_of_rows(
+            place: ByStatistic, rows: Rows, mask: np.ndarray, bound: Bound | None
+        ) -> NewSums:
+            bound = bound or Bound(dict.fromkeys(self._open, 1.0), math.inf)
+            found = self.sum_of_rows(
+                state._replace(expected_natural={**state.expected_natural, **place}),
+                rows,
+                mask,
+                scales=bound.scales,
+                clipping_norm=bound.clipping_norm,
+            )
+            nothing = {name: np.zeros(s.block_shape) for name, s in named.items()}
+            return nothing | found
+
+        answers = SimulatedAnswers(
+            self._simulator,
+            coordinates,
+            means_of_latents,
+            natural_of,
+            place_of,
+            sum_of_rows,
+            asked=state.asked,
+            num_rows=self.num_rows,
+            seed=seed_of(state.statistics),
+        )
+        depends = {
+            name: np.full(statistic.block_shape, float(name in self._open))
+            for name, statistic in named.items()
+        }
+        found = observed(
+            coordinates.vector(sums.statistics),
+            coordinates.stddevs(sums.noise_stddev),
+            coordinates.stddevs(depends) > 0,
+            answers,
+        )
+        if found is None:
+            return None
+        statistics = {**sums.statistics, **coordinates.blocks(found.sums)}
+        with_noise, without_noise = (
+            Unclipped(
+                statistics,
+                {**sums.noise_stddev, **coordinates.blocks_of_stddevs(stddev)},
+            )
+            for stddev in (found.stddev, found.stddev_of_rows)
+        )
+        return ObservedSums(with_noise, without_noise, found.missing, found.left)
+
+    def _natural_about(
+        self, moments: MomentsByFactor, points: Mapping[str, np.ndarray]
+    ) -> NewSums:
+        """n̄ of the globals with points added to them, as blocks."""
+        with jax.enable_x64(True):
+            found = self._blocks_of_natural(moments, points)
+            return {name: np.asarray(block) for name, block in found.items()}
+
+    @functools.cached_property
+    def _blocks_of_natural(self) -> Any:
+        def blocks(
+            moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
+        ) -> NewByStatistic:
+            natural = expected_natural_of(
+                self.program.structure, m_step.moved(moments, points)
+            )
+            return {s.name: as_block(s, natural[s.name]) for s in self.statistics}
+
+        return jit_unoptimized(blocks)
+
+    def _solved(
+        self, state: VipsState, sums: Unclipped, noise_read: float
+    ) -> m_step.Solution:
+        """The posterior for other sums; see `m_step.update_globals`."""
+        with jax.enable_x64(True):
+            return self._update_globals(
+                sums.statistics,
+                sums.noise_stddev,
+                state.moments,
+                state.centre,
+                self.global_sweeps,
+                noise_read=noise_read,
+                origins=state.origins,
+            )
+
     def natural_of(
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
     ) -> InDouble:
@@ -804,17 +985,7 @@ class VipsEngine:
           sums: The sums, and their noise.
           noise_read: See `m_step.update_globals`.
         """
-        with jax.enable_x64(True):
-            found = self._update_globals(
-                sums.statistics,
-                sums.noise_stddev,
-                state.moments,
-                state.centre,
-                self.global_sweeps,
-                noise_read=noise_read,
-                origins=state.origins,
-            )
-            return _in_double(found.natural)
+        return _in_double(self._solved(state, sums, noise_read).natural)
 
     def _targets_of(self, state: VipsState, sums: Unclipped) -> dict[str, Target]:
         """What the averages say of the factors that take Newton steps."""
@@ -879,9 +1050,12 @@ class VipsEngine:
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
-        sums = self._sums_without_clipping(state)
+        sums, seen = self._read(state)
         if sums is None:
             return self.posterior_of(state.natural)
+        alone = sums
+        if seen is not None:
+            sums, alone = seen.with_noise, seen.without_noise
         found = state.natural
         if sums.statistics is not state.statistics or not self._residuals:
             found = self.natural_of(state, sums)
@@ -891,7 +1065,7 @@ class VipsEngine:
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior
         as_they_are = {
-            **self.natural_of(state, sums, noise_read=0.0),
+            **self.natural_of(state, alone, noise_read=float(seen is not None)),
             **all_under_noise(targets, state.centre, knows_noise=False),
         }
         return posterior.beside(self.posterior_of(as_they_are))
@@ -1022,6 +1196,11 @@ class VipsEngine:
           evidence_bounds: Of the starts of a fit without noise, best first.
           as_good: The globals of which another start found another posterior, with the
             same bound.
+          missing_information: The largest share of the information about a direction of
+            the globals that is missing, as rows do not show their own latents; None if
+            that is not known.
+          errors_left: What is left of the errors of early steps, in standard deviations
+            of the posterior, which knows of them; None if that is not known.
           below_noise: By site, how many of its sums of squares are below their noise.
           bounds: By site, the auxiliary variables that make its log density a bound.
           warnings: See `Engine.diagnostics`.
@@ -1041,7 +1220,9 @@ class VipsEngine:
         is_still = state.change < _STILL
         if state.trail is not None and state.trail.is_long:
             is_still = remaining <= _NEAR
-        moving, converged = self._moving(state), is_still
+        _, seen = self._read(state)
+        # The posterior allows for what is left of early steps, where that is known.
+        moving, converged = [] if seen else self._moving(state), is_still
         if is_noisy(state.noise_stddev):
             converged = False if moving else None
         found = {
@@ -1053,6 +1234,8 @@ class VipsEngine:
             "remaining": remaining if math.isfinite(remaining) else None,
             "evidence_bounds": list(state.bounds),
             "as_good": list(state.as_good),
+            "missing_information": None if seen is None else seen.missing,
+            "errors_left": None if seen is None else seen.left,
             "below_noise": below,
             "bounds": {site: bound for site, bound in bounds.items() if bound},
         }

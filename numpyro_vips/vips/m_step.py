@@ -355,8 +355,8 @@ def _widened(
         # The natural parameter is minus half the precision. A product of two latents
         # may stand on one side of the diagonal alone.
         of_precision = 2.0 * symmetric_part(noise["xx"])
-        moved = times(of_precision**2, jnp.maximum(squares, 0.0))
-        noise["x"] = jnp.sqrt(noise["x"] ** 2 + moved)
+        by_precision = times(of_precision**2, jnp.maximum(squares, 0.0))
+        noise["x"] = jnp.sqrt(noise["x"] ** 2 + by_precision)
     return factor.family.share_under_noise(prior, share, noise)
 
 
@@ -474,7 +474,7 @@ def update_globals(
     structure, origins = program.structure, origins or {}
     factors = structure.posterior_factors_of("global")
     prior = program.prior_terms_about(by_latent(structure, origins))
-    moments = _moved(moments, {name: -point for name, point in origins.items()})
+    moments = moved(moments, {name: -point for name, point in origins.items()})
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
         factor.name: _from_data(
@@ -515,10 +515,10 @@ def update_globals(
     ) -> Solution:
         natural = {**natural}
         for name, point in origins.items():
-            moved = times(symmetric_part(natural[name]["xx"]), point)
-            linear = natural[name]["x"] - 2.0 * moved
+            shift = times(symmetric_part(natural[name]["xx"]), point)
+            linear = natural[name]["x"] - 2.0 * shift
             natural[name] = {**natural[name], "x": linear}
-        return Solution(_moved(moments, origins), natural, below_noise, change)
+        return Solution(moved(moments, origins), natural, below_noise, change)
 
     if len(factors) == 1:
         current, natural, below_noise = sweep(moments)
@@ -554,7 +554,7 @@ def update_globals(
     return about_zero(current, natural, below_noise, change)
 
 
-def _moved(
+def moved(
     moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
 ) -> NewMomentsByFactor:
     """Moments of the same latents, with points added to some Gaussian ones."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from numpyro_vips.vips.asked_places import AskedPlace
 from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.convergence import Trail
 from numpyro_vips.vips.named_arrays import NewByStatistic, NewSums
@@ -29,6 +30,8 @@ class VipsState(NamedTuple):
       visited: The moments at which rows are asked next: those of the posterior, but for
         factors that take Newton steps under noise, see `conjugacy.structure.centring`.
       expected_natural: n̄, what the rows of a step need to know of the globals.
+      asked: Where rows were asked for statistics that depend on the globals; see
+        `asked_places`.
       released: Names of the statistics that have been released at least once.
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
@@ -63,6 +66,7 @@ class VipsState(NamedTuple):
     start: InDouble
     kept: float = 1.0
     num_steps: int = 0
+    asked: tuple[AskedPlace, ...] = ()
     change: float = 0.0
     drift: Mapping[str, float] = types.MappingProxyType({})
     below_noise: Mapping[str, int] = types.MappingProxyType({})

@@ -1,0 +1,350 @@
+"""What rows leave open of their own latents, as a part of the globals' posterior.
+
+Rows release the statistics that they are expected to have. A posterior that takes these
+for the statistics themselves is too narrow, by the information that is missing (Louis,
+1982; for the factors of a variational posterior Giordano, Broderick and Jordan, 2018).
+And the average over all steps still has a part of the sums of the first ones, which
+belong to poor globals. Both follow from how rows answer to the globals.
+
+With S the sums, n̄(S) the globals' expected natural parameters and F(S) the sums that
+rows have at these, let G = ∂n̄/∂S and ∂F/∂S = K G, with K the missing information. An
+error δ in the sums comes back as K G δ, so that in the end it is (I - K G)⁻¹ δ. Let
+L Lᵀ = G, with Lᵀ K L = κ diagonal: κ is the share of the information that is missing,
+by direction. With Σ the covariance of the noise in S, the covariance of n̄ is
+
+    L D Lᵀ + L D Lᵀ Σ L D Lᵀ,    D = (I - κ)⁻¹.
+
+The first term is what rows say. Of statistics that are known it would be L Lᵀ.
+
+F is that of rows which are simulated at the released globals, so that K is the missing
+information that the model expects. Nothing here reads a row, and all of it is made of
+released numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from jaxtyping import Float64
+from scipy import optimize
+
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.vips.named_arrays import NewSums, Sums
+
+Vector = Float64[np.ndarray, " coordinates"]
+
+# Rounds at most of simulating rows, and of correcting the sums by what they say; and
+# how small, in standard deviations of n̄, the last correction is.
+_ROUNDS = 3
+_STILL = 0.1
+# The share of its information that a direction lacks at most, as far as sums are
+# corrected, and as far as the posterior is widened: a correction is as noisy as it is
+# long, and the linear answer that it goes by does not hold far from the sums.
+_MOST_CORRECTED = 0.9
+_MOST_MISSING = 0.999
+# Steps of the differences that slopes are taken of: in the sums, in standard deviations
+# of the noise and as a share of them; and in the globals, in standard deviations.
+_STEP_OF_SUMS = 0.3
+_LEAST_STEP_OF_SUMS = 1e-6
+_STEP_OF_GLOBALS = 0.5
+# Directions of the globals with less of the variance are left out: shares that add up
+# to one have such a direction, in which no row can move them.
+_LEAST_VARIANCE = 1e-3
+# How much the variances that sums are given are held to those of the coordinates.
+_HELD = 0.1
+
+
+class Coordinates:
+    """The free numbers in the blocks of some statistics, as one vector.
+
+    Equal entries of a symmetric matrix are one number, larger by √2: noise has the same
+    standard deviation in every coordinate of a block.
+    """
+
+    def __init__(self, statistics: Sequence[Statistic]):
+        self.statistics = tuple(statistics)
+
+    def __len__(self) -> int:
+        return sum(self._size(statistic) for statistic in self.statistics)
+
+    @staticmethod
+    def _triangle(statistic: Statistic) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows, columns = np.triu_indices(statistic.block_shape[-1])
+        return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
+
+    def _size(self, statistic: Statistic) -> int:
+        size = int(np.prod(statistic.block_shape, dtype=int))
+        if statistic.matrix is None:
+            return size
+        width = statistic.block_shape[-1]
+        return size // width**2 * (width * (width + 1) // 2)
+
+    def vector(self, blocks: Sums) -> Vector:
+        """The coordinates of blocks."""
+        parts = [np.zeros(0)]
+        for statistic in self.statistics:
+            block = np.asarray(blocks[statistic.name], np.float64)
+            if statistic.matrix is not None:
+                rows, columns, weights = self._triangle(statistic)
+                block = block[..., rows, columns] * weights
+            parts.append(block.ravel())
+        return np.concatenate(parts)
+
+    def blocks(self, vector: Vector) -> NewSums:
+        """The blocks that have these coordinates."""
+        found, start = {}, 0
+        for statistic in self.statistics:
+            end = start + self._size(statistic)
+            part, start = vector[start:end], end
+            if statistic.matrix is None:
+                found[statistic.name] = part.reshape(statistic.block_shape)
+                continue
+            rows, columns, weights = self._triangle(statistic)
+            entries = part.reshape(*statistic.block_shape[:-2], len(rows)) / weights
+            block = np.zeros(statistic.block_shape)
+            block[..., rows, columns] = entries
+            block[..., columns, rows] = entries
+            found[statistic.name] = block
+        return found
+
+    def stddevs(self, by_statistic: Mapping[str, np.ndarray | float]) -> Vector:
+        """Standard deviations of the coordinates, from those of `GaussianMechanism`."""
+        parts = [np.zeros(0)]
+        for statistic in self.statistics:
+            block = np.asarray(by_statistic[statistic.name], np.float64)
+            block = np.broadcast_to(block, statistic.block_shape)
+            if statistic.matrix is not None:
+                rows, columns, _ = self._triangle(statistic)
+                block = block[..., rows, columns]
+            parts.append(block.ravel())
+        return np.concatenate(parts)
+
+    def blocks_of_stddevs(self, vector: Vector) -> NewSums:
+        """The opposite of `stddevs`."""
+        weights = self.vector({s.name: np.ones(s.block_shape) for s in self.statistics})
+        return self.blocks(vector * weights)
+
+
+class Answers(Protocol):
+    """How the globals answer to sums, and rows to the globals."""
+
+    def natural(self, sums: Vector) -> Vector | None:
+        """n̄ in the coordinates of the sums; None if there is no posterior."""
+        ...
+
+    def rows(self, sums: Vector) -> Any:
+        """Rows simulated where these sums lead; None if there is no posterior."""
+        ...
+
+    def sums(self, sums: Vector | None, rows: Any) -> Vector:
+        """The sums of these rows, as if there were as many as the fit has.
+
+        Args:
+          sums: They are asked at the globals of these; None for where the rows of the
+            fit were asked, on average.
+          rows: See `rows`.
+        """
+        ...
+
+
+class Observed(NamedTuple):
+    """Sums with what is known of the rows' latents, and no more.
+
+    Attributes:
+      sums: The sums, less what is left in them of the errors of early steps.
+      stddev: What they are uncertain by, beside what complete statistics leave open.
+      stddev_of_rows: What is left of it without noise.
+      missing: The largest share of the information in a direction that is missing.
+      left: What is left of those errors, as the largest in standard deviations of n̄.
+    """
+
+    sums: Vector
+    stddev: Vector
+    stddev_of_rows: Vector
+    missing: float
+    left: float
+
+
+def observed(
+    sums: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
+) -> Observed | None:
+    """The sums as rows know them; see the module.
+
+    Args:
+      sums: The average of all releases.
+      stddev: Standard deviation of the noise in each coordinate.
+      depends: Which coordinates depend on the globals at all.
+      answers: The model's.
+
+    Returns:
+      None if some sums on the way have no posterior.
+    """
+    if not depends.any():
+        return None
+    now, found = sums, None
+    for _ in range(_ROUNDS):
+        found = _correct(sums, now, stddev, depends, answers)
+        if found is None:
+            return None
+        now = found.sums
+        if found.corrected < _STILL:
+            break
+    assert found is not None
+    slopes, left = found.slopes, found.left
+    of_rows = slopes.covariance_of_rows()
+    total = of_rows + slopes.covariance_of_noise(stddev) + np.outer(left, left)
+    if not np.isfinite(total).all():
+        return None
+    return Observed(
+        sums=now,
+        stddev=slopes.stddev_of_sums(total),
+        stddev_of_rows=slopes.stddev_of_sums(of_rows),
+        missing=float(np.max(slopes.kappa, initial=0.0)),
+        left=_largest(left, slopes.of_natural + total),
+    )
+
+
+class _Correction(NamedTuple):
+    """One round of `observed`.
+
+    Attributes:
+      sums: The corrected sums.
+      slopes: How rows answer near the sums before.
+      corrected: By how much n̄ moved, in standard deviations.
+      left: What it is still off by.
+    """
+
+    sums: Vector
+    slopes: "_Slopes"
+    corrected: float
+    left: Vector
+
+
+def _correct(
+    sums: Vector, now: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
+) -> _Correction | None:
+    rows = answers.rows(now)
+    slopes = None if rows is None else _slopes(now, stddev, depends, rows, answers)
+    if slopes is None:
+        return None
+    early = answers.sums(None, rows)
+
+    def error_of(there: Vector) -> Vector:
+        # What rows answer now, for what they answered in the steps.
+        answered = answers.sums(there, rows) - early
+        return sums + np.where(depends, answered, 0.0) - there
+
+    error = error_of(now)
+    corrected = now + slopes.grown(error)
+    if answers.natural(corrected) is None:
+        return None
+    covariance = slopes.covariance_of_rows() + slopes.covariance_of_noise(stddev)
+    return _Correction(
+        sums=corrected,
+        slopes=slopes,
+        corrected=_largest(slopes.carried(error), slopes.of_natural + covariance),
+        left=slopes.carried(error_of(corrected)),
+    )
+
+
+def _largest(change: Vector, covariance: np.ndarray) -> float:
+    """The largest change, in standard deviations."""
+    variances = np.diagonal(covariance)
+    known = variances > 0
+    return float(np.max(np.abs(change[known]) / np.sqrt(variances[known]), initial=0.0))
+
+
+class _Slopes:
+    """How n̄ and rows answer to the sums.
+
+    Args:
+      of_natural: G.
+      root: Its columns r give G = Σ r rᵀ.
+      answered: A column K r for each of these.
+    """
+
+    def __init__(self, of_natural: np.ndarray, root: np.ndarray, answered: np.ndarray):
+        self.of_natural = of_natural
+        both = root.T @ answered
+        self.kappa, vectors = np.linalg.eigh((both + both.T) / 2.0)
+        self._root, self._answered = root @ vectors, answered @ vectors
+
+    def grown(self, error: Vector) -> Vector:
+        """(I - K G)⁻¹ times an error in the sums, as far as is safe."""
+        gain = 1.0 / (1.0 - np.minimum(self.kappa, _MOST_CORRECTED))
+        return error + self._answered @ (gain * (self._root.T @ error))
+
+    @property
+    def _known(self) -> Float64[np.ndarray, " directions"]:
+        return np.clip(self.kappa, 0.0, _MOST_MISSING)
+
+    def carried(self, error: Vector) -> Vector:
+        """What n̄ is off by, if the sums have this error before rows answer to it."""
+        return self._root @ ((self._root.T @ error) / (1.0 - self._known))
+
+    def covariance_of_noise(self, stddev: Vector) -> np.ndarray:
+        """That of n̄, by noise of these standard deviations in the sums."""
+        gained = self._root / (1.0 - self._known)
+        carried = gained @ self._root.T * stddev
+        return carried @ carried.T
+
+    def covariance_of_rows(self) -> np.ndarray:
+        """That of n̄, by what rows leave open."""
+        gained = self._root * (self._known / (1.0 - self._known))
+        return gained @ self._root.T
+
+    def stddev_of_sums(self, covariance: np.ndarray) -> Vector:
+        """Independent noise in the sums that gives n̄ the variances of a covariance.
+
+        The families read noise as independent. Where several choices give the same
+        variances, all standard deviations are near those of a common scale.
+        """
+        wanted = np.diagonal(covariance)
+        known = wanted > 0
+        if not known.any():
+            return np.zeros_like(wanted)
+        slopes = np.square(self.of_natural[known]) / wanted[known, None]
+        # One number for all, in units in which each moves n̄ as much as the others.
+        units = 1.0 / np.maximum(slopes.max(0), np.finfo(float).tiny)
+        slopes = slopes * units
+        common = slopes.sum() / np.square(slopes.sum(1)).sum()
+        held = _HELD * np.eye(len(wanted))
+        found, _ = optimize.nnls(
+            np.concatenate([slopes, held / common]),
+            np.concatenate([np.ones(known.sum()), np.full(len(wanted), _HELD)]),
+        )
+        return np.sqrt(found * units)
+
+
+def _slopes(
+    sums: Vector, stddev: Vector, depends: np.ndarray, rows: Any, answers: Answers
+) -> _Slopes | None:
+    """Central differences; None if some sums nearby have no posterior."""
+    steps = np.maximum(_STEP_OF_SUMS * stddev, _LEAST_STEP_OF_SUMS * np.abs(sums))
+    of_natural = np.zeros((len(sums), len(sums)))
+    for number in np.flatnonzero(steps):
+        there = np.zeros_like(sums)
+        there[number] = steps[number]
+        after, before = answers.natural(sums + there), answers.natural(sums - there)
+        if after is None or before is None:
+            return None
+        of_natural[:, number] = (after - before) / (2.0 * steps[number])
+    of_natural = (of_natural + of_natural.T) / 2.0
+    # In units of the coordinates' own standard deviations.
+    units = np.sqrt(np.maximum(np.diagonal(of_natural), 0.0))
+    inverse = np.divide(1.0, units, out=np.zeros_like(units), where=units > 0)
+    values, vectors = np.linalg.eigh(inverse[:, None] * of_natural * inverse)
+    moving = values > _LEAST_VARIANCE
+    roots, vectors = np.sqrt(values[moving]), vectors[:, moving]
+    root = units[:, None] * vectors * roots
+    answered = np.zeros_like(root)
+    for number, size in enumerate(roots):
+        # It moves n̄ by so many standard deviations along a column of `root`.
+        there = _STEP_OF_GLOBALS * inverse * vectors[:, number] / size
+        if answers.natural(sums + there) is None or (
+            answers.natural(sums - there) is None
+        ):
+            return None
+        change = answers.sums(sums + there, rows) - answers.sums(sums - there, rows)
+        answered[:, number] = np.where(depends, change / (2.0 * _STEP_OF_GLOBALS), 0.0)
+    return _Slopes(of_natural, root, answered)

@@ -1,0 +1,260 @@
+"""What rows leave open of their own latents, in the posterior of the globals."""
+
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.vips.asked_places import asked_also
+from numpyro_vips.vips.clipping_bias import Bound
+from numpyro_vips.vips.missing_information import Coordinates, observed
+
+ROWS = 4_000
+WRONG = 0.2
+BETWEEN, WITHIN = 0.5, 1.5
+
+
+def misreported(n: int, y: Any = None) -> None:
+    share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", n):
+        true = numpyro.sample(
+            "true", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+        )
+        answer = jnp.where(true == 1, 1.0 - WRONG, WRONG)
+        numpyro.sample("y", dist.Bernoulli(answer), obs=y)
+
+
+def repeated(n: int, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 20.0))
+    with numpyro.plate("rows", n):
+        level = numpyro.sample("level", dist.Normal(mean, BETWEEN))
+        for k in range(2):
+            seen = None if y is None else y[:, k]
+            numpyro.sample(f"y{k}", dist.Normal(level, WITHIN), obs=seen)
+
+
+def repeated_with_scales(n: int, y: Any = None) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    between = numpyro.sample("between", dist.Gamma(3.0, 3.0))
+    within = numpyro.sample("within", dist.Gamma(3.0, 3.0))
+    with numpyro.plate("rows", n):
+        level = numpyro.sample("level", dist.Normal(mean, 1 / jnp.sqrt(between)))
+        for k in range(3):
+            seen = None if y is None else y[:, k]
+            numpyro.sample(f"y{k}", dist.Normal(level, 1 / jnp.sqrt(within)), obs=seen)
+
+
+def fitted(model: Any, y: np.ndarray, epsilon: float = 1e5) -> nv.PrivateVIResult:
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows", public=("n",)),
+        budget=nv.PrivacyBudget(epsilon, 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vi.run(jax.random.key(0), len(y), y)
+
+
+@pytest.fixture(scope="module")
+def answers() -> np.ndarray:
+    yes = round(ROWS * (0.3 * (1.0 - WRONG) + 0.7 * WRONG))
+    return (np.arange(ROWS) < yes).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def almost_without_noise(answers: np.ndarray) -> nv.PrivateVIResult:
+    return fitted(misreported, answers)
+
+
+def test_a_misreported_share_has_the_exact_posterior(
+    answers: np.ndarray, almost_without_noise: nv.PrivateVIResult
+) -> None:
+    shares = np.linspace(1e-4, 1 - 1e-4, 20_000)
+    yes = shares * (1 - WRONG) + (1 - shares) * WRONG
+    number = answers.sum()
+    density = number * np.log(yes) + (ROWS - number) * np.log1p(-yes)
+    density += np.log(shares * (1.0 - shares))
+    weights = np.exp(density - density.max())
+    weights /= weights.sum()
+    mean = weights @ shares
+    stddev = math.sqrt(weights @ (shares - mean) ** 2)
+    found = almost_without_noise.posterior.moments()["share"]
+    assert abs(found.mean - mean) < 0.1 * stddev
+    assert found.stddev == pytest.approx(stddev, rel=0.03)
+
+
+def test_diagnostics_say_how_much_is_missing(
+    almost_without_noise: nv.PrivateVIResult,
+) -> None:
+    found = almost_without_noise.diagnostics
+    yes = 0.3 * (1 - WRONG) + 0.7 * WRONG
+    complete = 1.0 / (0.3 * 0.7)
+    seen = (1 - 2 * WRONG) ** 2 / (yes * (1 - yes))
+    assert found["missing_information"] == pytest.approx(1 - seen / complete, abs=0.03)
+    assert found["errors_left"] < 0.1
+    assert not found["moving"] and not found["warnings"]
+
+
+def test_privacy_takes_its_part_of_the_width(answers: np.ndarray) -> None:
+    result = fitted(misreported, answers, epsilon=0.3)
+    parts = result.posterior.variance_parts()["share"]
+    plain = fitted(misreported, answers).posterior.moments()["share"].stddev
+    assert parts.data == pytest.approx(plain**2, rel=0.2)
+    assert parts.privacy > 0.3 * parts.data
+    share = result.posterior.moments()["share"]
+    assert abs(share.mean - 0.3) < 3.0 * share.stddev
+
+
+def test_a_mean_of_levels_has_the_exact_posterior() -> None:
+    rng = np.random.default_rng(1)
+    level = rng.normal(7.0, BETWEEN, ROWS)
+    y = rng.normal(level[:, None], WITHIN, (ROWS, 2)).astype(np.float32)
+    found = fitted(repeated, y).posterior.moments()["mean"]
+    stddev = math.sqrt((BETWEEN**2 + WITHIN**2 / 2) / ROWS)
+    assert abs(found.mean - y.mean()) < 0.1 * stddev
+    assert found.stddev == pytest.approx(stddev, rel=0.05)
+
+
+def test_errors_of_the_first_steps_are_taken_out() -> None:
+    # Far from where a fit starts, levels take up what the scale within rows explains.
+    rng = np.random.default_rng(2)
+    level = rng.normal(-4.9, 1 / math.sqrt(0.5), 2 * ROWS)
+    y = rng.normal(level[:, None], 1 / math.sqrt(1.9), (2 * ROWS, 3))
+    found = fitted(repeated_with_scales, y.astype(np.float32), 1.0).posterior.moments()
+    for name, truth in (("mean", -4.9), ("between", 0.5), ("within", 1.9)):
+        assert abs(found[name].mean - truth) < 3.5 * found[name].stddev, name
+
+
+def test_rows_with_covariates_are_not_made_up() -> None:
+    def model(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+        with numpyro.plate("rows", len(y)):
+            z = numpyro.sample(
+                "z", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+            )
+            numpyro.sample("y", dist.Normal(w * x * z, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    x, noise = rng.normal(size=(2, 500)).astype(np.float32)
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+        num_steps=2,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), x, x + noise)
+    assert result.engine == "vips"
+    assert result.diagnostics["missing_information"] is None
+
+
+# --- the algebra ----------------------------------------------------------------------
+
+
+class Linear:
+    """Rows and globals that answer linearly; rows are None."""
+
+    def __init__(self, of_natural: np.ndarray, missing: np.ndarray, asked: np.ndarray):
+        self.of_natural, self.missing, self.asked = of_natural, missing, asked
+
+    def natural(self, sums: np.ndarray) -> np.ndarray:
+        return self.of_natural @ sums
+
+    def rows(self, sums: np.ndarray) -> str:
+        return "rows"
+
+    def sums(self, sums: np.ndarray | None, rows: Any) -> np.ndarray:
+        return self.missing @ self.natural(self.asked if sums is None else sums)
+
+
+def random_answers(rng: np.random.Generator, size: int) -> Linear:
+    """With up to 0.85 of the information missing, and units far apart."""
+    units = np.exp(rng.normal(0.0, 3.0, size))
+    root = units[:, None] * (np.eye(size) + 0.2 * rng.normal(size=(size, size)))
+    directions = np.linalg.qr(rng.normal(size=(size, size)))[0]
+    shares = directions * rng.uniform(0.0, 0.85, size) @ directions.T
+    inverse = np.linalg.inv(root)
+    asked = rng.normal(size=size) / units
+    return Linear(root @ root.T, inverse.T @ shares @ inverse, asked)
+
+
+def test_linear_answers_are_solved_exactly() -> None:
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        answers = random_answers(rng, 6)
+        returns = answers.missing @ answers.of_natural
+        size = np.sqrt(np.diagonal(np.linalg.inv(answers.of_natural)))
+        end = size * rng.normal(size=6)
+        stddev = size * rng.uniform(0.1, 2.0, 6)
+        # The average of steps that asked elsewhere.
+        average = end - returns @ (end - answers.asked)
+        found = observed(average, stddev, np.ones(6, bool), answers)
+        assert found is not None
+        np.testing.assert_allclose(found.sums, end, rtol=1e-6, atol=1e-6 * size.max())
+        grown = np.linalg.inv(np.eye(6) - returns)
+        of_rows = answers.of_natural @ grown
+        of_noise = (of_rows * stddev**2) @ of_rows.T
+        assert found.left < 1e-6
+        assert found.missing == pytest.approx(np.linalg.eigvals(returns).real.max())
+        # Independent noise in the sums makes the widths, as far as it can.
+        for given, wanted in (
+            (found.stddev, of_rows - answers.of_natural + of_noise),
+            (found.stddev_of_rows, of_rows - answers.of_natural),
+        ):
+            made = answers.of_natural**2 @ given**2
+            assert np.mean(made / np.diagonal(wanted)) == pytest.approx(1.0, abs=0.3)
+
+
+def test_sums_that_depend_on_nothing_are_as_they_are() -> None:
+    answers = random_answers(np.random.default_rng(0), 3)
+    assert observed(np.ones(3), np.ones(3), np.zeros(3, bool), answers) is None
+
+
+def test_coordinates_are_those_of_the_noise() -> None:
+    plain = Statistic(name="x", atoms=(), shape=(2,), release="adaptive", matrix=None)
+    square = Statistic(
+        name="xx",
+        atoms=(),
+        shape=(2, 3, 3),
+        release="adaptive",
+        matrix=((0,), (1,), (2,)),
+    )
+    coordinates = Coordinates([plain, square])
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(2, 3, 3))
+    blocks = {"x": rng.normal(size=2), "xx": half + np.swapaxes(half, 1, 2)}
+    vector = coordinates.vector(blocks)
+    assert len(vector) == len(coordinates) == 2 + 2 * 6
+    assert vector @ vector == pytest.approx(sum(np.sum(b**2) for b in blocks.values()))
+    back = coordinates.blocks(vector)
+    for name, block in blocks.items():
+        np.testing.assert_allclose(back[name], block)
+    stddevs = coordinates.stddevs({"x": 2.0, "xx": np.abs(blocks["xx"])})
+    again = coordinates.blocks_of_stddevs(stddevs)
+    np.testing.assert_allclose(again["x"], 2.0)
+    np.testing.assert_allclose(again["xx"], np.abs(blocks["xx"]))
+
+
+def test_places_keep_their_weights() -> None:
+    asked, average, bound = (), 0.0, Bound({"s": 1.0}, 1.0)
+    for t in range(30):
+        weight = 2.0 / (t + 2.0)
+        asked = asked_also(asked, weight, {"s": jnp.array([float(t)])}, bound)
+        average = (1.0 - weight) * average + weight * t
+    assert len(asked) < 20
+    assert sum(each.weight for each in asked) == pytest.approx(1.0)
+    found = sum(each.weight * each.place["s"][0] for each in asked)
+    assert found == pytest.approx(average)
+    assert [each.place["s"][0] for each in asked[:5]] == [0.0, 1.0, 2.0, 3.0, 4.0]
