@@ -30,6 +30,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model import arguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.global_programs import GlobalPrograms
 
 KEY = jax.random.key(0)
 NUM_ROWS = 60
@@ -618,7 +619,7 @@ def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
     options: dict[str, Any] = {"engine": nv.DPVI(optimizer=optax.sgd(1e38))}
     if engine == "vips":
         options = {"engine": "vips"}
-        posterior_of = VipsEngine.posterior_of
+        posterior_of = GlobalPrograms.posterior_of
 
         def overflown(self, natural):
             found = {
@@ -627,7 +628,7 @@ def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
             }
             return posterior_of(self, found)
 
-        monkeypatch.setattr(VipsEngine, "posterior_of", overflown)
+        monkeypatch.setattr(GlobalPrograms, "posterior_of", overflown)
     budget = nv.PrivacyBudget(epsilon, 1e-5 if epsilon == 1.0 else 0.0)
     options |= {"budget": budget, "clipping_norm": 1.0, "num_steps": 3}
     seen = []

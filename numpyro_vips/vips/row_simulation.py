@@ -45,7 +45,7 @@ class RowSimulation:
         Args:
           simulator: What draws rows.
           means_of_latents: The means of the globals, for some sums.
-          sum_of_rows: See `VipsEngine.sum_of_rows`, at the state of the last step.
+          sum_of_rows: See `RowPrograms.sum_of_rows`, at the state of the last step.
           bounds: By statistic, how rows are clipped.
           released: By statistic, the sums as they were released.
           num_rows: Public number of rows.

@@ -1,18 +1,20 @@
-"""How simulated rows answer to the globals; see `missing_information`."""
+"""How the globals answer to sums, and simulated rows to the globals."""
 
 import math
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import aligned
 from numpyro_vips.model.simulated_rows import RowSimulator
-from numpyro_vips.vips.asked_places import AskedPlace
-from numpyro_vips.vips.clipping_bias import Bound
+from numpyro_vips.vips.clipping_bias import Bound, Unclipped
+from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.missing_information import Coordinates, Vector
-from numpyro_vips.vips.named_arrays import ByStatistic, NewSums, Rows, Sums
+from numpyro_vips.vips.named_arrays import ByStatistic, Rows
+from numpyro_vips.vips.row_programs import RowPrograms
+from numpyro_vips.vips.state import VipsState
 
 # Rows that are worked on at a time at most, times how often at most.
 _CHUNK = 4096
@@ -23,61 +25,58 @@ _ANSWERS = 150_000
 
 
 class SimulatedAnswers:
-    """Answers of rows that are simulated at the posteriors of sums.
+    """The `missing_information.Answers` of a model, near the sums of a state.
 
     Args:
-      simulator: What draws rows.
-      coordinates: Those of the sums.
-      means_of_latents: The means of the globals, for some sums.
-      natural_of: Their n̄, by statistic in the shape of its block.
-      place_of: The n̄ that rows are asked at, where some sums lead.
-      sum_of_rows: The sums of a chunk of rows at a place, by a mask, and clipped as in
-        some release; None for whole rows.
-      asked: The places where the rows of the fit were asked. What clipping takes off is
-        told elsewhere, as if rows had been clipped in all steps as in the last one.
-      num_rows: Public number of rows that the fit has.
-      seed: Of what is drawn.
+      simulator: What draws rows of the model.
+      coordinates: Those of the sums that vary.
+      on_rows, on_globals: The compiled programs.
+      state: It has the places where the rows of the fit were asked.
+      sums: All sums. What clipping took off them has been added, as if rows had been
+        clipped in all steps as in the last one.
     """
 
     def __init__(
         self,
         simulator: RowSimulator,
         coordinates: Coordinates,
-        means_of_latents: Callable[[Sums], Mapping[str, np.ndarray]],
-        natural_of: Callable[[Sums], Sums],
-        place_of: Callable[[Sums], ByStatistic],
-        sum_of_rows: Callable[[ByStatistic, Rows, np.ndarray, Bound | None], NewSums],
-        *,
-        asked: Sequence[AskedPlace],
-        num_rows: int,
-        seed: int,
+        on_rows: RowPrograms,
+        on_globals: GlobalPrograms,
+        state: VipsState,
+        sums: Unclipped,
     ):
         self._simulator = simulator
         self._coordinates = coordinates
-        self._means_of_latents = means_of_latents
-        self._natural_of = natural_of
-        self._place_of = place_of
-        self._sum_of_rows = sum_of_rows
-        self._asked = asked
-        self._seed = seed
+        self._rows, self._globals = on_rows, on_globals
+        self._state, self._sums = state, sums
         # Of the length that the rows of a fit are worked on in, so that nothing new
         # is compiled.
-        self._size = aligned(min(num_rows, _CHUNK))
-        times = 2 * len(coordinates) + len(asked)
-        wanted = _ANSWERS / (times * self._size)
-        self._number = min(max(math.ceil(wanted), 1), _MOST_CHUNKS)
-        self._factor = num_rows / (self._number * self._size)
+        self._size = aligned(min(on_rows.num_rows, _CHUNK))
+        times = 2 * len(coordinates) + len(state.asked)
+        wanted = math.ceil(_ANSWERS / (times * self._size))
+        self._number = min(max(wanted, 1), _MOST_CHUNKS)
+        self._factor = on_rows.num_rows / (self._number * self._size)
+        # Of its own for every release, as the rows' and the noise's are.
+        blocks = (state.statistics[name] for name in sorted(state.statistics))
+        whole = b"".join(np.ascontiguousarray(block).tobytes() for block in blocks)
+        self._seed = zlib.crc32(whole)
+
+    def _with(self, vector: Vector) -> Unclipped:
+        blocks = self._coordinates.blocks(vector)
+        return self._sums._replace(statistics={**self._sums.statistics, **blocks})
 
     def natural(self, sums: Vector) -> Vector | None:
-        """See `missing_information.Answers`."""
-        found = self._coordinates.vector(
-            self._natural_of(self._coordinates.blocks(sums))
-        )
+        """See `missing_information.Answers`; about the same points as the sums."""
+        moments = self._globals.solve(self._state, self._with(sums), 0.0).moments
+        points = {name: -point for name, point in self._state.origins.items()}
+        found = self._coordinates.vector(self._globals.natural_about(moments, points))
         return found if np.isfinite(found).all() else None
 
     def rows(self, sums: Vector) -> Sequence[Rows] | None:
         """See `missing_information.Answers`."""
-        latents = self._means_of_latents(self._coordinates.blocks(sums))
+        natural = self._globals.natural_of(self._state, self._with(sums), 0.0)
+        found = self._globals.posterior_of(natural).moments()
+        latents = {name: moments.mean for name, moments in found.items()}
         if not all(np.isfinite(value).all() for value in latents.values()):
             return None
         return [
@@ -88,11 +87,11 @@ class SimulatedAnswers:
     def sums(self, sums: Vector | None, rows: Sequence[Rows]) -> Vector:
         """See `missing_information.Answers`."""
         if sums is not None:
-            place = self._place_of(self._coordinates.blocks(sums))
-            return self._sums_at(place, rows)
+            moments = self._globals.solve(self._state, self._with(sums), 0.0).moments
+            return self._sums_at(self._rows.expected_natural_of(moments), rows)
         total = np.zeros(len(self._coordinates))
-        last = self._asked[-1].bound
-        for weight, place, bound in self._asked:
+        last = self._state.asked[-1].bound
+        for weight, place, bound in self._state.asked:
             found = self._sums_at(place, rows)
             if bound != last:
                 found += self._sums_at(place, rows, bound)
@@ -103,15 +102,22 @@ class SimulatedAnswers:
     def _sums_at(
         self, place: ByStatistic, rows: Sequence[Rows], bound: Bound | None = None
     ) -> Vector:
-        mask = np.ones(self._size, dtype=bool)
+        """The sums at n̄, of rows that are clipped; None if they are not."""
+        open_ones = self._state.asked[0].place
+        bound = bound or Bound(dict.fromkeys(open_ones, 1.0), math.inf)
+        there = {**self._state.expected_natural, **place}
+        state = self._state._replace(expected_natural=there)
+        # Statistics that do not depend on the globals answer nothing.
+        statistics = self._coordinates.statistics
+        nothing = {each.name: np.zeros(each.block_shape) for each in statistics}
         total: Float64[np.ndarray, " coordinates"] = np.zeros(len(self._coordinates))
         for chunk in rows:
-            found = self._sum_of_rows(place, chunk, mask, bound)
-            total += self._coordinates.vector(found)
+            found = self._rows.sum_of_rows(
+                state,
+                chunk,
+                np.ones(self._size, dtype=bool),
+                scales=bound.scales,
+                clipping_norm=bound.clipping_norm,
+            )
+            total += self._coordinates.vector(nothing | found)
         return self._factor * total
-
-
-def seed_of(sums: Sums) -> int:
-    """Of its own for every release, as the rows' and the noise's are."""
-    parts = (np.ascontiguousarray(sums[name]) for name in sorted(sums))
-    return zlib.crc32(b"".join(part.tobytes() for part in parts))

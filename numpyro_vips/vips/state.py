@@ -4,13 +4,20 @@ import types
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.vips.asked_places import AskedPlace
 from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.convergence import Trail
-from numpyro_vips.vips.named_arrays import NewByStatistic, NewSums
+from numpyro_vips.vips.named_arrays import (
+    MomentsByFactor,
+    NewByStatistic,
+    NewMomentsByFactor,
+    NewSums,
+)
 from numpyro_vips.vips.newton_steps import Way
 
 # Arrays of factors, whatever precision JAX is set to.
@@ -80,3 +87,20 @@ class VipsState(NamedTuple):
 
 def is_noisy(deviations: Mapping[str, np.ndarray | float]) -> bool:
     return any(np.any(stddev) for stddev in deviations.values())
+
+
+def in_double(arrays: MomentsByFactor) -> InDouble:
+    """NumPy arrays, which JAX takes in whatever precision it is set to."""
+    return jax.tree.map(lambda array: np.asarray(array, dtype=np.float64), arrays)
+
+
+def as_arrays(
+    arrays: Mapping[str, Mapping[str, Float[Array | np.ndarray, "..."]]],
+) -> NewMomentsByFactor:
+    """JAX's arrays, in the precision in which programs of rows run."""
+    return jax.tree.map(jnp.asarray, arrays)
+
+
+def as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """The array rounded to the precision in which programs of rows run."""
+    return array.astype(jax.dtypes.canonicalize_dtype(np.float64)).astype(np.float64)

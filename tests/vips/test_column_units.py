@@ -4,7 +4,6 @@ import warnings
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -46,7 +45,7 @@ def _state(engine: Any) -> Any:
     (factor,) = state.moments
     at = {factor: {"x": MEAN, "xx": np.outer(MEAN, MEAN)}}
     assert set(state.units) == {"⟨w⟩"}
-    natural = engine._expected_natural_of(jax.tree.map(jnp.asarray, at))
+    natural = engine.on_rows.expected_natural_of(at)
     return state._replace(visited=at, expected_natural=natural, units={"⟨w⟩": UNITS})
 
 

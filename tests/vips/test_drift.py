@@ -46,16 +46,20 @@ def test_the_limit_is_just_above_what_noise_makes(block: Block) -> None:
     assert limit < 1.25 * max(found)
 
 
-def groups(y: Any) -> None:
-    """Groups that overlap, so that a step leads a part of the way."""
+def groups(x: Any, y: Any) -> None:
+    """Groups that overlap, so that a step leads a part of the way.
+
+    The model does not say how `x` is distributed, so nothing tells how far.
+    """
     share = numpyro.sample("share", dist.Beta(1.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):
         z = numpyro.sample("z", dist.Bernoulli(share), infer={"enumerate": "parallel"})
-        numpyro.sample("y", dist.Normal(2.0 * z, 1.0), obs=y)
+        numpyro.sample("y", dist.Normal(x + 2.0 * z, 1.0), obs=y)
 
 
 def fit(**options: Any) -> Any:
     rng = np.random.default_rng(0)
+    x = np.zeros(4000, np.float32)
     y = 2.0 * (rng.uniform(size=4000) < 0.95) + rng.normal(size=4000)
     vi = nv.PrivateVI(
         nv.private(groups, unit="rows"),
@@ -66,7 +70,7 @@ def fit(**options: Any) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return vi.run(jax.random.key(0), y.astype(np.float32))
+        return vi.run(jax.random.key(0), x, y.astype(np.float32))
 
 
 def test_a_fit_under_noise_says_that_its_sums_still_move() -> None:

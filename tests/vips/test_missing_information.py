@@ -16,6 +16,7 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.missing_information import Coordinates, observed
+from numpyro_vips.vips.posterior import ConjugatePosterior
 
 ROWS = 4_000
 WRONG = 0.2
@@ -106,7 +107,9 @@ def test_diagnostics_say_how_much_is_missing(
 
 def test_privacy_takes_its_part_of_the_width(answers: np.ndarray) -> None:
     result = fitted(misreported, answers, epsilon=0.3)
-    parts = result.posterior.variance_parts()["share"]
+    posterior = result.posterior
+    assert isinstance(posterior, ConjugatePosterior)
+    parts = posterior.variance_parts()["share"]
     plain = fitted(misreported, answers).posterior.moments()["share"].stddev
     assert parts.data == pytest.approx(plain**2, rel=0.2)
     assert parts.privacy > 0.3 * parts.data

@@ -130,7 +130,7 @@ class Fit:
 
 
 def _means(engine: Any, natural: Any) -> dict[str, np.ndarray]:
-    moments = engine.posterior_of(natural).moments()
+    moments = engine.on_globals.posterior_of(natural).moments()
     return {name: np.asarray(found.mean) for name, found in moments.items()}
 
 
@@ -228,7 +228,7 @@ def test_statistics_about_a_point_are_those_of_rows_less_the_point(
         square = mean[..., :, None] * mean[..., None, :]
         spread = at[name]["xx"] - at[name]["x"][..., None] * at[name]["x"][..., None, :]
         at[name] = {"x": mean, "xx": square + spread}
-        natural = fit.engine._expected_natural_of(jax.tree.map(jnp.asarray, at))
+        natural = fit.engine.on_rows.expected_natural_of(at)
         state = state._replace(expected_natural=natural)
     found = fit.sums(state, UNCLIPPED)
     expected = fit.sums(fit.start, UNCLIPPED, moved)

@@ -32,7 +32,7 @@ from numpyro_vips.privacy.gaussian_mechanism import (
 from numpyro_vips.vips import bounded_sum as sums
 from numpyro_vips.vips import row_statistics
 from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.engine import block_of
+from numpyro_vips.vips.statistic_roles import block_of
 
 pytestmark = pytest.mark.optimized
 

@@ -74,7 +74,7 @@ def test_follows_the_papers_updates(prior: str, x64: None):
     sweeps, rounds = 4, 5
     full = FullBatch(compiled(belief_network(3, prior), y), {"y": y}, sweeps)
     # Few sweeps: where both stop must be the same place, not a common limit.
-    full.engine.global_sweeps = 10
+    full.engine.on_globals.max_sweeps = 10
     state = full.start()
     q = as_reference(state.moments)
 

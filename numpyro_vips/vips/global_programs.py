@@ -1,0 +1,163 @@
+"""The programs of the M-step: posteriors of the globals, from sums over rows."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
+from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
+from numpyro_vips.vips import m_step
+from numpyro_vips.vips.clipping_bias import Unclipped
+from numpyro_vips.vips.evidence_bound import bound_of_globals
+from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.named_arrays import (
+    MomentsByFactor,
+    NewByStatistic,
+    NewMomentsByFactor,
+    NewSums,
+)
+from numpyro_vips.vips.newton_steps import Target, as_targets
+from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import as_block
+from numpyro_vips.vips.state import InDouble, VipsState, as_arrays, in_double
+
+
+@functools.partial(jit_unoptimized, static_argnums=0)
+def _parameters(
+    factors: tuple[tuple[str, Family], ...], natural: MomentsByFactor
+) -> NewMomentsByFactor:
+    """Standard parameters of each factor, as one program."""
+    return {name: family.parameters(natural[name]) for name, family in factors}
+
+
+class GlobalPrograms:
+    """What is compiled of a model to solve for its globals.
+
+    All of it runs in double precision: residual sums are differences of large ones, and
+    precisions of scales span many orders of magnitude.
+
+    Args:
+      program: The compiled model.
+      max_sweeps: See `m_step.update_globals`.
+    """
+
+    def __init__(self, program: ConjugateProgram, max_sweeps: int):
+        self.program = program
+        self.max_sweeps = max_sweeps
+        # Kept, as a fit starts twice: default clipping norms are read off a start too.
+        self._start = jit_unoptimized(functools.partial(m_step.start, program))
+        self._newton_targets = jit_unoptimized(
+            functools.partial(m_step.newton_targets, program)
+        )
+        self._update_globals = jit_of_globals(
+            functools.partial(m_step.update_globals, program)
+        )
+
+    def start(self, rng_key: PRNGKeyArray) -> m_step.Start:
+        """See `m_step.start`."""
+        return self._start(rng_key)
+
+    def solve(
+        self, state: VipsState, sums: Unclipped, noise_read: float
+    ) -> m_step.Solution:
+        """The posterior for these sums, from where a state is; see `m_step`.
+
+        Args:
+          state: Where to start from, and the points that the sums are about.
+          sums: The sums, and their noise.
+          noise_read: See `m_step.update_globals`.
+        """
+        with jax.enable_x64(True):
+            return self._update_globals(
+                sums.statistics,
+                sums.noise_stddev,
+                state.moments,
+                state.centre,
+                self.max_sweeps,
+                noise_read=noise_read,
+                origins=state.origins,
+            )
+
+    def natural_of(
+        self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
+    ) -> InDouble:
+        """Natural parameters of the globals, for other sums than the state's."""
+        return in_double(self.solve(state, sums, noise_read).natural)
+
+    def newton_targets(
+        self,
+        sums: Unclipped,
+        moments: MomentsByFactor | InDouble,
+        centre: Mapping[str, Any],
+    ) -> dict[str, Target]:
+        """See `m_step.newton_targets`."""
+        with jax.enable_x64(True):
+            found = self._newton_targets(
+                sums.statistics, sums.noise_stddev, moments, centre
+            )
+        return as_targets(found)
+
+    def natural_about(
+        self, moments: MomentsByFactor, points: Mapping[str, np.ndarray]
+    ) -> NewSums:
+        """n̄ of the globals with points added to them, as blocks."""
+        with jax.enable_x64(True):
+            found = self._blocks_of_natural(moments, points)
+            return {name: np.asarray(block) for name, block in found.items()}
+
+    @functools.cached_property
+    def _blocks_of_natural(self) -> Any:
+        def blocks(
+            moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
+        ) -> NewByStatistic:
+            statistics = self.program.structure.statistics
+            natural = expected_natural_of(
+                self.program.structure, m_step.moved(moments, points)
+            )
+            return {s.name: as_block(s, natural[s.name]) for s in statistics}
+
+        return jit_unoptimized(blocks)
+
+    def evidence_bound(self, state: VipsState) -> float:
+        """The part of the evidence bound that is the globals' own."""
+        with jax.enable_x64(True):
+            moments, natural = as_arrays(state.moments), as_arrays(state.natural)
+            return float(self._bound_of_globals(moments, natural))
+
+    @functools.cached_property
+    def _bound_of_globals(self) -> Any:
+        return jax.jit(functools.partial(bound_of_globals, self.program))
+
+    def posterior_of(self, natural: MomentsByFactor | InDouble) -> ConjugatePosterior:
+        """The posterior with these natural parameters."""
+        structure = self.program.structure
+        factors, families = [], []
+        for group in structure.posterior_factors_of("global"):
+            if structure.latents[group.latents[0]].family is not None:
+                continue  # An auxiliary variable is no part of the user's posterior.
+            factor: dict[str, Any] = {"name": group.name, "family": group.family.name}
+            if isinstance(group.family, Categorical):
+                factor["num_states"] = group.family.num_states
+            if group.layout is not None:
+                factor["layout"] = group.layout.to_dict()
+            factors.append(factor)
+            families.append((group.name, group.family))
+        with jax.enable_x64(True):
+            chosen = {name: dict(natural[name]) for name, _ in families}
+            parameters = _parameters(tuple(families), chosen)
+        params = {
+            f"{factor}/{name}": jnp.asarray(np.asarray(value))
+            for factor, found in parameters.items()
+            for name, value in found.items()
+        }
+        sites = self.program.graph.latents("global")
+        site_dims = {site.name: site.dims for site in sites}
+        specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
+        return ConjugatePosterior(specification, params)

@@ -1,0 +1,201 @@
+"""Reading released sums as a posterior.
+
+What is done here to the averages of releases is post-processing: what clipping took off
+them is added, what rows leave open of their latents is allowed for, and every family
+reads its share with the noise in it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.vips.clipping_bias import Bound, Unclipped, without_clipping
+from numpyro_vips.vips.global_programs import GlobalPrograms
+from numpyro_vips.vips.missing_information import Coordinates, observed
+from numpyro_vips.vips.named_arrays import Sums
+from numpyro_vips.vips.newton_posterior import all_under_noise
+from numpyro_vips.vips.newton_steps import Target
+from numpyro_vips.vips.posterior import ConjugatePosterior
+from numpyro_vips.vips.row_programs import RowPrograms
+from numpyro_vips.vips.row_simulation import RowSimulation
+from numpyro_vips.vips.simulated_answers import SimulatedAnswers
+from numpyro_vips.vips.state import VipsState, is_noisy
+from numpyro_vips.vips.statistic_roles import StatisticRoles
+
+# Parameters beyond which a posterior does not say which part of its variance is noise.
+_MOST_IN_PARTS = 100_000
+
+
+class ObservedSums(NamedTuple):
+    """Sums as rows know them, with what they are uncertain by in their noise.
+
+    Attributes:
+      with_noise, without_noise: With that of the releases, and without it.
+      missing, left: See `missing_information.Observed`.
+    """
+
+    with_noise: Unclipped
+    without_noise: Unclipped
+    missing: float
+    left: float
+
+
+class Reading:
+    """Reads the sums of a model.
+
+    Args:
+      on_rows, on_globals: The compiled programs.
+      roles: What the statistics are.
+    """
+
+    def __init__(
+        self, on_rows: RowPrograms, on_globals: GlobalPrograms, roles: StatisticRoles
+    ):
+        self._rows, self._globals, self._roles = on_rows, on_globals, roles
+        self.program = on_rows.program
+        # Of the last state that was asked for, as a posterior and what is known of it
+        # both need it.
+        self._last: (
+            tuple[VipsState, tuple[Unclipped | None, ObservedSums | None]] | None
+        ) = None
+
+    def sums_of(self, state: VipsState) -> tuple[Unclipped | None, ObservedSums | None]:
+        """The sums without clipping, and as rows know them; None where not known."""
+        if self._last is None or self._last[0] is not state:
+            sums = self._sums_without_clipping(state)
+            seen = None if sums is None else self._as_observed(state, sums)
+            self._last = state, (sums, seen)
+        return self._last[1]
+
+    def _sums_without_clipping(self, state: VipsState) -> Unclipped | None:
+        """The sums that the posterior is read off; None if there is no noise.
+
+        Rows are asked at the globals that the statistics have as they are, so that
+        noise is not made up for twice. Factors that take Newton steps are asked
+        elsewhere anyway, and the state has their natural parameters in this sense.
+        """
+        if not is_noisy(state.noise_stddev):
+            return None
+        sums = Unclipped(state.statistics, state.noise_stddev)
+        return self._without_clipping(state) or sums
+
+    def _as_observed(self, state: VipsState, sums: Unclipped) -> ObservedSums | None:
+        """Sums as rows know them; see `missing_information`.
+
+        None where the model does not say how rows are distributed, or rows have nothing
+        to tell.
+        """
+        if not state.asked or self._simulator is None:
+            return None
+        coordinates = Coordinates(
+            [
+                statistic
+                for statistic in self._roles.statistics
+                if statistic.release != "public" and statistic.name in state.released
+            ]
+        )
+        answers = SimulatedAnswers(
+            self._simulator, coordinates, self._rows, self._globals, state, sums
+        )
+        depends = {
+            statistic.name: np.full(
+                statistic.block_shape, float(statistic.name in self._roles.open)
+            )
+            for statistic in coordinates.statistics
+        }
+        found = observed(
+            coordinates.vector(sums.statistics),
+            coordinates.stddevs(sums.noise_stddev),
+            coordinates.stddevs(depends) > 0,
+            answers,
+        )
+        if found is None:
+            return None
+        statistics = {**sums.statistics, **coordinates.blocks(found.sums)}
+        with_noise, without_noise = (
+            Unclipped(
+                statistics,
+                {**sums.noise_stddev, **coordinates.blocks_of_stddevs(stddev)},
+            )
+            for stddev in (found.stddev, found.stddev_of_rows)
+        )
+        return ObservedSums(with_noise, without_noise, found.missing, found.left)
+
+    def _targets_of(self, state: VipsState, sums: Unclipped) -> dict[str, Target]:
+        """What the averages say of the factors that take Newton steps."""
+        if not self._roles.residuals:
+            return {}
+        return self._globals.newton_targets(sums, state.moments, state.centre)
+
+    @functools.cached_property
+    def _simulator(self) -> RowSimulator | None:
+        return RowSimulator.of(self.program.graph)
+
+    def _without_clipping(self, state: VipsState) -> Unclipped | None:
+        """The sums with what clipping took off them; None where nothing tells.
+
+        Where the model says how rows are distributed, rows simulated from the released
+        posterior tell.
+        """
+        if state.units:
+            return None  # Their rows have covariates, of which no model says anything.
+        bounds = {
+            name: bound
+            for name, bound in state.clipped.items()
+            if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
+        }
+        if not bounds or self._simulator is None:
+            return None
+        simulation = self._simulation(state, self._simulator, bounds)
+        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
+        return without_clipping(
+            state.statistics, noise_stddev, simulation.missing, simulation.lost
+        )
+
+    def _simulation(
+        self, state: VipsState, simulator: RowSimulator, bounds: Mapping[str, Bound]
+    ) -> RowSimulation:
+        """Rows that are asked as those of the last step were."""
+
+        def means_of_latents(sums: Sums) -> dict[str, np.ndarray]:
+            natural = self._globals.natural_of(
+                state, Unclipped(dict(sums), state.noise_stddev)
+            )
+            moments = self._globals.posterior_of(natural).moments()
+            return {name: found.mean for name, found in moments.items()}
+
+        return RowSimulation(
+            simulator,
+            means_of_latents,
+            functools.partial(self._rows.sum_of_rows, state),
+            bounds=bounds,
+            released={name: state.statistics[name] for name in bounds},
+            num_rows=self._rows.num_rows,
+            has_locals=any(self.program.structure.posterior_factors_of("local")),
+        )
+
+    def posterior(self, state: VipsState) -> ConjugatePosterior:
+        """The posterior of the global latents, parameters alone."""
+        sums, seen = self.sums_of(state)
+        if sums is None:
+            return self._globals.posterior_of(state.natural)
+        alone, noise_read = sums, 0.0
+        if seen is not None:
+            sums, alone, noise_read = seen.with_noise, seen.without_noise, 1.0
+        found = state.natural
+        if sums.statistics is not state.statistics or not self._roles.residuals:
+            found = self._globals.natural_of(state, sums)
+        targets = self._targets_of(state, sums)
+        newton = all_under_noise(targets, state.centre, knows_noise=True)
+        posterior = self._globals.posterior_of({**found, **newton})
+        if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
+            return posterior
+        as_they_are = {
+            **self._globals.natural_of(state, alone, noise_read),
+            **all_under_noise(targets, state.centre, knows_noise=False),
+        }
+        return posterior.beside(self._globals.posterior_of(as_they_are))

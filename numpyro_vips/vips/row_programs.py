@@ -1,0 +1,204 @@
+"""The programs that see rows: clipped sums, norms and evidence bounds."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64
+
+from numpyro_vips.conjugacy.structure.centring import Means
+from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.row_queries import map_rows
+from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.evidence_bound import row_bound
+from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
+from numpyro_vips.vips.named_arrays import (
+    ByStatistic,
+    MomentsByFactor,
+    NewByStatistic,
+    NewSums,
+    Row,
+    Rows,
+)
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.row_statistics import public_statistics
+from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
+
+
+class RowPrograms:
+    """What is compiled of a model to work on rows.
+
+    Args:
+      program: The compiled model.
+      num_rows: Public number of rows.
+      local_steps: Sweeps over the latents of a row.
+    """
+
+    def __init__(self, program: ConjugateProgram, num_rows: int, local_steps: int):
+        self.program = program
+        self.num_rows = num_rows
+        self.local_steps = local_steps
+        self._expected_natural_of = jax.jit(
+            functools.partial(expected_natural_of, program.structure)
+        )
+        self._public_contributions = jax.jit(
+            functools.partial(public_statistics, program, sweeps=local_steps)
+        )
+        self._bounded_sum = jit_ahead(
+            functools.partial(bounded_sum, program, sweeps=local_steps)
+        )
+
+    def expected_natural_of(
+        self, moments: MomentsByFactor | InDouble
+    ) -> NewByStatistic:
+        """n̄ of the globals, in the precision in which programs of rows run."""
+        return self._expected_natural_of(as_arrays(moments))
+
+    def public_sums(self, expected_natural: ByStatistic) -> NewSums:
+        """What needs no noise: sums over all rows to which every row adds the same."""
+        contributions = self._public_contributions(expected_natural)
+        return {
+            name: np.asarray(self.num_rows * np.asarray(each, dtype=np.float64))
+            for name, each in contributions.items()
+        }
+
+    def sum_of_rows(
+        self,
+        state: VipsState,
+        rows: Rows,
+        mask: Bool[Array | np.ndarray, " rows"],
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> NewSums:
+        """The same about `state.origins`, of rows of which there may be any number.
+
+        How often this is asked depends on what was released; how often `bounded_sum`
+        is, of private rows, depends on public facts alone.
+        """
+        expected_natural, moments = state.expected_natural, state.visited
+        if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
+            # Rarely released, so at the best globals that there are.
+            expected_natural = self.expected_natural_of(state.moments)
+            moments = state.moments
+        found = self._bounded_sum(
+            expected_natural=expected_natural,
+            rows=dict(rows),
+            mask=mask,
+            scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
+            clipping_norm=clipping_norm,
+            means=self._means(moments, state.origins),
+            units={name: of for name, of in state.units.items() if name in scales},
+        )
+        sums = {name: np.asarray(found[name]) for name in scales}
+        in_units = {
+            name: sums[name] * state.units[name] for name in sums if name in state.units
+        }
+        return sums | in_units
+
+    def _means(
+        self, moments: InDouble, origins: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> NewByStatistic:
+        """The points about which rows' statistics are taken, by latent."""
+        means = means_of(self.program.structure, as_arrays(moments))
+        return means | self.origins_by_latent(origins)
+
+    def origins_by_latent(
+        self, origins: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> NewByStatistic:
+        points = {name: jnp.asarray(point) for name, point in origins.items()}
+        return by_latent(self.program.structure, points)
+
+    def _shared(self, state: VipsState) -> tuple[ByStatistic, Means, ByStatistic]:
+        """What norms of rows depend on beside the rows."""
+        means = self._means(state.visited, state.next_origins)
+        units = {name: jnp.asarray(of) for name, of in state.units.items()}
+        return state.expected_natural, means, units
+
+    def row_norms(
+        self, state: VipsState, rows: Rows, names: Sequence[str]
+    ) -> dict[str, Float[np.ndarray, " rows"]]:
+        """Norms of each block, for rows that the caller may see."""
+        norms = self._row_norms(self._shared(state), dict(rows), tuple(names))
+        return {name: np.asarray(norm) for name, norm in norms.items()}
+
+    @functools.cached_property
+    def _row_norms(self) -> Any:
+        def norms(
+            shared: tuple[ByStatistic, Means, ByStatistic],
+            rows: Rows,
+            names: tuple[str, ...],
+        ) -> dict[str, Float[Array, " rows"]]:
+            return self._norms_of_rows(shared, rows, names)
+
+        return jit_unoptimized(norms, static_argnums=2)
+
+    def _norms_of_rows(
+        self,
+        shared: tuple[ByStatistic, Means, ByStatistic],
+        rows: Rows,
+        names: Sequence[str],
+    ) -> dict[str, Float[Array, " rows"]]:
+        expected_natural, means, units = shared
+        return norms_of_rows(
+            self.program, expected_natural, rows, names, self.local_steps, means, units
+        )
+
+    def norm_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+
+        See `fitting.engine.Engine.norm_counts`.
+        """
+        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
+        with jax.enable_x64(True):
+            double = {part: jnp.asarray(edges[part]) for part in parts}
+        found = self._norm_counts(self._shared(state), dict(rows), mask, double, names)
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    @functools.cached_property
+    def _norm_counts(self) -> Any:
+        def counts(
+            shared: tuple[ByStatistic, Means, ByStatistic],
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            edges: Mapping[str, Float[Array, " _edges"]],
+            parts: tuple[tuple[str, tuple[str, ...]], ...],
+        ) -> dict[str, Float[Array, " _bins"]]:
+            names = sorted({name for _, blocks in parts for name in blocks})
+            norms = self._norms_of_rows(shared, rows, names)
+            return counts_of_parts(norms, mask, parts, edges)
+
+        return jit_ahead(counts, static_argnums=4)
+
+    def evidence_bound(
+        self, expected_natural: ByStatistic, arguments: ModelArguments
+    ) -> float:
+        """The evidence bound of all rows; that of rows that do not count is none.
+
+        For fits without privacy: it is a sum over rows as they are.
+        """
+        parts = map_rows(
+            arguments, lambda rows: self._row_bounds(expected_natural, dict(rows))
+        )
+        return sum(float(np.nansum(np.asarray(part, np.float64))) for part in parts)
+
+    @functools.cached_property
+    def _row_bounds(self) -> Any:
+        def bound(expected_natural: ByStatistic, row: Row) -> Float[Array, ""]:
+            return row_bound(self.program, expected_natural, row, self.local_steps)
+
+        return jax.jit(jax.vmap(bound, in_axes=(None, 0)))

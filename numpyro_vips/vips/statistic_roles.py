@@ -1,0 +1,198 @@
+"""Which statistics play which part in a fit, told by model and settings alone."""
+
+import functools
+import math
+
+from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Release
+from numpyro_vips.vips.column_units import columns_with_squares
+from numpyro_vips.vips.missing_information import Coordinates
+from numpyro_vips.vips.program import ConjugateProgram
+
+# Numbers in the statistics beyond which what rows leave open is not worked out.
+_MOST_COORDINATES = 200
+
+
+def block_of(
+    statistic: Statistic, directions: int | None = None, *, has_units: bool = False
+) -> Block:
+    """What the mechanism has to know of a statistic, at scale 1.
+
+    Args:
+      statistic: Which one.
+      directions: See `Block`.
+      has_units: Whether its entries are multiplied by numbers that are not known yet,
+        which no limit on an entry outlasts.
+    """
+    if has_units:
+        return Block(name=statistic.name, shape=statistic.block_shape)
+    geometry, edges = statistic.geometry, {}
+    lower, upper = statistic.lower, statistic.upper
+    bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
+    # Of entries known to be of one sign, only a box that says so too is tighter.
+    if bounded and (geometry == "signed" or lower >= 0 or upper <= 0):
+        geometry, edges = "box", {"lower": lower, "upper": upper}
+    return Block(
+        name=statistic.name,
+        shape=statistic.block_shape,
+        symmetric=statistic.matrix is not None,
+        hollow=statistic.diagonal is not None,
+        geometry=geometry,
+        directions=directions,
+        **edges,
+    )
+
+
+class StatisticRoles:
+    """Names of statistics, by what is done with them.
+
+    Args:
+      program: The compiled model.
+      release_once: See `VIPS`.
+      has_norms: Whether the caller gave clipping norms.
+
+    Attributes:
+      squares: See `columns_with_squares`.
+      recentred_factors: Those whose statistics are taken about the means of a pilot.
+    """
+
+    def __init__(
+        self, program: ConjugateProgram, *, release_once: bool, has_norms: bool
+    ):
+        self._structure = program.structure
+        self._release_once = release_once
+        # Norms that the caller gave are those of statistics as they are.
+        self.squares = {} if has_norms else columns_with_squares(program)
+        can_pilot = release_once and not has_norms
+        self.recentred_factors = (
+            program.structure.recentred if can_pilot else frozenset[str]()
+        )
+
+    @property
+    def statistics(self) -> tuple[Statistic, ...]:
+        """All statistics, public ones included."""
+        return self._structure.statistics
+
+    def blocks(self, release: Release) -> tuple[Block, ...]:
+        """What is released of this kind, at scale 1; intervals need nothing more."""
+        labels: tuple[Release, ...] = (release,)
+        if not self._release_once:
+            everything = ("once", "refreshed", "adaptive")
+            labels = everything if release == "adaptive" else ()
+        return tuple(
+            block_of(
+                statistic,
+                self._directions(statistic),
+                has_units=statistic.name in self.squares,
+            )
+            for label in labels
+            for statistic in self.statistics
+            if statistic.release == label
+        )
+
+    def _directions(self, statistic: Statistic) -> int | None:
+        """The numbers that noise in the precision of Gaussian coordinates moves.
+
+        It is not said of a matrix that many vectors share, as the units of a belief
+        network do.
+        """
+        if statistic.matrix is None or statistic.summed:
+            return None
+        factor_of = self._structure.factor_of
+        factors = {factor_of[latent] for latent, *_ in statistic.atoms}
+        gaussian = [
+            name
+            for name in factors
+            if self._structure.posterior_factors[name].layout is not None
+        ]
+        return math.prod(statistic.block_shape[:-1]) if len(gaussian) == 1 else None
+
+    @functools.cached_property
+    def released_as(self) -> dict[str, Block]:
+        return {statistic.name: block_of(statistic) for statistic in self.statistics}
+
+    @functools.cached_property
+    def adaptive(self) -> frozenset[str]:
+        return frozenset(s.name for s in self.statistics if s.release == "adaptive")
+
+    @property
+    def recentred(self) -> frozenset[str]:
+        """Statistics that are others when taken about the means of a pilot."""
+        moved = {statistic.name for statistic in self.statistics if statistic.recentred}
+        return frozenset(moved if self.recentred_factors else ())
+
+    @functools.cached_property
+    def moved(self) -> frozenset[str]:
+        """Statistics whose average ends where others are recentred."""
+        return self.recentred | (self.adaptive if self.recentred else frozenset())
+
+    @property
+    def balanced(self) -> frozenset[str]:
+        """Sums of residuals, which the prior alone keeps from zero.
+
+        So are the sums of a regression together: a row is clipped as a whole, so that
+        its product yx of response and covariates loses the share that xxᵀ loses, and
+        what the estimate xxᵀw = yx lacks are residuals.
+        """
+        return self.residuals | self._of_regressions
+
+    @property
+    def growing(self) -> frozenset[str]:
+        """Residuals, for logits are near zero at the start."""
+        return self.residuals
+
+    @functools.cached_property
+    def linear(self) -> frozenset[str]:
+        """The statistics that are others when taken about the current mean."""
+        return self._linear_in(self._structure.centred)
+
+    @functools.cached_property
+    def residuals(self) -> frozenset[str]:
+        """Those of factors that take Newton steps."""
+        return self._linear_in(self._structure.newton)
+
+    def _linear_in(self, factors: frozenset[str]) -> frozenset[str]:
+        factor_of = self._structure.factor_of
+        return frozenset(
+            s.name
+            for s in self.statistics
+            if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == 1
+        )
+
+    @functools.cached_property
+    def _of_regressions(self) -> frozenset[str]:
+        """The statistics of Gaussian blocks that are all released at once.
+
+        Not those of a mean, whose precision has a public number of rows in it, which
+        no clipping makes smaller.
+        """
+        structure, found = self._structure, set()
+        for factor in structure.posterior_factors_of("global"):
+            if factor.layout is None or factor.layout.batch_shape:
+                continue
+            mine = [
+                statistic
+                for statistic in self.statistics
+                if any(latent in factor.latents for latent, *_ in statistic.atoms)
+            ]
+            if {statistic.release for statistic in mine} == {"once"}:
+                found |= {statistic.name for statistic in mine}
+        return frozenset(found)
+
+    @functools.cached_property
+    def open(self) -> frozenset[str]:
+        """Statistics that are not known although they are released.
+
+        They are expected ones, given what a row says of its latents. Factors that take
+        Newton steps have a curvature for that.
+        """
+        statistics = [s for s in self.statistics if s.release != "public"]
+        if (
+            self._structure.centred
+            or self.squares
+            or any(s.diagonal is not None for s in statistics)
+            or len(Coordinates(statistics)) > _MOST_COORDINATES
+        ):
+            return frozenset()
+        return self.adaptive
