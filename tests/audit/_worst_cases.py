@@ -22,6 +22,7 @@ from scipy import special
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
+from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.privacy.releases import INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling
@@ -266,6 +267,62 @@ def information_scores(
         np.array([released[INFORMATION][0, 0] for released in world]) for world in found
     )
     return absent, present, 1.0 / noise_multiplier
+
+
+def level(x: Any) -> None:
+    """Rows release x - c, with c from a pilot."""
+    m = numpyro.sample("m", dist.Normal(0.0, 10.0))
+    with numpyro.plate("patients", x.shape[0]):
+        numpyro.sample("x", dist.Normal(m, 1.0), obs=x)
+
+
+def pilot_scores(count: int, *, epsilon: float) -> tuple[np.ndarray, np.ndarray, float]:
+    """What all releases of a fit with a pilot betray together of an only row.
+
+    The points about which later sums are taken, and the norms to which rows are
+    clipped, depend on earlier releases. The adversary weighs every released number by
+    how much the row moves it on average, as half of the fits show.
+
+    Returns:
+      The scores of the other half, without the row and with it, and the μ that is
+      claimed for all of them.
+    """
+    nothing = np.full(9, np.nan, np.float32)
+    worlds = nothing, np.append(nothing, np.float32(LARGE))
+    model = nv.private(level, unit="patients")
+    seen: list[np.ndarray] = []
+    claimed = 0.0
+    for world, rows in enumerate(worlds):
+        found = []
+        for number in range(2 * count):
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "insecure_seed", UserWarning)
+                random = SecureRandom(insecure_seed=2 * number + world)
+                budget = nv.PrivacyBudget(epsilon, DELTA)
+                vi = nv.PrivateVI(model, budget=budget, num_rows=10, progress_bar=False)
+            prepared, _ = vi._prepare_fit((rows,), {})
+            engine, arguments = prepared.engine, prepared.arguments
+            progress = Progress(steps=vi._price(prepared.steps).steps)
+            assert any(step.is_pilot for step in progress.steps)
+            claimed = math.sqrt(sum(s.noise_multiplier**-2 for s in progress.steps))
+            state: Any = engine.initial_state(KEY)
+            numbers = []
+            for place in range(len(progress.steps)):
+                step = progress.steps[place]
+                released = release(arguments, engine, step, state, random, None)
+                for name in sorted(released):
+                    stddev = step.mechanism.block_noise_stddev(name)
+                    numbers.append(np.ravel(released[name]) / stddev)
+                state, progress = vi._advanced(
+                    prepared, progress, place, state, released
+                )
+            found.append(np.concatenate(numbers))
+        seen.append(np.array(found))
+    moved = seen[1][:count].mean(0) - seen[0][:count].mean(0)
+    # Numbers that the row moves by less than chance does are noise to the adversary.
+    moved[np.abs(moved) < 4.0 * math.sqrt(2.0 / count)] = 0.0
+    absent, present = (each[count:] @ moved for each in seen)
+    return absent, present, claimed
 
 
 def _released(

@@ -24,6 +24,7 @@ from _worst_cases import (
     histogram_scores,
     information_scores,
     one_run,
+    pilot_scores,
     topics_case,
     topics_sum,
     worst_case,
@@ -301,6 +302,15 @@ def test_a_histogram_without_noise_is_caught(engine, monkeypatch):
     absent, present, mu = histogram_scores(engine, 200, noise_multiplier=4.0)
     bound = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
     assert bound > epsilon_of_full_batch(mu)
+
+
+@pytest.mark.audit
+def test_fits_with_a_pilot_stay_below_their_claim(record_property):
+    absent, present, claimed = pilot_scores(RUNS // 2, epsilon=8.0)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    found = f"mu >= {mu:.3f} (claimed {claimed:.3f})"
+    record_property("audit", f"vips, all of a fit with a pilot: {found}")
+    assert 0.5 * claimed < mu < claimed
 
 
 @pytest.mark.audit
