@@ -28,7 +28,7 @@ from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
-from numpyro_vips.jax_tools.row_sums import aligned
+from numpyro_vips.jax_tools.row_sums import equal_chunks
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
@@ -264,5 +264,4 @@ def chunks_of(step: Step, num_rows: int, max_batch_size: int | None) -> tuple[in
         longest += 6.0 * math.sqrt(longest) + 1.0
     # A fixed size is a whole number up to rounding, which is not to add a row.
     longest = max(1, min(math.ceil(longest - 1e-6), num_rows))
-    number = math.ceil(longest / aligned(max_batch_size or DEFAULT_CHUNK))
-    return number, aligned(math.ceil(longest / number))
+    return equal_chunks(longest, max_batch_size or DEFAULT_CHUNK)

@@ -120,6 +120,17 @@ def aligned(length: int) -> int:
     return -(-length // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
+def equal_chunks(number: int, longest: int) -> tuple[int, int]:
+    """Number and length of the chunks, few and equal, that rows are worked on in.
+
+    Args:
+      number: How many rows there are.
+      longest: The length that a chunk may have, before it is `aligned`.
+    """
+    chunks = -(-number // aligned(longest))
+    return chunks, aligned(-(-number // chunks))
+
+
 def piece_length(size_of_row: int, limit: int) -> int:
     """How many rows to work on together: a multiple of `ROW_ALIGNMENT`, or one.
 

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import copied_entries, per_row
 
 # Sites of one row beyond which it is not worth the compilation.
-_MOST_SITES = 16
+_MOST_SITES = 32
 # What may go wrong where a distribution has a density and no sampler.
 _NO_SAMPLER = NotImplementedError, TypeError, ValueError
 
@@ -54,7 +55,8 @@ class RowSimulator:
                     rows[name] = flat.reshape(rows[name].shape)
             return {name: row[0] for name, row in rows.items()}
 
-        self._draw = jax.jit(per_row(graph, draw))
+        self._traceable = per_row(graph, draw)
+        self._draw = jit_unoptimized(self._traceable)
 
     @classmethod
     def of(cls, graph: ModelGraph) -> Self | None:
@@ -82,7 +84,10 @@ class RowSimulator:
             for site in graph.latents("global")
         }
         try:
-            jax.eval_shape(lambda latents: simulator.rows(latents, 2, 0), zeros)
+            jax.eval_shape(
+                lambda latents: simulator._traceable(*simulator._inputs(latents, 2, 0)),
+                zeros,
+            )
         except _NO_SAMPLER:
             return None
         return simulator
@@ -91,8 +96,11 @@ class RowSimulator:
         self, latents: Mapping[str, Any], count: int, seed: int
     ) -> dict[str, jax.Array]:
         """So many rows at these globals, by argument; the same for the same seed."""
+        return self._draw(*self._inputs(latents, count, seed))
+
+    def _inputs(self, latents: Mapping[str, Any], count: int, seed: int) -> tuple:
         blank = {
             name: jnp.zeros((count, *like.shape), like.dtype)
             for name, like in self._shapes.items()
         }
-        return self._draw(blank, latents, jax.random.split(threefry_key(seed), count))
+        return blank, latents, jax.random.split(threefry_key(seed), count)

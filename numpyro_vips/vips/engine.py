@@ -141,7 +141,9 @@ class VipsEngine:
         sharing = num_steps if num_steps and self._roles.adaptive else 1
         sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // sharing)
         self.on_rows = RowPrograms(program, num_rows, self.local_steps)
-        self.on_globals = GlobalPrograms(program, sweeps)
+        self.on_globals = GlobalPrograms(
+            program, sweeps, noise_by_entry=bool(self._roles.open)
+        )
         self._reading = Reading(self.on_rows, self.on_globals, self._roles)
 
     @property

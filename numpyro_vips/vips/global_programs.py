@@ -46,10 +46,15 @@ class GlobalPrograms:
     Args:
       program: The compiled model.
       max_sweeps: See `m_step.update_globals`.
+      noise_by_entry: Whether some noise will be given by entry. Then all of it is
+        brought into this form, so that one program is compiled.
     """
 
-    def __init__(self, program: ConjugateProgram, max_sweeps: int):
+    def __init__(
+        self, program: ConjugateProgram, max_sweeps: int, *, noise_by_entry: bool
+    ):
         self.program = program
+        self._noise_by_entry = noise_by_entry
         self.max_sweeps = max_sweeps
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
         self._start = jit_unoptimized(functools.partial(m_step.start, program))
@@ -74,10 +79,16 @@ class GlobalPrograms:
           sums: The sums, and their noise.
           noise_read: See `m_step.update_globals`.
         """
+        stddev = dict(sums.noise_stddev)
+        if self._noise_by_entry:
+            stddev = {
+                s.name: np.broadcast_to(stddev[s.name], s.block_shape)
+                for s in self.program.structure.statistics
+            }
         with jax.enable_x64(True):
             return self._update_globals(
                 sums.statistics,
-                sums.noise_stddev,
+                stddev,
                 state.moments,
                 state.centre,
                 self.max_sweeps,

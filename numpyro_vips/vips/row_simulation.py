@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from numpyro_vips.jax_tools.row_sums import aligned
+from numpyro_vips.jax_tools.row_sums import equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Lost
 from numpyro_vips.vips.named_arrays import NewSums, Sums
@@ -59,7 +59,7 @@ class RowSimulation:
         self._releases = {id(bound): bound for bound in bounds.values()}.values()
         # Of the length that the rows of a fit are worked on in, so that nothing new
         # is compiled.
-        self._size = aligned(min(num_rows, _CHUNK))
+        _, self._size = equal_chunks(num_rows, _CHUNK)
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
         wanted = max(_FEWEST_SIMULATED, _SIMULATED * num_rows)
         self._number = min(math.ceil(min(wanted, most) / self._size), _MOST_CHUNKS)

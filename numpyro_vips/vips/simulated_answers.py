@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.jax_tools.row_sums import aligned
+from numpyro_vips.jax_tools.row_sums import equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.global_programs import GlobalPrograms
@@ -51,7 +51,7 @@ class SimulatedAnswers:
         self._state, self._sums = state, sums
         # Of the length that the rows of a fit are worked on in, so that nothing new
         # is compiled.
-        self._size = aligned(min(on_rows.num_rows, _CHUNK))
+        _, self._size = equal_chunks(on_rows.num_rows, _CHUNK)
         times = 2 * len(coordinates) + len(state.asked)
         wanted = math.ceil(_ANSWERS / (times * self._size))
         self._number = min(max(wanted, 1), _MOST_CHUNKS)
