@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -47,7 +48,10 @@ class Releases(VipsEngine):
         self._blocks = {"once": once, "adaptive": adaptive}
         self._moves = recentred
         self._step_size = None
-        self._residuals = frozenset()
+        nothing = frozenset[str]()
+        self._roles: Any = SimpleNamespace(
+            residuals=nothing, balanced=nothing, growing=nothing
+        )
 
     def blocks(self, release: Any) -> tuple[Block, ...]:
         return self._blocks.get(release, ())
