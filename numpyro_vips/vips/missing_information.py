@@ -140,8 +140,8 @@ class Answers(Protocol):
         """The sums of these rows, as if there were as many as the fit has.
 
         Args:
-          sums: They are asked at the globals of these; None for where the rows of the
-            fit were asked, on average.
+          sums: They are asked at the globals of these, and whole; None for where the
+            rows of the fit were asked, on average, and as they were clipped.
           rows: See `rows`.
         """
         ...
@@ -166,7 +166,11 @@ class Observed(NamedTuple):
 
 
 def observed(
-    sums: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
+    sums: Vector,
+    stddev: Vector,
+    depends: np.ndarray,
+    answers: Answers,
+    start: Vector | None = None,
 ) -> Observed | None:
     """The sums as rows know them; see the module.
 
@@ -175,13 +179,14 @@ def observed(
       stddev: Standard deviation of the noise in each coordinate.
       depends: Which coordinates depend on the globals at all.
       answers: The model's.
+      start: Sums that are nearer to the truth, if there are such.
 
     Returns:
       None if some sums on the way have no posterior.
     """
     if not depends.any():
         return None
-    now, found = sums, None
+    now, found = sums if start is None else start, None
     for _ in range(_ROUNDS):
         found = _correct(sums, now, stddev, depends, answers)
         if found is None:

@@ -107,11 +107,14 @@ class Reading:
             )
             for statistic in coordinates.statistics
         }
+        # Of these it is known where the rows were asked, and how they were clipped.
+        released = {name: state.statistics[name] for name in self._roles.open}
         found = observed(
-            coordinates.vector(sums.statistics),
+            coordinates.vector({**sums.statistics, **released}),
             coordinates.stddevs(sums.noise_stddev),
             coordinates.stddevs(depends) > 0,
             answers,
+            start=coordinates.vector(sums.statistics),
         )
         if found is None:
             return None

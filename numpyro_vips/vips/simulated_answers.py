@@ -32,8 +32,7 @@ class SimulatedAnswers:
       coordinates: Those of the sums that vary.
       on_rows, on_globals: The compiled programs.
       state: It has the places where the rows of the fit were asked.
-      sums: All sums. What clipping took off them has been added, as if rows had been
-        clipped in all steps as in the last one.
+      sums: All sums; those that vary are given anew.
     """
 
     def __init__(
@@ -89,15 +88,11 @@ class SimulatedAnswers:
         if sums is not None:
             moments = self._globals.solve(self._state, self._with(sums), 0.0).moments
             return self._sums_at(self._rows.expected_natural_of(moments), rows)
-        total = np.zeros(len(self._coordinates))
-        last = self._state.asked[-1].bound
-        for weight, place, bound in self._state.asked:
-            found = self._sums_at(place, rows)
-            if bound != last:
-                found += self._sums_at(place, rows, bound)
-                found -= self._sums_at(place, rows, last)
-            total += weight * found
-        return total
+        parts = [
+            weight * self._sums_at(place, rows, bound)
+            for weight, place, bound in self._state.asked
+        ]
+        return np.sum(parts, axis=0)
 
     def _sums_at(
         self, place: ByStatistic, rows: Sequence[Rows], bound: Bound | None = None
