@@ -119,6 +119,19 @@ class Coordinates:
             parts.append(block.ravel())
         return np.concatenate(parts)
 
+    def inside(self, vector: Vector, margins: Vector) -> Vector:
+        """The same but for sums of one sign, which are this far from zero at least."""
+        lower, upper = np.full(len(vector), -np.inf), np.full(len(vector), np.inf)
+        start = 0
+        for statistic in self.statistics:
+            end = start + self._size(statistic)
+            if statistic.lower >= 0.0:
+                lower[start:end] = margins[start:end]
+            elif statistic.upper <= 0.0:
+                upper[start:end] = -margins[start:end]
+            start = end
+        return np.clip(vector, lower, upper)
+
     def blocks_of_stddevs(self, vector: Vector) -> NewSums:
         """The opposite of `stddevs`."""
         weights = self.vector({s.name: np.ones(s.block_shape) for s in self.statistics})
@@ -127,6 +140,10 @@ class Coordinates:
 
 class Answers(Protocol):
     """How the globals answer to sums, and rows to the globals."""
+
+    def inside(self, sums: Vector, margins: Vector) -> Vector:
+        """See `Coordinates.inside`."""
+        ...
 
     def natural(self, sums: Vector) -> Vector | None:
         """n̄ in the coordinates of the sums; None if there is no posterior."""
@@ -202,7 +219,8 @@ def observed(
         return None
     return Observed(
         sums=now,
-        stddev=slopes.stddev_of_sums(total),
+        # What rows answer never takes noise away.
+        stddev=np.maximum(slopes.stddev_of_sums(total), stddev),
         stddev_of_rows=slopes.stddev_of_sums(of_rows),
         missing=float(np.max(slopes.kappa, initial=0.0)),
         left=_largest(left, slopes.of_natural + total),
@@ -228,8 +246,10 @@ class _Correction(NamedTuple):
 def _correct(
     sums: Vector, now: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
 ) -> _Correction | None:
-    rows = answers.rows(now)
-    slopes = None if rows is None else _slopes(now, stddev, depends, rows, answers)
+    # Counts that noise has taken below zero count nothing: there no slope is seen.
+    near = answers.inside(now, stddev)
+    rows = answers.rows(near)
+    slopes = None if rows is None else _slopes(near, stddev, depends, rows, answers)
     if slopes is None:
         return None
     early = answers.sums(None, rows)

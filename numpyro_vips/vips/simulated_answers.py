@@ -64,6 +64,10 @@ class SimulatedAnswers:
         blocks = self._coordinates.blocks(vector)
         return self._sums._replace(statistics={**self._sums.statistics, **blocks})
 
+    def inside(self, sums: Vector, margins: Vector) -> Vector:
+        """See `missing_information.Coordinates.inside`."""
+        return self._coordinates.inside(sums, margins)
+
     def natural(self, sums: Vector) -> Vector | None:
         """See `missing_information.Answers`; about the same points as the sums."""
         moments = self._globals.solve(self._state, self._with(sums), 0.0).moments

@@ -172,6 +172,9 @@ class Linear:
     def __init__(self, of_natural: np.ndarray, missing: np.ndarray, asked: np.ndarray):
         self.of_natural, self.missing, self.asked = of_natural, missing, asked
 
+    def inside(self, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
+        return sums
+
     def natural(self, sums: np.ndarray) -> np.ndarray:
         return self.of_natural @ sums
 
@@ -217,6 +220,7 @@ def test_linear_answers_are_solved_exactly() -> None:
             (found.stddev_of_rows, of_rows - answers.of_natural),
         ):
             made = answers.of_natural**2 @ given**2
+            assert (given is not found.stddev) or (given >= stddev).all()
             assert np.mean(made / np.diagonal(wanted)) == pytest.approx(1.0, abs=0.3)
 
 
@@ -248,6 +252,16 @@ def test_coordinates_are_those_of_the_noise() -> None:
     again = coordinates.blocks_of_stddevs(stddevs)
     np.testing.assert_allclose(again["x"], 2.0)
     np.testing.assert_allclose(again["xx"], np.abs(blocks["xx"]))
+
+
+def test_counts_below_zero_are_looked_at_inside() -> None:
+    count = Statistic(
+        name="n", atoms=(), shape=(3,), release="adaptive", matrix=None, lower=0.0
+    )
+    other = Statistic(name="x", atoms=(), shape=(1,), release="adaptive", matrix=None)
+    vector = np.array([-3.0, 0.5, 7.0, -3.0])
+    found = Coordinates([count, other]).inside(vector, np.full(4, 2.0))
+    np.testing.assert_array_equal(found, [2.0, 2.0, 7.0, -3.0])
 
 
 def test_places_keep_their_weights() -> None:
