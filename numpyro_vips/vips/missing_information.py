@@ -50,7 +50,7 @@ _STEP_OF_GLOBALS = 0.5
 # Directions of the globals with less of the variance are left out: shares that add up
 # to one have such a direction, in which no row can move them.
 _LEAST_VARIANCE = 1e-3
-# How much the variances that sums are given are held to those of the coordinates.
+# How much the variances that sums are given are held to their own.
 _HELD = 0.1
 
 
@@ -220,8 +220,12 @@ def observed(
     return Observed(
         sums=now,
         # What rows answer never takes noise away.
-        stddev=np.maximum(slopes.stddev_of_sums(total), stddev),
-        stddev_of_rows=slopes.stddev_of_sums(of_rows),
+        stddev=np.maximum(
+            slopes.stddev_of_sums(total, slopes.variances_of_sums(stddev)), stddev
+        ),
+        stddev_of_rows=slopes.stddev_of_sums(
+            of_rows, slopes.variances_of_sums(np.zeros_like(stddev))
+        ),
         missing=float(np.max(slopes.kappa, initial=0.0)),
         left=_largest(left, slopes.of_natural + total),
     )
@@ -318,27 +322,33 @@ class _Slopes:
         gained = self._root * (self._known / (1.0 - self._known))
         return gained @ self._root.T
 
-    def stddev_of_sums(self, covariance: np.ndarray) -> Vector:
+    def variances_of_sums(self, stddev: Vector) -> Vector:
+        """What sums vary by in both ways, not counting that they vary together."""
+        gain = 1.0 / (1.0 - self._known)
+        grown = np.eye(len(stddev)) + (self._answered * gain) @ self._root.T
+        of_noise = np.square(grown * stddev).sum(1)
+        share = np.divide(gain, self._known, out=np.zeros_like(gain), where=gain > 1.0)
+        return of_noise + (np.square(self._answered) * share).sum(1)
+
+    def stddev_of_sums(self, covariance: np.ndarray, variances: Vector) -> Vector:
         """Independent noise in the sums that gives n̄ the variances of a covariance.
 
-        The families read noise as independent. Where several choices give the same
-        variances, all standard deviations are near those of a common scale.
+        The families read noise as independent.
+
+        Args:
+          covariance: That of n̄.
+          variances: Those of the sums, which are kept as far as that leaves a choice.
         """
         wanted = np.diagonal(covariance)
-        known = wanted > 0
-        if not known.any():
-            return np.zeros_like(wanted)
-        slopes = np.square(self.of_natural[known]) / wanted[known, None]
-        # One number for all, in units in which each moves n̄ as much as the others.
-        units = 1.0 / np.maximum(slopes.max(0), np.finfo(float).tiny)
-        slopes = slopes * units
-        common = slopes.sum() / np.square(slopes.sum(1)).sum()
-        held = _HELD * np.eye(len(wanted))
-        found, _ = optimize.nnls(
-            np.concatenate([slopes, held / common]),
-            np.concatenate([np.ones(known.sum()), np.full(len(wanted), _HELD)]),
-        )
-        return np.sqrt(found * units)
+        known, varying = wanted > 0, variances > 0
+        slopes = np.square(self.of_natural) * variances
+        slopes = slopes[np.ix_(known, varying)] / wanted[known, None]
+        held = _HELD * np.eye(int(varying.sum()))
+        targets = np.concatenate([np.ones(known.sum()), _HELD * np.ones(len(held))])
+        found = np.zeros_like(variances)
+        if varying.any():
+            found[varying], _ = optimize.nnls(np.concatenate([slopes, held]), targets)
+        return np.sqrt(found * variances)
 
 
 def _slopes(

@@ -98,7 +98,8 @@ def as_arrays(
     arrays: Mapping[str, Mapping[str, Float[Array | np.ndarray, "..."]]],
 ) -> NewMomentsByFactor:
     """JAX's arrays, in the precision in which programs of rows run."""
-    return jax.tree.map(jnp.asarray, arrays)
+    with np.errstate(over="ignore"):
+        return jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), arrays)
 
 
 def as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:

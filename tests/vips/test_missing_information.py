@@ -62,6 +62,9 @@ def fitted(model: Any, y: np.ndarray, epsilon: float = 1e5) -> nv.PrivateVIResul
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        # Nothing overflows or loses its precision on the way, in a rehearsal neither.
+        warnings.filterwarnings("error", category=RuntimeWarning)
+        warnings.filterwarnings("error", message="Explicitly requested dtype")
         return vi.run(jax.random.key(0), len(y), y)
 
 
