@@ -43,9 +43,9 @@ _STILL = 0.1
 _MOST_CORRECTED = 0.9
 _MOST_MISSING = 0.999
 # Steps of the differences that slopes are taken of: in the sums, in standard deviations
-# of the noise and as a share of them; and in the globals, in standard deviations.
+# of the noise and as a share of their size; and in the globals, in standard deviations.
 _STEP_OF_SUMS = 0.3
-_LEAST_STEP_OF_SUMS = 1e-6
+_LEAST_STEP_OF_SUMS = 1e-4
 _STEP_OF_GLOBALS = 0.5
 # Directions of the globals with less of the variance are left out: shares that add up
 # to one have such a direction, in which no row can move them.
@@ -132,6 +132,14 @@ class Coordinates:
             start = end
         return np.clip(vector, lower, upper)
 
+    def sizes(self, vector: Vector) -> Vector:
+        """The root mean square of each block, for its coordinates."""
+        found = {
+            name: np.full(block.shape, np.sqrt(np.mean(np.square(block))))
+            for name, block in self.blocks(vector).items()
+        }
+        return self.stddevs(found)
+
     def blocks_of_stddevs(self, vector: Vector) -> NewSums:
         """The opposite of `stddevs`."""
         weights = self.vector({s.name: np.ones(s.block_shape) for s in self.statistics})
@@ -143,6 +151,10 @@ class Answers(Protocol):
 
     def inside(self, sums: Vector, margins: Vector) -> Vector:
         """See `Coordinates.inside`."""
+        ...
+
+    def sizes(self, sums: Vector) -> Vector:
+        """See `Coordinates.sizes`."""
         ...
 
     def natural(self, sums: Vector) -> Vector | None:
@@ -355,7 +367,9 @@ def _slopes(
     sums: Vector, stddev: Vector, depends: np.ndarray, rows: Any, answers: Answers
 ) -> _Slopes | None:
     """Central differences; None if some sums nearby have no posterior."""
-    steps = np.maximum(_STEP_OF_SUMS * stddev, _LEAST_STEP_OF_SUMS * np.abs(sums))
+    steps = np.maximum(
+        _STEP_OF_SUMS * stddev, _LEAST_STEP_OF_SUMS * answers.sizes(sums)
+    )
     of_natural = np.zeros((len(sums), len(sums)))
     for number in np.flatnonzero(steps):
         there = np.zeros_like(sums)

@@ -59,28 +59,27 @@ class Reading:
         self.program = on_rows.program
         # Of the last state that was asked for, as a posterior and what is known of it
         # both need it.
-        self._last: (
-            tuple[VipsState, tuple[Unclipped | None, ObservedSums | None]] | None
-        ) = None
+        self._last: tuple[VipsState, tuple[Unclipped, ObservedSums | None]] | None = (
+            None
+        )
 
-    def sums_of(self, state: VipsState) -> tuple[Unclipped | None, ObservedSums | None]:
+    def sums_of(self, state: VipsState) -> tuple[Unclipped, ObservedSums | None]:
         """The sums without clipping, and as rows know them; None where not known."""
         if self._last is None or self._last[0] is not state:
             sums = self._sums_without_clipping(state)
-            seen = None if sums is None else self._as_observed(state, sums)
-            self._last = state, (sums, seen)
+            self._last = state, (sums, self._as_observed(state, sums))
         return self._last[1]
 
-    def _sums_without_clipping(self, state: VipsState) -> Unclipped | None:
-        """The sums that the posterior is read off; None if there is no noise.
+    def _sums_without_clipping(self, state: VipsState) -> Unclipped:
+        """The sums that the posterior is read off.
 
         Rows are asked at the globals that the statistics have as they are, so that
         noise is not made up for twice. Factors that take Newton steps are asked
         elsewhere anyway, and the state has their natural parameters in this sense.
         """
-        if not is_noisy(state.noise_stddev):
-            return None
         sums = Unclipped(state.statistics, state.noise_stddev)
+        if not is_noisy(state.noise_stddev):
+            return sums
         return self._without_clipping(state) or sums
 
     def _as_observed(self, state: VipsState, sums: Unclipped) -> ObservedSums | None:
@@ -184,8 +183,11 @@ class Reading:
     def posterior(self, state: VipsState) -> ConjugatePosterior:
         """The posterior of the global latents, parameters alone."""
         sums, seen = self.sums_of(state)
-        if sums is None:
-            return self._globals.posterior_of(state.natural)
+        if not is_noisy(state.noise_stddev):
+            natural = state.natural
+            if seen is not None:
+                natural = self._globals.natural_of(state, seen.with_noise)
+            return self._globals.posterior_of(natural)
         alone, noise_read = sums, 0.0
         if seen is not None:
             sums, alone, noise_read = seen.with_noise, seen.without_noise, 1.0

@@ -68,6 +68,10 @@ class SimulatedAnswers:
         """See `missing_information.Coordinates.inside`."""
         return self._coordinates.inside(sums, margins)
 
+    def sizes(self, sums: Vector) -> Vector:
+        """See `missing_information.Coordinates.sizes`."""
+        return self._coordinates.sizes(sums)
+
     def natural(self, sums: Vector) -> Vector | None:
         """See `missing_information.Answers`; about the same points as the sums."""
         moments = self._globals.solve(self._state, self._with(sums), 0.0).moments

@@ -178,6 +178,9 @@ class Linear:
     def inside(self, sums: np.ndarray, margins: np.ndarray) -> np.ndarray:
         return sums
 
+    def sizes(self, sums: np.ndarray) -> np.ndarray:
+        return np.abs(sums)
+
     def natural(self, sums: np.ndarray) -> np.ndarray:
         return self.of_natural @ sums
 
