@@ -380,6 +380,8 @@ class PrivateVI:
                     so_far = result_of(state, progress)
                     if not so_far.posterior.problems():
                         self.callback(number, so_far)
+        if not self.schedule_options.private:
+            state = engine.informed(state, prepared.arguments)
         result = result_of(state, progress)
         problems = result.posterior.problems()
         if problems:

@@ -678,6 +678,10 @@ class DpviEngine:
         """The first; there are no others."""
         return states[0]
 
+    def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
+        """The same: the guide is fitted to its own width."""
+        return state
+
     # --- the model's density, for posteriors that others have found -------------------
 
     @property

@@ -196,6 +196,10 @@ class Engine(Protocol):
         """The best of some states that starts without noise have led to."""
         ...
 
+    def informed(self, state: Any, arguments: ModelArguments) -> Any:
+        """The last state of a fit without noise, with what intervals need of rows."""
+        ...
+
     def diagnostics(self, state: Any) -> Mapping[str, Any]:
         """What is known of how good the posterior is, JSON-able.
 

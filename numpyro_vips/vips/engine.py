@@ -615,6 +615,25 @@ class VipsEngine:
             bounds=tuple(bounds[i] for i in order), as_good=tuple(sorted(elsewhere))
         )
 
+    def informed(self, state: VipsState, arguments: ModelArguments) -> VipsState:
+        """The state with the observed information of logistic likelihoods.
+
+        The quadratic bound is steeper than the likelihood, at the optimum too. Under
+        noise the information is released instead (Louis, 1982); here all rows are asked
+        for it, so this is for fits without privacy.
+        """
+        if not self._roles.residuals or not state.natural:
+            return state
+        found = self.on_rows.information(state, arguments)
+        sums = Unclipped({**state.statistics, **found}, state.noise_stddev)
+        targets = self.on_globals.newton_targets(sums, state.moments, state.centre)
+        natural = dict(state.natural)
+        for name, target in targets.items():
+            precision = np.linalg.inv(target.covariance)
+            linear = np.einsum("...ij,...j->...i", precision, state.moments[name]["x"])
+            natural[name] = {"x": linear, "xx": -0.5 * precision}
+        return state._replace(natural=natural)
+
     def _bound(self, state: VipsState, arguments: ModelArguments) -> float:
         """The evidence bound of all rows; that of rows that do not count is none."""
         of_rows = self.on_rows.evidence_bound(state.expected_natural, arguments)

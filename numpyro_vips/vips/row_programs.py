@@ -1,6 +1,7 @@
 """The programs that see rows: clipped sums, norms and evidence bounds."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,11 @@ from jaxtyping import Array, Bool, Float, Float64
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, counts_of_parts
+from numpyro_vips.jax_tools.row_sums import (
+    DIAGNOSTICS,
+    counts_of_parts,
+    equal_chunks,
+)
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
@@ -29,6 +34,9 @@ from numpyro_vips.vips.named_arrays import (
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
+
+# Rows that are worked on at a time at most.
+_CHUNK = 4096
 
 
 class RowPrograms:
@@ -183,6 +191,29 @@ class RowPrograms:
             return counts_of_parts(norms, mask, parts, edges)
 
         return jit_ahead(counts, static_argnums=4)
+
+    def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
+        """The sums of what tells the information, of all rows as they are.
+
+        For fits without privacy. See `bounded_sum` for what is asked for.
+        """
+        count = arguments.num_rows
+        _, size = equal_chunks(count, _CHUNK)
+        names = sorted(self.program.refreshed)
+        total: NewSums = {
+            name: np.zeros(state.statistics[name].shape) for name in names
+        }
+        with arguments.chunks(range(count), size) as chunks:
+            for chunk in chunks:
+                found = self.sum_of_rows(
+                    state,
+                    chunk.rows(),
+                    chunk.mask,
+                    scales=dict.fromkeys(names, 1.0),
+                    clipping_norm=math.inf,
+                )
+                total = {name: total[name] + found[name] for name in names}
+        return total
 
     def evidence_bound(
         self, expected_natural: ByStatistic, arguments: ModelArguments

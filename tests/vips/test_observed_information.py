@@ -1,0 +1,53 @@
+"""Without noise, logistic likelihoods have the width of their observed information."""
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+
+ROWS = 400
+
+
+def plain(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def successes(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Binomial(5, logits=X @ w), obs=y)
+
+
+@pytest.mark.parametrize(("model", "trials"), [(plain, 1), (successes, 5)])
+def test_the_width_is_that_of_the_likelihood(model, trials) -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(ROWS, 3)).astype(np.float32)
+    truth = np.array([1.5, -1.0, 0.3])
+    shares = 1.0 / (1.0 + np.exp(-X @ truth))
+    y = rng.binomial(trials, shares).astype(np.int32)
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(math.inf),
+        engine="vips",
+        progress_bar=False,
+    )
+    result = vi.run(jax.random.key(0), X, y)
+    found = result.posterior.moments()["w"]
+    shares = 1.0 / (1.0 + np.exp(-X @ found.mean))
+    weights = trials * shares * (1.0 - shares)
+    information = (X * weights[:, None]).T @ X + np.eye(3) / 4.0
+    wanted = np.sqrt(np.diagonal(np.linalg.inv(information)))
+    np.testing.assert_allclose(found.stddev, wanted, rtol=0.03)
+    # The mean is where it was: the gradient of the log posterior is about zero there.
+    gradient = X.T @ (y - trials * shares) - found.mean / 4.0
+    assert np.abs(gradient / np.sqrt(np.diagonal(information))).max() < 0.2
+    draws = np.asarray(result.sample_posterior(jax.random.key(1), (4000,))["w"])
+    np.testing.assert_allclose(draws.std(0), wanted, rtol=0.08)
