@@ -21,6 +21,7 @@ information that the model expects. Nothing here reads a row, and all of it is m
 released numbers.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -35,8 +36,12 @@ Vector = Float64[np.ndarray, " coordinates"]
 
 # Rounds at most of simulating rows, and of correcting the sums by what they say; and
 # how small, in standard deviations of n̄, the last correction is.
-_ROUNDS = 3
+_ROUNDS = 6
 _STILL = 0.1
+# How much of the correction before it one may be, if it is of more standard deviations
+# than this.
+_LEAST_GAIN = 0.6
+_SMALL = 3.0
 # The share of its information that a direction lacks at most, as far as sums are
 # corrected, and as far as the posterior is widened: a correction is as noisy as it is
 # long, and the linear answer that it goes by does not hold far from the sums.
@@ -211,20 +216,24 @@ def observed(
       start: Sums that are nearer to the truth, if there are such.
 
     Returns:
-      None if some sums on the way have no posterior.
+      None if some sums on the way have no posterior, or if corrections lead nowhere:
+      components of a mixture that are not all there, for instance, part on other ways
+      than rows of such a mixture say.
     """
     if not depends.any():
         return None
-    now, found = sums if start is None else start, None
+    now, rounds = sums if start is None else start, list[_Correction]()
     for _ in range(_ROUNDS):
         found = _correct(sums, now, stddev, depends, answers)
         if found is None:
             return None
+        rounds.append(found)
         now = found.sums
-        if found.corrected < _STILL:
+        if found.corrected < _STILL or _goes_astray(rounds):
             break
-    assert found is not None
-    slopes, left = found.slopes, found.left
+    if _goes_astray(rounds):
+        return None
+    slopes, left = rounds[-1].slopes, rounds[-1].left
     of_rows = slopes.covariance_of_rows()
     total = of_rows + slopes.covariance_of_noise(stddev) + np.outer(left, left)
     if not np.isfinite(total).all():
@@ -259,6 +268,15 @@ class _Correction(NamedTuple):
     left: Vector
 
 
+def _goes_astray(rounds: Sequence[_Correction]) -> bool:
+    """Whether corrections do not become smaller from round to round."""
+    sizes = [found.corrected for found in rounds]
+    return any(
+        later > max(_SMALL, _LEAST_GAIN * former)
+        for former, later in itertools.pairwise(sizes)
+    )
+
+
 def _correct(
     sums: Vector, now: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
 ) -> _Correction | None:
@@ -280,10 +298,11 @@ def _correct(
     if answers.natural(corrected) is None:
         return None
     covariance = slopes.covariance_of_rows() + slopes.covariance_of_noise(stddev)
+    covariance += slopes.of_natural
     return _Correction(
         sums=corrected,
         slopes=slopes,
-        corrected=_largest(slopes.carried(error), slopes.of_natural + covariance),
+        corrected=_largest(slopes.carried(error), covariance),
         left=slopes.carried(error_of(corrected)),
     )
 
