@@ -56,6 +56,15 @@ def x64() -> Iterator[None]:
 
 
 @pytest.fixture
+def coordinate_ascent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Posteriors as coordinate ascent leaves them, without what widens them then."""
+    reading = "numpyro_vips.vips.reading._MOST_MISSING_WITHOUT_NOISE"
+    monkeypatch.setattr(reading, -1.0)
+    engine = "numpyro_vips.vips.engine.VipsEngine.informed"
+    monkeypatch.setattr(engine, lambda self, state, arguments: state)
+
+
+@pytest.fixture
 def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests of many fits, of which a third or more is to look at the prior.
 

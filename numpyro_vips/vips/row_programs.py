@@ -212,7 +212,7 @@ class RowPrograms:
                     scales=dict.fromkeys(names, 1.0),
                     clipping_norm=math.inf,
                 )
-                total = {name: total[name] + found[name] for name in names}
+                total = {name: np.asarray(total[name] + found[name]) for name in names}
         return total
 
     def evidence_bound(

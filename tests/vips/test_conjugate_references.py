@@ -32,7 +32,7 @@ from numpyro_vips.vips.state import VipsState
 SWEEPS = 6
 LOCAL_SWEEPS = 300
 Params = dict[str, np.ndarray]
-pytestmark = pytest.mark.usefixtures("x64")
+pytestmark = pytest.mark.usefixtures("x64", "coordinate_ascent")
 
 
 def batch_of(fn: Callable[..., None], rows: Rows) -> FullBatch:

@@ -309,7 +309,7 @@ ASCENTS = {
 }
 
 
-@pytest.mark.usefixtures("x64")
+@pytest.mark.usefixtures("x64", "coordinate_ascent")
 @pytest.mark.parametrize(
     "name", some_fast(ASCENTS, ("logistic_gamma", "regression_ard"))
 )

@@ -235,6 +235,25 @@ def test_sums_that_depend_on_nothing_are_as_they_are() -> None:
     assert observed(np.ones(3), np.ones(3), np.zeros(3, bool), answers) is None
 
 
+class Astray(Linear):
+    """What rows answered in the steps changes with where they are simulated."""
+
+    def rows(self, sums: np.ndarray) -> Any:
+        return sums
+
+    def sums(self, sums: np.ndarray | None, rows: Any) -> np.ndarray:
+        found = super().sums(sums, rows)
+        return found + 4.0 * rows if sums is None else found
+
+
+def test_corrections_that_lead_nowhere_are_not_made() -> None:
+    linear = random_answers(np.random.default_rng(0), 3)
+    answers = Astray(linear.of_natural, linear.missing, linear.asked)
+    size = np.sqrt(np.diagonal(np.linalg.inv(linear.of_natural)))
+    assert observed(9.0 * size, size, np.ones(3, bool), linear) is not None
+    assert observed(9.0 * size, size, np.ones(3, bool), answers) is None
+
+
 def test_coordinates_are_those_of_the_noise() -> None:
     plain = Statistic(name="x", atoms=(), shape=(2,), release="adaptive", matrix=None)
     square = Statistic(

@@ -94,6 +94,7 @@ def bound_of(result: Any) -> float:
     return float(of_rows - share - jnp.sum(chance))
 
 
+@pytest.mark.usefixtures("coordinate_ascent")
 def test_the_best_of_several_starts_is_taken() -> None:
     result = fit(classes, rows=ANSWERS)
     bounds = result.diagnostics["evidence_bounds"]
