@@ -21,6 +21,7 @@ information that the model expects. Nothing here reads a row, and all of it is m
 released numbers.
 """
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -247,7 +248,7 @@ def observed(
         stddev_of_rows=slopes.stddev_of_sums(
             of_rows, slopes.variances_of_sums(np.zeros_like(stddev))
         ),
-        missing=float(np.max(slopes.kappa, initial=0.0)),
+        missing=float(np.clip(np.max(slopes.kappa, initial=0.0), 0.0, 1.0)),
         left=_largest(left, slopes.of_natural + total),
     )
 
@@ -295,7 +296,7 @@ def _correct(
 
     error = error_of(now)
     corrected = now + slopes.grown(error)
-    if answers.natural(corrected) is None:
+    if not np.isfinite(corrected).all() or answers.natural(corrected) is None:
         return None
     covariance = slopes.covariance_of_rows() + slopes.covariance_of_noise(stddev)
     covariance += slopes.of_natural
@@ -372,12 +373,15 @@ class _Slopes:
         """
         wanted = np.diagonal(covariance)
         known, varying = wanted > 0, variances > 0
+        if not varying.any():
+            return np.zeros_like(variances)
         slopes = np.square(self.of_natural) * variances
         slopes = slopes[np.ix_(known, varying)] / wanted[known, None]
         held = _HELD * np.eye(int(varying.sum()))
         targets = np.concatenate([np.ones(known.sum()), _HELD * np.ones(len(held))])
-        found = np.zeros_like(variances)
-        if varying.any():
+        found = np.where(varying, 1.0, 0.0)
+        # Their own variances will do, if none better are found.
+        with contextlib.suppress(RuntimeError):
             found[varying], _ = optimize.nnls(np.concatenate([slopes, held]), targets)
         return np.sqrt(found * variances)
 
@@ -385,7 +389,7 @@ class _Slopes:
 def _slopes(
     sums: Vector, stddev: Vector, depends: np.ndarray, rows: Any, answers: Answers
 ) -> _Slopes | None:
-    """Central differences; None if some sums nearby have no posterior."""
+    """Central differences; None if sums nearby have no posterior, or rows no answer."""
     steps = np.maximum(
         _STEP_OF_SUMS * stddev, _LEAST_STEP_OF_SUMS * answers.sizes(sums)
     )
@@ -415,4 +419,6 @@ def _slopes(
             return None
         change = answers.sums(sums + there, rows) - answers.sums(sums - there, rows)
         answered[:, number] = np.where(depends, change / (2.0 * _STEP_OF_GLOBALS), 0.0)
+    if not np.isfinite(answered).all():
+        return None
     return _Slopes(of_natural, root, answered)

@@ -254,6 +254,18 @@ def test_corrections_that_lead_nowhere_are_not_made() -> None:
     assert observed(9.0 * size, size, np.ones(3, bool), answers) is None
 
 
+def test_rows_without_an_answer_change_nothing() -> None:
+    class Silent(Linear):
+        """Rows whose sums are not finite."""
+
+        def sums(self, sums: np.ndarray | None, rows: Any) -> np.ndarray:
+            return super().sums(sums, rows) + np.nan
+
+    linear = random_answers(np.random.default_rng(0), 3)
+    answers = Silent(linear.of_natural, linear.missing, linear.asked)
+    assert observed(np.ones(3), np.ones(3), np.ones(3, bool), answers) is None
+
+
 def test_coordinates_are_those_of_the_noise() -> None:
     plain = Statistic(name="x", atoms=(), shape=(2,), release="adaptive", matrix=None)
     square = Statistic(
