@@ -389,7 +389,7 @@ class _Slopes:
 def _slopes(
     sums: Vector, stddev: Vector, depends: np.ndarray, rows: Any, answers: Answers
 ) -> _Slopes | None:
-    """Central differences; None if sums nearby have no posterior, or rows no answer."""
+    """Central differences; None without a posterior nearby, or an answer of rows."""
     steps = np.maximum(
         _STEP_OF_SUMS * stddev, _LEAST_STEP_OF_SUMS * answers.sizes(sums)
     )

@@ -10,8 +10,10 @@ from numpyro_vips.vips.column_units import columns_with_squares
 from numpyro_vips.vips.missing_information import Coordinates
 from numpyro_vips.vips.program import ConjugateProgram
 
-# Numbers in the statistics beyond which what rows leave open is not worked out.
+# Numbers in the statistics, and that times numbers in a row, beyond which it is not worked
+# out what rows leave open: thousands of simulated rows are asked twice for each number.
 _MOST_COORDINATES = 200
+_MOST_WORK = 4000
 
 
 def block_of(
@@ -61,6 +63,8 @@ class StatisticRoles:
         self, program: ConjugateProgram, *, release_once: bool, has_norms: bool
     ):
         self._structure = program.structure
+        shapes = program.graph.arguments.row_shapes().values()
+        self._numbers_in_a_row = sum(math.prod(row.shape) for row in shapes)
         self._release_once = release_once
         # Norms that the caller gave are those of statistics as they are.
         self.squares = {} if has_norms else columns_with_squares(program)
@@ -188,11 +192,13 @@ class StatisticRoles:
         Newton steps have a curvature for that.
         """
         statistics = [s for s in self.statistics if s.release != "public"]
+        number = len(Coordinates(statistics))
         if (
             self._structure.centred
             or self.squares
             or any(s.diagonal is not None for s in statistics)
-            or len(Coordinates(statistics)) > _MOST_COORDINATES
+            or number > _MOST_COORDINATES
+            or number * self._numbers_in_a_row > _MOST_WORK
         ):
             return frozenset()
         return self.adaptive
