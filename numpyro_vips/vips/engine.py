@@ -681,7 +681,8 @@ class VipsEngine:
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
         # The posterior allows for what is left of early steps, where that is known.
-        moving, converged = [] if seen else self._moving(state), is_still
+        is_corrected = seen is not None and seen.left is not None
+        moving, converged = [] if is_corrected else self._moving(state), is_still
         if is_noisy(state.noise_stddev):
             converged = False if moving else None
         found = {

@@ -38,16 +38,19 @@ Vector = Float64[np.ndarray, " coordinates"]
 # Rounds at most of simulating rows, and of correcting the sums by what they say; and
 # how small, in standard deviations of n̄, the last correction is.
 _ROUNDS = 6
-_STILL = 0.1
+_STILL = 0.25
 # How much of the correction before it one may be, if it is of more standard deviations
 # than this.
-_LEAST_GAIN = 0.6
+_LEAST_GAIN = 0.9
 _SMALL = 3.0
 # The share of its information that a direction lacks at most, as far as sums are
 # corrected, and as far as the posterior is widened: a correction is as noisy as it is
 # long, and the linear answer that it goes by does not hold far from the sums.
 _MOST_CORRECTED = 0.9
 _MOST_MISSING = 0.999
+# As far as it is widened where corrections lead nowhere. A product of factors that is
+# as wide as their labels are open predicts rows no better than the prior.
+_MOST_MISSING_ASTRAY = 0.5
 # Steps of the differences that slopes are taken of: in the sums, in standard deviations
 # of the noise and as a share of their size; and in the globals, in standard deviations.
 _STEP_OF_SUMS = 0.3
@@ -190,14 +193,15 @@ class Observed(NamedTuple):
       stddev: What they are uncertain by, beside what complete statistics leave open.
       stddev_of_rows: What is left of it without noise.
       missing: The largest share of the information in a direction that is missing.
-      left: What is left of those errors, as the largest in standard deviations of n̄.
+      left: What is left of those errors, as the largest in standard deviations of n̄;
+        None if nothing was corrected.
     """
 
     sums: Vector
     stddev: Vector
     stddev_of_rows: Vector
     missing: float
-    left: float
+    left: float | None
 
 
 def observed(
@@ -217,13 +221,14 @@ def observed(
       start: Sums that are nearer to the truth, if there are such.
 
     Returns:
-      None if some sums on the way have no posterior, or if corrections lead nowhere:
-      components of a mixture that are not all there, for instance, part on other ways
-      than rows of such a mixture say.
+      None if some sums on the way have no posterior. Where corrections lead nowhere,
+      none are made: components of a mixture that are not all there, for instance, part
+      on other ways than rows of such a mixture say.
     """
     if not depends.any():
         return None
-    now, rounds = sums if start is None else start, list[_Correction]()
+    start = sums if start is None else start
+    now, rounds = start, list[_Correction]()
     for _ in range(_ROUNDS):
         found = _correct(sums, now, stddev, depends, answers)
         if found is None:
@@ -232,9 +237,11 @@ def observed(
         now = found.sums
         if found.corrected < _STILL or _goes_astray(rounds):
             break
-    if _goes_astray(rounds):
-        return None
+    astray = _goes_astray(rounds)
     slopes, left = rounds[-1].slopes, rounds[-1].left
+    if astray:
+        now, slopes, left = start, rounds[0].slopes, np.zeros_like(left)
+        slopes.most_missing = _MOST_MISSING_ASTRAY
     of_rows = slopes.covariance_of_rows()
     total = of_rows + slopes.covariance_of_noise(stddev) + np.outer(left, left)
     if not np.isfinite(total).all():
@@ -249,7 +256,7 @@ def observed(
             of_rows, slopes.variances_of_sums(np.zeros_like(stddev))
         ),
         missing=float(np.clip(np.max(slopes.kappa, initial=0.0), 0.0, 1.0)),
-        left=_largest(left, slopes.of_natural + total),
+        left=None if astray else _largest(left, slopes.of_natural + total),
     )
 
 
@@ -322,10 +329,15 @@ class _Slopes:
       of_natural: G.
       root: Its columns r give G = Σ r rᵀ.
       answered: A column K r for each of these.
+
+    Attributes:
+      kappa: See the module.
+      most_missing: What larger ones are taken for, as far as widths go.
     """
 
     def __init__(self, of_natural: np.ndarray, root: np.ndarray, answered: np.ndarray):
         self.of_natural = of_natural
+        self.most_missing = _MOST_MISSING
         both = root.T @ answered
         self.kappa, vectors = np.linalg.eigh((both + both.T) / 2.0)
         self._root, self._answered = root @ vectors, answered @ vectors
@@ -337,7 +349,7 @@ class _Slopes:
 
     @property
     def _known(self) -> Float64[np.ndarray, " directions"]:
-        return np.clip(self.kappa, 0.0, _MOST_MISSING)
+        return np.clip(self.kappa, 0.0, self.most_missing)
 
     def carried(self, error: Vector) -> Vector:
         """What n̄ is off by, if the sums have this error before rows answer to it."""

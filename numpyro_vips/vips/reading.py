@@ -46,7 +46,7 @@ class ObservedSums(NamedTuple):
     with_noise: Unclipped
     without_noise: Unclipped
     missing: float
-    left: float
+    left: float | None
 
 
 class Reading:

@@ -10,7 +10,7 @@ from numpyro_vips.vips.column_units import columns_with_squares
 from numpyro_vips.vips.missing_information import Coordinates
 from numpyro_vips.vips.program import ConjugateProgram
 
-# Numbers in the statistics, and that times numbers in a row, beyond which it is not worked
+# Numbers in the statistics, and that times numbers in a row, beyond which nobody works
 # out what rows leave open: thousands of simulated rows are asked twice for each number.
 _MOST_COORDINATES = 200
 _MOST_WORK = 4000

@@ -218,7 +218,7 @@ def test_linear_answers_are_solved_exactly() -> None:
         grown = np.linalg.inv(np.eye(6) - returns)
         of_rows = answers.of_natural @ grown
         of_noise = (of_rows * stddev**2) @ of_rows.T
-        assert found.left < 1e-6
+        assert found.left is not None and found.left < 1e-6
         assert found.missing == pytest.approx(np.linalg.eigvals(returns).real.max())
         # Independent noise in the sums makes the widths, as far as it can.
         for given, wanted in (
@@ -250,8 +250,14 @@ def test_corrections_that_lead_nowhere_are_not_made() -> None:
     linear = random_answers(np.random.default_rng(0), 3)
     answers = Astray(linear.of_natural, linear.missing, linear.asked)
     size = np.sqrt(np.diagonal(np.linalg.inv(linear.of_natural)))
-    assert observed(9.0 * size, size, np.ones(3, bool), linear) is not None
-    assert observed(9.0 * size, size, np.ones(3, bool), answers) is None
+    right = observed(9.0 * size, size, np.ones(3, bool), linear)
+    found = observed(9.0 * size, size, np.ones(3, bool), answers)
+    assert right is not None and right.left is not None and right.left < 1e-6
+    assert found is not None and found.left is None
+    np.testing.assert_array_equal(found.sums, 9.0 * size)
+    # What rows leave open is width all the same, as far as at most half is missing.
+    assert (found.stddev >= size).all() and (found.stddev_of_rows > 0).any()
+    assert found.stddev.sum() < right.stddev.sum()
 
 
 def test_rows_without_an_answer_change_nothing() -> None:
