@@ -22,7 +22,6 @@ released numbers.
 """
 
 import contextlib
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -37,12 +36,12 @@ Vector = Float64[np.ndarray, " coordinates"]
 
 # Rounds at most of simulating rows, and of correcting the sums by what they say; and
 # how small, in standard deviations of n̄, the last correction is.
-_ROUNDS = 6
+_ROUNDS = 8
 _STILL = 0.25
-# How much of the correction before it one may be, if it is of more standard deviations
-# than this.
-_LEAST_GAIN = 0.9
+# How many standard deviations the last correction may be, and how often the first one
+# any other: rounds that lead to the end may start with a wrong turn.
 _SMALL = 3.0
+_MOST_GROWTH = 2.0
 # The share of its information that a direction lacks at most, as far as sums are
 # corrected, and as far as the posterior is widened: a correction is as noisy as it is
 # long, and the linear answer that it goes by does not hold far from the sums.
@@ -277,12 +276,11 @@ class _Correction(NamedTuple):
 
 
 def _goes_astray(rounds: Sequence[_Correction]) -> bool:
-    """Whether corrections do not become smaller from round to round."""
-    sizes = [found.corrected for found in rounds]
-    return any(
-        later > max(_SMALL, _LEAST_GAIN * former)
-        for former, later in itertools.pairwise(sizes)
-    )
+    """Whether corrections grow, or are still large in the end."""
+    first, *_, last = sizes = [found.corrected for found in (rounds[0], *rounds)]
+    if max(sizes) > max(_SMALL, _MOST_GROWTH * first):
+        return True
+    return len(rounds) == _ROUNDS and last > _SMALL
 
 
 def _correct(
