@@ -54,6 +54,15 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             "left. Intervals allow for them, as far as the sums of rows are linear in "
             "the globals. More steps (num_steps=) leave less."
         )
+    is_noisy = found["converged"] is None or bool(found["moving"])
+    if is_noisy and found["missing_information"] is not None and left is None:
+        yield (
+            "Rows say little of their own latents, and what the first steps have left "
+            "in the average could not be taken out. Intervals are wider for it, and "
+            "may still be too narrow: look at what does not depend on the order of "
+            "components. More rows, fewer components or priors that tell them apart "
+            "would help."
+        )
     if found["below_noise"]:
         sites = ", ".join(repr(site) for site in found["below_noise"])
         yield (

@@ -140,6 +140,27 @@ def test_errors_of_the_first_steps_are_taken_out() -> None:
         assert abs(found[name].mean - truth) < 3.5 * found[name].stddev, name
 
 
+def test_components_to_spare_are_said_to_be_open() -> None:
+    def classes(n: int, y: Any = None) -> None:
+        share = numpyro.sample("share", dist.Dirichlet(jnp.ones(5)))
+        wide = dist.Beta(1.0, 1.0).expand([5, 8]).to_event(2)
+        chance = numpyro.sample("chance", wide)
+        with numpyro.plate("rows", n):
+            z = numpyro.sample("z", dist.Categorical(share))
+            numpyro.sample("y", dist.Bernoulli(chance[z]).to_event(1), obs=y)
+
+    rng = np.random.default_rng(0)
+    chance = rng.beta(0.7, 0.7, (3, 8))
+    z = rng.choice(3, 2_000, p=[0.5, 0.3, 0.2])
+    result = fitted(classes, (rng.random((2_000, 8)) < chance[z]).astype(np.int32), 2.0)
+    found = result.diagnostics
+    assert found["missing_information"] > 0.5 and found["errors_left"] is None
+    assert any("could not be taken out" in text for text in found["warnings"])
+    # Rows are still told apart: the posterior has not become the prior.
+    spread = np.asarray(result.posterior.moments()["chance"].mean).std(0).max()
+    assert spread > 0.08
+
+
 def test_rows_with_covariates_are_not_made_up() -> None:
     def model(x: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))
