@@ -1,6 +1,7 @@
 """Without noise, logistic likelihoods have the width of their observed information."""
 
 import math
+import warnings
 from typing import Any
 
 import jax
@@ -10,6 +11,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.row_programs import RowPrograms
 
 ROWS = 400
 
@@ -51,3 +55,28 @@ def test_the_width_is_that_of_the_likelihood(model, trials) -> None:
     assert np.abs(gradient / np.sqrt(np.diagonal(information))).max() < 0.2
     draws = np.asarray(result.sample_posterior(jax.random.key(1), (4000,))["w"])
     np.testing.assert_allclose(draws.std(0), wanted, rtol=0.08)
+
+
+def test_no_private_fit_asks_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(*_: Any) -> None:
+        raise AssertionError("rows were asked without noise")
+
+    monkeypatch.setattr(VipsEngine, "informed", asked)
+    monkeypatch.setattr(DpviEngine, "informed", asked)
+    monkeypatch.setattr(RowPrograms, "information", asked)
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 3)).astype(np.float32)
+    y = rng.integers(0, 2, 60)
+    for engine in ("vips", "dpvi"):
+        vi = nv.PrivateVI(
+            nv.private(plain, unit="rows"),
+            budget=nv.PrivacyBudget(1.0, 1e-5),
+            engine=engine,
+            clipping_norm=1.0,
+            num_steps=2,
+            progress_bar=False,
+            insecure_seed=0,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert vi.run(jax.random.key(0), X, y).engine == engine
