@@ -28,15 +28,12 @@ from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
-from numpyro_vips.jax_tools.row_sums import equal_chunks
+from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, equal_chunks
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
 from numpyro_vips.privacy.secure_random import SecureRandom
 
-# Rows that are worked on at a time at most, unless max_batch_size says otherwise; a
-# multiple of ROW_ALIGNMENT.
-DEFAULT_CHUNK = 4096
 # Chunks that are worked on at once.
 MAX_WORKERS = min(4, os.cpu_count() or 1)
 # Chunks that wait for each of them at most.

@@ -120,7 +120,13 @@ def aligned(length: int) -> int:
     return -(-length // ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
-def equal_chunks(number: int, longest: int) -> tuple[int, int]:
+# Rows that are worked on at a time at most, unless max_batch_size says otherwise; a
+# multiple of ROW_ALIGNMENT. Other rows are worked on in the same length as those of a
+# fit, so that nothing new is compiled for them.
+DEFAULT_CHUNK = 4096
+
+
+def equal_chunks(number: int, longest: int = DEFAULT_CHUNK) -> tuple[int, int]:
     """Number and length of the chunks, few and equal, that rows are worked on in.
 
     Args:

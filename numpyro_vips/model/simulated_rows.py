@@ -5,6 +5,7 @@ plain samples, mixtures and factor models. A regression says nothing of its cova
 Nothing here reads a row: of the private arguments only shapes and types are used.
 """
 
+import zlib
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -21,6 +22,12 @@ from numpyro_vips.model.prior_predictive import copied_entries, per_row
 _MOST_SITES = 32
 # What may go wrong where a distribution has a density and no sampler.
 _NO_SAMPLER = NotImplementedError, TypeError, ValueError
+
+
+def seed_of(released: Mapping[str, np.ndarray]) -> int:
+    """A seed of its own for every release, as its rows and its noise are."""
+    parts = (np.ascontiguousarray(released[name]) for name in sorted(released))
+    return zlib.crc32(b"".join(part.tobytes() for part in parts))
 
 
 class RowSimulator:

@@ -102,6 +102,16 @@ class GlobalPrograms:
         """Natural parameters of the globals, for other sums than the state's."""
         return in_double(self.solve(state, sums, noise_read).natural)
 
+    def means_of_latents(
+        self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
+    ) -> dict[str, np.ndarray] | None:
+        """The means of the globals, for other sums; None if they have none."""
+        natural = self.natural_of(state, sums, noise_read)
+        moments = self.posterior_of(natural).moments()
+        found = {name: of_site.mean for name, of_site in moments.items()}
+        finite = all(np.isfinite(mean).all() for mean in found.values())
+        return found if finite else None
+
     def newton_targets(
         self,
         sums: Unclipped,

@@ -115,8 +115,11 @@ class Coordinates:
             found[statistic.name] = block
         return found
 
-    def stddevs(self, by_statistic: Mapping[str, np.ndarray | float]) -> Vector:
-        """Standard deviations of the coordinates, from those of `GaussianMechanism`."""
+    def by_coordinate(self, by_statistic: Mapping[str, np.ndarray | float]) -> Vector:
+        """A number for each coordinate, the same for entries that are one coordinate.
+
+        So are standard deviations of noise; see `GaussianMechanism`.
+        """
         parts = [np.zeros(0)]
         for statistic in self.statistics:
             block = np.asarray(by_statistic[statistic.name], np.float64)
@@ -129,15 +132,13 @@ class Coordinates:
 
     def inside(self, vector: Vector, margins: Vector) -> Vector:
         """The same but for sums of one sign, which are this far from zero at least."""
-        lower, upper = np.full(len(vector), -np.inf), np.full(len(vector), np.inf)
-        start = 0
-        for statistic in self.statistics:
-            end = start + self._size(statistic)
-            if statistic.lower >= 0.0:
-                lower[start:end] = margins[start:end]
-            elif statistic.upper <= 0.0:
-                upper[start:end] = -margins[start:end]
-            start = end
+        signs = {
+            s.name: float(s.lower >= 0.0) or -float(s.upper <= 0.0)
+            for s in self.statistics
+        }
+        sign = self.by_coordinate(signs)
+        lower = np.where(sign > 0.0, margins, -np.inf)
+        upper = np.where(sign < 0.0, -margins, np.inf)
         return np.clip(vector, lower, upper)
 
     def sizes(self, vector: Vector) -> Vector:
@@ -146,10 +147,10 @@ class Coordinates:
             name: np.full(block.shape, np.sqrt(np.mean(np.square(block))))
             for name, block in self.blocks(vector).items()
         }
-        return self.stddevs(found)
+        return self.by_coordinate(found)
 
     def blocks_of_stddevs(self, vector: Vector) -> NewSums:
-        """The opposite of `stddevs`."""
+        """Standard deviations of the entries, from those of the coordinates."""
         weights = self.vector({s.name: np.ones(s.block_shape) for s in self.statistics})
         return self.blocks(vector * weights)
 
@@ -173,14 +174,15 @@ class Answers(Protocol):
         """Rows simulated where these sums lead; None if there is no posterior."""
         ...
 
-    def sums(self, sums: Vector | None, rows: Any) -> Vector:
-        """The sums of these rows, as if there were as many as the fit has.
+    def sums(self, sums: Vector, rows: Any) -> Vector | None:
+        """The whole sums of these rows at the globals of some sums.
 
-        Args:
-          sums: They are asked at the globals of these, and whole; None for where the
-            rows of the fit were asked, on average, and as they were clipped.
-          rows: See `rows`.
+        They are those of as many rows as the fit has; None if there is no posterior.
         """
+        ...
+
+    def early_sums(self, rows: Any) -> Vector:
+        """The average of what these rows release where those of the fit were asked."""
         ...
 
 
@@ -292,16 +294,21 @@ def _correct(
     slopes = None if rows is None else _slopes(near, stddev, depends, rows, answers)
     if slopes is None:
         return None
-    early = answers.sums(None, rows)
+    early = answers.early_sums(rows)
 
-    def error_of(there: Vector) -> Vector:
+    def error_of(there: Vector) -> Vector | None:
         # What rows answer now, for what they answered in the steps.
-        answered = answers.sums(there, rows) - early
-        return sums + np.where(depends, answered, 0.0) - there
+        late = answers.sums(there, rows)
+        if late is None:
+            return None
+        return sums + np.where(depends, late - early, 0.0) - there
 
     error = error_of(now)
+    if error is None or not np.isfinite(error).all():
+        return None
     corrected = now + slopes.grown(error)
-    if not np.isfinite(corrected).all() or answers.natural(corrected) is None:
+    left = error_of(corrected)
+    if left is None:
         return None
     covariance = slopes.covariance_of_rows() + slopes.covariance_of_noise(stddev)
     covariance += slopes.of_natural
@@ -309,7 +316,7 @@ def _correct(
         sums=corrected,
         slopes=slopes,
         corrected=_largest(slopes.carried(error), covariance),
-        left=slopes.carried(error_of(corrected)),
+        left=slopes.carried(left),
     )
 
 
@@ -423,12 +430,11 @@ def _slopes(
     for number, size in enumerate(roots):
         # It moves n̄ by so many standard deviations along a column of `root`.
         there = _STEP_OF_GLOBALS * inverse * vectors[:, number] / size
-        if answers.natural(sums + there) is None or (
-            answers.natural(sums - there) is None
-        ):
+        after, before = (answers.sums(sums + s * there, rows) for s in (1.0, -1.0))
+        if after is None or before is None:
             return None
-        change = answers.sums(sums + there, rows) - answers.sums(sums - there, rows)
-        answered[:, number] = np.where(depends, change / (2.0 * _STEP_OF_GLOBALS), 0.0)
+        change = (after - before) / (2.0 * _STEP_OF_GLOBALS)
+        answered[:, number] = np.where(depends, change, 0.0)
     if not np.isfinite(answered).all():
         return None
     return _Slopes(of_natural, root, answered)

@@ -106,17 +106,15 @@ class Reading:
             self._simulator, coordinates, self._rows, self._globals, state, sums
         )
         depends = {
-            statistic.name: np.full(
-                statistic.block_shape, float(statistic.name in self._roles.open)
-            )
+            statistic.name: float(statistic.name in self._roles.open)
             for statistic in coordinates.statistics
         }
         # Of these it is known where the rows were asked, and how they were clipped.
         released = {name: state.statistics[name] for name in self._roles.open}
         found = observed(
             coordinates.vector({**sums.statistics, **released}),
-            coordinates.stddevs(sums.noise_stddev),
-            coordinates.stddevs(depends) > 0,
+            coordinates.by_coordinate(sums.noise_stddev),
+            coordinates.by_coordinate(depends) > 0,
             answers,
             start=coordinates.vector(sums.statistics),
         )
@@ -168,12 +166,9 @@ class Reading:
     ) -> RowSimulation:
         """Rows that are asked as those of the last step were."""
 
-        def means_of_latents(sums: Sums) -> dict[str, np.ndarray]:
-            natural = self._globals.natural_of(
-                state, Unclipped(dict(sums), state.noise_stddev)
-            )
-            moments = self._globals.posterior_of(natural).moments()
-            return {name: found.mean for name, found in moments.items()}
+        def means_of_latents(sums: Sums) -> dict[str, np.ndarray] | None:
+            there = Unclipped(dict(sums), state.noise_stddev)
+            return self._globals.means_of_latents(state, there)
 
         return RowSimulation(
             simulator,

@@ -35,9 +35,6 @@ from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
 
-# Rows that are worked on at a time at most.
-_CHUNK = 4096
-
 
 class RowPrograms:
     """What is compiled of a model to work on rows.
@@ -85,10 +82,11 @@ class RowPrograms:
         scales: Mapping[str, float],
         clipping_norm: float,
     ) -> NewSums:
-        """The same about `state.origins`, of rows of which there may be any number.
+        """A chunk's clipped sum of every block in `scales`, about `state.origins`.
 
-        How often this is asked depends on what was released; how often `bounded_sum`
-        is, of private rows, depends on public facts alone.
+        Not yet private; see `fitting.engine.Engine.bounded_sum`. How often this is
+        asked depends on what was released; how often that is, of private rows, depends
+        on public facts alone.
         """
         expected_natural, moments = state.expected_natural, state.visited
         if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
@@ -120,6 +118,7 @@ class RowPrograms:
     def origins_by_latent(
         self, origins: Mapping[str, Float64[np.ndarray, "..."]]
     ) -> NewByStatistic:
+        """Points of recentred factors, by latent in the latents' shapes."""
         points = {name: jnp.asarray(point) for name, point in origins.items()}
         return by_latent(self.program.structure, points)
 
@@ -198,7 +197,7 @@ class RowPrograms:
         For fits without privacy. See `bounded_sum` for what is asked for.
         """
         count = arguments.num_rows
-        _, size = equal_chunks(count, _CHUNK)
+        _, size = equal_chunks(count)
         names = sorted(self.program.refreshed)
         total: NewSums = {
             name: np.zeros(state.statistics[name].shape) for name in names

@@ -1,13 +1,12 @@
 """Rows simulated from posteriors, and what clipping takes off their sums."""
 
 import math
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
 from numpyro_vips.jax_tools.row_sums import equal_chunks
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.clipping_bias import Bound, Lost
 from numpyro_vips.vips.named_arrays import NewSums, Sums
 
@@ -16,8 +15,6 @@ from numpyro_vips.vips.named_arrays import NewSums, Sums
 _SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
 # and at most where rows have latents of their own to be solved for.
 _MOST_WITH_LATENTS = 16_384
-# Those of them that are worked on at a time at most.
-_CHUNK = 4096
 # How often they are worked on at most: chunks are as short as a fit has few rows.
 _MOST_CHUNKS = 16
 # Groups of them whose sums tell how much clipped sums vary with whole ones, and how
@@ -32,7 +29,7 @@ class RowSimulation:
     def __init__(
         self,
         simulator: RowSimulator,
-        means_of_latents: Callable[[Sums], dict[str, np.ndarray]],
+        means_of_latents: Callable[[Sums], dict[str, np.ndarray] | None],
         sum_of_rows: Callable[..., Mapping[str, np.ndarray]],
         *,
         bounds: Mapping[str, Bound],
@@ -44,7 +41,8 @@ class RowSimulation:
 
         Args:
           simulator: What draws rows.
-          means_of_latents: The means of the globals, for some sums.
+          means_of_latents: The means of the globals, for some sums; None if they
+            have none.
           sum_of_rows: See `RowPrograms.sum_of_rows`, at the state of the last step.
           bounds: By statistic, how rows are clipped.
           released: By statistic, the sums as they were released.
@@ -57,21 +55,11 @@ class RowSimulation:
         self._bounds = bounds
         self._num_rows = num_rows
         self._releases = {id(bound): bound for bound in bounds.values()}.values()
-        # Of the length that the rows of a fit are worked on in, so that nothing new
-        # is compiled.
-        _, self._size = equal_chunks(num_rows, _CHUNK)
+        _, self._size = equal_chunks(num_rows)
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
         wanted = max(_FEWEST_SIMULATED, _SIMULATED * num_rows)
         self._number = min(math.ceil(min(wanted, most) / self._size), _MOST_CHUNKS)
-        # Of its own for every release, as the rows' and the noise's are.
-        parts = (np.ascontiguousarray(released[name]) for name in sorted(released))
-        self._seed = zlib.crc32(b"".join(part.tobytes() for part in parts))
-
-    def _latents(self, sums: Sums) -> dict[str, np.ndarray] | None:
-        """The means of the globals, for some sums; None if they have none."""
-        latents = self._means_of_latents(sums)
-        finite = all(np.isfinite(value).all() for value in latents.values())
-        return latents if finite else None
+        self._seed = seed_of(released)
 
     def _sums(
         self, latents: Mapping[str, np.ndarray], num_groups: int
@@ -99,7 +87,7 @@ class RowSimulation:
 
     def missing(self, sums: Sums) -> NewSums | None:
         """See `without_clipping`."""
-        latents = self._latents(sums)
+        latents = self._means_of_latents(sums)
         if latents is None:
             return None
         factor = self._num_rows / (self._number * self._size)
@@ -112,7 +100,7 @@ class RowSimulation:
 
     def lost(self, sums: Sums) -> dict[str, Lost]:
         """See `without_clipping`."""
-        latents = self._latents(sums)
+        latents = self._means_of_latents(sums)
         assert latents is not None  # So it was for `missing`.
         num_groups = math.ceil(_GROUPS / self._number)
         pairs = list(self._sums(latents, num_groups))

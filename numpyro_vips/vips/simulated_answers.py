@@ -1,23 +1,21 @@
 """How the globals answer to sums, and simulated rows to the globals."""
 
 import math
-import zlib
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import equal_chunks
-from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.missing_information import Coordinates, Vector
-from numpyro_vips.vips.named_arrays import ByStatistic, Rows
+from numpyro_vips.vips.named_arrays import ByStatistic, MomentsByFactor, Rows
 from numpyro_vips.vips.row_programs import RowPrograms
 from numpyro_vips.vips.state import VipsState
 
-# Rows that are worked on at a time at most, times how often at most.
-_CHUNK = 4096
+# How often chunks of rows are worked on at most.
 _MOST_CHUNKS = 16
 # Rows are asked twice for each coordinate, and once at each place: that many answers in
 # all, or one chunk's.
@@ -48,17 +46,12 @@ class SimulatedAnswers:
         self._coordinates = coordinates
         self._rows, self._globals = on_rows, on_globals
         self._state, self._sums = state, sums
-        # Of the length that the rows of a fit are worked on in, so that nothing new
-        # is compiled.
-        _, self._size = equal_chunks(on_rows.num_rows, _CHUNK)
+        _, self._size = equal_chunks(on_rows.num_rows)
         times = 2 * len(coordinates) + len(state.asked)
         wanted = math.ceil(_ANSWERS / (times * self._size))
         self._number = min(max(wanted, 1), _MOST_CHUNKS)
         self._factor = on_rows.num_rows / (self._number * self._size)
-        # Of its own for every release, as the rows' and the noise's are.
-        blocks = (state.statistics[name] for name in sorted(state.statistics))
-        whole = b"".join(np.ascontiguousarray(block).tobytes() for block in blocks)
-        self._seed = zlib.crc32(whole)
+        self._seed = seed_of(state.statistics)
 
     def _with(self, vector: Vector) -> Unclipped:
         blocks = self._coordinates.blocks(vector)
@@ -74,28 +67,35 @@ class SimulatedAnswers:
 
     def natural(self, sums: Vector) -> Vector | None:
         """See `missing_information.Answers`; about the same points as the sums."""
-        moments = self._globals.solve(self._state, self._with(sums), 0.0).moments
+        return self._natural_of(self._moments(sums))
+
+    def _moments(self, sums: Vector) -> MomentsByFactor:
+        return self._globals.solve(self._state, self._with(sums), 0.0).moments
+
+    def _natural_of(self, moments: MomentsByFactor) -> Vector | None:
         points = {name: -point for name, point in self._state.origins.items()}
         found = self._coordinates.vector(self._globals.natural_about(moments, points))
         return found if np.isfinite(found).all() else None
 
     def rows(self, sums: Vector) -> Sequence[Rows] | None:
         """See `missing_information.Answers`."""
-        natural = self._globals.natural_of(self._state, self._with(sums), 0.0)
-        found = self._globals.posterior_of(natural).moments()
-        latents = {name: moments.mean for name, moments in found.items()}
-        if not all(np.isfinite(value).all() for value in latents.values()):
+        latents = self._globals.means_of_latents(self._state, self._with(sums), 0.0)
+        if latents is None:
             return None
         return [
             self._simulator.rows(latents, self._size, self._seed + number)
             for number in range(self._number)
         ]
 
-    def sums(self, sums: Vector | None, rows: Sequence[Rows]) -> Vector:
+    def sums(self, sums: Vector, rows: Sequence[Rows]) -> Vector | None:
         """See `missing_information.Answers`."""
-        if sums is not None:
-            moments = self._globals.solve(self._state, self._with(sums), 0.0).moments
-            return self._sums_at(self._rows.expected_natural_of(moments), rows)
+        moments = self._moments(sums)
+        if self._natural_of(moments) is None:
+            return None
+        return self._sums_at(self._rows.expected_natural_of(moments), rows)
+
+    def early_sums(self, rows: Sequence[Rows]) -> Vector:
+        """See `missing_information.Answers`."""
         parts = [
             weight * self._sums_at(place, rows, bound)
             for weight, place, bound in self._state.asked

@@ -114,10 +114,12 @@ class StatisticRoles:
 
     @functools.cached_property
     def released_as(self) -> dict[str, Block]:
+        """The block of every statistic, by name, at scale 1."""
         return {statistic.name: block_of(statistic) for statistic in self.statistics}
 
     @functools.cached_property
     def adaptive(self) -> frozenset[str]:
+        """Statistics that depend on the globals, and are released in every step."""
         return frozenset(s.name for s in self.statistics if s.release == "adaptive")
 
     @property
