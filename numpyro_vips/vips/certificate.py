@@ -330,7 +330,7 @@ def row_and_validity(
     """
     # Synthetic observations need not lie in the support; the densities agree anyway.
     arrays, valid = program.row_constants(row)
-    structure = program.structure
+    structure, latents = program.structure, program.with_levels(latents)
     moments = {
         factor.name: point_moments(factor, latents)
         for factor in structure.posterior_factors.values()

@@ -6,7 +6,9 @@ import jax
 
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
+from numpyro_vips.conjugacy.structure.level_means import LevelMeans, level_means
+from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
+from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph, retrace
@@ -103,10 +105,21 @@ def interpreted(
     dense: Mapping[str, str] | None = None,
 ) -> ConjugateProgram:
     """Compiles a model without certifying it, on abstract rows: nothing is computed."""
-    found = symbolic_log_joint(
-        graph,
-        abstract_taken_rows(graph.arguments, 1),
-        dense=dense or (),
-        augmentation=augmentation,
+    rows = abstract_taken_rows(graph.arguments, 1)
+
+    def written(means: LevelMeans) -> tuple[LogJoint, RowConstants]:
+        return symbolic_log_joint(
+            graph,
+            rows,
+            dense=dense or (),
+            augmentation=augmentation,
+            level_means=means,
+        )
+
+    found = written({})
+    means = level_means(found[0], lambda means: written(means)[0])
+    if means:
+        found = written(means)
+    return program_of(
+        graph, *found, overrides=overrides, dense=dense, level_means=means
     )
-    return program_of(graph, *found, overrides=overrides, dense=dense)

@@ -11,9 +11,12 @@ import dataclasses
 import itertools
 from collections.abc import Mapping
 
+import jax.numpy as jnp
+
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure import centring
 from numpyro_vips.conjugacy.structure.centring import Means
+from numpyro_vips.conjugacy.structure.level_means import LevelMeans
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import (
@@ -22,6 +25,7 @@ from numpyro_vips.conjugacy.structure.structure import (
     normal_terms,
 )
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.vips.named_arrays import Values
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,6 +47,8 @@ class ConjugateProgram:
         arrays, and why.
       densified: For those that it works on by entries, the operations that need them
         dense.
+      level_means: By the name of a row's latent that the program has as the sum of
+        itself and a global one, the name of that; see `level_means.py`.
     """
 
     graph: ModelGraph
@@ -55,11 +61,20 @@ class ConjugateProgram:
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
+    level_means: LevelMeans
 
     @property
     def prior_terms(self) -> tuple[Term, ...]:
         """The terms of all sites outside the unit plate."""
         return tuple(itertools.chain(*self.prior_terms_by_site.values()))
+
+    def with_levels(self, latents: Values) -> Values:
+        """Values of the model's latents as those of the program's, of one row."""
+        moved = {
+            effect: jnp.asarray(latents[effect]) + jnp.asarray(latents[mean])
+            for effect, mean in self.level_means.items()
+        }
+        return {**latents, **moved}
 
     def prior_terms_about(self, origins: Means) -> tuple[Term, ...]:
         """The same of latents about their origins, by latent; see `centring`."""
@@ -80,6 +95,7 @@ def program_of(
     *,
     overrides: Mapping[str, str] | None = None,
     dense: Mapping[str, str] | None = None,
+    level_means: LevelMeans | None = None,
 ) -> ConjugateProgram:
     """The program of a model, from its log joint density.
 
@@ -88,6 +104,7 @@ def program_of(
       log_joint, row_constants: What `symbolic_log_joint` found.
       overrides: Structure by latent, such as {"w": "diag"}.
       dense: Why some sparse arguments were made dense beforehand, by name.
+      level_means: What the log joint density has in it as levels.
 
     Raises:
       NotConjugate: It has none, with the reasons by site.
@@ -128,4 +145,5 @@ def program_of(
         },
         dense=dense or {},
         densified=log_joint.densified,
+        level_means=level_means or {},
     )

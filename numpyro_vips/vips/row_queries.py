@@ -83,13 +83,19 @@ class RowQueryProgram:
     def local_posterior(
         self, arguments: ModelArguments, of_globals: MomentsByFactor
     ) -> dict[str, dist.Distribution]:
-        """The posterior of each latent with one entry per row."""
+        """The posterior of each latent with one entry per row.
+
+        An effect is its level less the mean of all rows, which are taken as independent
+        like all factors.
+        """
         expected_natural = expected_natural_of(self._program.structure, of_globals)
         parts = map_rows(arguments, lambda rows: self._factors(expected_natural, rows))
         factors = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *parts)
         found = {}
         for factor in self._program.structure.posterior_factors_of("local"):
             found |= _distributions(self._program, factor, *factors[factor.name])
+        for effect, mean in self._program.level_means.items():
+            found[effect] = _effect(self._program, found[effect], mean, of_globals)
         return found
 
 
@@ -116,6 +122,40 @@ def _distributions(
             moved = {key: _rows_in_place(value, axis) for key, value in whole.items()}
             found[name] = family.distribution(moved)
     return found
+
+
+def _effect(
+    program: ConjugateProgram,
+    level: dist.Distribution,
+    mean: str,
+    of_globals: MomentsByFactor,
+) -> dist.Distribution:
+    """A level less its mean."""
+    structure = program.structure
+    factor = structure.posterior_factors[structure.factor_of[mean]]
+    layout, moments = factor.layout, of_globals[factor.name]
+    assert layout is not None
+    x, xx = (jnp.asarray(moments[name]) for name in ("x", "xx"))
+    about = layout.site(mean, x)
+    if xx.shape == x.shape:  # The factor has no covariances.
+        xx = xx[..., None] * jnp.eye(layout.size)
+        outer = jnp.square(x)[..., None] * jnp.eye(layout.size)
+    else:
+        outer = x[..., :, None] * x[..., None, :]
+    covariance = xx - outer
+    if isinstance(level, dist.MultivariateNormal):
+        span = layout.span(mean)
+        return dist.MultivariateNormal(
+            level.loc - about,
+            covariance_matrix=jnp.asarray(level.covariance_matrix)
+            + covariance[..., span, span],
+            validate_args=False,
+        )
+    variance = layout.site(mean, jnp.diagonal(covariance, axis1=-2, axis2=-1))
+    return dist.Normal(
+        jnp.asarray(level.mean) - about,
+        jnp.sqrt(jnp.asarray(level.variance) + variance),
+    )
 
 
 def _row_axis(program: ConjugateProgram, latent: Latent) -> int:

@@ -96,8 +96,9 @@ def recentred_factors(
 ) -> frozenset[str]:
     """The global Gaussian factors that rows pull to where they are.
 
-    Each is alone in a term with private numbers, such as -2τyw. Loadings, which real
-    latents of rows multiply, are not among them, nor are weights of logits.
+    Each is alone in a term with private numbers, such as -2τyw, or with a latent of the
+    row whose mean it is, as in -2τlw. Loadings, which real latents of rows multiply
+    beside private numbers, are not among them, nor are weights of logits.
     """
 
     def is_apart(atom: Atom) -> bool:
@@ -106,6 +107,16 @@ def recentred_factors(
         of_logits = family is not None and (family.bounds_logits or family.is_tangent)
         is_real = factor.layout is not None and latent.role == "local"
         return of_logits or is_real or factor.name in centred
+
+    def is_level(term: Term) -> bool:
+        """Whether a real latent of the row is alone with its mean and scales."""
+        real = [
+            atom
+            for atom in term.atoms
+            if latents[atom.latent].role == "local"
+            and factors[factor_of[atom.latent]].layout is not None
+        ]
+        return len(real) == 1
 
     pulled: set[str] = set()
     apart: set[str] = set()
@@ -116,8 +127,11 @@ def recentred_factors(
             if latents[a.latent].role == "global"
             and factors[factor_of[a.latent]].layout is not None
         ]
-        pulled |= {name for name in mine if term.is_private and mine.count(name) == 1}
-        apart |= set(mine) if any(map(is_apart, term.atoms)) else set()
+        of_level = len(mine) == 1 and not term.is_private and is_level(term)
+        if term.is_private or of_level:
+            pulled |= {name for name in mine if mine.count(name) == 1}
+        if not of_level and any(map(is_apart, term.atoms)):
+            apart |= set(mine)
     return frozenset(pulled - apart)
 
 

@@ -124,6 +124,7 @@ def symbolic_log_joint(
     dense: Iterable[str] = (),
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     check_parameters: bool = True,
+    level_means: Mapping[str, str] | None = None,
 ) -> tuple[LogJoint, RowConstants]:
     """Writes the log joint density of one row and of the globals as forms.
 
@@ -136,6 +137,8 @@ def symbolic_log_joint(
       augmentation: The bound for logistic likelihoods, by site or for all.
       check_parameters: Whether a row is valid only if the parameters that it brings lie
         where NumPyro wants them.
+      level_means: Effects of rows in whose place their levels are, which have the same
+        names, and the means of these; see `level_means.py`.
 
     Returns:
       The density, whose constants are public or slots, and the program that makes what
@@ -144,7 +147,9 @@ def symbolic_log_joint(
 
     def of_rows(rows: Mapping[str, Any]) -> tuple[LogJoint, Any]:
         whole = dense_rows(rows, dense)
-        return _interpreted(graph, whole, augmentation, check_parameters)
+        return _interpreted(
+            graph, whole, augmentation, check_parameters, level_means or {}
+        )
 
     found, constants = with_slots(of_rows, rows)
     return found.simplified(), constants
@@ -155,6 +160,7 @@ def _interpreted(
     rows: Mapping[str, Any],
     augmentation: logistic_bounds.Choice,
     check_parameters: bool,
+    level_means: Mapping[str, str],
 ) -> tuple[LogJoint, Any]:
     """The density of a row that is traced, and whether the row may count."""
     latents = model_latents(graph)
@@ -179,6 +185,12 @@ def _interpreted(
             inputs.append(
                 forms.latent(name, latent.shape, latent.states, signed=signed)
             )
+    places = {
+        name: place for place, name in enumerate(sorted(latent_inputs), len(row_inputs))
+    }
+    for effect, mean in level_means.items():
+        level, about = (as_form(inputs[places[name]]) for name in (effect, mean))
+        inputs[places[effect]] = level - forms.broadcast(about, level.axes)
     leaves, checks = interpret(graph.program, inputs)
     tree = jax.tree.structure(graph.program_outputs)
     outputs = jax.tree.unflatten(tree, leaves)
