@@ -57,7 +57,7 @@ from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients, Shared
-from numpyro_vips.dpvi.row_information import Point
+from numpyro_vips.dpvi.row_information import Point, has_edges
 from numpyro_vips.dpvi.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.dpvi.variational_newton import Normal, Target
@@ -322,6 +322,7 @@ class DpviEngine:
         def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
             return jax.tree.leaves((self.space.split(point), row, threefry_key(0)))
 
+        globals_in_program = jax.tree.leaves(self.space.split(self._start))
         found = NoiseAware(
             program,
             inputs,
@@ -329,7 +330,8 @@ class DpviEngine:
             space=self.space,
             num_read=num_read,
             prior_stddev=self._prior_scale,
-            has_second_derivative=self._locals is None,
+            has_second_derivative=self._locals is None
+            and not has_edges(program, len(globals_in_program)),
         )
         found.check(self._start, self._row, self._graph.arguments)
         return found

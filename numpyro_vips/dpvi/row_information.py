@@ -3,8 +3,9 @@
 A row's information is −∂² log p(row | z) in the unconstrained globals z that rows
 depend on: what the row adds to the posterior's precision (Louis 1982). Where latents of
 a row are solved for or integrated out, only the first derivative of what is left is
-exact. Its outer product with itself stands in: over rows it has the same mean at the
-truth.
+exact; and where a density has an edge, as a Laplace distribution's has at its centre,
+all of the second derivative is in the edge. The outer product of the first one with
+itself stands in: over rows it has the same mean at the truth.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.jaxprs import inlined
 from numpyro_vips.jax_tools.program_constants import (
     Declared,
     constants_of,
@@ -46,6 +48,39 @@ class _Matrix(NamedTuple):
     is_valid: Bool[Array, "*rows"]
 
 
+# What leaves an edge an edge. An exponential of an absolute value is part of a smooth
+# function where a logarithm follows, as in that of a logistic likelihood.
+_LINEAR = frozenset(
+    (
+        *("add", "add_any", "sub", "neg", "mul", "div", "dot_general", "reduce_sum"),
+        *("broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate"),
+        *("convert_element_type", "select_n", "slice", "copy"),
+    )
+)
+
+
+def has_edges(program: jex_core.ClosedJaxpr, num_globals: int) -> bool:
+    """Whether a log density is a sum with absolute values of what globals make.
+
+    Args:
+      program: A row's log density.
+      num_globals: The number of its first inputs that are made of the globals.
+    """
+    flat = inlined(program)
+    depends = set(flat.jaxpr.invars[:num_globals])
+    edges = set[Any]()
+    for equation in flat.jaxpr.eqns:
+        name = equation.primitive.name
+        operands = {v for v in equation.invars if not isinstance(v, jex_core.Literal)}
+        if not depends.isdisjoint(operands):
+            depends.update(equation.outvars)
+            if name == "abs" or (name in _LINEAR and not edges.isdisjoint(operands)):
+                edges.update(equation.outvars)
+    return any(
+        not isinstance(v, jex_core.Literal) and v in edges for v in flat.jaxpr.outvars
+    )
+
+
 class RowInformation:
     """Information of single rows in the first coordinates of the globals.
 
@@ -69,7 +104,7 @@ class RowInformation:
           inputs: The program's inputs at unconstrained globals and a row.
           num_read: Number of coordinates that rows depend on, the first ones.
           has_second_derivative: Whether the program is the log density itself, rather
-            than something that has the same gradient.
+            than something that has the same gradient, and has no edges.
         """
         shape = (num_read, num_read)
         self.block = Block(

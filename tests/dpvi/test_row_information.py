@@ -11,6 +11,7 @@ import pytest
 from scipy.special import expit
 
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.row_information import has_edges
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
@@ -157,3 +158,40 @@ def test_functions_with_a_reverse_derivative_alone_have_a_second_one():
     engine = engine_of(with_own_derivative, X, y)
     found = summed(engine, (0.4, -0.2, 1.0), {"X": X, "y": y}, np.inf)
     np.testing.assert_allclose(found, 0.25 * X.T @ X, rtol=1e-4)
+
+
+# --- densities with edges -------------------------------------------------------------
+
+
+@private(unit="people")
+def laplace(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 5.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Laplace(X @ w, 0.5), obs=y)
+
+
+def test_an_edge_has_the_information_of_its_slopes():
+    X, _ = table(2_000)
+    truth = np.array([1.0, -0.5, 0.0])
+    y = X @ truth + np.random.default_rng(1).laplace(0.0, 0.5, len(X))
+    engine = engine_of(laplace, X, y.astype(np.float32))
+    rows = {"X": X, "y": y.astype(np.float32)}
+    found = summed(engine, truth, rows, 1e9)
+    # A row's score is ± x / scale, wherever it is.
+    np.testing.assert_allclose(found, X.T @ X / 0.25, rtol=1e-4)
+
+
+def test_only_what_depends_on_the_globals_has_edges():
+    def of_features(x: Any, w: Any) -> Any:
+        return w * jnp.abs(x)
+
+    def of_globals(x: Any, w: Any) -> Any:
+        return jnp.abs(x - jnp.tanh(w))
+
+    def smooth(x: Any, w: Any) -> Any:
+        return jax.nn.softplus(x * w) + jnp.logaddexp(w, x)
+
+    functions = ((of_features, False), (of_globals, True), (smooth, False))
+    for function, expected in functions:
+        program = jax.make_jaxpr(lambda w, x, f=function: f(x, w))(1.0, 2.0)
+        assert has_edges(program, 1) == expected
