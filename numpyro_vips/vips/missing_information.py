@@ -42,6 +42,9 @@ _STILL = 0.25
 # any other: rounds that lead to the end may start with a wrong turn.
 _SMALL = 3.0
 _MOST_GROWTH = 2.0
+# How small the smallest one is where rounds come near the end before they grow, and how
+# small as a share of the first one.
+_NEAR, _NEARER = 1.0, 0.25
 # The share of its information that a direction lacks at most, as far as sums are
 # corrected, and as far as the posterior is widened: a correction is as noisy as it is
 # long, and the linear answer that it goes by does not hold far from the sums.
@@ -58,6 +61,8 @@ _STEP_OF_GLOBALS = 0.5
 # Directions of the globals with less of the variance are left out: shares that add up
 # to one have such a direction, in which no row can move them.
 _LEAST_VARIANCE = 1e-3
+# How far slopes may be from symmetric, as shares of information.
+_MOST_ASYMMETRY = 0.25
 # How much the variances that sums are given are held to their own.
 _HELD = 0.1
 
@@ -238,8 +243,12 @@ def observed(
         now = found.sums
         if found.corrected < _STILL or _goes_astray(rounds):
             break
-    astray = _goes_astray(rounds)
-    slopes, left = rounds[-1].slopes, rounds[-1].left
+    astray, last = _goes_astray(rounds), rounds[-1]
+    nearest = min(rounds, key=lambda found: found.corrected)
+    if astray and nearest.corrected < min(_NEAR, _NEARER * rounds[0].corrected):
+        # Further rounds go by answers that are more noise than slope.
+        astray, last, now = False, nearest, nearest.sums
+    slopes, left = last.slopes, last.left
     if astray:
         now, slopes, left = start, rounds[0].slopes, np.zeros_like(left)
         slopes.most_missing = _MOST_MISSING_ASTRAY
@@ -437,4 +446,21 @@ def _slopes(
         answered[:, number] = np.where(depends, change, 0.0)
     if not np.isfinite(answered).all():
         return None
-    return _Slopes(of_natural, root, answered)
+    kept = _consistent(root.T @ answered)
+    return _Slopes(of_natural, root[:, kept], answered[:, kept])
+
+
+def _consistent(both: Float64[np.ndarray, "directions directions"]) -> np.ndarray:
+    """The directions in which Lᵀ K L is symmetric, as slopes of a bound are.
+
+    Where it is not, the step of the differences has led to where a sum cannot be read
+    as it is, and they are no slopes.
+    """
+    kept = np.arange(len(both))
+    while len(kept):
+        among = both[np.ix_(kept, kept)]
+        apart = np.abs(among - among.T)
+        if np.max(apart) <= _MOST_ASYMMETRY:
+            break
+        kept = np.delete(kept, np.argmax(np.sum(np.square(apart), 1)))
+    return kept

@@ -161,32 +161,6 @@ def test_components_to_spare_are_said_to_be_open() -> None:
     assert spread > 0.08
 
 
-def test_rows_with_covariates_are_not_made_up() -> None:
-    def model(x: Any, y: Any) -> None:
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
-        share = numpyro.sample("share", dist.Beta(2.0, 2.0))
-        with numpyro.plate("rows", len(y)):
-            z = numpyro.sample(
-                "z", dist.Bernoulli(share), infer={"enumerate": "parallel"}
-            )
-            numpyro.sample("y", dist.Normal(w * x * z, 1.0), obs=y)
-
-    rng = np.random.default_rng(0)
-    x, noise = rng.normal(size=(2, 500)).astype(np.float32)
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        progress_bar=False,
-        insecure_seed=0,
-        num_steps=2,
-    )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        result = vi.run(jax.random.key(0), x, x + noise)
-    assert result.engine == "vips"
-    assert result.diagnostics["missing_information"] is None
-
-
 # --- the algebra ----------------------------------------------------------------------
 
 
@@ -205,7 +179,7 @@ class Linear:
     def natural(self, sums: np.ndarray) -> np.ndarray:
         return self.of_natural @ sums
 
-    def rows(self, sums: np.ndarray) -> str:
+    def rows(self, sums: np.ndarray) -> Any:
         return "rows"
 
     def sums(self, sums: np.ndarray, rows: Any) -> np.ndarray:
@@ -281,6 +255,57 @@ def test_corrections_that_lead_nowhere_are_not_made() -> None:
     # What rows leave open is width all the same, as far as at most half is missing.
     assert (found.stddev >= size).all() and (found.stddev_of_rows > 0).any()
     assert found.stddev.sum() < right.stddev.sum()
+
+
+class Late(Linear):
+    """Corrections that grow once they have come near the end."""
+
+    def __init__(self, answers: Linear):
+        super().__init__(answers.of_natural, answers.missing, answers.asked)
+        self.number = 0
+
+    def rows(self, sums: np.ndarray) -> int:
+        self.number += 1
+        return self.number
+
+    def early_sums(self, rows: Any) -> np.ndarray:
+        wrong = {1: 0.0, 2: 0.01}.get(rows, 3.0**rows)
+        scale = np.sqrt(np.diagonal(np.linalg.inv(self.of_natural)))
+        return super().early_sums(rows) + wrong * scale
+
+
+def test_rounds_that_came_near_the_end_count() -> None:
+    linear = random_answers(np.random.default_rng(0), 3)
+    size = np.sqrt(np.diagonal(np.linalg.inv(linear.of_natural)))
+    right = observed(9.0 * size, size, np.ones(3, bool), linear)
+    found = observed(9.0 * size, size, np.ones(3, bool), Late(linear))
+    assert right is not None and found is not None and found.left is not None
+    np.testing.assert_allclose(found.sums, right.sums, atol=0.2 * size.max())
+
+
+class Kinked(Linear):
+    """In one direction rows answer with a jump, which is no slope."""
+
+    def sums(self, sums: np.ndarray, rows: Any) -> np.ndarray:
+        jump = 1e3 * np.sign(self.natural(sums)[0]) * np.array([0.0, 1.0, 0.0])
+        return super().sums(sums, rows) + jump
+
+
+def test_jumps_are_no_slopes() -> None:
+    of_natural = np.eye(3)
+    missing = np.diag([0.5, 0.3, 0.7])
+    plain = Linear(of_natural, missing, np.zeros(3))
+    kinked = Kinked(of_natural, missing, np.zeros(3))
+    found = [
+        observed(np.zeros(3), np.ones(3), np.ones(3, bool), each)
+        for each in (plain, kinked)
+    ]
+    assert found[0] is not None and found[1] is not None
+    assert found[0].missing == pytest.approx(0.7)
+    # What is known of the third direction is still known, and of the others nothing.
+    assert found[1].missing == pytest.approx(0.7)
+    assert found[1].stddev[2] == pytest.approx(found[0].stddev[2], rel=1e-3)
+    assert np.isfinite(found[1].stddev).all() and found[1].stddev[1] < 3.0
 
 
 def test_rows_without_an_answer_change_nothing() -> None:
