@@ -28,7 +28,7 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.synthetic_rows import rows_of_other_sizes, rows_of_unit_size
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.releases import INFORMATION, Release
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
@@ -81,11 +81,11 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     Raises:
       ValueError: No synthetic row is a valid observation of the model.
     """
-    names = [
-        block.name
-        for blocks in map(engine.blocks, ("once", "refreshed", "adaptive"))
-        for block in blocks
-    ]
+    kinds: tuple[Release, ...] = ("once", "refreshed", "adaptive")
+    if not engine.is_one_vector:
+        # That of one vector is clipped to the square of the vector's norm.
+        kinds += ("information",)
+    names = [block.name for blocks in map(engine.blocks, kinds) for block in blocks]
     if not names:
         return ()
     trial = _Trial(engine, graph.arguments, names)

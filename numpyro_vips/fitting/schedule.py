@@ -14,7 +14,7 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
-from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
 
 # The square that diagnostics add to the joint vector's, relative to the statistics'.
@@ -84,7 +84,7 @@ class Step:
     @property
     def informs(self) -> bool:
         """Whether it releases what the posterior's intervals alone need."""
-        return any(block.name == INFORMATION for block in self.blocks)
+        return any(block.name in INFORMATION_SHARES for block in self.blocks)
 
     @property
     def is_aside(self) -> bool:
@@ -231,9 +231,9 @@ REFRESH_SHARE = 0.01
 PILOT_SHARE = 0.08
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
-# Of the release for the posterior's intervals, after this part of the adaptive steps,
-# when the globals are near to where they end.
-INFORMATION_SHARE = 0.06
+# Of the release for the posterior's intervals, by what it is of, after this part of the
+# adaptive steps, when the globals are near to where they end.
+INFORMATION_SHARES = {INFORMATION: 0.06, COVARIATES: 0.03}
 INFORMED_AFTER = 0.9
 # When statistics are refreshed that are not released in every step: at the start, where
 # nothing is known, and at half time, where the globals are near to where they end.
@@ -333,8 +333,8 @@ def plan_steps(
     if curvature:
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
-    if information:
-        share -= INFORMATION_SHARE
+    share_of_information = sum(INFORMATION_SHARES[b.name] for b in information)
+    share -= share_of_information
     if adaptive:
         step_sizes = engine.step_sizes(
             num_steps,
@@ -354,7 +354,7 @@ def plan_steps(
         informed = math.floor(INFORMED_AFTER * num_steps)
         for number, size in enumerate(step_sizes):
             if information and number == informed:
-                steps.append(from_all_rows(information, INFORMATION_SHARE))
+                steps.append(from_all_rows(information, share_of_information))
             if number in curvatures:
                 steps.append(from_all_rows(curvature, CURVATURE_SHARE))
             if number in refreshes:

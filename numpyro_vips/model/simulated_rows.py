@@ -1,8 +1,9 @@
-"""Rows drawn from the model at given globals, where it says all that a row holds.
+"""Rows drawn from the model at given globals.
 
-That is so where every entry of every private argument is an observation, as it is of
-plain samples, mixtures and factor models. A regression says nothing of its covariates.
-Nothing here reads a row: of the private arguments only shapes and types are used.
+The model says all that a row holds where every entry of every private argument is an
+observation, as it is of plain samples, mixtures and factor models. A regression says
+nothing of its covariates, which the caller gives. Nothing here reads a row: of the
+private arguments only shapes and types are used.
 """
 
 import zlib
@@ -12,7 +13,9 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64, Int64
 
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
@@ -37,10 +40,14 @@ class RowSimulator:
       graph: The model.
       copies: By observed site, the entries of arguments that it observes; see
         `copied_entries`.
+
+    Attributes:
+      covariates: By argument, the flat places of the entries that no site observes.
     """
 
     def __init__(self, graph: ModelGraph, copies: Mapping[str, Any]):
         self._shapes = graph.arguments.row_shapes()
+        self.covariates = _covariates(graph, copies)
 
         def draw(
             graph: ModelGraph, rows: Any, latents: Any, key: jax.Array
@@ -67,7 +74,7 @@ class RowSimulator:
 
     @classmethod
     def of(cls, graph: ModelGraph) -> Self | None:
-        """The simulator; None if the model does not say all that a row holds."""
+        """The simulator; None where rows cannot be drawn."""
         sites = [s for s in graph.sites.values() if s.row_axis is not None]
         if len(sites) > _MOST_SITES or graph.params:
             return None
@@ -75,16 +82,6 @@ class RowSimulator:
             copies = copied_entries(graph)
         except _NO_SAMPLER:
             return None
-        for name, like in graph.arguments.row_shapes().items():
-            places = {
-                int(place)
-                for copied in copies.values()
-                for argument, _, there in copied
-                if argument == name
-                for place in np.atleast_1d(there)
-            }
-            if len(places) < np.prod(like.shape, dtype=int):
-                return None
         simulator = cls(graph, copies)
         zeros = {
             site.name: jnp.zeros(site.shape, site.dtype)
@@ -99,15 +96,69 @@ class RowSimulator:
             return None
         return simulator
 
-    def rows(
-        self, latents: Mapping[str, Any], count: int, seed: int
-    ) -> dict[str, jax.Array]:
-        """So many rows at these globals, by argument; the same for the same seed."""
-        return self._draw(*self._inputs(latents, count, seed))
+    @property
+    def num_covariates(self) -> int:
+        """The number of entries of a row that no site observes."""
+        return sum(len(places) for places in self.covariates.values())
 
-    def _inputs(self, latents: Mapping[str, Any], count: int, seed: int) -> tuple:
+    def rows(
+        self,
+        latents: Mapping[str, Any],
+        count: int,
+        seed: int,
+        covariates: Float64[np.ndarray, "count covariates"] | None = None,
+    ) -> dict[str, jax.Array]:
+        """So many rows at these globals, by argument; the same for the same seed.
+
+        Args:
+          latents: By name, a value of each global.
+          count: How many rows.
+          seed: Other seeds give other rows.
+          covariates: Their covariates, in the order of the attribute, rounded where the
+            argument holds whole numbers; zero if left out.
+        """
+        return self._draw(*self._inputs(latents, count, seed, covariates))
+
+    def _inputs(
+        self,
+        latents: Mapping[str, Any],
+        count: int,
+        seed: int,
+        covariates: Float64[np.ndarray, "count covariates"] | None = None,
+    ) -> tuple:
         blank = {
-            name: jnp.zeros((count, *like.shape), like.dtype)
+            name: np.zeros((count, *like.shape), like.dtype)
             for name, like in self._shapes.items()
         }
+        start = 0
+        for name, places in self.covariates.items():
+            if covariates is not None:
+                given = covariates[:, start : start + len(places)]
+                if not np.issubdtype(blank[name].dtype, np.floating):
+                    given = np.rint(given)
+                if np.issubdtype(blank[name].dtype, np.bool_):
+                    given = given > 0
+                blank[name].reshape(count, -1)[:, places] = given
+            start += len(places)
         return blank, latents, jax.random.split(threefry_key(seed), count)
+
+
+def _covariates(
+    graph: ModelGraph, copies: Mapping[str, Any]
+) -> dict[str, Int64[np.ndarray, " _entries"]]:
+    """See the attribute of `RowSimulator`; none that the model does not look at."""
+    found = {}
+    _, used = with_used_inputs(graph.program)
+    row_inputs, _ = graph.program_inputs
+    looked_at = dict(zip(sorted(row_inputs), used, strict=False))
+    for name, like in graph.arguments.row_shapes().items():
+        if not looked_at[name]:
+            continue
+        observed = np.zeros(int(np.prod(like.shape, dtype=int)), bool)
+        for copied in copies.values():
+            for argument, _, there in copied:
+                if argument == name:
+                    observed[np.atleast_1d(there)] = True
+        if not observed.all():
+            found[name] = np.flatnonzero(~observed)
+    return found

@@ -6,5 +6,7 @@ from typing import Literal
 # the fit; in every step; or once near the end, for the posterior's intervals.
 Release = Literal["once", "refreshed", "adaptive", "information"]
 
-# What the block of the last kind is called.
+# What blocks of the last kind are called: rows' information about the globals, and the
+# second moments of their covariates.
 INFORMATION = "information"
+COVARIATES = "covariates' second moments"

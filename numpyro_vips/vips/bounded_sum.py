@@ -7,13 +7,14 @@ checked for a single row; see `jax_tools.row_programs`.
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
@@ -29,6 +30,7 @@ from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     NewByStatistic,
+    NewMomentsByFactor,
     Row,
     Rows,
     Scales,
@@ -143,6 +145,8 @@ def norms_of_rows(
     sweeps: int,
     means: Means | None = None,
     units: ByStatistic | None = None,
+    *,
+    in_any_state: bool = False,
 ) -> dict[str, Float[Array, " rows"]]:
     """Norms of the rows' expected sufficient statistics, by name: (number of rows,).
 
@@ -152,15 +156,19 @@ def norms_of_rows(
     Args:
       program, expected_natural, rows, sweeps, means, units: As in `bounded_sum`.
       names: The statistics.
+      in_any_state: Whether they are the largest that a row may come to have, in any
+        state of a discrete latent of which it has one; see `_num_states`.
     """
     is_double = jnp.result_type(float) == jnp.float64
     scales = dict.fromkeys(names, 1.0)
     shared = Shared(dict(expected_natural), scales, means or {}, dict(units or {}))
     count = len(jax.tree.leaves(rows)[0])
 
-    def of_piece(rows: Rows) -> dict[str, Float[Array, " rows"]]:
+    def of_piece(
+        rows: Rows, state: Int[Array, ""] | None = None
+    ) -> dict[str, Float[Array, " rows"]]:
         with jax.enable_x64(is_double):
-            contributions = _row_contributions(program, shared, rows, sweeps)
+            contributions = _row_contributions(program, shared, rows, sweeps, state)
         means, units = in_double((shared.means, shared.units))
 
         def of_row(mine: RowContribution) -> dict[str, Float[Array, ""]]:
@@ -174,29 +182,88 @@ def norms_of_rows(
     with jax.enable_x64(True):
         pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), _piece_size(program))
         norms = jax.lax.map(of_piece, pieces)
+        if in_any_state and _num_states(program):
+            states = jnp.arange(_num_states(program), dtype=jnp.int32)
+            found = jax.lax.map(
+                lambda state: jax.lax.map(lambda rows: of_piece(rows, state), pieces),
+                states,
+            )
+            # Norms that are not finite stay so.
+            norms = {n: jnp.maximum(norms[n], jnp.max(found[n], 0)) for n in norms}
         return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
 
 
+# States of a row's discrete latent beyond which its rows are not tried in each.
+_MOST_STATES = 8
+
+
+def _num_states(program: ConjugateProgram) -> int:
+    """How many states the discrete latents have of which a row has one; 0 without any.
+
+    Which component of a mixture a row belongs to depends on the globals, and at those
+    that a fit starts from a component may have next to no rows.
+    """
+    states = [
+        factor.family.num_states
+        for factor in program.structure.posterior_factors_of("local")
+        if isinstance(factor.family, Categorical) and math.prod(factor.shape) == 1
+    ]
+    most = max(states, default=0)
+    return most if most <= _MOST_STATES else 0
+
+
+def _in_state(
+    program: ConjugateProgram,
+    moments: NewMomentsByFactor,
+    state: Int[Array, ""] | None,
+) -> NewMomentsByFactor:
+    """Moments with the latents of `_num_states` in one state, the last if they have
+    fewer; None leaves them as they are."""
+    if state is None:
+        return moments
+    found = dict(moments)
+    for factor in program.structure.posterior_factors_of("local"):
+        family = factor.family
+        if isinstance(family, Categorical) and math.prod(factor.shape) == 1:
+            mine = moments[factor.name]["is"]
+            here = jnp.minimum(state, jnp.int32(family.num_states - 1))
+            one = jnp.arange(mine.shape[-1], dtype=jnp.int32) == here
+            one = jnp.broadcast_to(one, mine.shape).astype(mine.dtype)
+            found[factor.name] = {"is": one}
+    return found
+
+
 def _row_contributions(
-    program: ConjugateProgram, shared: Shared, rows: Rows, sweeps: int
+    program: ConjugateProgram,
+    shared: Shared,
+    rows: Rows,
+    sweeps: int,
+    state: Int[Array, ""] | None = None,
 ) -> RowContribution:
     """The E-step: rows' contributions, with a leading axis of rows.
 
     Alone, the refreshed statistics are what rows say of the globals at all, and so the
     observed information.
+
+    Args:
+      program, shared, rows, sweeps: See `bounded_sum`.
+      state: See `_in_state`.
     """
     is_information = program.refreshed.issuperset(shared.scales)
 
-    def solve(shared: Shared, row: Row) -> RowContribution:
+    def solve(given: tuple[Shared, Any], row: Row) -> RowContribution:
+        shared, state = given
         arrays, valid = program.row_constants.zero_if_invalid(row)
         local_moments = moments_of_row(
             program, shared.expected_natural, arrays, sweeps, observed=is_information
         )
+        local_moments = _in_state(program, local_moments, state)
         return row_contribution(
             program, arrays, valid, local_moments, shared.scales, shared.means
         )
 
-    contributions = over_rows(solve)(jax.tree.map(jnp.asarray, shared), rows)
+    given = jax.tree.map(jnp.asarray, (shared, state))
+    contributions = over_rows(solve)(given, rows)
     # Else XLA may work out a number twice, for the norm and for the sum, and round it
     # in two ways.
     return jax.lax.optimization_barrier(contributions)

@@ -1,12 +1,13 @@
 """What `explain`, diagnostics and warnings say of a conjugate program."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
+from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.program import ConjugateProgram
 
 # Coordinates of a joint covariance from which on `explain` points it out.
@@ -148,11 +149,22 @@ def _describe_factor(program: ConjugateProgram, factor: PosteriorFactor) -> str:
     return f"{family} [{', '.join(used)}]"
 
 
-def describe_statistics(program: ConjugateProgram) -> list[dict[str, Any]]:
-    """Name, shape and release label of each of a row's statistics."""
-    return [
+def describe_statistics(
+    program: ConjugateProgram, for_intervals: Sequence[Block]
+) -> list[dict[str, Any]]:
+    """Name, shape and release label of each of a row's statistics.
+
+    Args:
+      program: The compiled model.
+      for_intervals: What else is released, of the kind `"information"`.
+    """
+    statistics = [
         {"statistic": s.name, "shape": list(s.block_shape), "released": s.release}
         for s in program.structure.statistics
+    ]
+    return statistics + [
+        {"statistic": b.name, "shape": list(b.shape), "released": "information"}
+        for b in for_intervals
     ]
 
 

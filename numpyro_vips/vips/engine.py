@@ -22,12 +22,13 @@ from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Release
+from numpyro_vips.privacy.releases import COVARIATES, Release
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.column_units import column_units
 from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
+from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
@@ -134,6 +135,7 @@ class VipsEngine:
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
         self._step_size = step_size
+        self._has_norms = has_norms
         self._roles = StatisticRoles(
             program, release_once=release_once, has_norms=has_norms
         )
@@ -151,8 +153,21 @@ class VipsEngine:
         return self.program.structure.statistics
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
-        """What is released of this kind, at scale 1; intervals need nothing more."""
+        """What is released of this kind, at scale 1.
+
+        Intervals need the covariates' moments, where rows have latents of their own.
+        """
+        if release == "information":
+            number = self._num_covariates
+            return (moments_block(number),) if number else ()
         return self._roles.blocks(release)
+
+    @property
+    def _num_covariates(self) -> int:
+        """The covariates whose moments are needed."""
+        if self._has_norms or not self._roles.open:
+            return 0  # Norms that the caller gave are not theirs.
+        return sum(map(len, self.on_rows.covariates.values()))
 
     @property
     def balanced(self) -> frozenset[str]:
@@ -281,7 +296,15 @@ class VipsEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        return self.on_rows.norm_counts(state, rows, mask, parts=parts, edges=edges)
+        return self.on_rows.norm_counts(
+            state,
+            rows,
+            mask,
+            parts=parts,
+            edges=edges,
+            # Later the globals say which state a row is in.
+            in_any_state=not state.asked or bool(state.start and not state.kept),
+        )
 
     def recentre(self, state: VipsState) -> VipsState:
         """The state from which statistics are taken about where the globals are now.
@@ -310,6 +333,8 @@ class VipsEngine:
         sampling_rate: float,
     ) -> VipsState:
         """The state that knows how the next release is clipped; see `SeesBounds`."""
+        if COVARIATES in scales:
+            return state
         blocks = {s: float(scales[s]) for s in scales if s not in DIAGNOSTICS}
         bound = Bound(blocks, clipping_norm, sampling_rate)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
@@ -330,6 +355,9 @@ class VipsEngine:
           noise_stddev: Standard deviation of their noise.
           step_size: Weight ρ of these sums in the average.
         """
+        if COVARIATES in released:
+            moments = np.asarray(released[COVARIATES], np.float64)
+            return state._replace(covariates=moments)
         rho = step_size
         if self._roles.residuals & set(released):
             rho = state.way.weight(step_size)
@@ -565,7 +593,8 @@ class VipsEngine:
             f"{latent}.origin": np.asarray(point)
             for latent, point in self.on_rows.origins_by_latent(state.origins).items()
         }
-        return {**sums, **noise, **origins}
+        of_rows = {} if state.covariates is None else {COVARIATES: state.covariates}
+        return {**sums, **noise, **origins, **of_rows}
 
     def until_converged(
         self, state: VipsState, arguments: ModelArguments
@@ -616,12 +645,17 @@ class VipsEngine:
         )
 
     def informed(self, state: VipsState, arguments: ModelArguments) -> VipsState:
-        """The state with the observed information of logistic likelihoods.
+        """The state with what widths need of rows, for fits without privacy.
+
+        That is the moments of covariates, and the information of logistic likelihoods.
 
         The quadratic bound is steeper than the likelihood, at the optimum too. Under
         noise the information is released instead (Louis, 1982); here all rows are asked
-        for it, so this is for fits without privacy.
+        for it.
         """
+        if self._num_covariates:
+            moments = self.on_rows.moments_of_covariates(arguments)
+            state = state._replace(covariates=moments)
         if not self._roles.residuals or not state.natural:
             return state
         found = self.on_rows.information(state, arguments)
@@ -735,7 +769,7 @@ class VipsEngine:
 
     def describe_statistics(self) -> list[dict[str, Any]]:
         """Name, shape and release label of each of a row's statistics."""
-        return describe_statistics(self.program)
+        return describe_statistics(self.program, self.blocks("information"))
 
     def notes(self) -> Iterable[str]:
         """What else to know."""

@@ -14,6 +14,7 @@ import numpy as np
 
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped, without_clipping
+from numpyro_vips.vips.covariates import Covariates
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.missing_information import Coordinates, observed
 from numpyro_vips.vips.named_arrays import Sums
@@ -93,8 +94,13 @@ class Reading:
         None where the model does not say how rows are distributed, or rows have nothing
         to tell.
         """
-        if not state.asked or self._simulator is None:
+        simulator, covariates = self._rows.simulator, None
+        if not state.asked or simulator is None:
             return None
+        if simulator.covariates:
+            if state.covariates is None:
+                return None
+            covariates = Covariates.with_moments(state.covariates, self._rows.num_rows)
         coordinates = Coordinates(
             [
                 statistic
@@ -103,7 +109,13 @@ class Reading:
             ]
         )
         answers = SimulatedAnswers(
-            self._simulator, coordinates, self._rows, self._globals, state, sums
+            simulator,
+            coordinates,
+            self._rows,
+            self._globals,
+            state,
+            sums,
+            covariates,
         )
         depends = {
             statistic.name: float(statistic.name in self._roles.open)
@@ -136,10 +148,6 @@ class Reading:
             return {}
         return self._globals.newton_targets(sums, state.moments, state.centre)
 
-    @functools.cached_property
-    def _simulator(self) -> RowSimulator | None:
-        return RowSimulator.of(self.program.graph)
-
     def _without_clipping(self, state: VipsState) -> Unclipped | None:
         """The sums with what clipping took off them; None where nothing tells.
 
@@ -153,9 +161,10 @@ class Reading:
             for name, bound in state.clipped.items()
             if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
         }
-        if not bounds or self._simulator is None:
+        simulator = self._rows.simulator
+        if not bounds or simulator is None or simulator.covariates:
             return None
-        simulation = self._simulation(state, self._simulator, bounds)
+        simulation = self._simulation(state, simulator, bounds)
         noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
         return without_clipping(
             state.statistics, noise_stddev, simulation.missing, simulation.lost

@@ -20,7 +20,15 @@ from numpyro_vips.jax_tools.row_sums import (
 )
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
+from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.covariates import (
+    MOST_COVARIATES,
+    Places,
+    bounded_moments,
+    moment_norms,
+)
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
 from numpyro_vips.vips.named_arrays import (
@@ -84,10 +92,17 @@ class RowPrograms:
     ) -> NewSums:
         """A chunk's clipped sum of every block in `scales`, about `state.origins`.
 
+        The covariates' moments are summed alone.
+
         Not yet private; see `fitting.engine.Engine.bounded_sum`. How often this is
         asked depends on what was released; how often that is, of private rows, depends
         on public facts alone.
         """
+        if COVARIATES in scales:
+            found = self._bounded_moments(
+                dict(rows), mask, scale=float(scales[COVARIATES]), norm=clipping_norm
+            )
+            return {COVARIATES: np.asarray(found)}
         expected_natural, moments = state.expected_natural, state.visited
         if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
             # Rarely released, so at the best globals that there are.
@@ -107,6 +122,54 @@ class RowPrograms:
             name: sums[name] * state.units[name] for name in sums if name in state.units
         }
         return sums | in_units
+
+    @functools.cached_property
+    def simulator(self) -> RowSimulator | None:
+        """What draws rows of the model; None where nothing can."""
+        return RowSimulator.of(self.program.graph)
+
+    @property
+    def covariates(self) -> Places:
+        """Where rows have covariates, if their moments are all that a simulation lacks.
+
+        Empty if it lacks nothing, or more.
+        """
+        simulator = self.simulator
+        if (
+            simulator is None
+            or simulator.num_covariates > MOST_COVARIATES
+            or self.program.graph.arguments.widths
+        ):
+            return {}
+        return simulator.covariates
+
+    @functools.cached_property
+    def _bounded_moments(self) -> Any:
+        def bounded(
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            scale: float | Float[Array, ""],
+            norm: float | Float[Array, ""],
+        ) -> Float[Array, "one_more one_more"]:
+            return bounded_moments(rows, mask, self.covariates, scale, norm)
+
+        return jit_ahead(bounded)
+
+    def moments_of_covariates(
+        self, arguments: ModelArguments
+    ) -> Float64[np.ndarray, "one_more one_more"]:
+        """The sum of the covariates' moments of all rows; for fits without privacy."""
+        parts = map_rows(
+            arguments,
+            lambda rows: bounded_moments(
+                rows,
+                jnp.ones(len(jax.tree.leaves(rows)[0]), bool),
+                self.covariates,
+                1.0,
+                math.inf,
+            )[None],
+        )
+        return np.sum([np.asarray(part, np.float64) for part in parts], axis=(0, 1))
 
     def _means(
         self, moments: InDouble, origins: Mapping[str, Float64[np.ndarray, "..."]]
@@ -151,11 +214,22 @@ class RowPrograms:
         shared: tuple[ByStatistic, Means, ByStatistic],
         rows: Rows,
         names: Sequence[str],
+        in_any_state: bool = True,
     ) -> dict[str, Float[Array, " rows"]]:
         expected_natural, means, units = shared
-        return norms_of_rows(
-            self.program, expected_natural, rows, names, self.local_steps, means, units
+        norms = norms_of_rows(
+            self.program,
+            expected_natural,
+            rows,
+            [name for name in names if name != COVARIATES],
+            self.local_steps,
+            means,
+            units,
+            in_any_state=in_any_state,
         )
+        if COVARIATES in names:
+            norms[COVARIATES] = moment_norms(rows, self.covariates)
+        return norms
 
     def norm_counts(
         self,
@@ -165,15 +239,22 @@ class RowPrograms:
         *,
         parts: Mapping[str, Sequence[str]],
         edges: Mapping[str, np.ndarray],
+        in_any_state: bool,
     ) -> dict[str, np.ndarray]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
         See `fitting.engine.Engine.norm_counts`.
+
+        Args:
+          state, rows, mask, parts, edges: See there.
+          in_any_state: See `norms_of_rows`.
         """
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         with jax.enable_x64(True):
             double = {part: jnp.asarray(edges[part]) for part in parts}
-        found = self._norm_counts(self._shared(state), dict(rows), mask, double, names)
+        found = self._norm_counts(
+            self._shared(state), dict(rows), mask, double, names, in_any_state
+        )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
     @functools.cached_property
@@ -184,12 +265,13 @@ class RowPrograms:
             mask: Bool[Array, " rows"],
             edges: Mapping[str, Float[Array, " _edges"]],
             parts: tuple[tuple[str, tuple[str, ...]], ...],
+            in_any_state: bool,
         ) -> dict[str, Float[Array, " _bins"]]:
             names = sorted({name for _, blocks in parts for name in blocks})
-            norms = self._norms_of_rows(shared, rows, names)
+            norms = self._norms_of_rows(shared, rows, names, in_any_state)
             return counts_of_parts(norms, mask, parts, edges)
 
-        return jit_ahead(counts, static_argnums=4)
+        return jit_ahead(counts, static_argnums=(4, 5))
 
     def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
         """The sums of what tells the information, of all rows as they are.

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.jax_tools.row_sums import equal_chunks
+from numpyro_vips.jax_tools.row_sums import ZERO_ROWS, equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
+from numpyro_vips.vips.covariates import Covariates
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.missing_information import Coordinates, Vector
 from numpyro_vips.vips.named_arrays import ByStatistic, MomentsByFactor, Rows
@@ -17,6 +18,8 @@ from numpyro_vips.vips.state import VipsState
 
 # How often chunks of rows are worked on at most.
 _MOST_CHUNKS = 16
+# The share of simulated rows that may count as zero.
+_MOST_LOST = 0.05
 # Rows are asked twice for each coordinate, and once at each place: that many answers in
 # all, or one chunk's.
 _ANSWERS = 150_000
@@ -31,6 +34,7 @@ class SimulatedAnswers:
       on_rows, on_globals: The compiled programs.
       state: It has the places where the rows of the fit were asked.
       sums: All sums; those that vary are given anew.
+      covariates: Those of the simulated rows; None if rows have none.
     """
 
     def __init__(
@@ -41,6 +45,7 @@ class SimulatedAnswers:
         on_globals: GlobalPrograms,
         state: VipsState,
         sums: Unclipped,
+        covariates: Covariates | None = None,
     ):
         self._simulator = simulator
         self._coordinates = coordinates
@@ -52,6 +57,7 @@ class SimulatedAnswers:
         self._number = min(max(wanted, 1), _MOST_CHUNKS)
         self._factor = on_rows.num_rows / (self._number * self._size)
         self._seed = seed_of(state.statistics)
+        self._covariates = covariates
 
     def _with(self, vector: Vector) -> Unclipped:
         blocks = self._coordinates.blocks(vector)
@@ -82,10 +88,32 @@ class SimulatedAnswers:
         latents = self._globals.means_of_latents(self._state, self._with(sums), 0.0)
         if latents is None:
             return None
-        return [
-            self._simulator.rows(latents, self._size, self._seed + number)
-            for number in range(self._number)
+        seeds = range(self._seed, self._seed + self._number)
+        found = [
+            self._simulator.rows(
+                latents,
+                self._size,
+                seed,
+                self._covariates and self._covariates.drawn(self._size, seed),
+            )
+            for seed in seeds
         ]
+        return found if self._covariates is None or self._counts(found[0]) else None
+
+    def _counts(self, chunk: Rows) -> bool:
+        """Whether nearly all of these rows are such as the model takes.
+
+        Gaussian covariates may be none: a logarithm's, or labels.
+        """
+        scales = dict.fromkeys([*self._state.asked[0].place, ZERO_ROWS], 1.0)
+        found = self._rows.sum_of_rows(
+            self._state,
+            chunk,
+            np.ones(self._size, dtype=bool),
+            scales=scales,
+            clipping_norm=math.inf,
+        )
+        return float(found[ZERO_ROWS]) <= _MOST_LOST * self._size
 
     def sums(self, sums: Vector, rows: Sequence[Rows]) -> Vector | None:
         """See `missing_information.Answers`."""

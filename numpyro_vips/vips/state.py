@@ -37,6 +37,8 @@ class VipsState(NamedTuple):
       visited: The moments at which rows are asked next: those of the posterior, but for
         factors that take Newton steps under noise, see `conjugacy.structure.centring`.
       expected_natural: n̄, what the rows of a step need to know of the globals.
+      covariates: The second moments of the covariates, as an estimate of their sum over
+        all rows; None if they have not been released.
       asked: Where rows were asked for statistics that depend on the globals; see
         `asked_places`.
       released: Names of the statistics that have been released at least once.
@@ -73,6 +75,7 @@ class VipsState(NamedTuple):
     start: InDouble
     kept: float = 1.0
     num_steps: int = 0
+    covariates: Float64[np.ndarray, "one_more one_more"] | None = None
     asked: tuple[AskedPlace, ...] = ()
     change: float = 0.0
     drift: Mapping[str, float] = types.MappingProxyType({})

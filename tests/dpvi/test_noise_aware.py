@@ -15,7 +15,7 @@ import numpyro_vips as nv
 from numpyro_vips.dpvi.guides import NoiseAwarePosterior, NormalPosterior
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import (
-    INFORMATION_SHARE,
+    INFORMATION_SHARES,
     INFORMED_AFTER,
 )
 from numpyro_vips.model.arguments import bind_arguments
@@ -161,7 +161,7 @@ def test_the_information_has_its_share_near_the_end():
     steps = steps_of(linear, X, y)
     (number,) = [i for i, step in enumerate(steps) if step.informs]
     share = steps[number].share / sum(step.share for step in steps)
-    assert share == pytest.approx(INFORMATION_SHARE)
+    assert share == pytest.approx(INFORMATION_SHARES[INFORMATION])
     before = [s for s in steps[:number] if not s.counted]
     gradients = [s for s in steps if not s.counted and not s.informs]
     assert len(before) == INFORMED_AFTER * len(gradients)
@@ -191,7 +191,7 @@ def test_noise_of_the_callers_is_that_of_gradients():
     (informing,) = [s for s in steps if s.informs]
     assert of_gradients == {7.0}
     total = sum(step.share for step in steps)
-    assert informing.share / total == pytest.approx(INFORMATION_SHARE)
+    assert informing.share / total == pytest.approx(INFORMATION_SHARES[INFORMATION])
 
 
 @pytest.mark.parametrize(

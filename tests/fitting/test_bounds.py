@@ -237,6 +237,66 @@ def test_rows_that_are_clipped_or_zero_are_counted(engine):
     assert 0 < sums[ZERO_ROWS] < len(ROWS)
 
 
+# --- rows of components that have none yet --------------------------------------------
+
+
+def outliers(y):
+    share = numpyro.sample("share", dist.Beta(1.0, 30.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(0.2))
+    with numpyro.plate("rows", y.shape[0]):
+        is_one = numpyro.sample(
+            "is_one", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+        )
+        scale = jnp.where(is_one == 1, 10.0, spread)
+        numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+
+def test_a_row_has_the_norms_of_any_component_before_the_first_step():
+    """At the start a row far from zero is no row of the narrow component at all."""
+    rows = np.array([0.1, 3.0, -40.0], np.float32)
+    fit = prepared(outliers, rows)
+    state = fit.engine.initial_state(jax.random.key(0))
+    names = [block.name for block in fit.engine.blocks("adaptive")]
+    norms = fit.engine.row_norms(state, {"y": rows}, names)
+    np.testing.assert_allclose(norms["⟨spread^-2⟩"], rows**2 / 2.0, rtol=1e-5)
+    alone = fit.engine.bounded_sum(
+        state,
+        {"y": rows[1:]},
+        np.ones(2, bool),
+        scales={"⟨spread^-2⟩": 1.0},
+        clipping_norm=np.inf,
+    )
+    assert abs(alone["⟨spread^-2⟩"]) < 1e-3
+    # What is bounded by one in any state needs no histogram.
+    fixed = {part.name for part in fit.parts if part.is_fixed}
+    assert {"⟨log share⟩", "⟨log(1-share)⟩"} <= fixed
+
+
+def test_later_norms_are_those_at_the_globals():
+    rows = np.array([0.1, 3.0, -40.0], np.float32)
+    fit = prepared(outliers, rows)
+    engine = fit.engine
+    (part,) = (p for p in fit.parts if p.name == "⟨spread^-2⟩")
+
+    def bins(state: Any) -> np.ndarray:
+        found = engine.norm_counts(
+            state,
+            {"y": rows},
+            np.ones(3, bool),
+            parts={part.name: part.blocks},
+            edges={part.name: part.grid},
+        )
+        return np.flatnonzero(found[part.name])
+
+    start = engine.initial_state(jax.random.key(0))
+    scales = {block.name: block.scale for block in engine.blocks("adaptive")}
+    sums = engine.bounded_sum(
+        start, {"y": rows}, np.ones(3, bool), scales=scales, clipping_norm=np.inf
+    )
+    later = engine.update(start, sums, dict.fromkeys(scales, 1.0), 1.0)
+    assert bins(start).max() > bins(later).max()
+
+
 # --- what users see -------------------------------------------------------------------
 
 

@@ -87,7 +87,7 @@ def states(high: Any) -> Callable[..., None]:
     return model
 
 
-def test_states_that_are_counted_from_zero():
+def test_states_that_are_counted_from_zero(coordinate_ascent: None):
     def summed(x: Any, y: Any) -> None:
         del x
         shift = numpyro.sample("shift", dist.Normal(0.0, 3.0))

@@ -73,8 +73,27 @@ def test_an_observation_may_depend_on_another() -> None:
     np.testing.assert_allclose(Y[:, 1], 2.0 * Y[:, 0], atol=0.6)
 
 
-def test_no_rows_are_drawn_where_the_model_says_nothing_of_covariates() -> None:
-    assert RowSimulator.of(graph_of(regression, 5, np.zeros(5), np.zeros(5))) is None
+def test_covariates_are_given() -> None:
+    simulator = RowSimulator.of(graph_of(regression, 5, np.zeros(5), np.zeros(5)))
+    assert simulator is not None
+    assert {name: list(places) for name, places in simulator.covariates.items()} == {
+        "X": [0]
+    }
+    X = np.linspace(-1.0, 1.0, 4000)[:, None]
+    rows = simulator.rows({"slope": jnp.asarray(2.0)}, 4000, 0, X)
+    np.testing.assert_allclose(rows["X"], X[:, 0], rtol=1e-6)
+    noise = np.asarray(rows["y"]) - 2.0 * X[:, 0]
+    assert noise.mean() == pytest.approx(0.0, abs=0.06)
+    assert noise.std() == pytest.approx(1.0, abs=0.05)
+
+
+def test_whole_numbers_and_truths_are_covariates_too() -> None:
+    arguments = 5, np.zeros(5, np.int32), np.zeros(5)
+    simulator = RowSimulator.of(graph_of(regression, *arguments))
+    assert simulator is not None
+    given = np.array([[0.4], [0.6], [-1.2]])
+    found = simulator.rows({"slope": jnp.asarray(0.0)}, 3, 0, given)["X"]
+    np.testing.assert_array_equal(found, [0, 1, -1])
 
 
 def test_the_private_rows_do_not_matter() -> None:
