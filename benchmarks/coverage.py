@@ -176,8 +176,52 @@ def repeated(n: int, y: Any = None) -> None:
             numpyro.sample(f"y{k}", dist.Normal(level, 1 / jnp.sqrt(within)), obs=seen)
 
 
+def intercepts(n: int, X: Any, y: Any = None) -> None:
+    """Four visits of everybody."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    between = numpyro.sample("between", dist.HalfNormal(1.0))
+    within = numpyro.sample("within", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", n, dim=-2):
+        effect = numpyro.sample("effect", dist.Normal(0.0, between))
+        with numpyro.plate("visits", 4, dim=-1):
+            about = mean + effect + X @ w
+            numpyro.sample("y", dist.Normal(about, within), obs=y)
+
+
+def slopes(n: int, X: Any, y: Any = None) -> None:
+    """Four visits, and a slope of everybody's own."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    of_means = numpyro.sample("of_means", dist.HalfNormal(1.0))
+    of_slopes = numpyro.sample("of_slopes", dist.HalfNormal(1.0))
+    within = numpyro.sample("within", dist.HalfNormal(1.0))
+    with numpyro.plate("rows", n, dim=-2):
+        effect = numpyro.sample("effect", dist.Normal(0.0, of_means))
+        own = numpyro.sample("own", dist.Normal(0.0, of_slopes))
+        with numpyro.plate("visits", 4, dim=-1):
+            about = mean + effect + X[..., 0] * (slope + own)
+            numpyro.sample("y", dist.Normal(about, within), obs=y)
+
+
+def exposures(n: int, X: Any, y: Any = None) -> None:
+    """Counts over known times, at rates that differ between rows."""
+    rate = numpyro.sample("rate", dist.Gamma(4.0, 2.0))
+    with numpyro.plate("rows", n):
+        own = numpyro.sample("own", dist.Gamma(3.0, rate))
+        numpyro.sample("y", dist.Poisson(X * own), obs=y)
+
+
 def many_columns(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return (rng.normal(size=(n, 20)).astype(np.float32),)
+
+
+def four_visits(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    return ((0.6 * rng.normal(size=(n, 4, 2))).astype(np.float32),)
+
+
+def times(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    return (rng.uniform(0.5, 3.0, n).astype(np.float32),)
 
 
 def with_groups(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
@@ -211,6 +255,9 @@ CASES = {
     "annotators": Case(annotators, none, sites("y", 4)),
     "hidden Markov chain": Case(hidden_chain, none, sites("y", 8)),
     "repeated measurements": Case(repeated, none, sites("y", 3)),
+    "random intercepts": Case(intercepts, four_visits),
+    "random slopes": Case(slopes, four_visits),
+    "exposures": Case(exposures, times),
     **{
         name: ON_NATURAL_SCALES[name]
         for name in (
