@@ -24,7 +24,7 @@ import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import Step
-from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling
 from numpyro_vips.privacy.secure_random import SecureRandom
 
@@ -265,6 +265,50 @@ def information_scores(
     _, found = _released(case, vi, informing, count, noise_multiplier)
     absent, present = (
         np.array([released[INFORMATION][0, 0] for released in world]) for world in found
+    )
+    return absent, present, 1.0 / noise_multiplier
+
+
+def exposures(x: Any) -> None:
+    """A row has a covariate, and a rate of its own."""
+    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("patients", x.shape[0]):
+        own = numpyro.sample("own", dist.Gamma(3.0, rate))
+        numpyro.sample("y", dist.Poisson(jnp.abs(x[:, 0]) * own), obs=x[:, 1])
+
+
+def covariate_scores(
+    count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What the covariates' second moments betray of a row that adds all that it may.
+
+    Returns:
+      The released square without the row and with it, from `count` releases each, and
+      the μ that is claimed.
+    """
+    present = np.full((10, 2), np.nan, np.float32)
+    present[-1] = LARGE, 1.0
+    case = WorstCase(
+        model=exposures,
+        absent=present[:-1],
+        present=present,
+        score=lambda params: 0.0,
+        options={
+            "engine": "vips",
+            "sampling": nv.FullBatch(),
+            "noise_multiplier": noise_multiplier,
+            "num_rows": 10,
+            "num_steps": 1,
+        },
+    )
+
+    def of_covariates(steps: Sequence[Step]) -> Step:
+        (step,) = [step for step in steps if step.label == COVARIATES]
+        return dataclasses.replace(step, clipping_norm=1.0)
+
+    _, found = _released(case, case.vi(), of_covariates, count, noise_multiplier)
+    absent, present = (
+        np.array([released[COVARIATES][1, 1] for released in world]) for world in found
     )
     return absent, present, 1.0 / noise_multiplier
 

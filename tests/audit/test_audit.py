@@ -20,6 +20,7 @@ from _worst_cases import (
     DELTA,
     KEY,
     WorstCase,
+    covariate_scores,
     fresh_start,
     histogram_scores,
     information_scores,
@@ -36,7 +37,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting import private_step
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.vips.engine import VipsEngine
 
 CONFIDENCE = 0.99
@@ -322,15 +323,28 @@ def test_information_stays_below_its_claim(record_property):
     assert 0.9 * claimed < mu < claimed
 
 
-def test_information_without_noise_is_caught(monkeypatch):
+@pytest.mark.audit
+def test_moments_of_covariates_stay_below_their_claim(record_property):
+    absent, present, claimed = covariate_scores(RUNS, noise_multiplier=0.4)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    found = f"mu >= {mu:.3f} (claimed {claimed:.3f})"
+    record_property("audit", f"vips, covariates: {found}")
+    assert 0.9 * claimed < mu < claimed
+
+
+@pytest.mark.parametrize(
+    ("scores", "name"),
+    [(information_scores, INFORMATION), (covariate_scores, COVARIATES)],
+)
+def test_information_without_noise_is_caught(monkeypatch, scores, name):
     add_noise = GaussianMechanism.add_noise
 
     def forgetful(self: Any, sums: Any, rng: Any) -> Any:
         noisy = add_noise(self, sums, rng)
-        return dict(sums) if INFORMATION in sums else noisy
+        return dict(sums) if name in sums else noisy
 
     monkeypatch.setattr(GaussianMechanism, "add_noise", forgetful)
-    absent, present, mu = information_scores(200, noise_multiplier=4.0)
+    absent, present, mu = scores(200, noise_multiplier=4.0)
     bound = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
     assert bound > epsilon_of_full_batch(mu)
 
