@@ -303,7 +303,7 @@ class VipsEngine:
             parts=parts,
             edges=edges,
             # Later the globals say which state a row is in.
-            in_any_state=not state.asked or bool(state.start and not state.kept),
+            in_any_state=not state.asked,
         )
 
     def recentre(self, state: VipsState) -> VipsState:

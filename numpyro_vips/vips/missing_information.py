@@ -45,6 +45,9 @@ _MOST_GROWTH = 2.0
 # How small the smallest one is where rounds come near the end before they grow, and how
 # small as a share of the first one.
 _NEAR, _NEARER = 1.0, 0.25
+# More of the information than this is missing only where components are alike, or by
+# errors of slopes.
+_ALL = 1.01
 # The share of its information that a direction lacks at most, as far as sums are
 # corrected, and as far as the posterior is widened: a correction is as noisy as it is
 # long, and the linear answer that it goes by does not hold far from the sums.
@@ -245,7 +248,8 @@ def observed(
             break
     astray, last = _goes_astray(rounds), rounds[-1]
     nearest = min(rounds, key=lambda found: found.corrected)
-    if astray and nearest.corrected < min(_NEAR, _NEARER * rounds[0].corrected):
+    is_near = nearest.corrected < min(_NEAR, _NEARER * rounds[0].corrected)
+    if astray and is_near and not nearest.slopes.lead_nowhere:
         # Further rounds go by answers that are more noise than slope.
         astray, last, now = False, nearest, nearest.sums
     slopes, left = last.slopes, last.left
@@ -287,8 +291,10 @@ class _Correction(NamedTuple):
 
 
 def _goes_astray(rounds: Sequence[_Correction]) -> bool:
-    """Whether corrections grow, or are still large in the end."""
+    """Whether corrections grow, or are still large in the end, or mean nothing there."""
     first, *_, last = sizes = [found.corrected for found in (rounds[0], *rounds)]
+    if last < _STILL and rounds[-1].slopes.lead_nowhere:
+        return True
     if max(sizes) > max(_SMALL, _MOST_GROWTH * first):
         return True
     return len(rounds) == _ROUNDS and last > _SMALL
@@ -355,6 +361,11 @@ class _Slopes:
         both = root.T @ answered
         self.kappa, vectors = np.linalg.eigh((both + both.T) / 2.0)
         self._root, self._answered = root @ vectors, answered @ vectors
+
+    @property
+    def lead_nowhere(self) -> bool:
+        """Whether an error would come back as more than it was."""
+        return bool(np.max(self.kappa, initial=0.0) > _ALL)
 
     def grown(self, error: Vector) -> Vector:
         """(I - K G)⁻¹ times an error in the sums, as far as is safe."""

@@ -308,6 +308,14 @@ def test_jumps_are_no_slopes() -> None:
     assert np.isfinite(found[1].stddev).all() and found[1].stddev[1] < 3.0
 
 
+def test_more_than_all_is_never_missing() -> None:
+    """As where components are alike: an error would come back as more than it was."""
+    answers = Linear(np.eye(3), np.diag([0.5, 0.3, 1.2]), np.zeros(3))
+    found = observed(np.zeros(3), np.ones(3), np.ones(3, bool), answers)
+    assert found is not None and found.left is None and found.missing == 1.0
+    assert (found.stddev < 3.0).all()
+
+
 def test_rows_without_an_answer_change_nothing() -> None:
     class Silent(Linear):
         """Rows whose sums are not finite."""
