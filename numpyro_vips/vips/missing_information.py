@@ -291,7 +291,7 @@ class _Correction(NamedTuple):
 
 
 def _goes_astray(rounds: Sequence[_Correction]) -> bool:
-    """Whether corrections grow, or are still large in the end, or mean nothing there."""
+    """Whether corrections grow, are large in the end, or mean nothing there."""
     first, *_, last = sizes = [found.corrected for found in (rounds[0], *rounds)]
     if last < _STILL and rounds[-1].slopes.lead_nowhere:
         return True
