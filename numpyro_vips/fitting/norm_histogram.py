@@ -110,7 +110,7 @@ def norm_from_counts(
     near = np.zeros(len(counts), bool)
     if reference is not None:
         near = (uppers < NEAR * reference) & (uppers > reference / NEAR)
-    standing = _standing(counts, noise_stddev, num_rows, near)
+    standing = _standing(counts, noise_stddev, num_rows, near, is_known=is_known)
     if not standing.any():
         return None
     seen = idle + counts[standing].sum()
@@ -132,11 +132,19 @@ def _standing(
     noise_stddev: float,
     num_rows: int,
     near: Bool[np.ndarray, " bins"],
+    *,
+    is_known: bool,
 ) -> Bool[np.ndarray, " bins"]:
     """The bins that stand out of the noise, alone or with their neighbours.
 
     Windows of few bins come first, so that a high bin does not take empty ones along.
     Windows next to what stands out already need less to join it.
+
+    Args:
+      counts, noise_stddev, num_rows: See `norm_from_counts`.
+      near: The bins near the norm of synthetic rows.
+      is_known: Whether a chance finding is worse than nothing, as where a norm is known
+        already. A wide window far from all rows would make that 10⁹ times as large.
     """
     standing = np.zeros(len(counts), bool)
 
@@ -171,6 +179,8 @@ def _standing(
     for width in _WINDOWS:
         while add(width, THRESHOLD):
             extend()
+    if is_known:
+        return standing
     if not standing.any() and add(_WINDOWS[-1], THRESHOLD_WIDEST):
         extend()
     for width in _WINDOWS_NEAR:

@@ -45,6 +45,8 @@ _MOST_GROWTH = 2.0
 # How small the smallest one is where rounds come near the end before they grow, and how
 # small as a share of the first one.
 _NEAR, _NEARER = 1.0, 0.25
+# How far sums are corrected, in their sizes.
+_MOST_MOVED = 30.0
 # More of the information than this is missing only where components are alike, or by
 # errors of slopes.
 _ALL = 1.01
@@ -246,9 +248,12 @@ def observed(
         now = found.sums
         if found.corrected < _STILL or _goes_astray(rounds):
             break
+    farthest = _MOST_MOVED * (answers.sizes(start) + stddev)
     astray, last = _goes_astray(rounds), rounds[-1]
+    astray |= bool(np.any(np.abs(last.sums - start) > farthest))
     nearest = min(rounds, key=lambda found: found.corrected)
     is_near = nearest.corrected < min(_NEAR, _NEARER * rounds[0].corrected)
+    is_near &= bool(np.all(np.abs(nearest.sums - start) <= farthest))
     if astray and is_near and not nearest.slopes.lead_nowhere:
         # Further rounds go by answers that are more noise than slope.
         astray, last, now = False, nearest, nearest.sums
