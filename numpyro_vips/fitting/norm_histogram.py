@@ -143,8 +143,8 @@ def _standing(
     Args:
       counts, noise_stddev, num_rows: See `norm_from_counts`.
       near: The bins near the norm of synthetic rows.
-      is_known: Whether a chance finding is worse than nothing, as where a norm is known
-        already. A wide window far from all rows would make that 10⁹ times as large.
+      is_known: Whether a chance finding far away is worse than nothing, as where a norm
+        is known already. A wide window would make that 10⁹ times as large.
     """
     standing = np.zeros(len(counts), bool)
 
@@ -179,9 +179,7 @@ def _standing(
     for width in _WINDOWS:
         while add(width, THRESHOLD):
             extend()
-    if is_known:
-        return standing
-    if not standing.any() and add(_WINDOWS[-1], THRESHOLD_WIDEST):
+    if not (is_known or standing.any()) and add(_WINDOWS[-1], THRESHOLD_WIDEST):
         extend()
     for width in _WINDOWS_NEAR:
         if not standing.any() and add(width, THRESHOLD_NEAR, inside=near):
