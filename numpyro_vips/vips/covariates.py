@@ -31,7 +31,8 @@ _LEAST_VARIANCE = 1e-4
 
 def moments_block(number: int) -> Block:
     """What the mechanism has to know of the moments of so many covariates."""
-    return Block(name=COVARIATES, shape=(number + 1, number + 1), symmetric=True)
+    shape = number + 1, number + 1
+    return Block(name=COVARIATES, shape=shape, symmetric=True, geometry="psd")
 
 
 def _with_one(rows: Rows, places: Places) -> Float[Array, "rows one_more"]:
@@ -60,7 +61,8 @@ def bounded_moments(
 
     Guarantees:
       Adding or removing one row changes the sum, times `scale`, by at most
-      `clipping_norm` in L2 norm. A row with a covariate that is not finite adds zero.
+      `clipping_norm` in L2 norm, and replacing one by √2 times that: what rows add is
+      positive semidefinite. A row with a covariate that is not finite adds zero.
     """
     with jax.enable_x64(True):
         z = _with_one(rows, places)

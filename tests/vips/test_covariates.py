@@ -15,9 +15,15 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import INFORMATION_SHARES
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.privacy.secure_random import SecureRandom
-from numpyro_vips.vips.covariates import Covariates, bounded_moments, moment_norms
+from numpyro_vips.vips.covariates import (
+    Covariates,
+    bounded_moments,
+    moment_norms,
+    moments_block,
+)
 
 ROWS, DEGREES = 3_000, 4.0
 PLACES = {"X": np.array([0, 2]), "x": np.array([0])}
@@ -97,6 +103,25 @@ def test_neighbours_differ_by_what_is_stated() -> None:
         reached = max(reached, change)
     assert 0.999 * norm < reached <= norm
     assert np.isfinite(whole).all()
+
+
+def test_replacing_a_row_is_no_worse_than_stated() -> None:
+    mechanism = GaussianMechanism(
+        blocks=(moments_block(2),),
+        clipping_norm=3.0,
+        noise_multiplier=1.0,
+        relation="replace_one",
+    )
+    places, values = {"X": np.array([0, 1])}, [0.0, 1.0, -50.0, 1e9, np.nan]
+    X = np.array([(a, b) for a in values for b in values], np.float32)
+    sums = [
+        np.asarray(bounded_moments({"X": x[None]}, np.ones(1, bool), places, 1.0, 3.0))
+        for x in X
+    ]
+    furthest = max(np.linalg.norm(a - b) for a in sums for b in sums)
+    stated = mechanism.sensitivity("replace_one")
+    assert stated == pytest.approx(3.0 * math.sqrt(2.0))
+    assert 0.99 * stated < furthest <= stated
 
 
 def test_norms_are_those_by_which_rows_are_clipped() -> None:
