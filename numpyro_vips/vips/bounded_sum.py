@@ -203,13 +203,17 @@ def _num_states(program: ConjugateProgram) -> int:
     Which component of a mixture a row belongs to depends on the globals, and at those
     that a fit starts from a component may have next to no rows.
     """
-    states = [
-        factor.family.num_states
+    most = max((family.num_states for _, family in _single_labels(program)), default=0)
+    return most if most <= _MOST_STATES else 0
+
+
+def _single_labels(program: ConjugateProgram) -> list[tuple[str, Categorical]]:
+    """The factors of discrete latents of which a row has one, and their families."""
+    return [
+        (factor.name, factor.family)
         for factor in program.structure.posterior_factors_of("local")
         if isinstance(factor.family, Categorical) and math.prod(factor.shape) == 1
     ]
-    most = max(states, default=0)
-    return most if most <= _MOST_STATES else 0
 
 
 def _in_state(
@@ -222,14 +226,12 @@ def _in_state(
     if state is None:
         return moments
     found = dict(moments)
-    for factor in program.structure.posterior_factors_of("local"):
-        family = factor.family
-        if isinstance(family, Categorical) and math.prod(factor.shape) == 1:
-            mine = moments[factor.name]["is"]
-            here = jnp.minimum(state, jnp.int32(family.num_states - 1))
-            one = jnp.arange(mine.shape[-1], dtype=jnp.int32) == here
-            one = jnp.broadcast_to(one, mine.shape).astype(mine.dtype)
-            found[factor.name] = {"is": one}
+    for name, family in _single_labels(program):
+        mine = moments[name]["is"]
+        here = jnp.minimum(state, jnp.int32(family.num_states - 1))
+        one = jnp.arange(mine.shape[-1], dtype=jnp.int32) == here
+        one = jnp.broadcast_to(one, mine.shape).astype(mine.dtype)
+        found[name] = {"is": one}
     return found
 
 

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int64
 
-from numpyro_vips.jax_tools.row_sums import clipping_factor
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.vips.bounded_sum import clipping_weights, where_rows
 from numpyro_vips.vips.named_arrays import Rows
 
 # By argument, the flat places of a row's covariates.
@@ -44,10 +44,15 @@ def _with_one(rows: Rows, places: Places) -> Float[Array, "rows one_more"]:
     return jnp.concatenate([jnp.ones((len(flat[0]), 1)), *flat], 1)
 
 
+def _norms(z: Float[Array, "rows one_more"]) -> Float[Array, " rows"]:
+    """The L2 norm of each zzᵀ."""
+    return jnp.sum(jnp.square(z), 1)
+
+
 def moment_norms(rows: Rows, places: Places) -> Float[Array, " rows"]:
     """The L2 norm of each row's zzᵀ; not finite where a covariate is not."""
     with jax.enable_x64(True):
-        return jnp.sum(jnp.square(_with_one(rows, places)), 1)
+        return _norms(_with_one(rows, places))
 
 
 def bounded_moments(
@@ -66,11 +71,9 @@ def bounded_moments(
     """
     with jax.enable_x64(True):
         z = _with_one(rows, places)
-        norms = jnp.sum(jnp.square(z), 1)
-        usable = jnp.asarray(mask) & jnp.isfinite(norms)
-        factors = clipping_factor(jnp.asarray(scale, float) * norms, clipping_norm)
-        weights = jnp.where(usable, factors, 0.0)
-        z = jnp.where(usable[:, None], z, 0.0)
+        norms = jnp.asarray(scale, float) * _norms(z)
+        weights, usable = clipping_weights(norms, jnp.asarray(mask), clipping_norm)
+        z = where_rows(usable, z)
         return jnp.einsum("r,ri,rj->ij", weights, z, z)
 
 

@@ -101,22 +101,19 @@ def recentred_factors(
     beside private numbers, are not among them, nor are weights of logits.
     """
 
+    def is_gaussian_of_row(atom: Atom) -> bool:
+        gaussian = factors[factor_of[atom.latent]].layout is not None
+        return gaussian and latents[atom.latent].role == "local"
+
     def is_apart(atom: Atom) -> bool:
         latent, factor = latents[atom.latent], factors[factor_of[atom.latent]]
         family = known_family(latent)
         of_logits = family is not None and (family.bounds_logits or family.is_tangent)
-        is_real = factor.layout is not None and latent.role == "local"
-        return of_logits or is_real or factor.name in centred
+        return of_logits or is_gaussian_of_row(atom) or factor.name in centred
 
     def is_level(term: Term) -> bool:
         """Whether a real latent of the row is alone with its mean and scales."""
-        real = [
-            atom
-            for atom in term.atoms
-            if latents[atom.latent].role == "local"
-            and factors[factor_of[atom.latent]].layout is not None
-        ]
-        return len(real) == 1
+        return sum(map(is_gaussian_of_row, term.atoms)) == 1
 
     pulled: set[str] = set()
     apart: set[str] = set()
