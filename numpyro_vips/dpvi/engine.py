@@ -80,7 +80,7 @@ from numpyro_vips.model.prior_centre import (
 )
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import INFORMATION, Release
+from numpyro_vips.privacy.releases import INFORMATION, Release, Together
 from numpyro_vips.result import Posterior
 from numpyro_vips.vips.noisy_information import Information
 
@@ -436,6 +436,11 @@ class DpviEngine:
     def recentred(self) -> frozenset[str]:
         """None: gradients are taken where the globals are, in every step."""
         return frozenset()
+
+    @property
+    def together(self) -> tuple[Together, ...]:
+        """None: all blocks are one vector anyway."""
+        return ()
 
     def recentre(self, state: DpviState) -> DpviState:
         """The state as it is."""

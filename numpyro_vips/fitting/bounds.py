@@ -13,6 +13,7 @@ The first of these that applies:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.synthetic_rows import rows_of_other_sizes, rows_of_unit_size
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import INFORMATION, Release
+from numpyro_vips.privacy.releases import INFORMATION, Release, Together
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
@@ -57,6 +58,7 @@ class NormPart:
       is_fixed: Whether the structure bounds it by that, whatever a row holds.
       is_balanced: Whether rows' contributions add up to about zero at the optimum, as
         gradients do.
+      directions: See `Together`; None for one block.
     """
 
     name: str
@@ -64,6 +66,7 @@ class NormPart:
     reference: float
     is_fixed: bool = False
     is_balanced: bool = False
+    directions: int | None = None
 
     @property
     def grid(self) -> np.ndarray:
@@ -104,7 +107,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     # About other points than zero norms are others, whatever they were.
     varying = trial.varying(rows, largest) | engine.recentred
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
-    return tuple(
+    parts = tuple(
         NormPart(
             name=name,
             blocks=(name,),
@@ -114,6 +117,35 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         )
         for name, norm in largest.items()
     )
+    # Every histogram adds to the noise of all.
+    is_few = graph.arguments.public_num_rows < _ROWS_PER_HISTOGRAM * len(parts)
+    return joined(parts, engine.together) if is_few else parts
+
+
+# Rows for each of several histograms, below which their noise hides too much.
+_ROWS_PER_HISTOGRAM = 300
+
+
+def joined(
+    parts: Sequence[NormPart], together: Sequence[Together]
+) -> tuple[NormPart, ...]:
+    """The parts, with one in the place of those that share a norm."""
+    by_block = {name: part for part in parts for name in part.blocks}
+    shared = [mine for mine in together if set(mine.blocks) <= by_block.keys()]
+    found = [
+        NormPart(
+            name=mine.name,
+            blocks=mine.blocks,
+            reference=_moderate_norm(
+                math.hypot(*(by_block[name].reference for name in mine.blocks))
+            ),
+            is_balanced=all(by_block[name].is_balanced for name in mine.blocks),
+            directions=mine.directions,
+        )
+        for mine in shared
+    ]
+    taken = {name for mine in shared for name in mine.blocks}
+    return (*(part for part in parts if taken.isdisjoint(part.blocks)), *found)
 
 
 class _Trial:
@@ -201,10 +233,11 @@ def bounded_blocks(
     *,
     relation: Relation,
     is_one_vector: bool,
+    parts: Sequence[NormPart] = (),
 ) -> tuple[tuple[Block, ...], float]:
     """Scales the blocks of one step against each other and bounds their joint norm.
 
-    Blocks are scaled so that their relative errors are alike, unless they are parts of
+    Parts are scaled so that their relative errors are alike, unless they are parts of
     one vector. Errors are counted where they end, see `Block.directions`.
 
     Args:
@@ -212,28 +245,49 @@ def bounded_blocks(
       norms: The norm that each part of it is clipped to, by the part's name.
       relation: The relation that the noise protects.
       is_one_vector: Whether the blocks are parts of one vector, named `WHOLE_VECTOR`.
+      parts: Those of several blocks; any other block is a part by itself.
 
     Returns:
       The blocks, and the bound on their joint norm.
     """
     if is_one_vector:
         return tuple(blocks), _norm_of_vector(blocks, norms[WHOLE_VECTOR])
-    bounds = {block.name: norms[block.name] for block in blocks}
-    if len(blocks) == 1:
-        return tuple(blocks), bounds[blocks[0].name]
+    part_of = {name: part for part in parts for name in part.blocks}
+    members: dict[str, list[Block]] = {}
+    for block in blocks:
+        name = part_of[block.name].name if block.name in part_of else block.name
+        members.setdefault(name, []).append(block)
+    bounds = {name: norms[name] for name in members}
+    if len(members) == 1:
+        return tuple(blocks), *bounds.values()
+    whole = [_as_one(mine, part_of.get(mine[0].name)) for mine in members.values()]
     scales = optimal_scales(
-        blocks,
+        whole,
         bounds,
         relation=relation,
         weights={
             block.name: block.num_directions
             / block.num_coordinates
             / bounds[block.name] ** 2
-            for block in blocks
+            for block in whole
         },
     )
-    scaled = [dataclasses.replace(b, scale=scales[b.name]) for b in blocks]
-    return tuple(scaled), 1.0
+    return tuple(
+        dataclasses.replace(block, scale=scales[name])
+        for name, mine in members.items()
+        for block in mine
+    ), 1.0
+
+
+def _as_one(blocks: Sequence[Block], part: NormPart | None) -> Block:
+    """The blocks of a part as one, of which only sizes and signs matter."""
+    if part is None or len(blocks) == 1:
+        return blocks[0]
+    return Block(
+        name=part.name,
+        shape=(sum(block.num_coordinates for block in blocks),),
+        directions=part.directions,
+    )
 
 
 def given_blocks(

@@ -13,7 +13,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Release
+from numpyro_vips.privacy.releases import Release, Together
 from numpyro_vips.result import Posterior
 
 
@@ -43,6 +43,11 @@ class Engine(Protocol):
     def recentred(self) -> frozenset[str]:
         """Blocks that `recentre` changes, which are of one kind: `"once"` or
         `"adaptive"`. None needs no `recentre`."""
+        ...
+
+    @property
+    def together(self) -> tuple[Together, ...]:
+        """Blocks that share a norm; each block in one of these at most."""
         ...
 
     @property

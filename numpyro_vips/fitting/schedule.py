@@ -9,7 +9,12 @@ import numpy as np
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen, keep_integer
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.fitting.bounds import NormPart, bounded_blocks, given_blocks
+from numpyro_vips.fitting.bounds import (
+    NormPart,
+    bounded_blocks,
+    given_blocks,
+    joined,
+)
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -48,6 +53,7 @@ class Step:
       is_pilot: Whether it only says about which points the statistics of a later step
         are taken.
       recentres: Whether these points are taken before it; see `Engine.recentre`.
+      parts: The parts of its blocks that share a norm.
     """
 
     blocks: tuple[Block, ...]
@@ -60,6 +66,7 @@ class Step:
     rounding: float = 0.0
     is_pilot: bool = False
     recentres: bool = False
+    parts: tuple[NormPart, ...] = ()
 
     @property
     def released(self) -> tuple[Block, ...]:
@@ -294,11 +301,25 @@ def plan_steps(
             counted=tuple(parts),
         )
 
+    def shared_norms(
+        blocks: Sequence[Block], parts: Sequence[NormPart]
+    ) -> tuple[NormPart, ...]:
+        names = {block.name for block in blocks}
+        several = [part for part in parts if len(part.blocks) > 1]
+        if engine.is_one_vector:
+            return ()
+        return tuple(part for part in several if names.issuperset(part.blocks))
+
     def from_all_rows(
-        blocks: Sequence[Block], share: float, *, reports: bool = False
+        blocks: Sequence[Block],
+        share: float,
+        *,
+        reports: bool = False,
+        parts: Sequence[NormPart] = parts,
     ) -> Step:
         bounded, norm = _bounded(blocks, parts, options, engine)
         return Step(
+            parts=shared_norms(blocks, parts),
             blocks=bounded,
             clipping_norm=norm,
             noise_multiplier=unit / math.sqrt(share),
@@ -310,6 +331,8 @@ def plan_steps(
         share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
         steps.append(histogram(unknown, BOUNDS_SHARE))
     moved = [part for part in unknown if engine.recentred & set(part.blocks)]
+    # What is of one size from then on shares a norm.
+    recentred = joined(parts, engine.together) if moved else parts
     has_pilot = bool(moved) and not adaptive
     if moved and refreshes:
         share -= BOUNDS_SHARE - REFRESH_SHARE
@@ -317,12 +340,12 @@ def plan_steps(
         share -= PILOT_SHARE + BOUNDS_SHARE
         pilot = from_all_rows(once, PILOT_SHARE)
         steps.append(dataclasses.replace(pilot, is_pilot=True))
-        again = histogram(moved, BOUNDS_SHARE)
+        again = histogram(joined(moved, engine.together), BOUNDS_SHARE)
         steps.append(dataclasses.replace(again, recentres=True))
     if once:
         share_once = ONCE_SHARE * share if adaptive else share
         reporting = reports and not adaptive
-        step = from_all_rows(once, share_once, reports=reporting)
+        step = from_all_rows(once, share_once, reports=reporting, parts=recentred)
         if has_pilot:
             # Of what is the same sum in both, the average has the least noise.
             weight = share_once / (PILOT_SHARE + share_once)
@@ -343,6 +366,7 @@ def plan_steps(
         )
         blocks, norm = _bounded(adaptive, parts, options, engine)
         first = Step(
+            parts=shared_norms(adaptive, parts),
             blocks=blocks,
             clipping_norm=norm,
             noise_multiplier=unit
@@ -359,6 +383,11 @@ def plan_steps(
                 steps.append(from_all_rows(curvature, CURVATURE_SHARE))
             if number in refreshes:
                 anew = bool(moved) and number == refreshes[0]
+                if anew:
+                    refreshed = joined(refreshed, engine.together)
+                    first = dataclasses.replace(
+                        first, parts=shared_norms(adaptive, recentred)
+                    )
                 again = histogram(refreshed, BOUNDS_SHARE if anew else REFRESH_SHARE)
                 steps.append(dataclasses.replace(again, recentres=anew))
             steps.append(
@@ -410,6 +439,7 @@ def _bounded(
         {part.name: part.reference for part in parts},
         relation=options.sampling.relation,
         is_one_vector=engine.is_one_vector,
+        parts=parts,
     )
 
 
@@ -458,6 +488,9 @@ def with_released_norms(
             norm = known[part.name]
         found[part.name] = norm
     known |= found
+    for part in (part for step in later for part in step.parts):
+        norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
+        known.setdefault(part.name, norm or part.reference)
     counted = {block for part in histogram.counted for block in part.blocks}
     resolved = list(steps[: number + 1])
     for step in later:
@@ -481,12 +514,17 @@ def _alignment(steps: Sequence[Step], part: NormPart) -> float:
     return sum(sizes[name] for name in part.blocks) ** -0.75
 
 
-def _clipped(step: Step, norms: Mapping[str, float], is_one_vector: bool) -> Step:
+def _clipped(
+    step: Step,
+    norms: Mapping[str, float],
+    is_one_vector: bool,
+) -> Step:
     blocks, norm = bounded_blocks(
         step.blocks,
         norms,
         relation=step.sampling.relation,
         is_one_vector=is_one_vector,
+        parts=step.parts,
     )
     return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
 
@@ -498,9 +536,9 @@ def _relative_noise(
     is_one_vector: bool,
 ) -> float:
     """L2 norm of the noise in the average of a part's releases, over its norm."""
-    unit = {p.name: 1.0 for p in parts}
     squares = []
     for step in steps:
+        unit = {p.name: 1.0 for p in (*parts, *step.parts)}
         names = {block.name for block in step.blocks}
         if step.counted or not set(part.blocks) <= names:
             continue

@@ -27,6 +27,7 @@ from numpyro_vips.jax_tools.row_sums import (
 )
 from numpyro_vips.vips.e_step import couples_latents, moments_of_row
 from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.features import Standards, standardised
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     NewByStatistic,
@@ -54,6 +55,7 @@ class Shared(NamedTuple):
     scales: Scales
     means: Means
     units: ByStatistic
+    standards: Standards
 
 
 def bounded_sum(
@@ -66,6 +68,7 @@ def bounded_sum(
     sweeps: int,
     means: Means | None = None,
     units: ByStatistic | None = None,
+    standards: Standards | None = None,
 ) -> NewByStatistic:
     """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
@@ -85,6 +88,8 @@ def bounded_sum(
       means: The points about which statistics are taken, by latent; zero if left out.
       units: What each entry of a statistic is multiplied by for the norm, by the
         statistic's name; 1 if left out. The sum is returned without them.
+      standards: How the features of each factor are standardised beforehand; see
+        `features.py`. They stay as they are if left out.
 
     Returns:
       The sum of each block in `scales`, not yet private, in double precision; and the
@@ -93,7 +98,9 @@ def bounded_sum(
     # Which precision latents are solved for in is for the caller to say.
     is_double = jnp.result_type(float) == jnp.float64
     units = {name: array for name, array in (units or {}).items() if name in scales}
-    shared = Shared(dict(expected_natural), dict(scales), dict(means or {}), units)
+    shared = Shared(
+        dict(expected_natural), dict(scales), means or {}, units, standards or {}
+    )
     with jax.enable_x64(True):
         double, norm = in_double((shared, clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
@@ -145,6 +152,7 @@ def norms_of_rows(
     sweeps: int,
     means: Means | None = None,
     units: ByStatistic | None = None,
+    standards: Standards | None = None,
     *,
     in_any_state: bool = False,
 ) -> dict[str, Float[Array, " rows"]]:
@@ -154,14 +162,17 @@ def norms_of_rows(
     where a row counts as zero.
 
     Args:
-      program, expected_natural, rows, sweeps, means, units: As in `bounded_sum`.
+      program, expected_natural, rows, sweeps, means, units, standards: As in
+        `bounded_sum`.
       names: The statistics.
       in_any_state: Whether they are the largest that a row may come to have, in any
         state of a discrete latent of which it has one; see `_num_states`.
     """
     is_double = jnp.result_type(float) == jnp.float64
     scales = dict.fromkeys(names, 1.0)
-    shared = Shared(dict(expected_natural), scales, means or {}, dict(units or {}))
+    shared = Shared(
+        dict(expected_natural), scales, means or {}, units or {}, standards or {}
+    )
     count = len(jax.tree.leaves(rows)[0])
 
     def of_piece(
@@ -260,6 +271,8 @@ def _row_contributions(
             program, shared.expected_natural, arrays, sweeps, observed=is_information
         )
         local_moments = _in_state(program, local_moments, state)
+        # The row's latents know nothing of how statistics are released.
+        arrays = standardised(program.features, shared.standards, arrays)
         return row_contribution(
             program, arrays, valid, local_moments, shared.scales, shared.means
         )
@@ -279,7 +292,7 @@ def _sum_of_contributions(
     clipping_norm: Float[Array, ""],
 ) -> "dict[str, PartialSum]":
     """Clips the rows' contributions and adds them up, in double precision."""
-    expected_natural, scales, means, units = shared
+    expected_natural, scales, means, units, _ = shared
     norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means, units))(
         contributions
     )

@@ -22,7 +22,7 @@ from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import COVARIATES, Release
+from numpyro_vips.privacy.releases import COVARIATES, Release, Together
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
@@ -38,6 +38,7 @@ from numpyro_vips.vips.description import (
 )
 from numpyro_vips.vips.drift import drift_of, largest_drift
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.features import Standardisation
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums
 from numpyro_vips.vips.newton_steps import Target, Way, step_from
@@ -94,6 +95,14 @@ def _relative_change(before: Any, after: Any) -> float:
         return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
 
     return max(jax.tree.leaves(jax.tree.map(of_array, before, after)), default=0.0)
+
+
+def _stddev(
+    moments: Mapping[str, Float64[np.ndarray, "..."]],
+) -> Float64[np.ndarray, "*batch size"]:
+    """Standard deviations of a Gaussian block's coordinates."""
+    squares = np.diagonal(moments["xx"], axis1=-2, axis2=-1)
+    return np.sqrt(squares - moments["x"] ** 2)
 
 
 def _gain(step_size: float) -> float:
@@ -180,6 +189,11 @@ class VipsEngine:
         return self._roles.recentred
 
     @property
+    def together(self) -> tuple[Together, ...]:
+        """See `StatisticRoles.together`."""
+        return self._roles.together
+
+    @property
     def growing(self) -> frozenset[str]:
         """See `StatisticRoles.growing`."""
         return self._roles.growing
@@ -234,6 +248,13 @@ class VipsEngine:
             name: np.zeros_like(moments[name]["x"])
             for name in self._roles.recentred_factors
         }
+        standards = {
+            name: Standardisation(
+                *map(as_rows_know, features.in_units_of(_stddev(moments[name])))
+            )
+            for name, features in self.program.features.items()
+            if name in origins
+        }
         squares = self._roles.squares
         return VipsState(
             statistics=statistics,
@@ -252,6 +273,8 @@ class VipsEngine:
             },
             origins=origins,
             next_origins=origins,
+            standards=standards,
+            next_standards=standards,
             start=moments if m_step.symmetric_factors(self.program) else {},
             units={name: np.ones(statistics[name].shape) for name in squares},
         )
@@ -270,7 +293,7 @@ class VipsEngine:
         See `fitting.engine.Engine.bounded_sum`. What has units is summed in these.
         """
         return self.on_rows.sum_of_rows(
-            state._replace(origins=state.next_origins),
+            state._replace(origins=state.next_origins, standards=state.next_standards),
             rows,
             mask,
             scales=scales,
@@ -317,6 +340,7 @@ class VipsEngine:
         origins = {n: as_rows_know(state.visited[n]["x"]) for n in state.origins}
         return state._replace(
             next_origins=origins,
+            next_standards=self.on_globals.standards(state),
             kept=0.0,
             # A pilot is no step of the fit.
             num_steps=state.num_steps if self._roles.adaptive else 0,
@@ -444,6 +468,7 @@ class VipsEngine:
             asked=asked,
             centre=centre,
             origins=state.next_origins if moved else state.origins,
+            standards=state.next_standards if moved else state.standards,
             kept=kept,
             released=state.released | names,
             num_steps=state.num_steps + 1,
@@ -583,7 +608,7 @@ class VipsEngine:
 
     def released(self, state: VipsState) -> dict[str, np.ndarray]:
         """The noisy sums, averaged over the steps, the noise in them, and the points
-        that they are about."""
+        and the features that they are about."""
         sums = {name: np.array(state.statistics[name]) for name in state.released}
         noise = {
             f"{name}.noise_stddev": np.asarray(state.noise_stddev[name])
@@ -591,7 +616,15 @@ class VipsEngine:
         }
         origins = {
             f"{latent}.origin": np.asarray(point)
-            for latent, point in self.on_rows.origins_by_latent(state.origins).items()
+            for latent, point in self.on_rows.by_latent(state.origins).items()
+        }
+        origins |= {
+            f"{name}.{field}": np.asarray(value)
+            for name, standard in state.standards.items()
+            for field, value in (
+                ("feature_means", standard.means),
+                ("feature_matrix", standard.matrix),
+            )
         }
         of_rows = {} if state.covariates is None else {COVARIATES: state.covariates}
         return {**sums, **noise, **origins, **of_rows}

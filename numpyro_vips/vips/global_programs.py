@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.family import Family
@@ -16,6 +16,8 @@ from numpyro_vips.vips import m_step
 from numpyro_vips.vips.clipping_bias import Unclipped
 from numpyro_vips.vips.evidence_bound import bound_of_globals
 from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.features import Standardisation
+from numpyro_vips.vips.frames import Frame
 from numpyro_vips.vips.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
@@ -26,7 +28,13 @@ from numpyro_vips.vips.newton_steps import Target, as_targets
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import as_block
-from numpyro_vips.vips.state import InDouble, VipsState, as_arrays, in_double
+from numpyro_vips.vips.state import (
+    InDouble,
+    VipsState,
+    as_arrays,
+    as_rows_know,
+    in_double,
+)
 
 
 @functools.partial(jit_unoptimized, static_argnums=0)
@@ -35,6 +43,22 @@ def _parameters(
 ) -> NewMomentsByFactor:
     """Standard parameters of each factor, as one program."""
     return {name: family.parameters(natural[name]) for name, family in factors}
+
+
+def frames_of(
+    program: ConjugateProgram,
+    origins: Mapping[str, np.ndarray],
+    standards: Mapping[str, Standardisation],
+) -> dict[str, Frame]:
+    """The coordinates of recentred factors, by factor; see `VipsState`."""
+    found = {}
+    for name, origin in origins.items():
+        matrix = None
+        if name in standards:
+            size = origin.shape[-1]
+            matrix = program.features[name].to_coefficients(standards[name], size)
+        found[name] = Frame.of(origin, matrix)
+    return found
 
 
 class GlobalPrograms:
@@ -93,7 +117,7 @@ class GlobalPrograms:
                 state.centre,
                 self.max_sweeps,
                 noise_read=noise_read,
-                origins=state.origins,
+                frames=self.frames_of(state),
             )
 
     def natural_of(
@@ -125,26 +149,51 @@ class GlobalPrograms:
             )
         return as_targets(found)
 
-    def natural_about(
-        self, moments: MomentsByFactor, points: Mapping[str, np.ndarray]
+    def frames_of(self, state: VipsState) -> dict[str, Frame]:
+        """The coordinates in which the statistics of a state were taken."""
+        return frames_of(self.program, state.origins, state.standards)
+
+    def natural_in(
+        self, moments: MomentsByFactor, frames: Mapping[str, Frame]
     ) -> NewSums:
-        """n̄ of the globals with points added to them, as blocks."""
+        """n̄ of the globals in other coordinates, as blocks."""
         with jax.enable_x64(True):
-            found = self._blocks_of_natural(moments, points)
+            found = self._blocks_of_natural(moments, frames)
             return {name: np.asarray(block) for name, block in found.items()}
 
     @functools.cached_property
     def _blocks_of_natural(self) -> Any:
         def blocks(
-            moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
+            moments: MomentsByFactor, frames: Mapping[str, Frame]
         ) -> NewByStatistic:
-            statistics = self.program.structure.statistics
-            natural = expected_natural_of(
-                self.program.structure, m_step.moved(moments, points)
-            )
-            return {s.name: as_block(s, natural[s.name]) for s in statistics}
+            structure = self.program.structure
+            there = {n: frame.moments_in(moments[n]) for n, frame in frames.items()}
+            natural = expected_natural_of(structure, {**moments, **there})
+            return {s.name: as_block(s, natural[s.name]) for s in structure.statistics}
 
         return jit_unoptimized(blocks)
+
+    def standards(self, state: VipsState) -> dict[str, Standardisation]:
+        """What a state's sums say of how to standardise features."""
+        features = self.program.features
+        if not state.standards:
+            return {}
+        with jax.enable_x64(True):
+            found = self._second_moments(
+                state.statistics, state.noise_stddev, state.moments
+            )
+        standards = {}
+        for name, of_rows in found.items():
+            moments, noise_stddev = map(np.asarray, of_rows)
+            standard = features[name].standardisation(
+                state.standards[name], moments, noise_stddev
+            )
+            standards[name] = Standardisation(*map(as_rows_know, standard))
+        return standards
+
+    @functools.cached_property
+    def _second_moments(self) -> Any:
+        return jit_unoptimized(functools.partial(m_step.second_moments, self.program))
 
     def evidence_bound(self, state: VipsState) -> float:
         """The part of the evidence bound that is the globals' own."""

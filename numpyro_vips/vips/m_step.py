@@ -25,10 +25,10 @@ from numpyro_vips.vips.coordinates import (
     neutral_auxiliaries,
 )
 from numpyro_vips.vips.expectations import (
-    by_latent,
     expected_natural_of,
     natural_parameters,
 )
+from numpyro_vips.vips.frames import Frame
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -445,6 +445,29 @@ def newton_targets(
     return found
 
 
+def second_moments(
+    program: ConjugateProgram,
+    statistics: ByStatistic,
+    noise_stddev: Mapping[str, Float[Array, "..."]],
+    moments: MomentsByFactor,
+) -> dict[str, tuple[Float[Array, "..."], Float[Array, "..."]]]:
+    """Of each factor with features, Σ ψψᵀ times a number, and the noise in it.
+
+    ψ is what a row multiplies each coordinate by. See `update_globals`.
+    """
+    structure, found = program.structure, {}
+    for name in sorted(program.features):
+        factor = structure.posterior_factors[name]
+        share, noise = _released_share(
+            structure, factor, statistics, noise_stddev, moments
+        )
+        found[name] = (
+            -2.0 * symmetric_part(share["xx"]),
+            2.0 * symmetric_part(noise["xx"]),
+        )
+    return found
+
+
 def update_globals(
     program: ConjugateProgram,
     statistics: ByStatistic,
@@ -454,7 +477,7 @@ def update_globals(
     max_sweeps: int | Int[Array, ""] = 500,
     tolerance: float = 1e-9,
     noise_read: float | Float[Array, ""] = 0.0,
-    origins: Mapping[str, Float[Array, "..."]] | None = None,
+    frames: Mapping[str, Frame] | None = None,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
@@ -468,13 +491,25 @@ def update_globals(
       max_sweeps, tolerance: When to stop.
       noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
         the sums as they are, at which rows are asked.
-      origins: By factor, the point about which all its statistics were taken, where
-        that is not zero. The globals are solved for as what they are about it.
+      frames: By recentred factor, the coordinates in which its statistics were taken.
+        Such factors are solved for in these; the prior is one of the model's own.
     """
-    structure, origins = program.structure, origins or {}
+    structure, frames = program.structure, frames or {}
     factors = structure.posterior_factors_of("global")
-    prior = program.prior_terms_about(by_latent(structure, origins))
-    moments = moved(moments, {name: -point for name, point in origins.items()})
+    prior = program.prior_terms
+
+    def as_modelled(moments: MomentsByFactor) -> NewMomentsByFactor:
+        models = {n: f.moments_from(moments[n]) for n, f in frames.items()}
+        return {**moments, **models}
+
+    def from_prior(factor: PosteriorFactor, moments: MomentsByFactor) -> NewMoments:
+        own = _from_prior(structure, factor, as_modelled(moments), prior)
+        return frames[factor.name].natural_in(own) if factor.name in frames else own
+
+    moments = {
+        **moments,
+        **{name: frame.moments_in(moments[name]) for name, frame in frames.items()},
+    }
     # The projection takes eigenvalues, so it is made once where that is enough.
     fixed = {
         factor.name: _from_data(
@@ -501,28 +536,25 @@ def update_globals(
                     noise_read,
                 )
             share, noise, below_noise[factor.name] = found
-            own = _from_prior(structure, factor, current, prior)
+            own = from_prior(factor, current)
             share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
             current[factor.name] = _moments(structure, factor, natural[factor.name])
         return current, natural, below_noise
 
-    def about_zero(
+    def solution(
         moments: MomentsByFactor,
         natural: NewMomentsByFactor,
         below_noise: dict[str, Int[Array, ""]],
         change: Float[Array, ""],
     ) -> Solution:
-        natural = {**natural}
-        for name, point in origins.items():
-            shift = times(symmetric_part(natural[name]["xx"]), point)
-            linear = natural[name]["x"] - 2.0 * shift
-            natural[name] = {**natural[name], "x": linear}
-        return Solution(moved(moments, origins), natural, below_noise, change)
+        models = {n: f.natural_from(natural[n]) for n, f in frames.items()}
+        natural = {**natural, **models}
+        return Solution(as_modelled(moments), natural, below_noise, change)
 
     if len(factors) == 1:
         current, natural, below_noise = sweep(moments)
-        return about_zero(current, natural, below_noise, jnp.zeros(()))
+        return solution(current, natural, below_noise, jnp.zeros(()))
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular
     # rounding keeps the changes far above its resolution. Sweeps that no longer
@@ -551,21 +583,7 @@ def update_globals(
     start = (0, infinite, infinite, 0, (dict(moments), *nothing))
     _, change, _, _, found = jax.lax.while_loop(going, step, start)
     current, natural, below_noise = found
-    return about_zero(current, natural, below_noise, change)
-
-
-def moved(
-    moments: MomentsByFactor, points: Mapping[str, Float[Array, "..."]]
-) -> NewMomentsByFactor:
-    """Moments of the same latents, with points added to some Gaussian ones."""
-    found = {name: dict(of) for name, of in moments.items()}
-    for name, point in points.items():
-        mean, square = found[name]["x"], found[name]["xx"]
-        cross = mean[..., :, None] * point[..., None, :]
-        cross = cross + jnp.swapaxes(cross, -1, -2)
-        square = square + cross + point[..., :, None] * point[..., None, :]
-        found[name] = {"x": mean + point, "xx": square}
-    return found
+    return solution(current, natural, below_noise, change)
 
 
 def _relative_change(

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure import centring
-from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.level_means import LevelMeans
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
@@ -25,6 +24,7 @@ from numpyro_vips.conjugacy.structure.structure import (
     normal_terms,
 )
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.vips.features import Features, find_features
 from numpyro_vips.vips.named_arrays import Values
 
 
@@ -41,7 +41,7 @@ class ConjugateProgram:
         about their origins, which are slots too; see `conjugacy.structure.centring`.
       prior_terms_by_site: The terms of each site outside the unit plate. They have no
         slots.
-      moved_prior_terms: What they gain when recentred latents are about their origins.
+      features: By recentred factor, what may be standardised; see `features.py`.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.
@@ -57,7 +57,7 @@ class ConjugateProgram:
     row_terms: tuple[Term, ...]
     centred_terms: tuple[Term, ...]
     prior_terms_by_site: Mapping[str, tuple[Term, ...]]
-    moved_prior_terms: tuple[Term, ...]
+    features: Mapping[str, Features]
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
@@ -75,11 +75,6 @@ class ConjugateProgram:
             for effect, mean in self.level_means.items()
         }
         return {**latents, **moved}
-
-    def prior_terms_about(self, origins: Means) -> tuple[Term, ...]:
-        """The same of latents about their origins, by latent; see `centring`."""
-        moved = (term.filled(origins) for term in self.moved_prior_terms if origins)
-        return (*self.prior_terms, *moved)
 
     @property
     def refreshed(self) -> frozenset[str]:
@@ -125,9 +120,6 @@ def program_of(
         *centring.mean_corrections(rows, *factors, structure.centred),
         *centring.origin_corrections(rows, *factors, structure.recentred),
     ]
-    moved = centring.origin_corrections(
-        [*itertools.chain(*prior.values())], *factors, structure.recentred
-    )
     return ConjugateProgram(
         graph=graph,
         structure=structure,
@@ -137,7 +129,7 @@ def program_of(
             normal_terms([*rows, *corrections], latents) if corrections else rows
         ),
         prior_terms_by_site=prior,
-        moved_prior_terms=tuple(term for term in moved if term.atoms),
+        features=find_features(structure, rows),
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

@@ -31,6 +31,8 @@ from numpyro_vips.vips.covariates import (
 )
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
+from numpyro_vips.vips.features import Standardisation, Standards
+from numpyro_vips.vips.global_programs import frames_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -42,6 +44,17 @@ from numpyro_vips.vips.named_arrays import (
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
+
+# n̄, the points and units of statistics, and how features are standardised.
+RowInputs = tuple[ByStatistic, Means, ByStatistic, Standards]
+
+
+def _for_rows(standards: Standards) -> dict[str, Standardisation]:
+    """Arrays in the precision in which programs of rows run."""
+    return {
+        name: Standardisation(*map(jnp.asarray, standard))
+        for name, standard in standards.items()
+    }
 
 
 class RowPrograms:
@@ -90,7 +103,8 @@ class RowPrograms:
         scales: Mapping[str, float],
         clipping_norm: float,
     ) -> NewSums:
-        """A chunk's clipped sum of every block in `scales`, about `state.origins`.
+        """A chunk's clipped sum of every block in `scales`, about `state.origins` and
+        of features as by `state.standards`.
 
         The covariates' moments are summed alone.
 
@@ -114,7 +128,8 @@ class RowPrograms:
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=self._means(moments, state.origins),
+            means=self._means(moments, state.origins, state.standards),
+            standards=_for_rows(state.standards),
             units={name: of for name, of in state.units.items() if name in scales},
         )
         sums = {name: np.asarray(found[name]) for name in scales}
@@ -172,24 +187,30 @@ class RowPrograms:
         return np.sum([np.asarray(part, np.float64) for part in parts], axis=(0, 1))
 
     def _means(
-        self, moments: InDouble, origins: Mapping[str, Float64[np.ndarray, "..."]]
+        self,
+        moments: InDouble,
+        origins: Mapping[str, Float64[np.ndarray, "..."]],
+        standards: Standards,
     ) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
         means = means_of(self.program.structure, as_arrays(moments))
-        return means | self.origins_by_latent(origins)
+        frames = frames_of(self.program, origins, standards)
+        points = {name: frame.origin_in for name, frame in frames.items()}
+        return means | self.by_latent(points)
 
-    def origins_by_latent(
-        self, origins: Mapping[str, Float64[np.ndarray, "..."]]
+    def by_latent(
+        self, points: Mapping[str, Float[Array | np.ndarray, "..."]]
     ) -> NewByStatistic:
         """Points of recentred factors, by latent in the latents' shapes."""
-        points = {name: jnp.asarray(point) for name, point in origins.items()}
-        return by_latent(self.program.structure, points)
+        arrays = {name: jnp.asarray(point) for name, point in points.items()}
+        return by_latent(self.program.structure, arrays)
 
-    def _shared(self, state: VipsState) -> tuple[ByStatistic, Means, ByStatistic]:
+    def _shared(self, state: VipsState) -> RowInputs:
         """What norms of rows depend on beside the rows."""
-        means = self._means(state.visited, state.next_origins)
+        means = self._means(state.visited, state.next_origins, state.next_standards)
         units = {name: jnp.asarray(of) for name, of in state.units.items()}
-        return state.expected_natural, means, units
+        standards = _for_rows(state.next_standards)
+        return state.expected_natural, means, units, standards
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
@@ -201,7 +222,7 @@ class RowPrograms:
     @functools.cached_property
     def _row_norms(self) -> Any:
         def norms(
-            shared: tuple[ByStatistic, Means, ByStatistic],
+            shared: RowInputs,
             rows: Rows,
             names: tuple[str, ...],
         ) -> dict[str, Float[Array, " rows"]]:
@@ -211,12 +232,12 @@ class RowPrograms:
 
     def _norms_of_rows(
         self,
-        shared: tuple[ByStatistic, Means, ByStatistic],
+        shared: RowInputs,
         rows: Rows,
         names: Sequence[str],
         in_any_state: bool = True,
     ) -> dict[str, Float[Array, " rows"]]:
-        expected_natural, means, units = shared
+        expected_natural, means, units, standards = shared
         norms = norms_of_rows(
             self.program,
             expected_natural,
@@ -225,6 +246,7 @@ class RowPrograms:
             self.local_steps,
             means,
             units,
+            standards,
             in_any_state=in_any_state,
         )
         if COVARIATES in names:
@@ -260,7 +282,7 @@ class RowPrograms:
     @functools.cached_property
     def _norm_counts(self) -> Any:
         def counts(
-            shared: tuple[ByStatistic, Means, ByStatistic],
+            shared: RowInputs,
             rows: Rows,
             mask: Bool[Array, " rows"],
             edges: Mapping[str, Float[Array, " _edges"]],

@@ -72,15 +72,15 @@ class SimulatedAnswers:
         return self._coordinates.sizes(sums)
 
     def natural(self, sums: Vector) -> Vector | None:
-        """See `missing_information.Answers`; about the same points as the sums."""
+        """See `missing_information.Answers`; in the coordinates of the sums."""
         return self._natural_of(self._moments(sums))
 
     def _moments(self, sums: Vector) -> MomentsByFactor:
         return self._globals.solve(self._state, self._with(sums), 0.0).moments
 
     def _natural_of(self, moments: MomentsByFactor) -> Vector | None:
-        points = {name: -point for name, point in self._state.origins.items()}
-        found = self._coordinates.vector(self._globals.natural_about(moments, points))
+        frames = self._globals.frames_of(self._state)
+        found = self._coordinates.vector(self._globals.natural_in(moments, frames))
         return found if np.isfinite(found).all() else None
 
     def rows(self, sums: Vector) -> Sequence[Rows] | None:

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float64
 from numpyro_vips.vips.asked_places import AskedPlace
 from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.convergence import Trail
+from numpyro_vips.vips.features import Standardisation
 from numpyro_vips.vips.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
@@ -45,7 +46,8 @@ class VipsState(NamedTuple):
       centre: The points about which statistics were taken, averaged like these; see
         `conjugacy.structure.centring`.
       origins: By recentred factor, the point about which its statistics were taken.
-      next_origins: That of the next release.
+      standards: How features were standardised; see `features`.
+      next_origins, next_standards: Those of the next release.
       start: Where a start has broken a symmetry, its moments; see `recentre`.
       kept: Share of the running average's weights that fell on releases about these.
       num_steps: Number of updates so far.
@@ -72,6 +74,8 @@ class VipsState(NamedTuple):
     centre: dict[str, Float64[np.ndarray, "..."]]
     origins: dict[str, Float64[np.ndarray, "..."]]
     next_origins: dict[str, Float64[np.ndarray, "..."]]
+    standards: dict[str, Standardisation]
+    next_standards: dict[str, Standardisation]
     start: InDouble
     kept: float = 1.0
     num_steps: int = 0

@@ -5,7 +5,7 @@ import math
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Release
+from numpyro_vips.privacy.releases import Release, Together
 from numpyro_vips.vips.column_units import columns_with_squares
 from numpyro_vips.vips.missing_information import Coordinates
 from numpyro_vips.vips.program import ConjugateProgram
@@ -63,6 +63,7 @@ class StatisticRoles:
         self, program: ConjugateProgram, *, release_once: bool, has_norms: bool
     ):
         self._structure = program.structure
+        self._features = program.features
         shapes = program.graph.arguments.row_shapes().values()
         self._numbers_in_a_row = sum(math.prod(row.shape) for row in shapes)
         self._release_once = release_once
@@ -124,9 +125,48 @@ class StatisticRoles:
 
     @property
     def recentred(self) -> frozenset[str]:
-        """Statistics that are others when taken about the means of a pilot."""
-        moved = {statistic.name for statistic in self.statistics if statistic.recentred}
+        """Statistics that are others when taken about the means of a pilot, or of
+        features that it has standardised."""
+        moved = {
+            s.name for s in self.statistics if s.recentred or self._is_of_features(s)
+        }
         return frozenset(moved if self.recentred_factors else ())
+
+    def _is_of_features(self, statistic: Statistic) -> bool:
+        factor_of = self._structure.factor_of
+        factors = {factor_of[latent] for latent, *_ in statistic.atoms}
+        return statistic.release != "public" and not factors.isdisjoint(self._features)
+
+    @property
+    def together(self) -> tuple[Together, ...]:
+        """The statistics of standardised features: all products of two coefficients
+        of a factor, and all that are linear in them."""
+        structure = self._structure
+        found: dict[tuple, list[Statistic]] = {}
+        for statistic in self.statistics:
+            if statistic.name not in self.recentred:
+                continue
+            for factor in sorted(self._features):
+                mine = structure.posterior_factors[factor].latents
+                others = tuple(a for a in statistic.atoms if a[0] not in mine)
+                power = len(statistic.atoms) - len(others)
+                if power and not statistic.summed:
+                    key = factor, power, statistic.release, others
+                    found.setdefault(key, []).append(statistic)
+        together = []
+        for (factor, power, _, others), of in found.items():
+            if len(of) > 1:
+                size = math.prod(structure.posterior_factors[factor].shape)
+                names = [f"⟨{factor}⟩" + ("²" if power == 2 else "")]
+                names += [f"⟨{latent}⟩" for latent, *_ in others]
+                together.append(
+                    Together(
+                        name="".join(names),
+                        blocks=tuple(statistic.name for statistic in of),
+                        directions=size if power == 2 else None,
+                    )
+                )
+        return tuple(together)
 
     @functools.cached_property
     def moved(self) -> frozenset[str]:

@@ -1,0 +1,350 @@
+"""Features of rows, standardised by what a pilot has released of them.
+
+Ages near 50 beside an intercept are nearly a second intercept, and squares of incomes
+hide what they are added to under their noise. So statisticians subtract means and
+divide by standard deviations; but of private rows nobody knows any. A pilot does: its
+noisy second moments Σ ψψᵀ of the features ψ of a Gaussian block have means and
+covariances in them. For any public m and A,
+
+    a + bᵀx = a' + b'ᵀx',   x' = A (x - m),   b = Aᵀb',   a = a' - mᵀAᵀb',
+
+so this is a change of variables, as in `conjugacy.structure.centring`: what follows the
+pilot is released of x', of which no two columns are nearly the same and none is larger
+than the others, and the posterior of (a', b') is one of (a, b).
+
+A feature is what one coefficient is multiplied by, whatever the model makes it of. That
+the log joint density depends on features and coefficients through a + bᵀx alone is not
+assumed: it is tried at random numbers, as an identity between polynomials. Numbers that
+the model itself bounds are left alone, for proofs of sensitivity may rest on them.
+"""
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
+    Dense,
+    Labels,
+    Slot,
+    Term,
+    range_of,
+)
+from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.vips.expectations import expected
+from numpyro_vips.vips.named_arrays import MomentsByFactor, Numbers
+
+# Features of one block beyond which they stay as they are.
+_MOST_FEATURES = 200
+# Sums that are smaller, in standard deviations of their noise, count as that large.
+_LEAST = 2.0
+# How nearly two polynomials must agree, as a share of the numbers that are added up.
+_TOLERANCE = 1e-9
+
+
+class Standardisation(NamedTuple):
+    """What is subtracted from features x, and by what the rest is multiplied.
+
+    Attributes:
+      means: m.
+      matrix: A; x' = A (x - m).
+    """
+
+    means: Float[Array | np.ndarray, " features"]
+    matrix: Float[Array | np.ndarray, "features features"]
+
+
+# By recentred factor.
+Standards = Mapping[str, Standardisation]
+
+
+@dataclasses.dataclass(frozen=True)
+class Features:
+    """The features of a Gaussian block.
+
+    Attributes:
+      slots: What holds them, in the terms of a row.
+      places: The coordinate of the block that each entry is multiplied by.
+      constant: The coordinates of intercepts: every row has one of these, times 1.
+        Without any, features are not centred.
+    """
+
+    slots: tuple[Slot, ...]
+    places: tuple[int, ...]
+    constant: tuple[int, ...]
+
+    def in_units_of(
+        self, stddev: Float64[np.ndarray, "*batch size"]
+    ) -> Standardisation:
+        """That which makes features comparable, as far as their coefficients' are.
+
+        Args:
+          stddev: Of the block's coordinates, up to a factor, as the prior has them.
+        """
+        count = len(self.places)
+        variance = (stddev.reshape(-1, stddev.shape[-1]) ** 2).mean(0)[[*self.places]]
+        scale = np.sqrt(variance / np.exp(np.mean(np.log(variance))))
+        if not (np.isfinite(scale).all() and (scale > 0).all()):
+            scale = np.ones(count)
+        return Standardisation(np.zeros(count), np.diag(scale))
+
+    def apply(self, standardisation: Standardisation, numbers: Numbers) -> dict:
+        """A row's numbers by token, with these features standardised.
+
+        Differences to means near them are exact in any precision.
+        """
+        arrays = [jnp.ravel(numbers[slot.token]) for slot in self.slots]
+        centred = jnp.concatenate(arrays) - standardisation.means
+        moved = jnp.matmul(standardisation.matrix, centred, precision="highest")
+        found, start = dict(numbers), 0
+        for slot in self.slots:
+            end = start + math.prod(slot.shape)
+            mine = numbers[slot.token]
+            found[slot.token] = moved[start:end].reshape(slot.shape).astype(mine.dtype)
+            start = end
+        return found
+
+    def to_coefficients(
+        self, standardisation: Standardisation, size: int
+    ) -> Float64[np.ndarray, "size size"]:
+        """The matrix that takes the coordinates of x' to those of x.
+
+        Args:
+          standardisation: What was done to the features.
+          size: Coordinates of the block.
+        """
+        means, matrix = map(np.asarray, standardisation)
+        found = np.eye(size)
+        found[np.ix_(self.places, self.places)] = matrix.T
+        if self.constant:
+            found[np.ix_(self.constant, self.places)] = -(matrix @ means)
+        return found
+
+    def standardisation(
+        self,
+        before: Standardisation,
+        moments: Float64[np.ndarray, "*batch size size"],
+        noise_stddev: Float64[np.ndarray, "*batch size size"],
+    ) -> Standardisation:
+        """That which makes features uncorrelated and of one size, as far as is known.
+
+        Args:
+          before: How they were standardised when moments were released.
+          moments: Noisy sums over rows of ψψᵀ, in the block's coordinates, all times
+            one positive number.
+          noise_stddev: Standard deviations of the noise in them.
+        """
+        size = moments.shape[-1]
+        sums = moments.reshape(-1, size, size).sum(0)
+        noise = np.sqrt((noise_stddev**2).reshape(-1, size, size).sum(0))
+        places, constant = list(self.places), list(self.constant)
+        number, means = 1.0, np.zeros(len(places))
+        covariance, of_covariance = (x[np.ix_(places, places)] for x in (sums, noise))
+        if constant:
+            number = sums[constant, constant].sum()
+            error = math.sqrt((noise[constant, constant] ** 2).sum())
+            if number <= _LEAST * error or number <= 0:
+                return before
+            means = sums[np.ix_(constant, places)].sum(0) / number
+            errors = np.sqrt((noise[np.ix_(constant, places)] ** 2).sum(0)) / number
+            # A mean that noise has made is none.
+            sure = means**2 / np.where(means == 0, 1.0, means**2 + errors**2)
+            means = sure * means
+            covariance = covariance / number - np.outer(means, means)
+            of_covariance = of_covariance / number
+        matrix = _whitening(covariance, of_covariance)
+        means = before.means + np.linalg.solve(before.matrix, means)
+        matrix = matrix @ before.matrix
+        if not (np.isfinite(matrix).all() and np.isfinite(means).all()):
+            return before
+        return Standardisation(means, matrix)
+
+
+def _whitening(
+    covariance: Float64[np.ndarray, "features features"],
+    noise_stddev: Float64[np.ndarray, "features features"],
+) -> Float64[np.ndarray, "features features"]:
+    """The symmetric root of an inverse, of variances that stand out of the noise.
+
+    Directions that do not stand out count as large as the noise, so that no row is made
+    larger by what the noise has left of them.
+    """
+    variances = np.diagonal(covariance)
+    least = np.maximum(_LEAST * np.diagonal(noise_stddev), 1e-9 * np.abs(variances))
+    scale = np.sqrt(np.maximum(variances, least))
+    scale = np.where(scale > 0, scale, 1.0)
+    correlation = covariance / np.outer(scale, scale)
+    noise = noise_stddev / np.outer(scale, scale)
+    spectral_norm = 2.0 * math.sqrt(np.max((noise**2).sum(1)))
+    values, vectors = np.linalg.eigh(correlation)
+    values = np.maximum(values, max(spectral_norm, 1e-6 * float(values[-1])))
+    return (vectors / np.sqrt(values)) @ vectors.T / scale
+
+
+# --- what the features of a model are -------------------------------------------------
+
+
+def find_features(structure: Structure, terms: Sequence[Term]) -> dict[str, Features]:
+    """By recentred factor, the features that may be standardised.
+
+    Args:
+      structure: What was found in the model.
+      terms: A row's terms, with slots.
+    """
+    found = {}
+    for name in sorted(structure.recentred):
+        for features in _candidates(structure, name, terms):
+            if _may_be_standardised(structure, name, features, terms):
+                found[name] = features
+                break
+    return found
+
+
+def _candidates(
+    structure: Structure, name: str, terms: Sequence[Term]
+) -> Iterator[Features]:
+    """Which features a factor may have: about each intercept, and without any."""
+    factor = structure.posterior_factors[name]
+    layout = factor.layout
+    repeats = {
+        latent
+        for statistic in structure.statistics
+        if statistic.diagonal is not None
+        for latent, *_ in statistic.atoms
+    }
+    # Of numbers whose squares are these numbers others would not be.
+    if layout is None or type(factor.family) is not Normal:
+        return
+    if repeats.intersection(factor.latents):
+        return
+    slots: list[Slot] = []
+    places: list[int] = []
+    constant: list[str] = []
+    for latent in factor.latents:
+        span = layout.span(latent)
+        squares = [term for term in terms if _is_square_of(latent, term)]
+        own = {_own_slot(term, layout.block_axes(latent)) for term in squares}
+        if own == {None}:
+            constant.append(latent)
+        elif len(own) == 1:
+            (slot,) = own
+            if isinstance(slot, Slot) and slot not in slots:
+                slots.append(slot)
+                places += range(span.start, span.stop)
+    if not 0 < len(places) <= _MOST_FEATURES:
+        return
+    for latent in sorted(constant, key=lambda name: math.prod(layout.shapes[name])):
+        span = layout.span(latent)
+        intercepts = tuple(range(span.start, span.stop))
+        yield Features(tuple(slots), tuple(places), intercepts)
+    if len(places) > 1:
+        yield Features(tuple(slots), tuple(places), ())
+
+
+def _is_square_of(latent: str, term: Term) -> bool:
+    """Whether the latent is twice in the term, and no other of its factor's need be."""
+    mine = [atom for atom in term.atoms if atom.latent == latent]
+    return len(mine) == 2 and all(a.function == "x" and a.power == 1.0 for a in mine)
+
+
+def _own_slot(term: Term, block_axes: Sequence[int]) -> Slot | bool | None:
+    """What multiplies each of two equal atoms; None for 1, False if it is not clear."""
+    dense = [f for f in term.constants if isinstance(f, Dense) and f.is_private]
+    times = Counter(f.array for f in dense)
+    twice = [slot for slot, count in times.items() if count == 2]
+    if not twice:
+        return None
+    mine = [f for f in dense if f.array in twice]
+    known = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
+    if len(twice) > 1 or known or any(f.branch is not None for f in mine):
+        return False
+    atoms = [a for a in term.atoms if a.function == "x" and a.power == 1.0 and a.signed]
+    entries = {_long(f.labels) for f in mine}
+    if entries != {_entries(atom, block_axes) for atom in atoms}:
+        return False
+    (slot,) = twice
+    return slot if jnp.issubdtype(slot.dtype, jnp.floating) else False
+
+
+def _entries(atom: Atom, block_axes: Sequence[int]) -> Labels:
+    return _long(tuple(atom.labels[axis] for axis in block_axes))
+
+
+def _long(labels: Labels) -> Labels:
+    return tuple(label for label in labels if label.size > 1)
+
+
+def _may_be_standardised(
+    structure: Structure, name: str, features: Features, terms: Sequence[Term]
+) -> bool:
+    """Whether a row's terms are the same function of x and w as of x' and w'.
+
+    The terms are polynomials in a row's numbers and in moments. Two that differ agree
+    at random numbers with probability zero.
+    """
+    factor = structure.posterior_factors[name]
+    rng = np.random.default_rng(0)
+    count = len(features.places)
+    means = rng.normal(size=count) if features.constant else np.zeros(count)
+    tried = Standardisation(means, rng.normal(size=(count, count)) + 2 * np.eye(count))
+    with jax.enable_x64(True):
+        numbers = _random_numbers(terms, rng)
+        moments = {
+            each.name: _random_moments(each, rng)
+            for each in structure.posterior_factors.values()
+        }
+        point = rng.normal(size=factor.shape)
+        matrix = features.to_coefficients(tried, factor.shape[-1])
+        before = {**moments, name: factor.family.at(jnp.asarray(point))}
+        there = np.linalg.solve(matrix, point[..., None])[..., 0]
+        after = {**moments, name: factor.family.at(jnp.asarray(there))}
+
+        def values(numbers: Numbers, moments: MomentsByFactor) -> np.ndarray:
+            filled = [term.filled(numbers) for term in terms]
+            return np.array(
+                [float(expected(structure, [term], None, moments)) for term in filled]
+            )
+
+        first = values(numbers, before)
+        second = values(features.apply(tried, numbers), after)
+    size = np.abs(first).sum() + np.abs(second).sum()
+    return bool(abs(first.sum() - second.sum()) <= _TOLERANCE * size)
+
+
+def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> Numbers:
+    """Numbers for the slots of terms; indices are zeros."""
+    slots = {slot.token: slot for term in terms for slot in term.slots}
+    return {
+        token: jnp.asarray(rng.normal(size=slot.shape))
+        if jnp.issubdtype(slot.dtype, jnp.floating)
+        else jnp.zeros(slot.shape, slot.dtype)
+        for token, slot in slots.items()
+    }
+
+
+def _random_moments(
+    factor: PosteriorFactor, rng: np.random.Generator
+) -> dict[str, Float[Array, "..."]]:
+    moments = factor.family.neutral_moments(factor.shape)
+    return {
+        name: value * rng.uniform(0.5, 1.5, np.shape(value))
+        for name, value in moments.items()
+    }
+
+
+def standardised(
+    features: Mapping[str, Features], standards: Standards, numbers: Numbers
+) -> Numbers:
+    """A row's numbers by token, with the features of all factors standardised."""
+    for name, standard in standards.items():
+        numbers = features[name].apply(standard, numbers)
+    return numbers

@@ -1,0 +1,92 @@
+"""Coordinates in which the statistics of a Gaussian block are released.
+
+The model speaks of w. Rows may be asked about v, with w = c + M v: c is near where w
+is, and M belongs to standardised features; see `conjugacy.structure.centring` and
+`features`. Both are public. A Gaussian over v is one over w.
+"""
+
+from typing import NamedTuple, Self
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from numpyro_vips.conjugacy.families.family import Moments, NewMoments
+from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
+
+Point = Float[Array | np.ndarray, "*batch size"]
+Square = Float[Array | np.ndarray, "*batch size size"]
+
+
+class Frame(NamedTuple):
+    """w = origin + matrix v.
+
+    Attributes:
+      origin: c.
+      matrix, inverse: M and its inverse; None where M is the identity.
+    """
+
+    origin: Point
+    matrix: Square | None = None
+    inverse: Square | None = None
+
+    @classmethod
+    def of(cls, origin: Point, matrix: np.ndarray | None) -> Self:
+        """That with this matrix."""
+        if matrix is None:
+            return cls(origin)
+        return cls(origin, matrix, np.linalg.inv(matrix))
+
+    def moments_in(self, moments: Moments) -> NewMoments:
+        """Moments of v, from those of w."""
+        return _turned(_shifted(moments, -jnp.asarray(self.origin)), self.inverse)
+
+    def moments_from(self, moments: Moments) -> NewMoments:
+        """Moments of w, from those of v."""
+        return _shifted(_turned(moments, self.matrix), jnp.asarray(self.origin))
+
+    def natural_in(self, natural: Moments) -> NewMoments:
+        """Natural parameters of v, from those of w."""
+        # A product of two latents may stand on one side of the diagonal alone.
+        square = symmetric_part(natural["xx"])
+        linear = natural["x"] + 2.0 * times(square, jnp.asarray(self.origin))
+        return _turned({"x": linear, "xx": square}, _transposed(self.matrix))
+
+    def natural_from(self, natural: Moments) -> NewMoments:
+        """Natural parameters of w, from those of v."""
+        found = _turned(natural, _transposed(self.inverse))
+        square = symmetric_part(found["xx"])
+        linear = found["x"] - 2.0 * times(square, jnp.asarray(self.origin))
+        return {"x": linear, "xx": square}
+
+    @property
+    def origin_in(self) -> Point:
+        """The origin in units of v."""
+        if self.inverse is None:
+            return self.origin
+        return times(jnp.asarray(self.inverse), jnp.asarray(self.origin))
+
+
+def _transposed(matrix: Square | None) -> Square | None:
+    return None if matrix is None else jnp.swapaxes(jnp.asarray(matrix), -1, -2)
+
+
+def _turned(of: Moments, matrix: Square | None) -> NewMoments:
+    """A vector and a matrix in other coordinates."""
+    if matrix is None:
+        return dict(of)
+    turn = jnp.asarray(matrix)
+    across = jnp.swapaxes(turn, -1, -2)
+    square = jnp.matmul(
+        turn, jnp.matmul(of["xx"], across, precision="highest"), precision="highest"
+    )
+    return {"x": times(turn, of["x"]), "xx": square}
+
+
+def _shifted(moments: Moments, point: Float[Array, "*batch size"]) -> NewMoments:
+    """Moments of the same latents, with a point added."""
+    mean = moments["x"]
+    cross = mean[..., :, None] * point[..., None, :]
+    cross = cross + jnp.swapaxes(cross, -1, -2)
+    square = moments["xx"] + cross + point[..., :, None] * point[..., None, :]
+    return {"x": mean + point, "xx": square}
