@@ -446,6 +446,10 @@ class DpviEngine:
         """The state as it is."""
         return state
 
+    def stretched(self, state: DpviState) -> Mapping[str, float]:
+        """None."""
+        return {}
+
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
 

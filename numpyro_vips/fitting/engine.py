@@ -163,6 +163,13 @@ class Engine(Protocol):
         """
         ...
 
+    def stretched(self, state: Any) -> Mapping[str, float]:
+        """By block, how much larger norms may have become by `recentre`.
+
+        For norms that no histogram shows afterwards. Others are left out.
+        """
+        ...
+
     def has_posterior(self, state: Any) -> bool:
         """Whether all that a posterior needs has been released."""
         ...

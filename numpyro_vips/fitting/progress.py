@@ -72,6 +72,19 @@ class Progress:
             balanced=_are_balanced(steps[-1], parts),
         )
 
+    def with_stretched(
+        self, by: Mapping[str, float], parts: tuple[NormPart, ...]
+    ) -> "Progress":
+        """Progress with the norms of before, in the units of what comes after.
+
+        Args:
+          by: See `Engine.stretched`.
+          parts: What has a norm.
+        """
+        of = {p.name: max(by.get(name, 1.0) for name in p.blocks) for p in parts}
+        norms = {name: norm * of[name] for name, norm in self.norms.items()}
+        return dataclasses.replace(self, norms=norms)
+
     def after_statistics(
         self, step: Step, released: Mapping[str, np.ndarray], num_rows: int
     ) -> "Progress":
@@ -179,4 +192,5 @@ def advanced(
     state = update(engine, step, state, released)
     if any(later.recentres for later in progress.steps[number + 1 : number + 2]):
         state = engine.recentre(state)
+        progress = progress.with_stretched(engine.stretched(state), parts)
     return state, progress.after_statistics(step, released, num_rows)

@@ -349,6 +349,22 @@ class VipsEngine:
             expected_natural=self.on_rows.expected_natural_of(again),
         )
 
+    def stretched(self, state: VipsState) -> dict[str, float]:
+        """By statistic, how much larger its rows may be of standardised features.
+
+        See `fitting.engine.Engine.stretched`.
+        """
+        found = {}
+        for name, after in state.next_standards.items():
+            features, before = self.program.features[name], state.standards[name]
+            longest = np.linalg.norm(after.matrix @ np.linalg.inv(before.matrix), 2)
+            for statistic in self.statistics:
+                latents = [latent for latent, *_ in statistic.atoms]
+                power = sum(map(features.latents.count, latents))
+                if power:
+                    found[statistic.name] = float(longest) ** power
+        return found
+
     def with_bound(
         self,
         state: VipsState,

@@ -72,12 +72,14 @@ class Features:
     """The features of a Gaussian block.
 
     Attributes:
-      slots: What holds them, in the terms of a row.
+      latents: What they are multiplied by.
+      slots: What holds those of each latent, in the terms of a row.
       places: The coordinate of the block that each entry is multiplied by.
       constant: The coordinates of intercepts: every row has one of these, times 1.
         Without any, features are not centred.
     """
 
+    latents: tuple[str, ...]
     slots: tuple[Slot, ...]
     places: tuple[int, ...]
     constant: tuple[int, ...]
@@ -226,6 +228,7 @@ def _candidates(
         return
     if repeats.intersection(factor.latents):
         return
+    latents: list[str] = []
     slots: list[Slot] = []
     places: list[int] = []
     constant: list[str] = []
@@ -238,6 +241,7 @@ def _candidates(
         elif len(own) == 1:
             (slot,) = own
             if isinstance(slot, Slot) and slot not in slots:
+                latents.append(latent)
                 slots.append(slot)
                 places += range(span.start, span.stop)
     if not 0 < len(places) <= _MOST_FEATURES:
@@ -245,9 +249,9 @@ def _candidates(
     for latent in sorted(constant, key=lambda name: math.prod(layout.shapes[name])):
         span = layout.span(latent)
         intercepts = tuple(range(span.start, span.stop))
-        yield Features(tuple(slots), tuple(places), intercepts)
+        yield Features(tuple(latents), tuple(slots), tuple(places), intercepts)
     if len(places) > 1:
-        yield Features(tuple(slots), tuple(places), ())
+        yield Features(tuple(latents), tuple(slots), tuple(places), ())
 
 
 def _is_square_of(latent: str, term: Term) -> bool:
