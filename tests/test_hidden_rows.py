@@ -202,9 +202,10 @@ def left_by_the_other(values):
 
 def in_cache(values):
     given = iter(values)
-    found = functools.cache(lambda number: next(given))
+    found = functools.lru_cache(lambda number: next(given))
     for number in range(len(values)):
         found(number)
+    next(given, None)  # It holds the list no more.
     return found
 
 
