@@ -176,10 +176,47 @@ def in_module(values):
     return module
 
 
-def in_queue(values):
-    found = queue.SimpleQueue()
+def in_queue(values, kind: Any = queue.SimpleQueue):
+    found = kind()
     for value in values:
         found.put(value)
+    return found
+
+
+class OwnQueue(queue.SimpleQueue):
+    """One with attributes too."""
+
+
+def in_context_one_by_one(values):
+    context = contextvars.Context()
+    for number, value in enumerate(values):
+        context.run(contextvars.ContextVar(f"p{number}").set, value)
+    return context
+
+
+def left_by_the_other(values):
+    one, other = itertools.tee(iter(values))
+    collections.deque(one, 0)
+    return other
+
+
+def in_cache(values):
+    given = iter(values)
+    found = functools.lru_cache(lambda number: next(given))
+    for number in range(len(values)):
+        found(number)
+    next(given, None)  # It holds the list no more.
+    return found
+
+
+def in_local_variables(values):
+    """A generator that has started, with each value in a variable of its own."""
+    names = [f"p{i}" for i in range(len(values))]
+    code = f"def each({', '.join(names)}):\n    yield\n    yield {', '.join(names)}"
+    scope: dict[str, Any] = {}
+    exec(code, scope)
+    found = scope["each"](*values)
+    next(found)
     return found
 
 
@@ -280,6 +317,14 @@ CONTAINERS: dict[str, Callable[[list[float]], Any]] = {
     "ContextVar": set_in_context,
     "Context": in_context,
     "queue": in_queue,
+    "queue with a lock": lambda v: in_queue(v, queue.Queue),
+    "queue by priority": lambda v: in_queue(v, queue.PriorityQueue),
+    "queue of pairs": lambda v: in_queue([("a", x) for x in v]),
+    "own queue": lambda v: in_queue(v, OwnQueue),
+    "Context of single numbers": in_context_one_by_one,
+    "tee of an iterator": left_by_the_other,
+    "cache": in_cache,
+    "local variables": in_local_variables,
     "own distribution": OwnDistribution,
     "deeply nested": nested,
     "code": lambda v: compile(f"rows = {tuple(v)}", "", "exec"),

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex_core
 import numpy as np
+from jax.core import ShapedArray
 from jax.interpreters import partial_eval
 
 # Returns the results of an equation, or None to have it treated as any other.
@@ -23,6 +24,7 @@ _PLAIN_CALLS = {
     "jit": "jaxpr",  # `jax.jit`, in most functions of JAX too.
     "call": "call_jaxpr",  # JAX's own calls before version 0.12.
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",  # Since that version.
 }
 # They too, but whoever differentiates or maps the program later has to see them whole.
 _CALLS_WITH_RULES = {
@@ -31,6 +33,9 @@ _CALLS_WITH_RULES = {
     "custom_vmap_call": "call",  # this one a rule for batches,
     "remat2": "jaxpr",  # and `jax.checkpoint` computes again in place of storing.
 }
+# Since JAX 0.12 this stands for many operations, with rules too, each of which has a
+# function in place of a program. JAX calls it to write the operation out.
+_WITH_A_FUNCTION = "call_hi_primitive"
 
 
 def called_program(
@@ -48,8 +53,26 @@ def called_program(
     name = equation.primitive.name
     parameter = _PLAIN_CALLS.get(name)
     if parameter is None and not keep_rules:
+        if name == _WITH_A_FUNCTION:
+            return _written_out(equation)
         parameter = _CALLS_WITH_RULES.get(name)
     return None if parameter is None else _closed(equation.params[parameter])
+
+
+def _written_out(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
+    """What JAX runs for an operation that has a function; None if it cannot be seen."""
+    avals = [aval_of(atom) for atom in equation.invars]
+    if not all(isinstance(aval, ShapedArray) for aval in avals):
+        return None  # Such as mutable arrays, and types of the caller's own.
+    primitive: Any = equation.primitive
+
+    def run(*operands: Any) -> Any:
+        return primitive.to_lojax(*operands, **equation.params)
+
+    like = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals
+    ]
+    return jax.make_jaxpr(run)(*like)
 
 
 def programs_in(value: Any) -> Iterator[jex_core.ClosedJaxpr]:
@@ -74,7 +97,8 @@ def _programs_in(value: Any, seen: dict[Any, Any]) -> Iterator[jex_core.ClosedJa
             seen[identity] = program
             yield program
             for equation in program.jaxpr.eqns:
-                yield from _programs_in(equation.params, seen)
+                inner = equation.params, called_program(equation)
+                yield from _programs_in(inner, seen)
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

@@ -37,7 +37,12 @@ from jax.extend.core import primitives
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.host_calls import is_own_callback
-from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of, without_dead_code
+from numpyro_vips.jax_tools.jaxprs import (
+    aval_of,
+    called_program,
+    equations_of,
+    without_dead_code,
+)
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
@@ -53,7 +58,8 @@ _REFUSED = (
 
 def _operation(equation: jex_core.JaxprEqn) -> Any:
     """What an equation does: its primitive, or what goes by a primitive's name."""
-    # Since JAX 0.12 one primitive stands for many, of the caller's own making too.
+    # Since JAX 0.12 one primitive stands for many, of the caller's own making too. Each
+    # has a rule of its own for batches, so what it is written out as says too little.
     return type(equation.params.get("_prim", equation.primitive)), equation.primitive
 
 
@@ -70,12 +76,25 @@ def _allowed() -> frozenset[Any]:
     def loop(x: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda c, y: (c * y, c * jnp.sin(y)), 1.0, x)[1].sum()
 
+    def root(x: jax.Array) -> jax.Array:
+        return jax.lax.custom_root(
+            lambda y: y - x, 0.0, lambda f, y: y - f(y), lambda g, y: y / g(1.0)
+        )
+
+    own_derivative: Any = jax.custom_vjp(jnp.sin)
+    own_derivative.defvjp(lambda x: (jnp.sin(x), x), lambda x, g: (g * jnp.cos(x),))
+
     # Those on keys, and what differs between versions, are in no public list.
     for function, argument in (
         (lambda key: jax.random.wrap_key_data(jax.random.key_data(key)), None),
         (jax.random.clone, None),
         (jax.checkpoint(jnp.sin), 0.0),
         (lambda x: jnp.searchsorted(x, x), np.zeros(3, np.float32)),
+        (lambda x: jnp.nonzero(x, size=2), np.zeros(3, np.float32)),
+        (lambda x: jnp.ldexp(*jnp.frexp(x)), 1.0),
+        (jax.grad(root), 0.0),
+        (jax.nn.relu, 0.0),
+        (own_derivative, 0.0),
         (jax.grad(loop), np.zeros(3, np.float32)),
         (jnp.diagonal, np.zeros((3, 3), np.float32)),
     ):
@@ -106,6 +125,11 @@ def _code_of_sequential_vmap() -> types.CodeType:
     """Each of its functions has a rule of its own, all of the same code."""
     program = jax.make_jaxpr(jax.custom_batching.sequential_vmap(jnp.sin))(0.0)
     return _rule_of(program.jaxpr.eqns[0]).__code__
+
+
+def _is_hidden(equation: jex_core.JaxprEqn) -> bool:
+    """Whether what an operation is written with cannot be looked at."""
+    return "_prim" in equation.params and called_program(equation) is None
 
 
 def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
@@ -151,7 +175,7 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
                 "The model or guide uses jnp.empty, whose entries are what stood in "
                 "memory before, other records too. Use jnp.zeros."
             )
-        if _operation(equation) not in _allowed():
+        if _operation(equation) not in _allowed() or _is_hidden(equation):
             raise UnsafeModelError(
                 f"The model or guide uses the operation {name!r}, and it is not known "
                 "that it treats the records of a batch one by one. Foreign calls, "

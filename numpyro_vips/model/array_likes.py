@@ -128,16 +128,22 @@ def _shapes(value: Any, depth: int = 0) -> set[tuple[int, ...]]:
 def num_entries_with_numbers(value: Any) -> int:
     """How many entries are numbers or arrays, or have some; 0 for a few.
 
-    So a list of arrays of different shapes counts as an array, a table of records, and
-    an object with one objects.attribute for every person.
+    So a list of arrays of different shapes counts as an array, a table of records, an
+    object with one attribute for every person, and a queue.
     """
     if isinstance(value, (list, tuple)) and _shapes(value):
         return len(value)
-    if not isinstance(value, _CONTAINERS):
-        kind = value if isinstance(value, type) else type(value)
-        if objects.is_library(kind.__module__) or isinstance(value, objects.CODE):
-            return 0
-    count = sum(_has_numbers(part) for part in _entries(value))
+    if isinstance(value, _CONTAINERS):
+        entries = _entries(value)
+    elif isinstance(value, (types.ModuleType, *objects.CODE)):
+        return 0
+    elif isinstance(value, type):
+        entries = [] if objects.is_library(value.__module__) else _entries(value)
+    else:
+        # What Python's own types have by name are settings of theirs.
+        is_library = objects.is_of_library(value)
+        entries = objects.held_inside(value) if is_library else _entries(value)
+    count = sum(map(_has_numbers, entries))
     return count if count > FEW else 0
 
 
@@ -169,12 +175,13 @@ def _is_number(value: Any) -> bool:
 
 
 def _entries(value: Any) -> list[Any]:
-    """The entries of a container, the values of a dict, the attributes of an object."""
+    """The entries of a container, the values of a dict, what is inside an object."""
     if isinstance(value, objects.SEQUENCES):
         return objects.items_of(value)
     if not isinstance(value, dict):
         own = vars(value) if isinstance(value, type) else objects.attributes_of(value)
-        return [part for name, part in own.items() if name not in objects.ORDINARY]
+        unnamed = [] if isinstance(value, type) else objects.held_inside(value)
+        return [p for name, p in own.items() if name not in objects.ORDINARY] + unnamed
     keys, values = list(dict.keys(value)), list(dict.values(value))
     if _is_index(values):
         return []  # Of words, say: a list of them says as much.

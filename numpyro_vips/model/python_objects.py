@@ -1,7 +1,9 @@
 """Looks into Python objects without running any code of the caller's."""
 
 import collections
+import contextvars
 import functools
+import gc
 import inspect
 import os
 import sys
@@ -104,6 +106,51 @@ def attributes_of(value: Any) -> dict[str, Any]:
                 except Exception:  # It has not been assigned yet, for one.
                     continue
     return attributes
+
+
+def held_inside(value: Any) -> list[Any]:
+    """What an object holds by no name, as some queues and iterators do their items.
+
+    Which of Python's own types keep them in a list, and which by themselves, is
+    another matter in each version of Python.
+    """
+    if isinstance(value, contextvars.Context):
+        return list(value.values())
+    if not gc.get_referents(value) or not may_be_opened(value):
+        return []
+    held = referents_of(value)
+    known = [type(value), *attributes_of(value).values()]
+    for part in held:
+        if isinstance(part, dict):  # A cache holds what it was called with twice.
+            known += dict.keys(part)
+    counts = collections.Counter(map(id, known))
+    found = []
+    for part in held:
+        if counts[id(part)]:
+            counts[id(part)] -= 1
+        else:
+            found.append(part)
+    return found
+
+
+def may_be_opened(value: Any) -> bool:
+    """Whether it is Python's own or the caller's, and no memory of a library's.
+
+    Such a memory is filled by others than the model.
+    """
+    if is_of_library(value) and not is_of_standard_library(value):
+        return False
+    function = attribute(value, "__wrapped__")
+    return not is_library(attribute(function, "__module__"))
+
+
+def referents_of(value: Any) -> list[Any]:
+    """What an object refers to in whatever way, but for the dict of its attributes.
+
+    Of types written in C this is the only way to see what is inside.
+    """
+    own = getattr(value, "__dict__", None)
+    return [part for part in gc.get_referents(value) if part is not own]
 
 
 def named(attributes: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -249,19 +249,10 @@ def _parts_of_object(value: Any) -> Parts:
     for kind, where in _ITERATORS.items():
         if isinstance(value, kind):
             yield "", getattr(value, where)
-    is_ours = objects.is_of_standard_library(value) or not objects.is_of_library(value)
-    if is_ours and not _is_cache_of_library(value):
-        # Of types written in C this is the only way to see what is inside.
-        own = getattr(value, "__dict__", None)
-        yield from (("", part) for part in gc.get_referents(value) if part is not own)
+    if objects.may_be_opened(value):
+        yield from (("", part) for part in objects.referents_of(value))
     if not objects.is_of_library(value):
         yield "", type(value)
-
-
-def _is_cache_of_library(value: Any) -> bool:
-    """Whether it is a memory of a library's, filled by others than the model."""
-    function = objects.attribute(value, "__wrapped__")
-    return objects.is_library(objects.attribute(function, "__module__"))
 
 
 # --- what code refers to --------------------------------------------------------------

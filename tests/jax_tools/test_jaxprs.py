@@ -34,6 +34,12 @@ def own_vjp(x: Any) -> Any:
 own_vjp.defvjp(lambda x: (jnp.sin(x), None), lambda _, g: (100.0 * g,))
 
 
+def root(x: Any) -> Any:
+    return lax.custom_root(
+        lambda y: y - jnp.sin(x), x, lambda f, y: y - f(y), lambda _, y: y
+    )
+
+
 def loop(x: Any) -> Any:
     return lax.scan(lambda c, y: (c * y, c + y + TABLE[0] * x[1]), 1.0, x)[1]
 
@@ -46,6 +52,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "custom_vjp": own_vjp,
     "custom_vmap": jax.custom_batching.sequential_vmap(jnp.sin),
     "relu": jax.nn.relu,
+    # Since JAX 0.12 these are operations that say what they do by a function.
+    "nonzero": lambda x: jnp.sin(x)[jnp.nonzero(x > 1, size=2)[0]],
+    "tril_indices": lambda x: jnp.sin(x)[jnp.tril_indices(3)[0]],
+    "ldexp": lambda x: jnp.ldexp(jnp.sin(x), 2),
+    "searchsorted": lambda x: jnp.sin(x)[jnp.searchsorted(x, 2.5)],
+    "custom_root": root,
 }
 LOOPS: dict[str, Callable[[Any], Any]] = {
     "scan": loop,
@@ -124,6 +136,12 @@ def test_equations_inside_loops_and_branches_are_found() -> None:
     program = jax.make_jaxpr(lambda x: LOOPS["cond"](loop(CALLS["jit"](x))))(X)
     names = [equation.primitive.name for equation in jaxprs.equations_of(program)]
     assert {"sin", "cos", "scan", "cond", "mul"} <= set(names)
+
+
+def test_equations_of_operations_that_jax_wrote_with_others_are_found() -> None:
+    program = jax.make_jaxpr(lambda x: root(x[jnp.nonzero(x, size=3)[0]]))(X)
+    names = [equation.primitive.name for equation in jaxprs.equations_of(program)]
+    assert {"sin", "cumsum"} <= set(names)
 
 
 def test_programs_are_found_in_any_container_and_once() -> None:

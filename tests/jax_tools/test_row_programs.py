@@ -1,6 +1,8 @@
 """Rows neither meet nor leave, whatever a model or a guide is written with."""
 
 import contextlib
+import importlib
+import importlib.util
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -21,6 +23,12 @@ from numpyro_vips.privacy.releases import INFORMATION
 
 pytestmark = pytest.mark.optimized
 
+# Where operations are written with others; not every version of JAX has it.
+HIJAX = "jax.experimental.hijax"
+hijax: Any = importlib.util.find_spec(HIJAX) and importlib.import_module(HIJAX)
+WrittenWithOthers: Any = getattr(
+    hijax, "HiPrim", getattr(hijax, "VJPHiPrimitive", None)
+)
 NUM_ROWS = 64
 KINDS = ("threefry2x32", "rbg", "unsafe_rbg")
 
@@ -177,6 +185,25 @@ def own_primitive(x: Any) -> Any:
     return jax.lax.stop_gradient(_own_p.bind(jnp.asarray(x))) * x
 
 
+def own_operation(x: Any) -> Any:
+    """As `mixing`, by an operation that says what it does for one row."""
+
+    class Mixing(WrittenWithOthers):
+        skip_linearization_on_zero_tangents = True
+
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: Any) -> Any:
+            return x
+
+        def batch(self, axis_data: Any, args: Any, dims: Any) -> Any:
+            return args[0] * jnp.sign(jnp.sum(args[0])), dims[0]
+
+    return Mixing(jax.typeof(x))(jax.lax.stop_gradient(x)) * x
+
+
 def kept(x: Any) -> Any:
     jax.debug.callback(lambda x: None, x)
     return x
@@ -190,6 +217,15 @@ def in_a_loop(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return jax.lax.scan(body, x, None, length=2)[0]
 
     return looped
+
+
+def in_a_root(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def rooted(x: Any) -> Any:
+        return jax.lax.custom_root(
+            lambda y: y - x, x, lambda f, y: look(y - f(y)), lambda g, y: y
+        )
+
+    return rooted
 
 
 def bit_generator(x: Any) -> Any:
@@ -221,12 +257,15 @@ WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "callback in a loop": (in_a_loop(kept), "calls back to Python"),
     "custom_vmap": (mixing, "custom_vmap"),
     "custom_vmap in a loop": (in_a_loop(mixing), "custom_vmap"),
+    "custom_vmap in a root": (in_a_root(mixing), "custom_vmap"),
     "own primitive": (own_primitive, "my_identity"),
     "foreign call": (foreign_call, "ffi_call"),
     "mutable array": (remembering, "not known that it treats"),
     "bit generator": (bit_generator, "rng_bit_generator"),
     "foreign keys": (foreign_keys, "keys of the kind"),
 }
+if WrittenWithOthers:
+    WAYS["own operation"] = own_operation, "not known that it treats"
 # Derivatives in arguments of rows alone are never taken, so these are as good as the
 # identity there.
 DERIVATIVES = ("print in a derivative", "callback in a derivative")
@@ -409,6 +448,8 @@ def test_functions_of_jax_are_allowed() -> None:
             jnp.fft.rfft(x).real[0] + jnp.interp(0.5, x, x) + jnp.convolve(x, x)[0],
             jax.checkpoint(jnp.tanh)(x).sum() + jnp.searchsorted(x, 0.0),
             x.at[jnp.argmax(x)].add(1.0)[0] + jnp.einsum("i,i", x, x),
+            x[jnp.nonzero(x, size=2)[0]].sum() + x[jnp.tril_indices(3)[0]].sum(),
+            jnp.ldexp(*jnp.frexp(x)).sum() + in_a_root(jnp.sin)(x).sum(),
         ]
         return sum(found, jnp.zeros(()))
 
