@@ -259,7 +259,7 @@ def bounded_blocks(
         members.setdefault(name, []).append(block)
     bounds = {name: norms[name] for name in members}
     if len(members) == 1:
-        return tuple(blocks), *bounds.values()
+        return tuple(blocks), next(iter(bounds.values()))
     whole = [_as_one(mine, part_of.get(mine[0].name)) for mine in members.values()]
     scales = optimal_scales(
         whole,

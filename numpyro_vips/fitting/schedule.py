@@ -384,7 +384,8 @@ def plan_steps(
             if number in refreshes:
                 anew = bool(moved) and number == refreshes[0]
                 if anew:
-                    refreshed = joined(refreshed, engine.together)
+                    others = [part for part in moved if part not in refreshed]
+                    refreshed = joined([*refreshed, *others], engine.together)
                     first = dataclasses.replace(
                         first, parts=shared_norms(adaptive, recentred)
                     )

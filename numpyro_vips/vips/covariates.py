@@ -4,6 +4,9 @@ A model does not say how its covariates are distributed, and rows cannot be simu
 without any. So a small part of the budget goes into Σ zzᵀ over all rows, z = (1, x),
 with x all covariates of a row. Rows are simulated with Gaussian ones of this mean and
 covariance: most of what rows leave open of their latents depends on these alone.
+
+Covariates that are features of a regression are taken in the units that these have
+been given, see `features.py`: what is far from zero or large would hide the others.
 """
 
 from collections.abc import Mapping
@@ -17,7 +20,9 @@ from jaxtyping import Array, Bool, Float, Float64, Int64
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.bounded_sum import clipping_weights, where_rows
-from numpyro_vips.vips.named_arrays import Rows
+from numpyro_vips.vips.features import Standards
+from numpyro_vips.vips.named_arrays import Rows, as_rows_know
+from numpyro_vips.vips.program import ConjugateProgram
 
 # By argument, the flat places of a row's covariates.
 Places = Mapping[str, Int64[np.ndarray, " _entries"]]
@@ -35,13 +40,101 @@ def moments_block(number: int) -> Block:
     return Block(name=COVARIATES, shape=shape, symmetric=True, geometry="psd")
 
 
-def _with_one(rows: Rows, places: Places) -> Float[Array, "rows one_more"]:
+class Units(NamedTuple):
+    """In which units covariates x are taken: as (x - means) / scale.
+
+    Attributes:
+      means, scale: Public; of all covariates, in the order of their places.
+    """
+
+    means: Float[Array | np.ndarray, " covariates"]
+    scale: Float[Array | np.ndarray, " covariates"]
+
+    def matrix(self) -> Float64[np.ndarray, "one_more one_more"]:
+        """What takes (1, x) in these units to (1, x)."""
+        found = np.diag([1.0, *np.asarray(self.scale)])
+        found[1:, 0] = self.means
+        return found
+
+    def to_own(
+        self, moments: Float64[np.ndarray, "one_more one_more"]
+    ) -> Float64[np.ndarray, "one_more one_more"]:
+        """Second moments of (1, x), from those in these units."""
+        matrix = self.matrix()
+        return matrix @ moments @ matrix.T
+
+    def from_own(
+        self, moments: Float64[np.ndarray, "one_more one_more"]
+    ) -> Float64[np.ndarray, "one_more one_more"]:
+        """Second moments in these units, from those of (1, x)."""
+        matrix = np.linalg.inv(self.matrix())
+        return matrix @ moments @ matrix.T
+
+
+def covariates_that_are_features(
+    program: ConjugateProgram, places: Places
+) -> dict[int, tuple[str, int]]:
+    """By number, the covariates that are features: a factor, and which of its features.
+
+    Of a program of a row's constants, what is equal to an argument for a few random
+    rows is that argument.
+    """
+    constants, rng = program.row_constants, np.random.default_rng(0)
+    leaves = jax.tree.leaves(dict(constants.row))
+    if len(leaves) != len(constants.row) or not set(places) <= constants.row.keys():
+        return {}
+    same: dict[tuple[int, str, int], bool] = {}
+    for _ in range(_ROWS_TRIED):
+        row = {
+            name: np.asarray(rng.integers(0, 2, aval.shape), aval.dtype)
+            if not jnp.issubdtype(aval.dtype, jnp.floating)
+            else np.asarray(rng.uniform(0.5, 2.0, aval.shape), aval.dtype)
+            for name, aval in constants.row.items()
+        }
+        numbers, _ = constants(row)
+        flat = [np.ravel(row[name])[mine] for name, mine in places.items()]
+        covariates = np.concatenate(flat)
+        for factor, features in program.features.items():
+            arrays = [np.ravel(numbers[token]) for token in features.tokens]
+            for j, value in enumerate(np.concatenate(arrays)):
+                for i in range(len(covariates)):
+                    key = i, factor, j
+                    same[key] = same.get(key, True) and bool(value == covariates[i])
+    found: dict[int, tuple[str, int]] = {}
+    for (i, factor, j), is_same in same.items():
+        if is_same:
+            found.setdefault(i, (factor, j))
+    return found
+
+
+# Of labels, that many are alike by chance once in four thousand times.
+_ROWS_TRIED = 12
+
+
+def units_of(
+    number: int, found: Mapping[int, tuple[str, int]], standards: Standards
+) -> Units:
+    """The units of so many covariates, some of which are standardised features."""
+    means, scale = np.zeros(number), np.ones(number)
+    inverses = {name: np.linalg.inv(of.matrix) for name, of in standards.items()}
+    for i, (factor, j) in found.items():
+        if factor in standards:
+            means[i] = standards[factor].means[j]
+            scale[i] = np.linalg.norm(inverses[factor][j])
+    return Units(as_rows_know(means), as_rows_know(scale))
+
+
+def _with_one(
+    rows: Rows, places: Places, units: Units
+) -> Float[Array, "rows one_more"]:
     """z of every row, in double precision."""
     flat = [
         jnp.asarray(rows[name], float).reshape(len(rows[name]), -1)[:, mine]
         for name, mine in places.items()
     ]
-    return jnp.concatenate([jnp.ones((len(flat[0]), 1)), *flat], 1)
+    means, scale = (jnp.asarray(of, float) for of in units)
+    x = (jnp.concatenate(flat, 1) - means) / scale
+    return jnp.concatenate([jnp.ones((len(x), 1)), x], 1)
 
 
 def _norms(z: Float[Array, "rows one_more"]) -> Float[Array, " rows"]:
@@ -49,16 +142,17 @@ def _norms(z: Float[Array, "rows one_more"]) -> Float[Array, " rows"]:
     return jnp.sum(jnp.square(z), 1)
 
 
-def moment_norms(rows: Rows, places: Places) -> Float[Array, " rows"]:
+def moment_norms(rows: Rows, places: Places, units: Units) -> Float[Array, " rows"]:
     """The L2 norm of each row's zzᵀ; not finite where a covariate is not."""
     with jax.enable_x64(True):
-        return _norms(_with_one(rows, places))
+        return _norms(_with_one(rows, places, units))
 
 
 def bounded_moments(
     rows: Rows,
     mask: Bool[Array | np.ndarray, " rows"],
     places: Places,
+    units: Units,
     scale: float | Float[Array, ""],
     clipping_norm: float | Float[Array, ""],
 ) -> Float[Array, "one_more one_more"]:
@@ -70,7 +164,7 @@ def bounded_moments(
       positive semidefinite. A row with a covariate that is not finite adds zero.
     """
     with jax.enable_x64(True):
-        z = _with_one(rows, places)
+        z = _with_one(rows, places, units)
         norms = jnp.asarray(scale, float) * _norms(z)
         weights, usable = clipping_weights(norms, jnp.asarray(mask), clipping_norm)
         z = where_rows(usable, z)
@@ -90,20 +184,27 @@ class Covariates(NamedTuple):
 
     @classmethod
     def with_moments(
-        cls, moments: Float64[np.ndarray, "one_more one_more"], num_rows: int
+        cls,
+        moments: Float64[np.ndarray, "one_more one_more"],
+        num_rows: int,
+        units: Units,
     ) -> Self:
         """That with these moments, which may be noisy.
 
         Args:
-          moments: The sum of zzᵀ over the rows.
+          moments: The sum over the rows of (1, x)(1, x)ᵀ.
           num_rows: How many there are, as is public.
+          units: Those in which variances are compared.
         """
+        moments = units.from_own(moments)
         mean = moments[0, 1:] / num_rows
         covariance = moments[1:, 1:] / num_rows - np.outer(mean, mean)
         # Noise may have left more of a mean than there is of its square.
         values, vectors = np.linalg.eigh(covariance)
         least = max(_LEAST_VARIANCE * float(values[-1]), 0.0)
-        return cls(mean, vectors * np.sqrt(np.maximum(values, least)))
+        root = vectors * np.sqrt(np.maximum(values, least))
+        means, scale = map(np.asarray, units)
+        return cls(means + scale * mean, scale[:, None] * root)
 
     def drawn(self, count: int, seed: int) -> Float64[np.ndarray, "count covariates"]:
         """Draws for so many rows; the same for the same seed."""

@@ -38,9 +38,8 @@ from numpyro_vips.vips.description import (
 )
 from numpyro_vips.vips.drift import drift_of, largest_drift
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
-from numpyro_vips.vips.features import Standardisation
 from numpyro_vips.vips.global_programs import GlobalPrograms
-from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums
+from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
 from numpyro_vips.vips.newton_steps import Target, Way, step_from
 from numpyro_vips.vips.posterior import ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
@@ -50,7 +49,6 @@ from numpyro_vips.vips.row_statistics import with_repeats
 from numpyro_vips.vips.state import (
     InDouble,
     VipsState,
-    as_rows_know,
     in_double,
     is_noisy,
 )
@@ -185,8 +183,12 @@ class VipsEngine:
 
     @property
     def recentred(self) -> frozenset[str]:
-        """See `StatisticRoles.recentred`."""
-        return self._roles.recentred
+        """See `StatisticRoles.recentred`; and the moments of covariates that are
+        features."""
+        found = self._roles.recentred
+        if found and self._num_covariates and self.on_rows.covariates_that_are_features:
+            found |= {COVARIATES}
+        return found
 
     @property
     def together(self) -> tuple[Together, ...]:
@@ -249,9 +251,7 @@ class VipsEngine:
             for name in self._roles.recentred_factors
         }
         standards = {
-            name: Standardisation(
-                *map(as_rows_know, features.in_units_of(_stddev(moments[name])))
-            )
+            name: features.in_units_of(_stddev(moments[name])).as_rows_know()
             for name, features in self.program.features.items()
             if name in origins
         }
@@ -363,6 +363,7 @@ class VipsEngine:
                 power = sum(map(features.latents.count, latents))
                 if power:
                     found[statistic.name] = float(longest) ** power
+            found[COVARIATES] = max(found.get(COVARIATES, 1.0), float(longest) ** 2)
         return found
 
     def with_bound(
@@ -396,8 +397,9 @@ class VipsEngine:
           step_size: Weight ρ of these sums in the average.
         """
         if COVARIATES in released:
+            units = self.on_rows.units_of_covariates(state.next_standards)
             moments = np.asarray(released[COVARIATES], np.float64)
-            return state._replace(covariates=moments)
+            return state._replace(covariates=units.to_own(moments))
         rho = step_size
         if self._roles.residuals & set(released):
             rho = state.way.weight(step_size)
@@ -703,7 +705,7 @@ class VipsEngine:
         for it.
         """
         if self._num_covariates:
-            moments = self.on_rows.moments_of_covariates(arguments)
+            moments = self.on_rows.moments_of_covariates(arguments, state.standards)
             state = state._replace(covariates=moments)
         if not self._roles.residuals or not state.natural:
             return state

@@ -22,7 +22,7 @@ import dataclasses
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
     Dense,
     Labels,
-    Slot,
     Term,
     range_of,
 )
@@ -41,7 +40,7 @@ from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.expectations import expected
-from numpyro_vips.vips.named_arrays import MomentsByFactor, Numbers
+from numpyro_vips.vips.named_arrays import MomentsByFactor, Numbers, as_rows_know
 
 # Features of one block beyond which they stay as they are.
 _MOST_FEATURES = 200
@@ -62,6 +61,11 @@ class Standardisation(NamedTuple):
     means: Float[Array | np.ndarray, " features"]
     matrix: Float[Array | np.ndarray, "features features"]
 
+    def as_rows_know(self) -> Self:
+        """Rounded to the precision in which programs of rows run."""
+        means, matrix = map(np.asarray, (self.means, self.matrix))
+        return type(self)(as_rows_know(means), as_rows_know(matrix))
+
 
 # By recentred factor.
 Standards = Mapping[str, Standardisation]
@@ -73,14 +77,14 @@ class Features:
 
     Attributes:
       latents: What they are multiplied by.
-      slots: What holds those of each latent, in the terms of a row.
+      tokens: The slots that hold those of each latent; see `RowConstants`.
       places: The coordinate of the block that each entry is multiplied by.
       constant: The coordinates of intercepts: every row has one of these, times 1.
         Without any, features are not centred.
     """
 
     latents: tuple[str, ...]
-    slots: tuple[Slot, ...]
+    tokens: tuple[int, ...]
     places: tuple[int, ...]
     constant: tuple[int, ...]
 
@@ -99,21 +103,21 @@ class Features:
             scale = np.ones(count)
         return Standardisation(np.zeros(count), np.diag(scale))
 
-    def apply(self, standardisation: Standardisation, numbers: Numbers) -> dict:
+    def apply(self, standardisation: Standardisation, numbers: Numbers) -> Numbers:
         """A row's numbers by token, with these features standardised.
 
         Differences to means near them are exact in any precision.
         """
-        arrays = [jnp.ravel(numbers[slot.token]) for slot in self.slots]
-        centred = jnp.concatenate(arrays) - standardisation.means
+        arrays = [numbers[token] for token in self.tokens]
+        flat = jnp.concatenate([jnp.ravel(array) for array in arrays])
+        centred = flat - standardisation.means
         moved = jnp.matmul(standardisation.matrix, centred, precision="highest")
-        found, start = dict(numbers), 0
-        for slot in self.slots:
-            end = start + math.prod(slot.shape)
-            mine = numbers[slot.token]
-            found[slot.token] = moved[start:end].reshape(slot.shape).astype(mine.dtype)
-            start = end
-        return found
+        parts = jnp.split(moved, np.cumsum([array.size for array in arrays])[:-1])
+        shaped = {
+            token: part.reshape(array.shape).astype(array.dtype)
+            for token, part, array in zip(self.tokens, parts, arrays, strict=True)
+        }
+        return {**numbers, **shaped}
 
     def to_coefficients(
         self, standardisation: Standardisation, size: int
@@ -229,29 +233,27 @@ def _candidates(
     if repeats.intersection(factor.latents):
         return
     latents: list[str] = []
-    slots: list[Slot] = []
+    tokens: list[int] = []
     places: list[int] = []
     constant: list[str] = []
     for latent in factor.latents:
         span = layout.span(latent)
         squares = [term for term in terms if _is_square_of(latent, term)]
-        own = {_own_slot(term, layout.block_axes(latent)) for term in squares}
-        if own == {None}:
+        own = {_own_token(term, layout.block_axes(latent)) for term in squares}
+        if own == {_ONE}:
             constant.append(latent)
-        elif len(own) == 1:
-            (slot,) = own
-            if isinstance(slot, Slot) and slot not in slots:
-                latents.append(latent)
-                slots.append(slot)
-                places += range(span.start, span.stop)
+        elif len(own) == 1 and (token := own.pop()) not in (None, *tokens):
+            latents.append(latent)
+            tokens.append(token)
+            places += range(span.start, span.stop)
     if not 0 < len(places) <= _MOST_FEATURES:
         return
     for latent in sorted(constant, key=lambda name: math.prod(layout.shapes[name])):
         span = layout.span(latent)
         intercepts = tuple(range(span.start, span.stop))
-        yield Features(tuple(latents), tuple(slots), tuple(places), intercepts)
+        yield Features(tuple(latents), tuple(tokens), tuple(places), intercepts)
     if len(places) > 1:
-        yield Features(tuple(latents), tuple(slots), tuple(places), ())
+        yield Features(tuple(latents), tuple(tokens), tuple(places), ())
 
 
 def _is_square_of(latent: str, term: Term) -> bool:
@@ -260,23 +262,30 @@ def _is_square_of(latent: str, term: Term) -> bool:
     return len(mine) == 2 and all(a.function == "x" and a.power == 1.0 for a in mine)
 
 
-def _own_slot(term: Term, block_axes: Sequence[int]) -> Slot | bool | None:
-    """What multiplies each of two equal atoms; None for 1, False if it is not clear."""
+# In the place of a token, where a row has the number 1 and no array.
+_ONE = -1
+
+
+def _own_token(term: Term, block_axes: Sequence[int]) -> int | None:
+    """The token of what multiplies each of two equal atoms; None if that is not clear.
+
+    Args:
+      term: A term with the square of a latent.
+      block_axes: The axes of the latent that are coordinates of one block.
+    """
     dense = [f for f in term.constants if isinstance(f, Dense) and f.is_private]
     times = Counter(f.array for f in dense)
     twice = [slot for slot, count in times.items() if count == 2]
     if not twice:
+        return _ONE
+    slot, mine = twice[0], [f for f in dense if f.array in twice]
+    is_bounded = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
+    if len(twice) > 1 or is_bounded or any(f.branch is not None for f in mine):
         return None
-    mine = [f for f in dense if f.array in twice]
-    known = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
-    if len(twice) > 1 or known or any(f.branch is not None for f in mine):
-        return False
     atoms = [a for a in term.atoms if a.function == "x" and a.power == 1.0 and a.signed]
-    entries = {_long(f.labels) for f in mine}
-    if entries != {_entries(atom, block_axes) for atom in atoms}:
-        return False
-    (slot,) = twice
-    return slot if jnp.issubdtype(slot.dtype, jnp.floating) else False
+    if {_long(f.labels) for f in mine} != {_entries(a, block_axes) for a in atoms}:
+        return None
+    return slot.token if jnp.issubdtype(slot.dtype, jnp.floating) else None
 
 
 def _entries(atom: Atom, block_axes: Sequence[int]) -> Labels:
@@ -326,13 +335,12 @@ def _may_be_standardised(
 
 def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> Numbers:
     """Numbers for the slots of terms; indices are zeros."""
-    slots = {slot.token: slot for term in terms for slot in term.slots}
-    return {
-        token: jnp.asarray(rng.normal(size=slot.shape))
-        if jnp.issubdtype(slot.dtype, jnp.floating)
-        else jnp.zeros(slot.shape, slot.dtype)
-        for token, slot in slots.items()
-    }
+    found = {}
+    for slot in dict.fromkeys(slot for term in terms for slot in term.slots):
+        is_real = jnp.issubdtype(slot.dtype, jnp.floating)
+        numbers = rng.normal(size=slot.shape) if is_real else np.zeros(slot.shape)
+        found[slot.token] = jnp.asarray(numbers, None if is_real else slot.dtype)
+    return found
 
 
 def _random_moments(

@@ -32,7 +32,6 @@ from numpyro_vips.vips.state import (
     InDouble,
     VipsState,
     as_arrays,
-    as_rows_know,
     in_double,
 )
 
@@ -188,7 +187,7 @@ class GlobalPrograms:
             standard = features[name].standardisation(
                 state.standards[name], moments, noise_stddev
             )
-            standards[name] = Standardisation(*map(as_rows_know, standard))
+            standards[name] = standard.as_rows_know()
         return standards
 
     @functools.cached_property

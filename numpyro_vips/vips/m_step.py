@@ -499,8 +499,10 @@ def update_globals(
     prior = program.prior_terms
 
     def as_modelled(moments: MomentsByFactor) -> NewMomentsByFactor:
-        models = {n: f.moments_from(moments[n]) for n, f in frames.items()}
-        return {**moments, **models}
+        found = {name: dict(of) for name, of in moments.items()}
+        for name, frame in frames.items():
+            found[name] = frame.moments_from(moments[name])
+        return found
 
     def from_prior(factor: PosteriorFactor, moments: MomentsByFactor) -> NewMoments:
         own = _from_prior(structure, factor, as_modelled(moments), prior)

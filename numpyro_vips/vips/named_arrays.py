@@ -7,8 +7,9 @@ factor's independent elements and `states` of a discrete one.
 
 from collections.abc import Mapping
 
+import jax
 import numpy as np
-from jaxtyping import Array, Float, PyTree, Shaped
+from jaxtyping import Array, Float, Float64, PyTree, Shaped
 
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 
@@ -36,3 +37,8 @@ Numbers = Mapping[int, Shaped[Array, "..."]]
 # By latent, its value.
 Values = Mapping[str, Shaped[Array | np.ndarray, "..."]]
 NewValues = dict[str, Shaped[np.ndarray, "..."]]
+
+
+def as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """The array rounded to the precision in which programs of rows run."""
+    return array.astype(jax.dtypes.canonicalize_dtype(np.float64)).astype(np.float64)

@@ -100,7 +100,11 @@ class Reading:
         if simulator.covariates:
             if state.covariates is None:
                 return None
-            covariates = Covariates.with_moments(state.covariates, self._rows.num_rows)
+            covariates = Covariates.with_moments(
+                state.covariates,
+                self._rows.num_rows,
+                self._rows.units_of_covariates(state.standards),
+            )
         coordinates = Coordinates(
             [
                 statistic

@@ -26,8 +26,11 @@ from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
 from numpyro_vips.vips.covariates import (
     MOST_COVARIATES,
     Places,
+    Units,
     bounded_moments,
+    covariates_that_are_features,
     moment_norms,
+    units_of,
 )
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
@@ -45,8 +48,9 @@ from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
 
-# n̄, the points and units of statistics, and how features are standardised.
-RowInputs = tuple[ByStatistic, Means, ByStatistic, Standards]
+# n̄, the points and units of statistics, how features are standardised, and units of
+# covariates.
+RowInputs = tuple[ByStatistic, Means, ByStatistic, Standards, Units]
 
 
 def _for_rows(standards: Standards) -> dict[str, Standardisation]:
@@ -114,7 +118,11 @@ class RowPrograms:
         """
         if COVARIATES in scales:
             found = self._bounded_moments(
-                dict(rows), mask, scale=float(scales[COVARIATES]), norm=clipping_norm
+                dict(rows),
+                mask,
+                units=self.units_of_covariates(state.standards),
+                scale=float(scales[COVARIATES]),
+                norm=clipping_norm,
             )
             return {COVARIATES: np.asarray(found)}
         expected_natural, moments = state.expected_natural, state.visited
@@ -159,14 +167,25 @@ class RowPrograms:
         return simulator.covariates
 
     @functools.cached_property
+    def covariates_that_are_features(self) -> dict[int, tuple[str, int]]:
+        """See `covariates.covariates_that_are_features`."""
+        return covariates_that_are_features(self.program, self.covariates)
+
+    def units_of_covariates(self, standards: Standards) -> Units:
+        """The units that covariates have when features are standardised like this."""
+        number = sum(map(len, self.covariates.values()))
+        return units_of(number, self.covariates_that_are_features, standards)
+
+    @functools.cached_property
     def _bounded_moments(self) -> Any:
         def bounded(
             rows: Rows,
             mask: Bool[Array, " rows"],
+            units: Units,
             scale: float | Float[Array, ""],
             norm: float | Float[Array, ""],
         ) -> Float[Array, "one_more one_more"]:
-            return bounded_moments(rows, mask, self.covariates, scale, norm)
+            return bounded_moments(rows, mask, self.covariates, units, scale, norm)
 
         return jit_ahead(bounded)
 
@@ -174,12 +193,14 @@ class RowPrograms:
         self, arguments: ModelArguments
     ) -> Float64[np.ndarray, "one_more one_more"]:
         """The sum of the covariates' moments of all rows; for fits without privacy."""
+        units = self.units_of_covariates({})
         parts = map_rows(
             arguments,
             lambda rows: bounded_moments(
                 rows,
                 jnp.ones(len(jax.tree.leaves(rows)[0]), bool),
                 self.covariates,
+                units,
                 1.0,
                 math.inf,
             )[None],
@@ -209,8 +230,10 @@ class RowPrograms:
         """What norms of rows depend on beside the rows."""
         means = self._means(state.visited, state.next_origins, state.next_standards)
         units = {name: jnp.asarray(of) for name, of in state.units.items()}
-        standards = _for_rows(state.next_standards)
-        return state.expected_natural, means, units, standards
+        standards = state.next_standards
+        of_covariates = self.units_of_covariates(standards)
+        rest = _for_rows(standards), of_covariates
+        return state.expected_natural, means, units, *rest
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
@@ -237,7 +260,7 @@ class RowPrograms:
         names: Sequence[str],
         in_any_state: bool = True,
     ) -> dict[str, Float[Array, " rows"]]:
-        expected_natural, means, units, standards = shared
+        expected_natural, means, units, standards, of_covariates = shared
         norms = norms_of_rows(
             self.program,
             expected_natural,
@@ -250,7 +273,7 @@ class RowPrograms:
             in_any_state=in_any_state,
         )
         if COVARIATES in names:
-            norms[COVARIATES] = moment_norms(rows, self.covariates)
+            norms[COVARIATES] = moment_norms(rows, self.covariates, of_covariates)
         return norms
 
     def norm_counts(

@@ -107,8 +107,3 @@ def as_arrays(
     """JAX's arrays, in the precision in which programs of rows run."""
     with np.errstate(over="ignore"):
         return jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), arrays)
-
-
-def as_rows_know(array: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
-    """The array rounded to the precision in which programs of rows run."""
-    return array.astype(jax.dtypes.canonicalize_dtype(np.float64)).astype(np.float64)
