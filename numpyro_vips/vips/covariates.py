@@ -81,7 +81,8 @@ def covariates_that_are_features(
     """
     constants, rng = program.row_constants, np.random.default_rng(0)
     leaves = jax.tree.leaves(dict(constants.row))
-    if len(leaves) != len(constants.row) or not set(places) <= constants.row.keys():
+    is_plain = len(leaves) == len(constants.row)
+    if not places or not is_plain or not set(places) <= constants.row.keys():
         return {}
     same: dict[tuple[int, str, int], bool] = {}
     for _ in range(_ROWS_TRIED):

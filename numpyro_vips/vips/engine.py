@@ -356,11 +356,19 @@ class VipsEngine:
         """
         found = {}
         for name, after in state.next_standards.items():
-            features, before = self.program.features[name], state.standards[name]
+            before = state.standards[name]
             longest = np.linalg.norm(after.matrix @ np.linalg.inv(before.matrix), 2)
+            layout = self.program.structure.posterior_factors[name].layout
+            assert layout is not None
+            with_features = {
+                latent
+                for latent in layout.shapes
+                for place in self.program.features[name].places
+                if place in range(layout.size)[layout.span(latent)]
+            }
             for statistic in self.statistics:
                 latents = [latent for latent, *_ in statistic.atoms]
-                power = sum(map(features.latents.count, latents))
+                power = sum(latent in with_features for latent in latents)
                 if power:
                     found[statistic.name] = float(longest) ** power
             found[COVARIATES] = max(found.get(COVARIATES, 1.0), float(longest) ** 2)
@@ -705,7 +713,7 @@ class VipsEngine:
         for it.
         """
         if self._num_covariates:
-            moments = self.on_rows.moments_of_covariates(arguments, state.standards)
+            moments = self.on_rows.moments_of_covariates(arguments)
             state = state._replace(covariates=moments)
         if not self._roles.residuals or not state.natural:
             return state

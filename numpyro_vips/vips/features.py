@@ -19,6 +19,7 @@ the model itself bounds are left alone, for proofs of sensitivity may rest on th
 """
 
 import dataclasses
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +33,15 @@ from jaxtyping import Array, Float, Float64
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
     Dense,
+    Label,
     Labels,
+    OneHot,
     Term,
+    is_public,
     range_of,
 )
 from numpyro_vips.conjugacy.families.gaussian import Normal
+from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.expectations import expected
@@ -76,14 +81,12 @@ class Features:
     """The features of a Gaussian block.
 
     Attributes:
-      latents: What they are multiplied by.
       tokens: The slots that hold those of each latent; see `RowConstants`.
       places: The coordinate of the block that each entry is multiplied by.
       constant: The coordinates of intercepts: every row has one of these, times 1.
         Without any, features are not centred.
     """
 
-    latents: tuple[str, ...]
     tokens: tuple[int, ...]
     places: tuple[int, ...]
     constant: tuple[int, ...]
@@ -232,46 +235,81 @@ def _candidates(
         return
     if repeats.intersection(factor.latents):
         return
-    latents: list[str] = []
-    tokens: list[int] = []
-    places: list[int] = []
-    constant: list[str] = []
+    found: dict[int, tuple[int, ...]] = {}
+    constant: dict[str, tuple[int, ...]] = {}
+    unclear: set[int] = set()
     for latent in factor.latents:
-        span = layout.span(latent)
-        squares = [term for term in terms if _is_square_of(latent, term)]
-        own = {_own_token(term, layout.block_axes(latent)) for term in squares}
-        if own == {_ONE}:
-            constant.append(latent)
-        elif len(own) == 1 and (token := own.pop()) not in (None, *tokens):
-            latents.append(latent)
-            tokens.append(token)
-            places += range(span.start, span.stop)
+        for term in terms:
+            places = _squared_places(latent, layout, term)
+            token = _own_token(term, latent, layout)
+            if not places:
+                continue
+            if token == _ONE:
+                constant[latent] = (*constant.get(latent, ()), *places)
+            elif token is None or found.setdefault(token, places) != places:
+                unclear |= {*places}
+    by_token = {t: p for t, p in found.items() if unclear.isdisjoint(p)}
+    tokens, places = tuple(by_token), tuple(itertools.chain(*by_token.values()))
     if not 0 < len(places) <= _MOST_FEATURES:
         return
-    for latent in sorted(constant, key=lambda name: math.prod(layout.shapes[name])):
-        span = layout.span(latent)
-        intercepts = tuple(range(span.start, span.stop))
-        yield Features(tuple(latents), tuple(tokens), tuple(places), intercepts)
+    if len(set(places)) < len(places):
+        return
+    for intercepts in sorted(constant.values(), key=len):
+        if unclear.isdisjoint(intercepts) and {*intercepts}.isdisjoint(places):
+            yield Features(tokens, places, tuple(dict.fromkeys(intercepts)))
     if len(places) > 1:
-        yield Features(tuple(latents), tuple(tokens), tuple(places), ())
+        yield Features(tokens, places, ())
 
 
-def _is_square_of(latent: str, term: Term) -> bool:
-    """Whether the latent is twice in the term, and no other of its factor's need be."""
-    mine = [atom for atom in term.atoms if atom.latent == latent]
-    return len(mine) == 2 and all(a.function == "x" and a.power == 1.0 for a in mine)
+def _squared_places(
+    latent: str, layout: GaussianLayout, term: Term
+) -> tuple[int, ...] | None:
+    """The coordinates whose squares are in a term; None if it has no squares."""
+    atoms = _real_atoms(latent, term)
+    if len(atoms) != 2 or len(atoms) != sum(a.latent == latent for a in term.atoms):
+        return None
+    first, second = (_places(atom, layout, term) for atom in atoms)
+    return first if first == second else None
+
+
+def _real_atoms(latent: str, term: Term) -> list[Atom]:
+    return [
+        atom
+        for atom in term.atoms
+        if (atom.latent, atom.function, atom.power) == (latent, "x", 1.0)
+    ]
+
+
+def _places(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
+    """The coordinates that an atom stands for, of which a public index may pick one."""
+    span = layout.span(atom.latent)
+    places = np.arange(span.start, span.stop).reshape(layout.block_shape(atom.latent))
+    _, labels = layout.labels(atom.latent, atom.labels)
+    for axis, label in enumerate(labels):
+        index = _picked(label, term)
+        if index is not None:
+            places = np.take(places, [index], axis)
+    return tuple(int(place) for place in places.ravel())
+
+
+def _picked(label: Label, term: Term) -> int | None:
+    """The entry along a label that a public index picks; None for all."""
+    picks = [f for f in term.constants if isinstance(f, OneHot) and f.target is label]
+    if len(picks) == 1 and is_public(picks[0].indices) and picks[0].indices.size == 1:
+        return int(picks[0].indices.item())
+    return None
 
 
 # In the place of a token, where a row has the number 1 and no array.
 _ONE = -1
 
 
-def _own_token(term: Term, block_axes: Sequence[int]) -> int | None:
+def _own_token(term: Term, latent: str, layout: GaussianLayout) -> int | None:
     """The token of what multiplies each of two equal atoms; None if that is not clear.
 
     Args:
       term: A term with the square of a latent.
-      block_axes: The axes of the latent that are coordinates of one block.
+      latent, layout: Which latent, and its place in a block.
     """
     dense = [f for f in term.constants if isinstance(f, Dense) and f.is_private]
     times = Counter(f.array for f in dense)
@@ -282,14 +320,17 @@ def _own_token(term: Term, block_axes: Sequence[int]) -> int | None:
     is_bounded = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
     if len(twice) > 1 or is_bounded or any(f.branch is not None for f in mine):
         return None
-    atoms = [a for a in term.atoms if a.function == "x" and a.power == 1.0 and a.signed]
-    if {_long(f.labels) for f in mine} != {_entries(a, block_axes) for a in atoms}:
+    atoms = _real_atoms(latent, term)
+    of_atoms = {_entries(atom, layout, term) for atom in atoms}
+    if {_long(f.labels) for f in mine} != of_atoms:
         return None
     return slot.token if jnp.issubdtype(slot.dtype, jnp.floating) else None
 
 
-def _entries(atom: Atom, block_axes: Sequence[int]) -> Labels:
-    return _long(tuple(atom.labels[axis] for axis in block_axes))
+def _entries(atom: Atom, layout: GaussianLayout, term: Term) -> Labels:
+    """The labels along which an atom has several coordinates."""
+    _, labels = layout.labels(atom.latent, atom.labels)
+    return _long(tuple(x for x in labels if _picked(x, term) is None))
 
 
 def _long(labels: Labels) -> Labels:

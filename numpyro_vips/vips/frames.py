@@ -64,7 +64,9 @@ class Frame(NamedTuple):
         """The origin in units of v."""
         if self.inverse is None:
             return self.origin
-        return times(jnp.asarray(self.inverse), jnp.asarray(self.origin))
+        inverse, origin = jnp.asarray(self.inverse), jnp.asarray(self.origin)
+        inverse = jnp.broadcast_to(inverse, (*origin.shape, origin.shape[-1]))
+        return times(inverse, origin)
 
 
 def _transposed(matrix: Square | None) -> Square | None:
@@ -75,7 +77,7 @@ def _turned(of: Moments, matrix: Square | None) -> NewMoments:
     """A vector and a matrix in other coordinates."""
     if matrix is None:
         return dict(of)
-    turn = jnp.asarray(matrix)
+    turn = jnp.broadcast_to(jnp.asarray(matrix), of["xx"].shape)
     across = jnp.swapaxes(turn, -1, -2)
     square = jnp.matmul(
         turn, jnp.matmul(of["xx"], across, precision="highest"), precision="highest"

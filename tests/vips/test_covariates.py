@@ -20,12 +20,14 @@ from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.covariates import (
     Covariates,
+    Units,
     bounded_moments,
     moment_norms,
     moments_block,
 )
 
 ROWS, DEGREES = 3_000, 4.0
+OWN = Units(np.zeros(3), np.ones(3))
 PLACES = {"X": np.array([0, 2]), "x": np.array([0])}
 
 
@@ -93,7 +95,7 @@ def test_neighbours_differ_by_what_is_stated() -> None:
 
     def summed(values: Any, mask: Any = None) -> np.ndarray:
         mask = np.ones(len(values), bool) if mask is None else mask
-        found = bounded_moments(rows_of(values), mask, PLACES, scale, norm)
+        found = bounded_moments(rows_of(values), mask, PLACES, OWN, scale, norm)
         return np.asarray(found)
 
     whole, reached = summed(EXTREME), 0.0
@@ -114,8 +116,9 @@ def test_replacing_a_row_is_no_worse_than_stated() -> None:
     )
     places, values = {"X": np.array([0, 1])}, [0.0, 1.0, -50.0, 1e9, np.nan]
     X = np.array([(a, b) for a in values for b in values], np.float32)
+    units, one = Units(np.array([0.5, -1.0]), np.array([1.0, 20.0])), np.ones(1, bool)
     sums = [
-        np.asarray(bounded_moments({"X": x[None]}, np.ones(1, bool), places, 1.0, 3.0))
+        np.asarray(bounded_moments({"X": x[None]}, one, places, units, 1.0, 3.0))
         for x in X
     ]
     furthest = max(np.linalg.norm(a - b) for a in sums for b in sums)
@@ -125,7 +128,7 @@ def test_replacing_a_row_is_no_worse_than_stated() -> None:
 
 
 def test_norms_are_those_by_which_rows_are_clipped() -> None:
-    norms = np.asarray(moment_norms(rows_of(EXTREME), PLACES))
+    norms = np.asarray(moment_norms(rows_of(EXTREME), PLACES, OWN))
     for value, norm in zip(EXTREME, norms, strict=True):
         z = np.array([1.0, value, 1.0, value])
         wanted = np.linalg.norm(np.outer(z, z))
@@ -190,7 +193,7 @@ def test_draws_have_the_moments() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal([1.0, -2.0, 0.0], [0.5, 1.0, 2.0], (5_000, 3))
     z = np.c_[np.ones(5_000), x]
-    drawn = Covariates.with_moments(z.T @ z, 5_000).drawn(20_000, 0)
+    drawn = Covariates.with_moments(z.T @ z, 5_000, OWN).drawn(20_000, 0)
     np.testing.assert_allclose(drawn.mean(0), x.mean(0), atol=0.05)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(x.T), atol=0.12)
 
@@ -198,7 +201,8 @@ def test_draws_have_the_moments() -> None:
 def test_noise_leaves_a_covariance() -> None:
     moments = np.array([[90.0, 300.0, 5.0], [300.0, 400.0, 0.0], [5.0, 0.0, -20.0]])
     for sign in (1.0, -1.0):
-        found = Covariates.with_moments(sign * moments, 100)
+        units = Units(np.array([3.0, -5.0]), np.array([1.0, 1e-3]))
+        found = Covariates.with_moments(sign * moments, 100, units)
         assert np.isfinite(found.root).all()
         assert np.isfinite(found.drawn(10, 0)).all()
 

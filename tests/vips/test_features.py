@@ -1,0 +1,339 @@
+"""Features of regressions, standardised by what a pilot has released."""
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.features import Features, Standardisation
+
+ROWS = 80
+UNCLIPPED = 1e15
+
+
+def separate(age: Any, dose: Any, y: Any) -> None:
+    """A coefficient by itself for each column, as most people write it."""
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 5.0))
+    s = numpyro.sample("s", dist.HalfNormal(10.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + b * age + c * dose, s), obs=y)
+
+
+def vector(X: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    w = numpyro.sample("w", dist.Normal(0.0, jnp.array([2.0, 5.0])).to_event(1))
+    s = numpyro.sample("s", dist.HalfNormal(10.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + X @ w, s), obs=y)
+
+
+def no_intercept(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(2), 5.0).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(X @ w, 4.0), obs=y)
+
+
+def of_functions(age: Any, y: Any) -> None:
+    """What the model makes of a column is a feature, too."""
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(jnp.zeros(2), 2.0).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        mean = a + b[0] * age + b[1] * jnp.log(jnp.abs(age))
+        numpyro.sample("y", dist.Normal(mean, 4.0), obs=y)
+
+
+def groups(g: Any, age: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    with numpyro.plate("groups", 3):
+        a = numpyro.sample("a", dist.Normal(0.0, 50.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + slope * age, 4.0), obs=y)
+
+
+def heavy_tails(age: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, a + b * age, 4.0), obs=y)
+
+
+def one_slope(age: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(b * age, 4.0), obs=y)
+
+
+def ages_twice(age: Any, y: Any) -> None:
+    """The intercept is multiplied by the column, too."""
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(age * (a + b * age), 4.0), obs=y)
+
+
+def labels(is_ill: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 10.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        mean = jnp.where(is_ill, a + b, a)
+        numpyro.sample("y", dist.Normal(mean, 4.0), obs=y)
+
+
+def rows_of(model: Callable[..., None]) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    age = rng.normal(50.0, 12.0, ROWS).astype(np.float32)
+    dose = (rng.normal(3.0, 0.5, ROWS) + 0.02 * age).astype(np.float32)
+    y = (90.0 + 0.5 * age - 4.0 * dose + rng.normal(0.0, 4.0, ROWS)).astype(np.float32)
+    if model is separate:
+        return age, dose, y
+    if model in (vector, no_intercept):
+        return np.stack([age, dose], 1), y
+    if model is groups:
+        return rng.integers(0, 3, ROWS), age, y
+    if model is labels:
+        return rng.integers(0, 2, ROWS).astype(bool), y
+    return age, y
+
+
+WITH_FEATURES = {
+    separate: (2, 1),
+    vector: (2, 1),
+    no_intercept: (2, 0),
+    of_functions: (2, 1),
+    groups: (1, 3),
+    heavy_tails: (1, 1),
+}
+
+
+class Fit:
+    """A model's engine, with its rows."""
+
+    def __init__(self, model: Callable[..., None], **options: Any):
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+        vi = nv.PrivateVI(nv.private(model, unit="rows"), budget=budget, **options)
+        prepared, _ = vi._prepare_fit(rows_of(model), {})
+        self.steps, self.parts = prepared.steps, prepared.parts
+        assert isinstance(prepared.engine, VipsEngine)
+        self.engine = prepared.engine
+        names = prepared.arguments.row_shapes()
+        self.rows = dict(zip(names, rows_of(model), strict=True))
+        self.start = self.engine.initial_state(jax.random.key(0))
+        self.scales = {
+            s.name: 1.0 for s in self.engine.statistics if s.release != "public"
+        }
+
+    @property
+    def features(self) -> Features:
+        (found,) = self.engine.program.features.values()
+        return found
+
+    def standardised(self, means: Any, matrix: Any) -> Any:
+        """The state that asks rows for their features like this."""
+        (name,) = self.engine.program.features
+        standard = Standardisation(np.asarray(means, float), np.asarray(matrix, float))
+        return self.start._replace(next_standards={name: standard.as_rows_know()})
+
+    def at_random(self, seed: int = 1, size: float = 1.0) -> Any:
+        rng = np.random.default_rng(seed)
+        count = len(self.features.places)
+        means = 50.0 * rng.normal(size=count) if self.features.constant else 0.0
+        matrix = rng.normal(size=(count, count)) + 2.0 * np.eye(count)
+        return self.standardised(means * np.ones(count), size * matrix)
+
+    def sums(self, state: Any, clipping_norm: float, rows: Any = None) -> Any:
+        rows = self.rows if rows is None else rows
+        mask = np.ones(len(next(iter(rows.values()))), bool)
+        found = self.engine.bounded_sum(
+            state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
+        )
+        return {name: np.asarray(found[name]) for name in self.scales}
+
+
+# --- what is a feature ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", list(WITH_FEATURES))
+def test_features_are_found(model: Callable[..., None]) -> None:
+    features = Fit(model).features
+    count, intercepts = WITH_FEATURES[model]
+    assert (len(features.places), len(features.constant)) == (count, intercepts)
+
+
+@pytest.mark.parametrize("model", [one_slope, labels])
+def test_these_are_left_alone(model: Callable[..., None]) -> None:
+    fit = Fit(model)
+    assert fit.engine.recentred
+    assert not fit.engine.program.features
+
+
+def test_a_coefficient_that_is_multiplied_by_a_column_is_no_intercept() -> None:
+    fit = Fit(ages_twice)
+    assert all(not of.constant for of in fit.engine.program.features.values())
+
+
+def test_norms_of_the_callers_are_those_of_features_as_they_are() -> None:
+    fit = Fit(separate, clipping_norm=3.0)
+    assert not fit.engine.recentred and not fit.start.standards
+
+
+# --- a change of variables ------------------------------------------------------------
+
+
+def test_statistics_are_those_of_standardised_rows() -> None:
+    fit = Fit(vector)
+    means, matrix = np.array([45.0, 3.5]), np.array([[0.1, 0.02], [-0.05, 1.5]])
+    found = fit.sums(fit.standardised(means, matrix), UNCLIPPED)
+    X = (fit.rows["X"] - means) @ matrix.T
+    moved = {**fit.rows, "X": X.astype(np.float32)}
+    plain = fit.standardised(np.zeros(2), np.eye(2))
+    for name, value in fit.sums(plain, UNCLIPPED, moved).items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("model", list(WITH_FEATURES))
+def test_the_posterior_is_the_same_for_any_features(
+    model: Callable[..., None],
+) -> None:
+    fit = Fit(model)
+    noise, found = dict.fromkeys(fit.scales, 0.0), []
+    for state in (fit.start, fit.at_random(1), fit.at_random(2)):
+        state = state._replace(kept=0.0)
+        state = fit.engine.update(state, fit.sums(state, UNCLIPPED), noise, 1.0)
+        posterior = fit.engine.on_globals.posterior_of(state.natural)
+        found.append(posterior.moments())
+    for other in found[1:]:
+        for name, of_site in found[0].items():
+            np.testing.assert_allclose(other[name].mean, of_site.mean, rtol=2e-3)
+            np.testing.assert_allclose(other[name].stddev, of_site.stddev, rtol=2e-3)
+
+
+def test_features_become_uncorrelated_and_of_one_size() -> None:
+    fit = Fit(vector)
+    noise = dict.fromkeys(fit.scales, 1e-6)
+    state = fit.engine.update(fit.start, fit.sums(fit.start, UNCLIPPED), noise, 1.0)
+    (standard,) = fit.engine.recentre(state).next_standards.values()
+    X = (fit.rows["X"] - standard.means) @ np.asarray(standard.matrix).T
+    np.testing.assert_allclose(X.mean(0), 0.0, atol=1e-3)
+    np.testing.assert_allclose(np.cov(X.T, bias=True), np.eye(2), atol=1e-2)
+
+
+def test_what_noise_hides_is_made_no_larger() -> None:
+    """Of a column that is next to nothing beside its noise, little is made."""
+    features = Features((0,), (0, 1), ())
+    before = Standardisation(np.zeros(2), np.eye(2))
+    noise = np.full((2, 2), 10.0)
+    found = features.standardisation(before, np.diag([1e4, 1e-3]), noise)
+    first, second = np.linalg.norm(found.matrix, axis=1)
+    assert first == pytest.approx(1e-2, rel=0.1)
+    assert second < 1.0 / math.sqrt(10.0)
+
+
+def test_without_a_number_of_rows_features_stay_as_they_were() -> None:
+    features = Features((0,), (1,), (0,))
+    before = Standardisation(np.array([3.0]), np.array([[2.0]]))
+    moments = np.array([[1.0, 5.0], [5.0, 30.0]])
+    found = features.standardisation(before, moments, np.full((2, 2), 10.0))
+    assert found is before
+
+
+# --- privacy --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", list(WITH_FEATURES))
+def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
+    model: Callable[..., None],
+) -> None:
+    fit, norm = Fit(model), 1.0
+    for size in (1e-3, 1.0, 1e4):
+        state, furthest = fit.at_random(size=size), 0.0
+        # An outlier, too, on real neighbouring rows.
+        rows = {name: np.array(array) for name, array in fit.rows.items()}
+        name = next(n for n, array in rows.items() if array.dtype == np.float32)
+        rows[name][0] = 1e20
+        whole = fit.sums(state, norm, rows)
+        for row in range(6):
+            kept = np.arange(ROWS) != row
+            without = fit.sums(state, norm, {n: r[kept] for n, r in rows.items()})
+            moved = [whole[name] - without[name] for name in fit.scales]
+            furthest = max(furthest, math.sqrt(sum(np.sum(m**2) for m in moved)))
+        assert furthest <= norm * (1.0 + 1e-6)
+        assert furthest > 0.5 * norm or size < 1.0
+
+
+def test_norms_that_are_counted_are_those_of_standardised_features() -> None:
+    fit = Fit(separate)
+    state = fit.at_random()
+    norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
+    one = {name: array[:1] for name, array in fit.rows.items()}
+    for name, alone in fit.sums(state, UNCLIPPED, one).items():
+        assert norms[name][0] == pytest.approx(np.linalg.norm(alone), rel=1e-4)
+
+
+def test_all_that_features_change_is_released_anew() -> None:
+    fit = Fit(separate)
+    products = {s.name for s in fit.engine.statistics if len(s.atoms) > 1}
+    public = {s.name for s in fit.engine.statistics if s.release == "public"}
+    assert products - public <= fit.engine.recentred
+    (again,) = [step for step in fit.steps if step.recentres]
+    counted = {name for part in again.counted for name in part.blocks}
+    assert counted == fit.engine.recentred
+
+
+def test_only_released_numbers_decide_the_features() -> None:
+    fit = Fit(separate)
+    noise = dict.fromkeys(fit.scales, 3.0)
+    released = {n: np.asarray(v + 1.0) for n, v in fit.sums(fit.start, 1e6).items()}
+    first, second = (
+        fit.engine.recentre(fit.engine.update(fit.start, released, noise, 1.0))
+        for _ in range(2)
+    )
+    (name,) = first.next_standards
+    for a, b in zip(*(of.next_standards[name] for of in (first, second)), strict=True):
+        np.testing.assert_array_equal(a, b)
+        # Rows know these in their own precision, and the M-step the same numbers.
+        assert np.all(a == np.asarray(a).astype(np.float32))
+    about = fit.engine.update(first, released, noise, 1.0)
+    saved = fit.engine.released(about)
+    np.testing.assert_array_equal(
+        saved[f"{name}.feature_means"], first.next_standards[name].means
+    )
+
+
+# --- fits -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model", [separate, vector])
+def test_an_intercept_is_found_beside_columns_far_from_zero(
+    model: Callable[..., None],
+) -> None:
+    """It was 800 standard deviations off, without a warning."""
+    rng = np.random.default_rng(1)
+    count = 6_000
+    age = rng.uniform(18.0, 90.0, count).astype(np.float32)
+    dose = rng.normal(26.0, 4.0, count).astype(np.float32)
+    y = (90.0 + 0.5 * age + 0.8 * dose + 12.0 * rng.normal(size=count)).astype("f4")
+    rows = (age, dose, y) if model is separate else (np.stack([age, dose], 1), y)
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), *rows)
+    draws = result.sample_posterior(jax.random.key(1), (2000,))
+    intercept = np.asarray(draws["a"])
+    assert abs(intercept.mean() - 90.0) < 4.0 * intercept.std()
+    assert intercept.std() < 30.0
