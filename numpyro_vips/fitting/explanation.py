@@ -249,7 +249,8 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
         yield (
             f"{', '.join(sorted(engine.recentred))} are released about means that "
             "earlier releases have found, so that their noise is that of the rows' "
-            "spread, not that of their distance from zero."
+            "spread, not that of their distance from zero; features of a regression "
+            "are standardised by what these say of them."
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
