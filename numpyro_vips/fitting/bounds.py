@@ -117,6 +117,12 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         )
         for name, norm in largest.items()
     )
+    fixed = {part.name: part.reference for part in parts if part.is_fixed}
+    for mine in trial.exclusive(rows, fixed):
+        (one, *_) = (part for part in parts if part.name in mine.blocks)
+        whole = dataclasses.replace(one, name=mine.name, blocks=mine.blocks)
+        rest = (part for part in parts if part.name not in mine.blocks)
+        parts = (*rest, whole)
     # Every histogram adds to the noise of all.
     is_few = graph.arguments.public_num_rows < _ROWS_PER_HISTOGRAM * len(parts)
     return joined(parts, engine.together) if is_few else parts
@@ -225,6 +231,39 @@ class _Trial:
                 if np.any(norms > largest[name] * (1.0 + _TOLERANCE)):
                     varying.add(name)
         return varying if was_valid else set(largest)
+
+    def exclusive(
+        self, rows: Mapping[str, np.ndarray], largest: Mapping[str, float]
+    ) -> list[Together]:
+        """Blocks of one size of which every row that was tried has one at most.
+
+        So y and 1 - y of a label y. It is no proof, and none is needed; see `varying`.
+
+        Args:
+          rows: Rows to try, at several sizes.
+          largest: The norms of the blocks that may be meant.
+        """
+        tried = [self.norms(mine) for mine in (rows, *rows_of_other_sizes(rows))]
+        present = {
+            name: np.concatenate([norms[name] for norms in tried]) > 0
+            for name in largest
+        }
+        groups: list[list[str]] = []
+        for name, mine in present.items():
+            for group in groups:
+                size = largest[group[0]]
+                is_alike = abs(largest[name] - size) <= _TOLERANCE * size
+                met = any(np.any(mine & present[other]) for other in group)
+                if is_alike and not met and mine.any():
+                    group.append(name)
+                    break
+            else:
+                groups.append([name])
+        return [
+            Together(" or ".join(group), tuple(group), None)
+            for group in groups
+            if len(group) > 1
+        ]
 
 
 def bounded_blocks(
