@@ -106,6 +106,7 @@ def _perturbed(
     symmetric = symmetric_factors(program)
     close = any(g.layout for g in factors) and not _has_real_products(structure)
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
+    covariances = _covariances_of_rows(program)
     moments = neutral_auxiliaries(structure, factors)
     added: NewMomentsByFactor = {}
     ordered = _parents_first(structure, factors)
@@ -127,6 +128,8 @@ def _perturbed(
         if factor.name in structure.flat:
             neutral = factor.family.neutral(factor.shape)
             natural = {s: natural[s] + value for s, value in neutral.items()}
+        if factor.name in covariances:
+            natural = factor.family.wider(natural, _WIDE)
         own = natural
         if factor.name in symmetric:
             distant = factor.family.perturb(natural, subkey)
@@ -161,6 +164,32 @@ _STARTING_VARIANCE = 0.01
 # likelihood starts where it is flat, and its first step goes as far as the prior lets
 # it; latents of rows then make up for that, and coordinate ascent stays there.
 _NEARLY_A_POINT = 1e-6
+
+
+# By how much larger than their prior's the covariances of real latents of rows start.
+# Where they start small, these latents stay near their mean: it moves by a few percent
+# of its way in a step, and what is left over is taken for noise in the observations.
+# From above, rows say at once where their latents are, and how far apart. A precision
+# matrix has no prior that is vague about its size; for the scales of single latents,
+# which come back from far above slowly, priors are the better start (tried with random
+# intercepts and slopes).
+_WIDE = 30.0
+
+
+def _covariances_of_rows(program: ConjugateProgram) -> set[str]:
+    """The factors of globals that say how real latents of rows vary."""
+    structure, found = program.structure, set[str]()
+    for term in program.row_terms:
+        known = [a for a in term.atoms if structure.latents[a.latent].role == "global"]
+        real = [
+            structure.factor_of[a.latent]
+            for a in term.atoms
+            if a not in known and is_real(structure.latents[a.latent])
+        ]
+        is_square = len(real) == 2 and real[0] == real[1] and len(term.atoms) == 3
+        if is_square and len(known) == 1 and not term.is_private:
+            found.add(structure.factor_of[known[0].latent])
+    return found
 
 
 def _has_real_products(structure: Structure) -> bool:

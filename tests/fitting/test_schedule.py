@@ -50,7 +50,7 @@ class Releases(VipsEngine):
         self._step_size = None
         nothing = frozenset[str]()
         self._roles: Any = SimpleNamespace(
-            residuals=nothing, balanced=nothing, growing=nothing
+            residuals=nothing, balanced=nothing, growing=nothing, together=()
         )
 
     def blocks(self, release: Any) -> tuple[Block, ...]:

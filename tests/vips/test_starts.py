@@ -146,3 +146,34 @@ def test_there_is_one_start_under_noise() -> None:
     result = fit(mixture, nv.PrivacyBudget(1.0, 1e-6))
     assert result.diagnostics["evidence_bounds"] == []
     assert result.diagnostics["num_steps"] == 10
+
+
+def growth(Y: Any) -> None:
+    """An intercept and a slope of everybody's own."""
+    design = jnp.stack([jnp.ones(5), jnp.arange(5.0)], 1)
+    m = numpyro.sample("m", dist.Normal(0.0, 10.0).expand([2]).to_event(1))
+    P = numpyro.sample("P", dist.Wishart(4.0, jnp.eye(2)))
+    tau = numpyro.sample("tau", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", Y.shape[0]):
+        u = numpyro.sample("u", dist.MultivariateNormal(m, precision_matrix=P))
+        of_visits = dist.Normal(u @ design.T, 1 / jnp.sqrt(tau))
+        numpyro.sample("Y", of_visits.to_event(1), obs=Y)
+
+
+def test_means_of_effects_get_to_where_rows_are_in_ten_steps():
+    """From the prior's mean of their precision they were 60 standard deviations off."""
+    rng = np.random.default_rng(0)
+    effects = rng.multivariate_normal([10.0, 2.0], [[4.0, 0.8], [0.8, 0.5]], 3000)
+    visits = effects[:, :1] + effects[:, 1:] * np.arange(5) + rng.normal(size=(3000, 5))
+    vi = nv.PrivateVI(
+        nv.private(growth, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-6),
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), visits.astype(np.float32))
+    found = result.posterior.moments()
+    np.testing.assert_allclose(found["m"].mean, [10.0, 2.0], atol=0.5)
+    np.testing.assert_allclose(found["tau"].mean, 1.0, atol=0.3)

@@ -218,6 +218,11 @@ class Family(abc.ABC):
         """Moments from which a latent of the model starts, from its prior."""
         return self.moments(natural)
 
+    def wider(self, natural: Moments, factor: float) -> NewMoments:
+        """Natural parameters of a covariance that is larger by a factor, or of the
+        inverse of one; those of other families as they are."""
+        return dict(natural)
+
     # --- standard parameters ----------------------------------------------------------
 
     @abc.abstractmethod

@@ -71,6 +71,9 @@ class Wishart(Family):
             - 0.5 * concentration * positive_matrices.log_det(rate)
         )
 
+    def wider(self, natural: Moments, factor: float) -> NewMoments:
+        return {**natural, "x": factor * natural["x"]}
+
     def at(self, value: Matrix) -> NewMoments:
         return {"x": value, "logdet": jnp.linalg.slogdet(value)[1]}
 
@@ -149,6 +152,9 @@ class InverseWishart(Inverse):
     statistics = ("inv", "logdet")
     event_dim = 2
     _of_inverse: ClassVar[Family] = Wishart()
+
+    def wider(self, natural: Moments, factor: float) -> NewMoments:
+        return {**natural, "inv": factor * natural["inv"]}
 
     def at(self, value: Matrix) -> NewMoments:
         return {"inv": jnp.linalg.inv(value), "logdet": jnp.linalg.slogdet(value)[1]}

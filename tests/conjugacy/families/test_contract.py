@@ -221,7 +221,7 @@ def test_moments_are_the_slope_of_the_log_normaliser(family: Family) -> None:
             moments[statistic], slope[statistic], rtol=1e-7, atol=1e-9
         )
         # By differences, in which a hand-written derivative cannot hide.
-        change = RNG.normal(size=natural[statistic].shape)
+        change = np.random.default_rng(0).normal(size=natural[statistic].shape)
         if natural[statistic].ndim >= 3 and family.event_dim:
             change = change + np.swapaxes(change, -1, -2)
         up, down = (
@@ -270,7 +270,8 @@ def test_natural_parameters_can_be_had_from_moments(family: Family) -> None:
         return ravel_pytree(family.moments(unflatten(point)))[0]
 
     slopes = jax.jit(jax.jacfwd(moments))
-    point = flat * (1.0 + 0.02 * RNG.uniform(size=flat.shape))
+    away = np.random.default_rng(0).uniform(size=flat.shape)
+    point = flat * (1.0 + 0.02 * away)
     if family.event_dim == 2 or "xx" in natural:
         point = flat * 1.02
     assert np.abs(np.asarray(moments(point) - wanted)).max() > 1e-4
@@ -478,6 +479,20 @@ def test_statistics_of_a_point(family: Family) -> None:
 
 
 # --- where a fit starts -----------------------------------------------------------
+
+
+@x64
+@every_family
+def test_a_wider_covariance_is_larger_by_the_factor(family: Family) -> None:
+    """Its precision is that much smaller; nothing else is a covariance."""
+    before = family.moments(example(family))
+    after = family.moments(family.wider(example(family), 5.0))
+    precision = {"Wishart": "x", "InverseWishart": "inv"}.get(family.name)
+    if precision is not None:
+        after[precision] = 5.0 * after[precision]
+        del before["logdet"], after["logdet"]
+    for statistic, value in before.items():
+        np.testing.assert_allclose(after[statistic], value, rtol=1e-9)
 
 
 def illegal(distribution: dist.Distribution) -> list[str]:
