@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.contractions import contract
@@ -33,6 +34,7 @@ from numpyro_vips.conjugacy.structure.structure import (
     statistic_name,
 )
 from numpyro_vips.vips.named_arrays import (
+    AnyMoments,
     ByStatistic,
     MomentsByFactor,
     NewByStatistic,
@@ -140,7 +142,10 @@ def expected_natural_operand(
 
 
 def moment_operands(
-    structure: Structure, term: Term, moments: MomentsByFactor, role: str | None
+    structure: Structure,
+    term: Term,
+    moments: Mapping[str, AnyMoments],
+    role: str | None,
 ) -> list[Operand]:
     by_factor: dict[str, list[Atom]] = {}
     for atom in term.atoms:
@@ -230,14 +235,15 @@ def labels_of_operand(operand: Operand) -> Labels:
 
 
 def moment(
-    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Moments
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: AnyMoments
 ) -> list[Operand]:
     """The moment of a factor that one term asks for, as operands with its labels."""
     if factor.layout is not None:
         return [_gaussian_moment(factor, atoms, moments)]
     if len(factor.latents) > 1:
         of = {atom.latent: atom.labels for atom in atoms}
-        names, table = factor.family.probabilities(of, moments)
+        arrays = {name: jnp.asarray(array) for name, array in moments.items()}
+        names, table = factor.family.probabilities(of, arrays)
         batch = atoms[0].labels[:-1]
         return [(table, (*batch, *(of[name][-1] for name in names)))]
     if len(atoms) == 2:
@@ -252,7 +258,7 @@ def moment(
 
 
 def _gaussian_moment(
-    factor: PosteriorFactor, atoms: Sequence[Atom], moments: Moments
+    factor: PosteriorFactor, atoms: Sequence[Atom], moments: AnyMoments
 ) -> LabelledArray:
     layout = factor.layout
     assert layout is not None
@@ -283,7 +289,7 @@ def _gaussian_moment(
 
 
 def pair_moment(
-    probabilities: Float[Array, "*batch states"],
+    probabilities: Float[Array | np.ndarray, "*batch states"],
 ) -> Float[Array, "..."]:
     """E[1[z_i=s] 1[z_j=t]] for all pairs of independent elements i and j.
 
@@ -297,7 +303,7 @@ def pair_moment(
     return jnp.where(same, diagonal, pairs).reshape(probabilities.shape * 2)
 
 
-def factored_operands(atom: Atom, moments: Moments) -> list[Operand]:
+def factored_operands(atom: Atom, moments: AnyMoments) -> list[Operand]:
     """Probabilities base · message / total; see `shared_messages`.
 
     The message lacks the axes along which it does not vary. It and the base may be

@@ -25,7 +25,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
@@ -44,8 +43,8 @@ from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.expectations import expected
-from numpyro_vips.vips.named_arrays import MomentsByFactor, Numbers, as_rows_know
+from numpyro_vips.vips.expectations import moment_operands
+from numpyro_vips.vips.named_arrays import AnyMoments, Numbers, as_rows_know
 
 # Features of one block beyond which they stay as they are.
 _MOST_FEATURES = 200
@@ -113,8 +112,9 @@ class Features:
         """
         arrays = [numbers[token] for token in self.tokens]
         flat = jnp.concatenate([jnp.ravel(array) for array in arrays])
-        centred = flat - standardisation.means
-        moved = jnp.matmul(standardisation.matrix, centred, precision="highest")
+        moved = jnp.matmul(
+            standardisation.matrix, flat - standardisation.means, precision="highest"
+        )
         parts = jnp.split(moved, np.cumsum([array.size for array in arrays])[:-1])
         shaped = {
             token: part.reshape(array.shape).astype(array.dtype)
@@ -350,48 +350,81 @@ def _may_be_standardised(
     count = len(features.places)
     means = rng.normal(size=count) if features.constant else np.zeros(count)
     tried = Standardisation(means, rng.normal(size=(count, count)) + 2 * np.eye(count))
-    with jax.enable_x64(True):
-        numbers = _random_numbers(terms, rng)
-        moments = {
-            each.name: _random_moments(each, rng)
-            for each in structure.posterior_factors.values()
-        }
-        point = rng.normal(size=factor.shape)
-        matrix = features.to_coefficients(tried, factor.shape[-1])
-        before = {**moments, name: factor.family.at(jnp.asarray(point))}
-        there = np.linalg.solve(matrix, point[..., None])[..., 0]
-        after = {**moments, name: factor.family.at(jnp.asarray(there))}
+    numbers = _random_numbers(terms, rng)
+    moments = {
+        each.name: _random_moments(each, rng)
+        for each in structure.posterior_factors.values()
+    }
+    point = rng.normal(size=factor.shape)
+    matrix = features.to_coefficients(tried, factor.shape[-1])
+    there = np.linalg.solve(matrix, point[..., None])[..., 0]
+    flat = np.concatenate([np.ravel(numbers[token]) for token in features.tokens])
+    moved, start = np.asarray(tried.matrix) @ (flat - np.asarray(tried.means)), 0
+    after = dict(numbers)
+    for token in features.tokens:
+        size = numbers[token].size
+        after[token] = moved[start : start + size].reshape(numbers[token].shape)
+        start += size
 
-        def values(numbers: Numbers, moments: MomentsByFactor) -> np.ndarray:
-            filled = [term.filled(numbers) for term in terms]
-            return np.array(
-                [float(expected(structure, [term], None, moments)) for term in filled]
-            )
+    def values(
+        numbers: Mapping[int | str, np.ndarray], place: np.ndarray
+    ) -> np.ndarray:
+        at_place = {"x": place, "xx": place[..., None] * place[..., None, :]}
+        mine = {**moments, name: at_place}
+        return np.array(
+            [_value(structure, term.filled(numbers), mine) for term in terms]
+        )
 
-        first = values(numbers, before)
-        second = values(features.apply(tried, numbers), after)
+    first, second = values(numbers, point), values(after, there)
     size = np.abs(first).sum() + np.abs(second).sum()
     return bool(abs(first.sum() - second.sum()) <= _TOLERANCE * size)
 
 
-def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> Numbers:
+def _value(
+    structure: Structure, term: Term, moments: Mapping[str, AnyMoments]
+) -> float:
+    """The expectation of a term; in NumPy, as compiling it would take longer."""
+    operands: list[tuple[np.ndarray, Labels]] = []
+    for factor in term.constants:
+        array, labels = np.asarray(factor.array), factor.labels
+        if isinstance(factor, OneHot):
+            size = factor.target.size
+            array = np.eye(size + 1)[:, :size][array]  # Of -1 there is none.
+            labels = (*labels, factor.target)
+        operands.append((array, labels))
+    for operand in moment_operands(structure, term, moments, role=None):
+        assert not isinstance(operand, OneHot)
+        array, labels = operand
+        operands.append((np.asarray(array), labels))
+    number: dict[Label, int] = {}
+    inputs = [
+        part
+        for array, labels in operands
+        for part in (array, [number.setdefault(x, len(number)) for x in labels])
+    ]
+    # A label that stands nowhere is summed over all the same.
+    missing = math.prod(x.size for x in term.bound if x not in number)
+    total = np.einsum(*inputs, []) if inputs else 1.0
+    return term.scale * missing * float(total)
+
+
+def _random_numbers(
+    terms: Sequence[Term], rng: np.random.Generator
+) -> dict[int | str, np.ndarray]:
     """Numbers for the slots of terms; indices are zeros."""
-    found = {}
+    found: dict[int | str, np.ndarray] = {}
     for slot in dict.fromkeys(slot for term in terms for slot in term.slots):
         is_real = jnp.issubdtype(slot.dtype, jnp.floating)
         numbers = rng.normal(size=slot.shape) if is_real else np.zeros(slot.shape)
-        found[slot.token] = jnp.asarray(numbers, None if is_real else slot.dtype)
+        found[slot.token] = numbers.astype(None if is_real else slot.dtype)
     return found
 
 
 def _random_moments(
     factor: PosteriorFactor, rng: np.random.Generator
-) -> dict[str, Float[Array, "..."]]:
-    moments = factor.family.neutral_moments(factor.shape)
-    return {
-        name: value * rng.uniform(0.5, 1.5, np.shape(value))
-        for name, value in moments.items()
-    }
+) -> dict[str, np.ndarray]:
+    shapes = factor.family.moment_shapes(factor.shape)
+    return {name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()}
 
 
 def standardised(

@@ -22,6 +22,8 @@ Scales = Mapping[str, float | Float[Array, ""]]
 Sums = Mapping[str, Float[np.ndarray, "..."]]
 NewSums = dict[str, Float[np.ndarray, "..."]]
 
+# One array for each of a family's statistics, in JAX or in NumPy.
+AnyMoments = Mapping[str, Float[Array | np.ndarray, "..."]]
 # By posterior factor, one array for each of the family's statistics: moments, or
 # natural parameters.
 MomentsByFactor = Mapping[str, Moments]
