@@ -171,6 +171,10 @@ class Features:
             covariance = covariance / number - np.outer(means, means)
             of_covariance = of_covariance / number
         matrix = _whitening(covariance, of_covariance)
+        if not constant:
+            # Nothing says how many rows there are in the sums: the size stays.
+            sizes = np.linalg.svd(matrix, compute_uv=False)
+            matrix = matrix / np.exp(np.mean(np.log(sizes)))
         means = before.means + np.linalg.solve(before.matrix, means)
         matrix = matrix @ before.matrix
         if not (np.isfinite(matrix).all() and np.isfinite(means).all()):
