@@ -14,7 +14,7 @@ The first of these that applies:
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,7 +105,8 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     # About other points than zero norms are others, whatever they were.
-    varying = trial.varying(rows, largest) | engine.recentred
+    others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
+    varying = _varying(others, largest) | engine.recentred
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(
         NormPart(
@@ -118,11 +119,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         for name, norm in largest.items()
     )
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
-    for mine in trial.exclusive(rows, fixed):
-        (one, *_) = (part for part in parts if part.name in mine.blocks)
-        whole = dataclasses.replace(one, name=mine.name, blocks=mine.blocks)
-        rest = (part for part in parts if part.name not in mine.blocks)
-        parts = (*rest, whole)
+    parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
     # Every histogram adds to the noise of all.
     is_few = graph.arguments.public_num_rows < _ROWS_PER_HISTOGRAM * len(parts)
     return joined(parts, engine.together) if is_few else parts
@@ -133,9 +130,17 @@ _ROWS_PER_HISTOGRAM = 300
 
 
 def joined(
-    parts: Sequence[NormPart], together: Sequence[Together]
+    parts: Sequence[NormPart],
+    together: Sequence[Together],
+    norm: Callable[..., float] = math.hypot,
 ) -> tuple[NormPart, ...]:
-    """The parts, with one in the place of those that share a norm."""
+    """The parts, with one in the place of those that share a norm.
+
+    Args:
+      parts: Parts of one block each, or some of several.
+      together: Which share one.
+      norm: From the norms of parts to that of all of them in one row.
+    """
     by_block = {name: part for part in parts for name in part.blocks}
     shared = [mine for mine in together if set(mine.blocks) <= by_block.keys()]
     found = [
@@ -143,8 +148,9 @@ def joined(
             name=mine.name,
             blocks=mine.blocks,
             reference=_moderate_norm(
-                math.hypot(*(by_block[name].reference for name in mine.blocks))
+                norm(*(by_block[name].reference for name in mine.blocks))
             ),
+            is_fixed=all(by_block[name].is_fixed for name in mine.blocks),
             is_balanced=all(by_block[name].is_balanced for name in mine.blocks),
             directions=mine.directions,
         )
@@ -214,56 +220,60 @@ class _Trial:
             return any(np.any(norm > 0) for norm in norms.values())
         return all(np.any(norm > 0) for norm in norms.values())
 
-    def varying(
-        self, rows: Mapping[str, np.ndarray], largest: Mapping[str, float]
-    ) -> set[str]:
-        """The blocks that are larger in rows of other sizes than in these.
 
-        It is no proof that the others are not. None is needed: rows are clipped, and a
-        norm that is too small for some costs accuracy, not privacy. Where no other row
-        is valid, all may vary.
-        """
-        varying: set[str] = set()
-        was_valid = False
-        for others in rows_of_other_sizes(rows):
-            for name, norms in self.norms(others).items():
-                was_valid |= len(norms) > 0
-                if np.any(norms > largest[name] * (1.0 + _TOLERANCE)):
-                    varying.add(name)
-        return varying if was_valid else set(largest)
+# By block, the norms of some rows.
+_Norms = Mapping[str, np.ndarray]
 
-    def exclusive(
-        self, rows: Mapping[str, np.ndarray], largest: Mapping[str, float]
-    ) -> list[Together]:
-        """Blocks of one size of which every row that was tried has one at most.
 
-        So y and 1 - y of a label y. It is no proof, and none is needed; see `varying`.
+def _varying(others: Sequence[_Norms], largest: Mapping[str, float]) -> set[str]:
+    """The blocks that are larger in rows of other sizes than in typical ones.
 
-        Args:
-          rows: Rows to try, at several sizes.
-          largest: The norms of the blocks that may be meant.
-        """
-        tried = [self.norms(mine) for mine in (rows, *rows_of_other_sizes(rows))]
-        present = {
-            name: np.concatenate([norms[name] for norms in tried]) > 0
-            for name in largest
-        }
-        groups: list[list[str]] = []
-        for name, mine in present.items():
-            for group in groups:
-                size = largest[group[0]]
-                is_alike = abs(largest[name] - size) <= _TOLERANCE * size
-                met = any(np.any(mine & present[other]) for other in group)
-                if is_alike and not met and mine.any():
-                    group.append(name)
-                    break
-            else:
-                groups.append([name])
-        return [
-            Together(" or ".join(group), tuple(group), None)
-            for group in groups
-            if len(group) > 1
-        ]
+    It is no proof that the others are not. None is needed: rows are clipped, and a
+    norm that is too small for some costs accuracy, not privacy. Where no other row is
+    valid, all may vary.
+
+    Args:
+      others: Norms in rows of other sizes.
+      largest: The largest norm of each block in typical rows.
+    """
+    varying: set[str] = set()
+    was_valid = False
+    for tried in others:
+        for name, norms in tried.items():
+            was_valid |= len(norms) > 0
+            if np.any(norms > largest[name] * (1.0 + _TOLERANCE)):
+                varying.add(name)
+    return varying if was_valid else set(largest)
+
+
+def _exclusive(tried: Sequence[_Norms], largest: Mapping[str, float]) -> list[Together]:
+    """Blocks of one size of which every row that was tried has one at most.
+
+    So y and 1 - y of a label y. It is no proof, and none is needed; see `_varying`.
+
+    Args:
+      tried: Norms in rows of several sizes.
+      largest: The norms of the blocks that may be meant.
+    """
+    present = {
+        name: np.concatenate([norms[name] for norms in tried]) > 0 for name in largest
+    }
+    groups: list[list[str]] = []
+    for name, mine in present.items():
+        for group in groups:
+            size = largest[group[0]]
+            is_alike = abs(largest[name] - size) <= _TOLERANCE * size
+            met = any(np.any(mine & present[other]) for other in group)
+            if is_alike and not met and mine.any():
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return [
+        Together(" or ".join(group), tuple(group), None)
+        for group in groups
+        if len(group) > 1
+    ]
 
 
 def bounded_blocks(

@@ -84,7 +84,7 @@ def covariates_that_are_features(
     is_plain = len(leaves) == len(constants.row)
     if not places or not is_plain or not set(places) <= constants.row.keys():
         return {}
-    same: dict[tuple[int, str, int], bool] = {}
+    same: dict[str, np.ndarray] = {}
     for _ in range(_ROWS_TRIED):
         row = {
             name: np.asarray(rng.integers(0, 2, aval.shape), aval.dtype)
@@ -96,15 +96,12 @@ def covariates_that_are_features(
         flat = [np.ravel(row[name])[mine] for name, mine in places.items()]
         covariates = np.concatenate(flat)
         for factor, features in program.features.items():
-            arrays = [np.ravel(numbers[token]) for token in features.tokens]
-            for j, value in enumerate(np.concatenate(arrays)):
-                for i in range(len(covariates)):
-                    key = i, factor, j
-                    same[key] = same.get(key, True) and bool(value == covariates[i])
+            equal = covariates[:, None] == np.asarray(features.flat(numbers))
+            same[factor] = same.get(factor, True) & equal
     found: dict[int, tuple[str, int]] = {}
-    for (i, factor, j), is_same in same.items():
-        if is_same:
-            found.setdefault(i, (factor, j))
+    for factor, is_same in same.items():
+        for i, j in np.argwhere(is_same):
+            found.setdefault(int(i), (factor, int(j)))
     return found
 
 

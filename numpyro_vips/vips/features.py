@@ -23,8 +23,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
@@ -105,16 +106,18 @@ class Features:
             scale = np.ones(count)
         return Standardisation(np.zeros(count), np.diag(scale))
 
+    def flat(self, numbers: Mapping[Any, Any]) -> Float[Array, " features"]:
+        """These features one after the other, of a row's numbers by token."""
+        return jnp.concatenate([jnp.ravel(numbers[token]) for token in self.tokens])
+
     def apply(self, standardisation: Standardisation, numbers: Numbers) -> Numbers:
         """A row's numbers by token, with these features standardised.
 
         Differences to means near them are exact in any precision.
         """
         arrays = [numbers[token] for token in self.tokens]
-        flat = jnp.concatenate([jnp.ravel(array) for array in arrays])
-        moved = jnp.matmul(
-            standardisation.matrix, flat - standardisation.means, precision="highest"
-        )
+        centred = self.flat(numbers) - standardisation.means
+        moved = jnp.matmul(standardisation.matrix, centred, precision="highest")
         parts = jnp.split(moved, np.cumsum([array.size for array in arrays])[:-1])
         shaped = {
             token: part.reshape(array.shape).astype(array.dtype)
@@ -362,13 +365,9 @@ def _may_be_standardised(
     point = rng.normal(size=factor.shape)
     matrix = features.to_coefficients(tried, factor.shape[-1])
     there = np.linalg.solve(matrix, point[..., None])[..., 0]
-    flat = np.concatenate([np.ravel(numbers[token]) for token in features.tokens])
-    moved, start = np.asarray(tried.matrix) @ (flat - np.asarray(tried.means)), 0
-    after = dict(numbers)
-    for token in features.tokens:
-        size = numbers[token].size
-        after[token] = moved[start : start + size].reshape(numbers[token].shape)
-        start += size
+    with jax.enable_x64(True):
+        moved = features.apply(tried, jax.tree.map(jnp.asarray, numbers))
+        after = jax.tree.map(np.asarray, moved)
 
     def values(
         numbers: Mapping[int | str, np.ndarray], place: np.ndarray

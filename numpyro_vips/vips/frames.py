@@ -5,6 +5,7 @@ is, and M belongs to standardised features; see `conjugacy.structure.centring` a
 `features`. Both are public. A Gaussian over v is one over w.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
+from numpyro_vips.vips.features import Features, Standards
 
 Point = Float[Array | np.ndarray, "*batch size"]
 Square = Float[Array | np.ndarray, "*batch size size"]
@@ -60,13 +62,26 @@ class Frame(NamedTuple):
         return {"x": linear, "xx": square}
 
     @property
-    def origin_in(self) -> Point:
-        """The origin in units of v."""
-        if self.inverse is None:
-            return self.origin
-        inverse, origin = jnp.asarray(self.inverse), jnp.asarray(self.origin)
-        inverse = jnp.broadcast_to(inverse, (*origin.shape, origin.shape[-1]))
-        return times(inverse, origin)
+    def origin_in(self) -> np.ndarray:
+        """The origin in units of v; asked for with every chunk of rows."""
+        origin = np.asarray(self.origin)
+        return origin if self.inverse is None else origin @ np.asarray(self.inverse).T
+
+
+def frames_of(
+    features: Mapping[str, Features],
+    origins: Mapping[str, np.ndarray],
+    standards: Standards,
+) -> dict[str, Frame]:
+    """The frames of recentred factors, by factor; see `VipsState`."""
+    found = {}
+    for name, origin in origins.items():
+        matrix = None
+        if name in standards:
+            size = origin.shape[-1]
+            matrix = features[name].to_coefficients(standards[name], size)
+        found[name] = Frame.of(origin, matrix)
+    return found
 
 
 def _transposed(matrix: Square | None) -> Square | None:

@@ -17,7 +17,7 @@ from numpyro_vips.vips.clipping_bias import Unclipped
 from numpyro_vips.vips.evidence_bound import bound_of_globals
 from numpyro_vips.vips.expectations import expected_natural_of
 from numpyro_vips.vips.features import Standardisation
-from numpyro_vips.vips.frames import Frame
+from numpyro_vips.vips.frames import Frame, frames_of
 from numpyro_vips.vips.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
@@ -42,22 +42,6 @@ def _parameters(
 ) -> NewMomentsByFactor:
     """Standard parameters of each factor, as one program."""
     return {name: family.parameters(natural[name]) for name, family in factors}
-
-
-def frames_of(
-    program: ConjugateProgram,
-    origins: Mapping[str, np.ndarray],
-    standards: Mapping[str, Standardisation],
-) -> dict[str, Frame]:
-    """The coordinates of recentred factors, by factor; see `VipsState`."""
-    found = {}
-    for name, origin in origins.items():
-        matrix = None
-        if name in standards:
-            size = origin.shape[-1]
-            matrix = program.features[name].to_coefficients(standards[name], size)
-        found[name] = Frame.of(origin, matrix)
-    return found
 
 
 class GlobalPrograms:
@@ -150,7 +134,7 @@ class GlobalPrograms:
 
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""
-        return frames_of(self.program, state.origins, state.standards)
+        return frames_of(self.program.features, state.origins, state.standards)
 
     def natural_in(
         self, moments: MomentsByFactor, frames: Mapping[str, Frame]

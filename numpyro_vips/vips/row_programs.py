@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,8 +34,8 @@ from numpyro_vips.vips.covariates import (
 )
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
-from numpyro_vips.vips.features import Standardisation, Standards
-from numpyro_vips.vips.global_programs import frames_of
+from numpyro_vips.vips.features import Standards
+from numpyro_vips.vips.frames import frames_of
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     MomentsByFactor,
@@ -48,17 +48,21 @@ from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
 
-# n̄, the points and units of statistics, how features are standardised, and units of
-# covariates.
-RowInputs = tuple[ByStatistic, Means, ByStatistic, Standards, Units]
 
+class RowInputs(NamedTuple):
+    """What norms of rows depend on beside the rows.
 
-def _for_rows(standards: Standards) -> dict[str, Standardisation]:
-    """Arrays in the precision in which programs of rows run."""
-    return {
-        name: Standardisation(*map(jnp.asarray, standard))
-        for name, standard in standards.items()
-    }
+    Attributes:
+      expected_natural: n̄.
+      means, units, standards: See `bounded_sum`.
+      of_covariates: The units of covariates.
+    """
+
+    expected_natural: ByStatistic
+    means: Means
+    units: ByStatistic
+    standards: Standards
+    of_covariates: Units
 
 
 class RowPrograms:
@@ -137,7 +141,7 @@ class RowPrograms:
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
             means=self._means(moments, state.origins, state.standards),
-            standards=_for_rows(state.standards),
+            standards=jax.tree.map(jnp.asarray, state.standards),
             units={name: of for name, of in state.units.items() if name in scales},
         )
         sums = {name: np.asarray(found[name]) for name in scales}
@@ -215,7 +219,7 @@ class RowPrograms:
     ) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
         means = means_of(self.program.structure, as_arrays(moments))
-        frames = frames_of(self.program, origins, standards)
+        frames = frames_of(self.program.features, origins, standards)
         points = {name: frame.origin_in for name, frame in frames.items()}
         return means | self.by_latent(points)
 
@@ -231,9 +235,13 @@ class RowPrograms:
         means = self._means(state.visited, state.next_origins, state.next_standards)
         units = {name: jnp.asarray(of) for name, of in state.units.items()}
         standards = state.next_standards
-        of_covariates = self.units_of_covariates(standards)
-        rest = _for_rows(standards), of_covariates
-        return state.expected_natural, means, units, *rest
+        return RowInputs(
+            expected_natural=state.expected_natural,
+            means=means,
+            units=units,
+            standards=jax.tree.map(jnp.asarray, standards),
+            of_covariates=self.units_of_covariates(standards),
+        )
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
@@ -260,20 +268,21 @@ class RowPrograms:
         names: Sequence[str],
         in_any_state: bool = True,
     ) -> dict[str, Float[Array, " rows"]]:
-        expected_natural, means, units, standards, of_covariates = shared
         norms = norms_of_rows(
             self.program,
-            expected_natural,
+            shared.expected_natural,
             rows,
             [name for name in names if name != COVARIATES],
             self.local_steps,
-            means,
-            units,
-            standards,
+            shared.means,
+            shared.units,
+            shared.standards,
             in_any_state=in_any_state,
         )
         if COVARIATES in names:
-            norms[COVARIATES] = moment_norms(rows, self.covariates, of_covariates)
+            norms[COVARIATES] = moment_norms(
+                rows, self.covariates, shared.of_covariates
+            )
         return norms
 
     def norm_counts(

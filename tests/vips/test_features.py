@@ -11,9 +11,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _engine_fit import EngineFit
 
 import numpyro_vips as nv
-from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.features import Features, Standardisation
 
 ROWS = 80
@@ -116,22 +116,11 @@ WITH_FEATURES = {
 }
 
 
-class Fit:
+class Fit(EngineFit):
     """A model's engine, with its rows."""
 
     def __init__(self, model: Callable[..., None], **options: Any):
-        budget = nv.PrivacyBudget(1.0, 1e-5)
-        vi = nv.PrivateVI(nv.private(model, unit="rows"), budget=budget, **options)
-        prepared, _ = vi._prepare_fit(rows_of(model), {})
-        self.steps, self.parts = prepared.steps, prepared.parts
-        assert isinstance(prepared.engine, VipsEngine)
-        self.engine = prepared.engine
-        names = prepared.arguments.row_shapes()
-        self.rows = dict(zip(names, rows_of(model), strict=True))
-        self.start = self.engine.initial_state(jax.random.key(0))
-        self.scales = {
-            s.name: 1.0 for s in self.engine.statistics if s.release != "public"
-        }
+        super().__init__(model, rows_of(model), **options)
 
     @property
     def features(self) -> Features:
@@ -150,14 +139,6 @@ class Fit:
         means = 50.0 * rng.normal(size=count) if self.features.constant else 0.0
         matrix = rng.normal(size=(count, count)) + 2.0 * np.eye(count)
         return self.standardised(means * np.ones(count), size * matrix)
-
-    def sums(self, state: Any, clipping_norm: float, rows: Any = None) -> Any:
-        rows = self.rows if rows is None else rows
-        mask = np.ones(len(next(iter(rows.values()))), bool)
-        found = self.engine.bounded_sum(
-            state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
-        )
-        return {name: np.asarray(found[name]) for name in self.scales}
 
 
 # --- what is a feature ----------------------------------------------------------------

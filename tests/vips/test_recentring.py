@@ -10,9 +10,9 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _engine_fit import EngineFit
 
 import numpyro_vips as nv
-from numpyro_vips.vips.engine import VipsEngine
 
 ROWS = 60
 UNCLIPPED = 1e15
@@ -91,22 +91,11 @@ ONCE = (gaussian, known_scale, regression, groups, multivariate)
 ADAPTIVE = (mixture, heavy_tails)
 
 
-class Fit:
+class Fit(EngineFit):
     """A model's engine, with its rows."""
 
     def __init__(self, model: Callable[..., None], **options: Any):
-        budget = nv.PrivacyBudget(1.0, 1e-5)
-        vi = nv.PrivateVI(nv.private(model, unit="rows"), budget=budget, **options)
-        prepared, _ = vi._prepare_fit(_rows(model), {})
-        self.steps, self.parts = prepared.steps, prepared.parts
-        self.engine: Any = prepared.engine
-        assert isinstance(self.engine, VipsEngine)
-        names = prepared.arguments.row_shapes()
-        self.rows = dict(zip(names, _rows(model), strict=True))
-        self.start = self.engine.initial_state(jax.random.key(0))
-        self.scales = {
-            s.name: 1.0 for s in self.engine.statistics if s.release != "public"
-        }
+        super().__init__(model, _rows(model), **options)
 
     def origins(self, scale: float = 1.0) -> dict[str, np.ndarray]:
         """Points that are no mean of anything."""
@@ -119,14 +108,6 @@ class Fit:
     def about(self, origins: Mapping[str, np.ndarray]) -> Any:
         double = {name: point.astype(np.float64) for name, point in origins.items()}
         return self.start._replace(next_origins=double, kept=0.0)
-
-    def sums(self, state: Any, clipping_norm: float, rows: Any = None) -> Any:
-        rows = self.rows if rows is None else rows
-        mask = np.ones(len(next(iter(rows.values()))), bool)
-        found = self.engine.bounded_sum(
-            state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
-        )
-        return {name: np.asarray(found[name]) for name in self.scales}
 
 
 def _means(engine: Any, natural: Any) -> dict[str, np.ndarray]:

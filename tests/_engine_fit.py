@@ -1,0 +1,47 @@
+"""A model's VIPS engine with rows, to ask for sums as a fit does."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+import numpyro_vips as nv
+from numpyro_vips.vips.engine import VipsEngine
+
+
+class EngineFit:
+    """What a default fit of a model has prepared.
+
+    Args:
+      model: The model; its plate of rows is `rows`.
+      rows: Its arguments, all of them private.
+      options: Of `PrivateVI`.
+    """
+
+    def __init__(
+        self, model: Callable[..., None], rows: tuple[np.ndarray, ...], **options: Any
+    ):
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+        vi = nv.PrivateVI(nv.private(model, unit="rows"), budget=budget, **options)
+        prepared, _ = vi._prepare_fit(rows, {})
+        self.steps, self.parts = prepared.steps, prepared.parts
+        self.engine: Any = prepared.engine
+        assert isinstance(self.engine, VipsEngine)
+        names = prepared.arguments.row_shapes()
+        self.rows = dict(zip(names, rows, strict=True))
+        self.start = self.engine.initial_state(jax.random.key(0))
+        self.scales = {
+            s.name: 1.0 for s in self.engine.statistics if s.release != "public"
+        }
+
+    def sums(
+        self, state: Any, clipping_norm: float, rows: Mapping[str, Any] | None = None
+    ) -> dict[str, np.ndarray]:
+        """The clipped sums of some rows, by default of all, without noise."""
+        rows = self.rows if rows is None else rows
+        mask = np.ones(len(next(iter(rows.values()))), bool)
+        found = self.engine.bounded_sum(
+            state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
+        )
+        return {name: np.asarray(found[name]) for name in self.scales}
