@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 # Up to this size operations on all matrices together are faster than LAPACK on each.
 _TINY = 8
@@ -131,21 +131,17 @@ def denoised(
     noise has emptied get almost the prior's width, and a mean along them that is noise
     alone.
 
-    Noise is taken to be as large in an entry as its row's and its column's diagonal
-    entries say, which is divided out first.
+    Noise is taken to be as large in an entry as its row's and its column's units say,
+    which are divided out first; see `_units_of`.
 
     Args:
       precision: Noisy, symmetric.
       deviation: Standard deviations of the noise in it.
       room: The part that is added.
     """
-    largest = jnp.diagonal(deviation, axis1=-2, axis2=-1).max(-1, keepdims=True)
 
     def with_room() -> Float[Array, "*batch dim dim"]:
-        unit = jnp.diagonal(deviation, axis1=-2, axis2=-1)
-        is_noisy = unit > 1e-9 * largest
-        unit = jnp.where(is_noisy, unit, largest)
-        unit = jnp.sqrt(jnp.where(unit > 0, unit, 1.0))
+        unit, is_noisy = _units_of(deviation)
         units = unit[..., :, None] * unit[..., None, :]
         noise = _spectral_norm(deviation / units)
         scaled = precision / units
@@ -174,6 +170,45 @@ def denoised(
 
     # Without noise the matrix is left alone to the last digit.
     return jax.lax.cond(jnp.any(deviation > 0), with_room, lambda: precision)
+
+
+def _units_of(
+    deviation: Float[Array, "*batch dim dim"],
+) -> tuple[Float[Array, "*batch dim"], Bool[Array, "*batch dim"]]:
+    """By coordinate, the root of the noise in its own square, and whether it has any.
+
+    A square may be public, as that of an intercept is. Then the noise in its products
+    with others says in what unit the coordinate is: were it taken to be as large as the
+    largest of the others, a shift of a raw column, which hardly differs from an
+    intercept, would look smaller than the noise.
+    """
+    own = jnp.diagonal(deviation, axis1=-2, axis2=-1)
+    is_noisy = own > 1e-9 * own.max(-1, keepdims=True)
+    unit = jnp.sqrt(jnp.where(is_noisy, own, 1.0))
+    by_products = jnp.where(is_noisy, 1.0 / unit, 0.0)[..., None, :] * deviation
+    of_public = by_products.max(-1)
+    # Two that are public both have noise in their product alone.
+    rest = jnp.sqrt(deviation.max(-1))
+    of_public = jnp.where(of_public > 0, of_public, rest)
+    unit = jnp.where(is_noisy, unit, of_public)
+    return jnp.where(unit > 0, unit, 1.0), is_noisy
+
+
+def noise_along(
+    vectors: Float[Array, "*batch dim dim"], deviation: Float[Array, "*batch dim dim"]
+) -> Float[Array, "*batch dim"]:
+    """Standard deviations of ⟨v, N v⟩ for noise N in a symmetric matrix.
+
+    Args:
+      vectors: In columns.
+      deviation: Standard deviations of the entries of N, independent but for symmetry.
+    """
+    squares, variance = vectors**2, deviation**2
+    both = jnp.einsum(
+        "...ik,...ij,...jk->...k", squares, variance, squares, precision="highest"
+    )
+    own = jnp.diagonal(variance, axis1=-2, axis2=-1)
+    return jnp.sqrt(2.0 * both - (squares**2 * own[..., :, None]).sum(-2))
 
 
 def _expected_eigenvalues(

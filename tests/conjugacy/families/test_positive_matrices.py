@@ -255,3 +255,33 @@ def test_a_coordinate_with_noise_beside_the_diagonal_alone_leaves_it_positive():
             positive_matrices.denoised(jnp.asarray(matrix), jnp.asarray(deviation))
         )
         assert (np.linalg.eigvalsh(found) > -1e-4).all()
+
+
+@pytest.mark.usefixtures("x64")
+def test_a_public_square_is_in_the_unit_that_its_products_have():
+    """An intercept beside raw ages: what ages hide does not hide it."""
+    rng = np.random.default_rng(0)
+    deviation = deviations(2) * np.outer([1.0, 50.0], [1.0, 50.0])
+    deviation[0, 0] = 0.0
+    truth = 200.0 * np.array([[1.0, 50.0], [50.0, 2_900.0]])
+    noise = symmetric_noise(rng, 2) * np.outer([1.0, 50.0], [1.0, 50.0])
+    noise[0, 0] = 0.0
+    found = positive_matrices.denoised(
+        jnp.asarray(truth + noise), jnp.asarray(deviation)
+    )
+    # Of the direction in which the intercept makes up for the ages.
+    across = np.array([1.0, -1.0 / 50.0])
+    kept = across @ np.asarray(found) @ across
+    assert 0.8 < kept / (across @ truth @ across) < 1.2
+
+
+def test_noise_along_directions_is_what_noisy_matrices_have():
+    rng = np.random.default_rng(1)
+    deviation = deviations(4) * np.outer([1.0, 2.0, 0.5, 3.0], [1.0, 2.0, 0.5, 3.0])
+    deviation[0, 0] = 0.0
+    vectors = np.linalg.qr(rng.normal(size=(4, 4)))[0]
+    upper = np.triu(rng.normal(size=(100_000, 4, 4)))
+    noise = (upper + np.triu(upper, 1).transpose(0, 2, 1)) * deviation
+    drawn = np.einsum("ik,nij,jk->nk", vectors, noise, vectors).std(0)
+    found = positive_matrices.noise_along(jnp.asarray(vectors), jnp.asarray(deviation))
+    np.testing.assert_allclose(found, drawn, rtol=0.02)
