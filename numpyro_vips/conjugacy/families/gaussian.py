@@ -25,6 +25,10 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
 # asked again: a step that is too long there leads away. Half of it is safe, and slow.
 _ROOM = 0.25
 
+# Precisions that are smaller than so many standard deviations of the noise in them
+# count less than half.
+_HIDDEN = 2.0
+
 Vector = Float[Array, "*batch dim"]
 Matrix = Float[Array, "*batch dim dim"]
 
@@ -99,9 +103,11 @@ class Normal(Family):
         """With the precision A, A (A + T)⁻¹ A in its place, T the noise's variance.
 
         The linear statistic is A x + N(0, A) of the rows and N(0, T) of the noise, so
-        this is the information about x that the two leave (DESIGN 7).
+        this is the information about x that the two leave (DESIGN 7). Eigenvalues of A
+        that may be noise in A itself count less.
         """
         precision = -2.0 * symmetric_part(data["xx"])
+        deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
         variance = noise["x"] ** 2
         if precision.shape[-1] == 1:
             total = precision[..., 0] + variance
@@ -120,7 +126,12 @@ class Normal(Family):
                 precision / unit[..., None] / unit[..., None, :]
             )
             values = jnp.maximum(values, 0.0)
-            kept = values / (values + 1.0)
+            hidden = _HIDDEN * positive_matrices.noise_along(
+                vectors, deviation / unit[..., None] / unit[..., None, :]
+            )
+            square = values**2 + hidden**2
+            sure = values**2 / jnp.where(square > 0, square, 1.0)
+            kept = sure * values / (values + 1.0)
             across = jnp.swapaxes(vectors, -1, -2)
             weighted = vectors * (values * kept)[..., None, :]
             information = jnp.matmul(weighted, across, precision="highest")
