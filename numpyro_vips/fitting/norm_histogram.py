@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
+from scipy import special
 
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -44,8 +45,12 @@ ENOUGH_TO_REPLACE = 0.7
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
-# Bins above the last one that stands out, which count with what is beyond the noise.
-_MARGIN = 2
+# Bins above the last one that stands out which may have rows under their noise, and
+# what share of the rows of the bin below each is expected to have: about that of a
+# Gaussian tail.
+_MARGIN, _DECAY = 8, 0.25
+# Where a normal distribution is cut off so far in its tail, the rest is exponential.
+_FAR_OFF = 30.0
 
 
 def norm_grid(reference: float) -> Float64[np.ndarray, " edges"]:
@@ -117,14 +122,42 @@ def norm_from_counts(
     if is_known and seen < ENOUGH_TO_REPLACE * num_rows:
         return None
     last = np.flatnonzero(standing)[-1]
-    above = np.arange(last + 1, min(last + 1 + _MARGIN, len(counts)))
+    unseen = max(num_rows - seen, 0.0)
+    above = counts[last + 1 : last + 1 + _MARGIN]
+    tail = _tail(min(float(counts[last]), unseen), above, noise_stddev)
     mass = np.where(standing, counts, 0.0)
-    mass[above] = np.maximum(counts[above] - noise_stddev, 0.0)
-    candidates = uppers[: last + 1 + len(above)]
+    mass[last + 1 : last + 1 + len(tail)] = tail
+    candidates = uppers[: last + 1 + len(tail)]
     beyond = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
     clipped = BIAS_WEIGHT * alignment * np.maximum(beyond, 0.0)
     harm = clipped**2 + (relative_noise * candidates) ** 2
     return float(candidates[np.argmin(harm)])
+
+
+def _tail(
+    last: float, counts: Float64[np.ndarray, " above"], noise_stddev: float
+) -> Float64[np.ndarray, " above"]:
+    """How many rows may be in the bins above the last one that stands out.
+
+    Norms have tails, and the few rows in them are hidden by the noise. Before the
+    counts are looked at, they are taken to become fewer by `_DECAY` from bin to bin:
+    numbers with an exponential distribution of this mean. What is returned is their
+    mean given the noisy counts.
+
+    Args:
+      last: Rows in the bin that stands out, or as many as have not been seen.
+      counts: Noisy numbers of rows in the bins above it.
+      noise_stddev: Standard deviation of the noise in each.
+    """
+    expected = last * _DECAY ** np.arange(1, len(counts) + 1)
+    if noise_stddev == 0 or last < 1:
+        return np.zeros(len(counts))
+    # A normal distribution, cut off at zero.
+    centre = counts / noise_stddev - noise_stddev / np.maximum(expected, 1e-9)
+    near = np.maximum(centre, -_FAR_OFF)
+    log_density = -0.5 * near**2 - 0.5 * math.log(2.0 * math.pi)
+    mean = near + np.exp(log_density - special.log_ndtr(near))
+    return noise_stddev * np.where(centre > -_FAR_OFF, mean, -1.0 / centre)
 
 
 def _standing(

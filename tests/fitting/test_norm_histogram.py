@@ -217,6 +217,26 @@ def test_a_known_norm_is_not_lost_to_chance():
     assert max(taken, default=1.0) < 1e4
 
 
+def test_a_tail_under_the_noise_is_expected_but_not_where_all_rows_are_seen():
+    """Its sum was clipped by a third, without a sign of it."""
+    edges = norm_grid(1.0)
+
+    def found(norms: np.ndarray) -> float:
+        counts = counts_of(norms, edges)
+        # All but the largest ones are hidden; noise has left nothing of these.
+        counts[counts < 60.0] = 0.0
+        norm = norm_from_counts(
+            counts, edges, noise_stddev=20.0, relative_noise=5.0, num_rows=5000
+        )
+        assert norm is not None
+        return norm
+
+    squares = np.random.default_rng(0).standard_t(4, 5000) ** 2
+    seen = np.flatnonzero(counts_of(squares, edges) >= 60.0)[-1]
+    assert found(squares) > 1.4 * edges[seen]
+    assert found(np.full(5000, 0.9)) == pytest.approx(1.0, rel=1e-4)
+
+
 def test_rows_that_add_nothing_are_seen_too():
     edges = norm_grid(1.0)
     counts = counts_of(np.repeat([0.9, 0.0], [300, 700]), edges)

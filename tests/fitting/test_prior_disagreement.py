@@ -154,7 +154,7 @@ AGES = np.random.default_rng(0).normal(45.0, 10.0, 4000).astype(np.float32)
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 def test_ages_under_a_prior_in_other_units_warn(engine, tmp_path):
     with pytest.warns(UserWarning, match=r"prior of 'mu' and the data"):
-        result = fit(ages_of(0.0, 1.0), AGES, engine=engine)
+        result = fit(ages_of(0.0, 1.0), AGES, engine=engine, budget=10.0)
     texts = [text for text in result.diagnostics["warnings"] if DISAGREE in text]
     assert len(texts) == 1
     assert texts[0] in str(result)
