@@ -48,7 +48,7 @@ BIAS_WEIGHT = 3.0
 # Bins above the last one that stands out which may have rows under their noise, and
 # what share of the rows of the bin below each is expected to have: about that of a
 # Gaussian tail.
-_MARGIN, _DECAY = 8, 0.25
+_MARGIN, _DECAY = 8, 0.2
 # Where a normal distribution is cut off so far in its tail, the rest is exponential.
 _FAR_OFF = 30.0
 
