@@ -10,6 +10,7 @@ globals.
 import dataclasses
 import itertools
 from collections.abc import Mapping
+from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 
@@ -24,7 +25,9 @@ from numpyro_vips.conjugacy.structure.structure import (
     normal_terms,
 )
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.features import Features, find_features
+from numpyro_vips.vips.feature_detection import find_features
+from numpyro_vips.vips.feature_products import with_own_products
+from numpyro_vips.vips.features import Features
 from numpyro_vips.vips.named_arrays import Values
 
 
@@ -83,6 +86,63 @@ class ConjugateProgram:
         return frozenset(s.name for s in statistics if s.release == "refreshed")
 
 
+def _row_terms(log_joint: LogJoint) -> list[Term]:
+    """The terms of the sites under the unit plate."""
+    return [
+        term
+        for density in log_joint.densities
+        if density.is_row
+        for term in normal_terms(density.form.terms, log_joint.latents)
+    ]
+
+
+class _WithFeatures(NamedTuple):
+    """A log joint density with the structure and the features that it has."""
+
+    log_joint: LogJoint
+    row_constants: RowConstants
+    structure: Structure
+    features: Mapping[str, Features]
+
+    @classmethod
+    def of(
+        cls,
+        log_joint: LogJoint,
+        row_constants: RowConstants,
+        overrides: Mapping[str, str],
+    ) -> Self:
+        structure = find_structure(log_joint, overrides)
+        features = find_features(structure, _row_terms(log_joint))
+        return cls(log_joint, row_constants, structure, features)
+
+    def with_own_products(self, name: str, overrides: Mapping[str, str]) -> Self:
+        """That in which a factor's features are numbers of their own, if it has others.
+
+        The structure stays what it was, but for what rows release.
+        """
+        moved = with_own_products(
+            self.structure, name, self.log_joint, self.row_constants
+        )
+        if moved is None:
+            return self
+        after = self.of(*moved, overrides)
+        is_kept = (
+            after._num_features(name) > self._num_features(name)
+            and self.features.keys() <= after.features.keys()
+            and self.structure.recentred <= after.structure.recentred
+            and self.structure.factor_of == after.structure.factor_of
+            and _kinds(self.structure) == _kinds(after.structure)
+        )
+        return after if is_kept else self
+
+    def _num_features(self, name: str) -> int:
+        return len(self.features[name].places) if name in self.features else 0
+
+
+def _kinds(structure: Structure) -> set[str]:
+    return {statistic.release for statistic in structure.statistics} - {"public"}
+
+
 def program_of(
     graph: ModelGraph,
     log_joint: LogJoint,
@@ -104,15 +164,17 @@ def program_of(
     Raises:
       NotConjugate: It has none, with the reasons by site.
     """
-    structure = find_structure(log_joint, overrides or {})
-    latents = log_joint.latents
-    rows: list[Term] = []
+    overrides = overrides or {}
+    found = _WithFeatures.of(log_joint, row_constants, overrides)
+    for name in sorted(found.structure.recentred):
+        found = found.with_own_products(name, overrides)
+    log_joint, row_constants = found.log_joint, found.row_constants
+    structure, latents = found.structure, log_joint.latents
+    rows = _row_terms(log_joint)
     prior: dict[str, tuple[Term, ...]] = {}
     for density in log_joint.densities:
-        terms = normal_terms(density.form.terms, latents)
-        if density.is_row:
-            rows += terms
-        else:
+        if not density.is_row:
+            terms = normal_terms(density.form.terms, latents)
             assert not any(term.slots for term in terms)
             prior[density.site] = (*prior.get(density.site, ()), *terms)
     factors = structure.posterior_factors, structure.factor_of
@@ -129,7 +191,7 @@ def program_of(
             normal_terms([*rows, *corrections], latents) if corrections else rows
         ),
         prior_terms_by_site=prior,
-        features=find_features(structure, rows),
+        features=found.features,
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

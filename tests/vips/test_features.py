@@ -68,6 +68,49 @@ def heavy_tails(age: Any, y: Any) -> None:
         numpyro.sample("y", dist.StudentT(4.0, a + b * age, 4.0), obs=y)
 
 
+def with_product(age: Any, dose: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(jnp.zeros(3), jnp.array([2.0, 5.0, 0.1])))
+    with numpyro.plate("rows", len(y)):
+        mean = a + b[0] * age + b[1] * dose + b[2] * age * dose
+        numpyro.sample("y", dist.Normal(mean, 4.0), obs=y)
+
+
+def with_square(age: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 0.1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + b * age + c * age**2, 4.0), obs=y)
+
+
+def slopes(g: Any, age: Any, y: Any) -> None:
+    """One intercept, and a slope for every group."""
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    with numpyro.plate("groups", 3):
+        b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + b[g] * age, 4.0), obs=y)
+
+
+def in_one_vector(age: Any, dose: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(3), jnp.array([100.0, 2.0, 5.0])))
+    with numpyro.plate("rows", len(y)):
+        mean = w[0] + w[1] * age + w[2] * dose
+        numpyro.sample("y", dist.Normal(mean, 4.0), obs=y)
+
+
+def two_responses(age: Any, y: Any) -> None:
+    """The same column is a feature of two blocks."""
+    a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 100.0))
+    d = numpyro.sample("d", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + b * age, 4.0), obs=y)
+        numpyro.sample("z", dist.Normal(c + d * age, 2.0), obs=2.0 * y)
+
+
 def one_slope(age: Any, y: Any) -> None:
     b = numpyro.sample("b", dist.Normal(0.0, 2.0))
     with numpyro.plate("rows", len(y)):
@@ -95,11 +138,11 @@ def rows_of(model: Callable[..., None]) -> tuple[np.ndarray, ...]:
     age = rng.normal(50.0, 12.0, ROWS).astype(np.float32)
     dose = (rng.normal(3.0, 0.5, ROWS) + 0.02 * age).astype(np.float32)
     y = (90.0 + 0.5 * age - 4.0 * dose + rng.normal(0.0, 4.0, ROWS)).astype(np.float32)
-    if model is separate:
+    if model in (separate, with_product, in_one_vector):
         return age, dose, y
     if model in (vector, no_intercept):
         return np.stack([age, dose], 1), y
-    if model is groups:
+    if model in (groups, slopes):
         return rng.integers(0, 3, ROWS), age, y
     if model is labels:
         return rng.integers(0, 2, ROWS).astype(bool), y
@@ -113,6 +156,10 @@ WITH_FEATURES = {
     of_functions: (2, 1),
     groups: (1, 3),
     heavy_tails: (1, 1),
+    with_product: (3, 1),
+    with_square: (2, 1),
+    slopes: (3, 1),
+    in_one_vector: (3, 0),
 }
 
 
@@ -161,6 +208,15 @@ def test_these_are_left_alone(model: Callable[..., None]) -> None:
 def test_a_coefficient_that_is_multiplied_by_a_column_is_no_intercept() -> None:
     fit = Fit(ages_twice)
     assert all(not of.constant for of in fit.engine.program.features.values())
+
+
+def test_a_column_may_be_a_feature_of_two_blocks() -> None:
+    features = Fit(two_responses).engine.program.features
+    assert len(features) == 2
+    tokens = [of.tokens for of in features.values()]
+    # Each has a copy of its own, which is standardised by itself.
+    assert set(tokens[0]).isdisjoint(tokens[1])
+    assert all(len(of.places) == len(of.constant) == 1 for of in features.values())
 
 
 def test_norms_of_the_callers_are_those_of_features_as_they_are() -> None:

@@ -9,7 +9,7 @@ made alike, and so the same function of the row, whatever the row holds.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 import jax
 import jax.extend.core as jex_core
@@ -21,6 +21,59 @@ from numpyro_vips.conjugacy.algebra.terms import ArrayLike, Dense, OneHot, Slot
 from numpyro_vips.jax_tools.jaxprs import representatives
 
 
+class Part(NamedTuple):
+    """A factor of a product of constants.
+
+    Attributes:
+      token: Which constant.
+      num_states: For indices, which then stand for indicators with one axis more, how
+        many states there are; None for numbers.
+      axes: For each of its axes, which axis of the product it is; None where it has one
+        entry.
+      is_free: Whether its numbers may be of any size.
+    """
+
+    token: int
+    num_states: int | None
+    axes: tuple[int | None, ...]
+    is_free: bool
+
+    def array(
+        self, numbers: Mapping[int, jax.Array], shape: tuple[int, ...]
+    ) -> jax.Array:
+        """It as an array that broadcasts to the product's shape."""
+        array = numbers[self.token]
+        if self.num_states is not None:
+            array = jax.nn.one_hot(array, self.num_states, dtype=float)
+        own = [axis for axis in self.axes if axis is not None]
+        array = jnp.reshape(array, [shape[axis] for axis in own])
+        array = jnp.transpose(array, np.argsort(own).tolist())
+        missing = [axis for axis in range(len(shape)) if axis not in own]
+        return jnp.expand_dims(array, missing)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """A number of a row that is a product of its constants, or 1.
+
+    Attributes:
+      token: Of a slot that stands for it; negative.
+      parts: Its factors.
+      shape: Its shape.
+    """
+
+    token: int
+    parts: tuple[Part, ...]
+    shape: tuple[int, ...]
+
+    def of(self, numbers: Mapping[int, jax.Array]) -> jax.Array:
+        """The product, from a row's constants by token."""
+        found = jnp.ones(self.shape)
+        for part in self.parts:
+            found = found * part.array(numbers, self.shape)
+        return found
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class RowConstants:
     """The program of a row's constants; it holds no row.
@@ -29,11 +82,18 @@ class RowConstants:
       program: From the leaves of a row to whether it may count, and to its constants.
       tokens: The token of each constant.
       row: What the program takes: shapes and types of a row's arrays.
+      products: What is made of these constants beside them.
     """
 
     program: jex_core.ClosedJaxpr
     tokens: tuple[int, ...]
     row: Mapping[str, Any]
+    products: tuple[Product, ...] = ()
+
+    def with_products(self, numbers: Mapping[int, Any]) -> dict[int, Any]:
+        """Constants by token, with their products."""
+        products = {product.token: product.of(numbers) for product in self.products}
+        return {**numbers, **products}
 
     def __call__(
         self, row: Mapping[str, Any]
@@ -51,7 +111,7 @@ class RowConstants:
             )
         ]
         valid, *arrays = jex_core.jaxpr_as_fun(self.program)(*leaves)
-        return dict(zip(self.tokens, arrays, strict=True)), valid
+        return self.with_products(dict(zip(self.tokens, arrays, strict=True))), valid
 
     def zero_if_invalid(
         self, row: Mapping[str, Any]
