@@ -3,7 +3,8 @@
 A model does not say how its covariates are distributed, and rows cannot be simulated
 without any. So a small part of the budget goes into Σ zzᵀ over all rows, z = (1, x),
 with x all covariates of a row. Rows are simulated with Gaussian ones of this mean and
-covariance: most of what rows leave open of their latents depends on these alone.
+covariance: most of what rows leave open of their latents depends on these alone. Those
+that a model takes only if they are positive, such as exposures, are log-normal.
 
 Covariates that are features of a regression are taken in the units that these have
 been given, see `features.py`: what is far from zero or large would hide the others.
@@ -80,18 +81,11 @@ def covariates_that_are_features(
     rows is that argument.
     """
     constants, rng = program.row_constants, np.random.default_rng(0)
-    leaves = jax.tree.leaves(dict(constants.row))
-    is_plain = len(leaves) == len(constants.row)
-    if not places or not is_plain or not set(places) <= constants.row.keys():
+    if not _can_be_tried(program, places):
         return {}
     same: dict[str, np.ndarray] = {}
     for _ in range(_ROWS_TRIED):
-        row = {
-            name: np.asarray(rng.integers(0, 2, aval.shape), aval.dtype)
-            if not jnp.issubdtype(aval.dtype, jnp.floating)
-            else np.asarray(rng.uniform(0.5, 2.0, aval.shape), aval.dtype)
-            for name, aval in constants.row.items()
-        }
+        row = _random_row(program, rng)
         numbers, _ = constants(row)
         flat = [np.ravel(row[name])[mine] for name, mine in places.items()]
         covariates = np.concatenate(flat)
@@ -103,6 +97,54 @@ def covariates_that_are_features(
         for i, j in np.argwhere(is_same):
             found.setdefault(int(i), (factor, int(j)))
     return found
+
+
+def positive_covariates(
+    program: ConjugateProgram, places: Places
+) -> Bool[np.ndarray, " covariates"]:
+    """Which covariates of a row must be positive, or else the row counts as zero."""
+    number = sum(map(len, places.values()))
+    found = np.zeros(number, bool)
+    if not _can_be_tried(program, places):
+        return found
+    rng = np.random.default_rng(0)
+    rows = [_random_row(program, rng) for _ in range(_ROWS_TRIED)]
+    rows = [row for row in rows if program.row_constants(row)[1]]
+    first = 0
+    for name, mine in places.items():
+        for i, place in enumerate(mine, first):
+            negative = [
+                {**row, name: _with_sign_changed(row[name], place)} for row in rows
+            ]
+            counts = [bool(program.row_constants(row)[1]) for row in negative]
+            found[i] = bool(rows) and not any(counts)
+        first += len(mine)
+    return found
+
+
+def _with_sign_changed(array: np.ndarray, place: int) -> np.ndarray:
+    changed = array.copy()
+    changed.flat[place] = -changed.flat[place]
+    return changed
+
+
+def _can_be_tried(program: ConjugateProgram, places: Places) -> bool:
+    """Whether rows are plain arrays, of which the program takes all covariates."""
+    row = program.row_constants.row
+    is_plain = len(jax.tree.leaves(dict(row))) == len(row)
+    return bool(places) and is_plain and set(places) <= row.keys()
+
+
+def _random_row(
+    program: ConjugateProgram, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """A row of labels and of positive numbers near 1; it may be none of the model."""
+    return {
+        name: np.asarray(rng.uniform(0.5, 2.0, aval.shape), aval.dtype)
+        if jnp.issubdtype(aval.dtype, jnp.floating)
+        else np.asarray(rng.integers(0, 2, aval.shape), aval.dtype)
+        for name, aval in program.row_constants.row.items()
+    }
 
 
 # Of labels, that many are alike by chance once in four thousand times.
@@ -170,15 +212,17 @@ def bounded_moments(
 
 
 class Covariates(NamedTuple):
-    """A Gaussian over the covariates of a row.
+    """A distribution of the covariates of a row: Gaussian, some after the exponential.
 
     Attributes:
-      mean: Its mean.
+      mean: That of the Gaussian.
       root: A square root of its covariance.
+      positive: Which covariates are log-normal.
     """
 
     mean: Float64[np.ndarray, " covariates"]
     root: Float64[np.ndarray, "covariates covariates"]
+    positive: Bool[np.ndarray, " covariates"]
 
     @classmethod
     def with_moments(
@@ -186,6 +230,7 @@ class Covariates(NamedTuple):
         moments: Float64[np.ndarray, "one_more one_more"],
         num_rows: int,
         units: Units,
+        positive: Bool[np.ndarray, " covariates"],
     ) -> Self:
         """That with these moments, which may be noisy.
 
@@ -193,6 +238,8 @@ class Covariates(NamedTuple):
           moments: The sum over the rows of (1, x)(1, x)ᵀ.
           num_rows: How many there are, as is public.
           units: Those in which variances are compared.
+          positive: Which covariates are positive. The mean of one that reads smaller
+            than its standard deviation is taken to be as large as that.
         """
         moments = units.from_own(moments)
         mean = moments[0, 1:] / num_rows
@@ -202,9 +249,21 @@ class Covariates(NamedTuple):
         least = max(_LEAST_VARIANCE * float(values[-1]), 0.0)
         root = vectors * np.sqrt(np.maximum(values, least))
         means, scale = map(np.asarray, units)
-        return cls(means + scale * mean, scale[:, None] * root)
+        mean, root = means + scale * mean, scale[:, None] * root
+        # The logarithm has the standard deviation √log(1 + (deviation / mean)²).
+        deviation = np.linalg.norm(root, axis=1)
+        centre = np.where(positive, np.maximum(mean, deviation), 1.0)
+        centre = np.where(centre > 0, centre, 1.0)
+        of_log = np.sqrt(np.log1p((deviation / centre) ** 2))
+        narrower = of_log / np.where(deviation > 0, deviation, 1.0)
+        return cls(
+            np.where(positive, np.log(centre) - 0.5 * of_log**2, mean),
+            np.where(positive, narrower, 1.0)[:, None] * root,
+            positive,
+        )
 
     def drawn(self, count: int, seed: int) -> Float64[np.ndarray, "count covariates"]:
         """Draws for so many rows; the same for the same seed."""
         normal = np.random.default_rng(seed).normal(size=(count, len(self.mean)))
-        return self.mean + normal @ self.root.T
+        found = self.mean + normal @ self.root.T
+        return np.where(self.positive, np.exp(np.where(self.positive, found, 0)), found)

@@ -104,6 +104,7 @@ class Reading:
                 state.covariates,
                 self._rows.num_rows,
                 self._rows.units_of_covariates(state.standards),
+                self._rows.positive_covariates,
             )
         coordinates = Coordinates(
             [

@@ -30,6 +30,7 @@ from numpyro_vips.vips.covariates import (
     bounded_moments,
     covariates_that_are_features,
     moment_norms,
+    positive_covariates,
     units_of,
 )
 from numpyro_vips.vips.evidence_bound import row_bound
@@ -174,6 +175,11 @@ class RowPrograms:
     def covariates_that_are_features(self) -> dict[int, tuple[str, int]]:
         """See `covariates.covariates_that_are_features`."""
         return covariates_that_are_features(self.program, self.covariates)
+
+    @functools.cached_property
+    def positive_covariates(self) -> Bool[np.ndarray, " covariates"]:
+        """See `covariates.positive_covariates`."""
+        return positive_covariates(self.program, self.covariates)
 
     def units_of_covariates(self, standards: Standards) -> Units:
         """The units that covariates have when features are standardised like this."""

@@ -186,23 +186,54 @@ def test_rows_of_many_covariates_keep_their_budget() -> None:
     assert COVARIATES not in [step.label for step in steps]
 
 
-# --- the Gaussian ---------------------------------------------------------------------
+# --- how they are simulated -----------------------------------------------------------
 
 
 def test_draws_have_the_moments() -> None:
     rng = np.random.default_rng(0)
     x = rng.normal([1.0, -2.0, 0.0], [0.5, 1.0, 2.0], (5_000, 3))
     z = np.c_[np.ones(5_000), x]
-    drawn = Covariates.with_moments(z.T @ z, 5_000, OWN).drawn(20_000, 0)
+    found = Covariates.with_moments(z.T @ z, 5_000, OWN, np.zeros(3, bool))
+    drawn = found.drawn(20_000, 0)
     np.testing.assert_allclose(drawn.mean(0), x.mean(0), atol=0.05)
     np.testing.assert_allclose(np.cov(drawn.T), np.cov(x.T), atol=0.12)
 
 
-def test_noise_leaves_a_covariance() -> None:
+def test_positive_ones_are_log_normal_with_the_moments() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(20_000, 3)) @ [
+        [0.5, 0.2, 0.0],
+        [0.0, 0.4, 0.1],
+        [0.0, 0.0, 0.3],
+    ]
+    x = np.c_[2.0 * np.exp(x[:, 0]), x[:, 1] - 1.0, 0.1 * np.exp(x[:, 2])]
+    z = np.c_[np.ones(20_000), x]
+    positive = np.array([True, False, True])
+    found = Covariates.with_moments(z.T @ z, 20_000, OWN, positive)
+    drawn = found.drawn(100_000, 0)
+    assert (drawn[:, positive] > 0).all()
+    np.testing.assert_allclose(drawn.mean(0), x.mean(0), rtol=0.03)
+    np.testing.assert_allclose(drawn.std(0), x.std(0), rtol=0.05)
+
+
+def test_exposures_are_positive_and_regressors_are_not() -> None:
+    X, y = data()
+    counts = np.ones(ROWS, np.int32)
+    for model, rows, wanted in (
+        (exposures, (np.abs(y), counts), [True]),
+        (robust, (X, y), [False, False]),
+    ):
+        prepared, _ = fit_of(model)._prepare_fit(rows, {})
+        engine: Any = prepared.engine
+        assert engine.on_rows.positive_covariates.tolist() == wanted
+
+
+@pytest.mark.parametrize("positive", [[False, False], [True, True]])
+def test_noise_leaves_a_covariance(positive: list[bool]) -> None:
     moments = np.array([[90.0, 300.0, 5.0], [300.0, 400.0, 0.0], [5.0, 0.0, -20.0]])
     for sign in (1.0, -1.0):
         units = Units(np.array([3.0, -5.0]), np.array([1.0, 1e-3]))
-        found = Covariates.with_moments(sign * moments, 100, units)
+        found = Covariates.with_moments(sign * moments, 100, units, np.array(positive))
         assert np.isfinite(found.root).all()
         assert np.isfinite(found.drawn(10, 0)).all()
 
@@ -242,20 +273,28 @@ def test_exposures_are_covariates() -> None:
     assert found.stddev == pytest.approx(1.0 / math.sqrt(information), rel=0.15)
 
 
-def test_logarithms_have_no_gaussian_covariates() -> None:
-    """Half of the simulated rows would be none, and so none are simulated."""
+def test_shares_have_no_log_normal_covariates() -> None:
+    """Many simulated rows would be none, and so none are simulated."""
 
     def model(t: Any, y: Any = None) -> None:
         rate = numpyro.sample("rate", dist.Gamma(4.0, 2.0))
         with numpyro.plate("rows", t.shape[0]):
             own = numpyro.sample("own", dist.Gamma(3.0, rate))
-            numpyro.sample("y", dist.Poisson(t * own), obs=y)
+            numpyro.sample("y", dist.Poisson(20.0 * t * (1.0 - t) * own), obs=y)
 
     rng = np.random.default_rng(0)
-    t = np.exp(2.0 * rng.normal(size=500)).astype(np.float32)
-    y = rng.poisson(t).astype(np.int32)
+    t = rng.beta(0.5, 0.5, 500).clip(0.01, 0.99).astype(np.float32)
+    y = rng.poisson(20.0 * t * (1.0 - t)).astype(np.int32)
     result = run(fit_of(model), t, y)
     assert result.diagnostics["missing_information"] is None
+
+
+def test_exposures_are_simulated_however_far_apart_they_are() -> None:
+    rng = np.random.default_rng(0)
+    t = np.exp(rng.normal(size=2_000)).astype(np.float32)
+    y = rng.poisson(t).astype(np.int32)
+    result = run(fit_of(exposures, 1e3), t, y)
+    assert result.diagnostics["missing_information"] > 0.2
 
 
 def test_no_private_fit_sums_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
