@@ -5,6 +5,7 @@ cases are built so that a bound comes close to the claim; so the audit would not
 less noise were added, or a row counted for more, and planted bugs show that it does.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -260,7 +261,8 @@ def test_planted_bugs_are_caught(engine, name, monkeypatch, record_property):
     assert audit.epsilon > audit.claimed_epsilon
     factor = BUGS[name][2]
     if factor < math.inf:
-        assert 0.9 * TRUE_MU < audit.mu < TRUE_MU
+        # As above: 2,000 runs, and what a posterior shows.
+        assert 0.85 * TRUE_MU < audit.mu < TRUE_MU
     else:
         assert audit.mu > TRUE_MU
 
@@ -395,10 +397,31 @@ def test_the_e_step_by_hand_is_the_engines(monkeypatch):
     assert max(changes) > 0.1
 
 
+def with_sums_as_released(case: WorstCase, patch: pytest.MonkeyPatch) -> WorstCase:
+    """The same for an adversary who sees every noisy sum, as the guarantee allows.
+
+    The average over the steps forgets the first ones, where a row may have told most.
+    """
+    add_noise, released = GaussianMechanism.add_noise, []
+
+    def seen(self: Any, sums: Any, rng: Any) -> Any:
+        noisy = add_noise(self, sums, rng)
+        released.extend(noisy.values())
+        return noisy
+
+    def score(_: Any) -> float:
+        counts = np.sum(released, axis=0)
+        released.clear()
+        return float(counts[0, 2] - counts[1, 2])
+
+    patch.setattr(GaussianMechanism, "add_noise", seen)
+    return dataclasses.replace(case, score=score)
+
+
 @pytest.mark.audit
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
 def test_warm_started_locals_are_caught(warm, monkeypatch, record_property):
-    case = topics_case()
+    case = with_sums_as_released(topics_case(), monkeypatch)
     if warm:
         plant_e_step(monkeypatch, warm=True)
     absent, present, result = case.scores(300)
