@@ -26,6 +26,7 @@ clipped. Globals that no observation depends on directly, such as the scale of a
 get no noise at all, for nothing about them is released.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -209,8 +210,8 @@ class DpviEngine:
         self._constraints = dict(graph.params)
         if self._user_guide is not None:
             self._constraints = self._user_guide.constraints | self._constraints
-        self._lay_out(guide)
         self._has_own_optimizer = optimizer is not None
+        self._lay_out(guide)
         if optimizer is None:
             sizes = [math.prod(site.unconstrained_shape) for site in self.space.sites]
             optimizer = default_optimizer(sizes, self.guide.rank if self.guide else 0)
@@ -229,6 +230,13 @@ class DpviEngine:
             _guide_site(site, found.supports[site.name])
             for site in graph.latents("global")
         ]
+        scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
+        if self._has_units(guide):
+            sites = [
+                dataclasses.replace(site, unit=_unit(scales[site.name]))
+                for site in sites
+            ]
+            scales = {site.name: scales[site.name] / site.unit for site in sites}
         params = self._initial_params(threefry_key(0))
         centres = evaluate_in_double(
             lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
@@ -256,16 +264,11 @@ class DpviEngine:
         )
         start = np.where(np.isfinite(start), start, 0.0)
         self._start = start = jnp.asarray(start, jnp.result_type(float))
-        scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
         self._prior_scale = np.concatenate(
             [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
         )
         # How far a step may go, as a factor on the optimiser's: the prior is public.
-        self._reach = np.where(
-            self._prior_scale < 1.0,
-            self._prior_scale,
-            np.maximum(1.0, self._prior_scale / WIDE_PRIOR),
-        ).astype(start.dtype)
+        self._reach = _reach(self._prior_scale).astype(start.dtype)
         self.guide = None
         if not callable(guide):
             self.guide = NormalGuide(space, guide, num_rows=self._num_rows)
@@ -297,6 +300,21 @@ class DpviEngine:
         )
         self._row_gradients.check(shared, self._row, graph.arguments)
         self._noise_aware = self._find_noise_aware(program, read.size)
+
+    def _has_units(self, guide: Any) -> bool:
+        """Whether globals are in units of how far their steps go.
+
+        Rows' gradients are clipped, and get their noise, in these: a mean whose prior
+        has a standard deviation of 50 would be hidden by what its scale adds. Networks
+        stay as they are, for a matrix that is scaled is no longer one that is told by
+        its inputs and outputs (`factored_gradients.py`).
+        """
+        return (
+            isinstance(guide, str)
+            and not self._takes_newton_steps
+            and not self._has_own_optimizer
+            and _num_globals(self._graph) <= MOST_INFORMED
+        )
 
     def _find_noise_aware(
         self, program: jex_core.ClosedJaxpr, num_read: int
@@ -1077,6 +1095,21 @@ def _num_numbers(graph: ModelGraph) -> int:
     """How many numbers the rows are made of."""
     shapes = graph.arguments.row_shapes().values()
     return graph.arguments.num_rows * sum(math.prod(row.shape) for row in shapes)
+
+
+def _reach(prior_scale: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """How far a step may go, as a factor on the optimiser's."""
+    wide = np.maximum(1.0, prior_scale / WIDE_PRIOR)
+    return np.where(prior_scale < 1.0, prior_scale, wide)
+
+
+def _unit(prior_scale: Any) -> float:
+    """What the numbers of a global are multiples of: how far its steps go, about.
+
+    A power of two, as the scales of priors are read off draws.
+    """
+    reach = _reach(np.ravel(prior_scale))
+    return float(2.0 ** np.round(np.log2(np.median(reach)))) if reach.size else 1.0
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:

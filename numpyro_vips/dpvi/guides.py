@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
+from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
 from numpyro_vips.dpvi.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
@@ -97,17 +98,22 @@ class GuideSite:
       support: Where its value lies.
       shape: Shape of its value.
       dims: Names of its leading axes, as in `Posterior.site_dims`.
+      unit: What unconstrained numbers are multiples of.
     """
 
     name: str
     support: Any
     shape: tuple[int, ...]
     dims: tuple[str, ...]
+    unit: float = 1.0
 
     @property
     def transform(self) -> Any:
         """The bijection from the unconstrained space to the support."""
-        return biject_to(self.support)
+        if self.unit == 1.0:
+            return biject_to(self.support)
+        scaled = AffineTransform(0.0, self.unit)
+        return ComposeTransform([scaled, biject_to(self.support)])
 
     @property
     def unconstrained_shape(self) -> tuple[int, ...]:
@@ -287,6 +293,7 @@ class _GuidePosterior(abc.ABC):
                     "support": support_to_json(site.support),
                     "shape": list(site.shape),
                     "dims": list(site.dims),
+                    "unit": site.unit,
                 }
                 for site in self.sites
             ],
@@ -305,6 +312,7 @@ class _GuidePosterior(abc.ABC):
                 support=support_from_json(described["support"], dtype),
                 shape=tuple(described["shape"]),
                 dims=tuple(described["dims"]),
+                unit=described.get("unit", 1.0),
             )
             for described in specification["sites"]
         ]

@@ -175,7 +175,9 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     posterior = engine.guide.posterior(arrays, {})
     assert isinstance(posterior, JointNormalPosterior)
     draws = posterior.sample(KEY, (40_000,))
-    z = np.column_stack([draws["w"], np.log(draws["noise"])])
+    units = {site.name: site.unit for site in posterior.sites}
+    log_noise = np.log(draws["noise"]) / units["noise"]
+    z = np.column_stack([draws["w"] / units["w"], log_noise])
     expected = np.asarray(covariance(family, arrays))
     scale = np.sqrt(np.diag(expected))
     error = (np.cov(z.T) - expected) / np.outer(scale, scale)
@@ -323,10 +325,11 @@ def test_closed_forms_give_the_expected_gradient(x64):
     for name in exact:
         np.testing.assert_allclose(sampled[name][:3], exact[name][:3], atol=0.02)
     # As many draws of it come to the same: KL(LogNormal ‖ LogNormal(-1/2, 1/2)).
-    np.testing.assert_allclose(sampled["loc"][3], -(loc[3] + 0.5) * 4, atol=0.02)
-    np.testing.assert_allclose(
-        sampled["log_scale"][3], 1 - 4 * scale[3] ** 2, atol=0.02
-    )
+    unit = one.space.sites[1].unit
+    expected = -(unit * loc[3] + 0.5) * 4 * unit
+    np.testing.assert_allclose(sampled["loc"][3], expected, atol=0.02)
+    expected = 1 - 4 * (unit * scale[3]) ** 2
+    np.testing.assert_allclose(sampled["log_scale"][3], expected, atol=0.02)
 
 
 @pytest.mark.slow

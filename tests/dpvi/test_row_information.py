@@ -1,5 +1,6 @@
 """The rows' observed information and its clipped sum."""
 
+import math
 from typing import Any
 
 import jax
@@ -50,8 +51,13 @@ def engine_of(model: private, *args: Any, **settings: Any) -> DpviEngine:
 
 
 def state_at(engine: DpviEngine, loc: Any) -> Any:
-    """A state whose average has this place."""
+    """A state whose average has this place, which is given in units of 1."""
     state = engine.initial_state(jax.random.key(0))
+    units = np.repeat(
+        [site.unit for site in engine.space.sites],
+        [math.prod(site.unconstrained_shape) for site in engine.space.sites],
+    )
+    loc = np.asarray(loc) / units
     guide = {**state.average.guide, "loc": jnp.asarray(loc, jnp.float32)}
     return state._replace(average=state.average._replace(guide=guide))
 
@@ -83,7 +89,8 @@ def test_it_is_the_hessian_in_what_rows_depend_on():
     (block,) = engine.blocks("information")
     assert (block.name, block.shape, block.symmetric) == (INFORMATION, (3, 3), True)
     chance = expit(X @ np.array(LOC[:3]))
-    expected = (X.T * (chance * (1 - chance))) @ X
+    (unit, *_) = (site.unit for site in engine.space.sites if site.name == "w")
+    expected = unit**2 * (X.T * (chance * (1 - chance))) @ X
     found = summed(engine, LOC, {"X": X, "y": y}, np.inf)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -105,7 +112,8 @@ def test_a_row_adds_at_most_the_clipping_norm():
         moved.append(np.linalg.norm(difference))
     assert max(moved) <= bound
     assert max(moved) > 0.999 * bound
-    assert moved[2] == pytest.approx(0.25e-6, rel=1e-3)
+    unit = engine.space.sites[0].unit
+    assert moved[2] == pytest.approx(0.25e-6 * unit**2, rel=1e-3)
 
 
 def test_invalid_and_masked_rows_add_nothing():
