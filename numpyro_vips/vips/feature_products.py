@@ -12,6 +12,7 @@ is tried at random numbers.
 
 import dataclasses
 import itertools
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -50,7 +51,12 @@ class _Unclear(Exception):
 
 
 def with_own_products(
-    structure: Structure, name: str, log_joint: LogJoint, constants: RowConstants
+    structure: Structure,
+    name: str,
+    log_joint: LogJoint,
+    constants: RowConstants,
+    *,
+    more_than: int,
 ) -> tuple[LogJoint, RowConstants] | None:
     """The log joint density in which features of a factor are slots of their own.
 
@@ -58,43 +64,40 @@ def with_own_products(
       structure: What was found in the model.
       name: A Gaussian factor.
       log_joint, constants: The model's, with slots.
+      more_than: How many features are known without that.
 
     Returns:
-      None if that is not possible, or there is no such feature.
+      None if that is not possible, or there are no more features.
     """
     factor = structure.posterior_factors[name]
     layout = factor.layout
     if layout is None or layout.batch_shape or type(factor.family) is not Normal:
         return None
-    latents = log_joint.latents
-    terms = {
-        density.site: normal_terms(density.form.terms, latents)
-        for density in log_joint.densities
-        if density.is_row
-    }
+    of_rows = [density for density in log_joint.densities if density.is_row]
+    before = [
+        normal_terms(density.form.terms, log_joint.latents) for density in of_rows
+    ]
+    all_terms = list(itertools.chain(*before))
     try:
-        of_keys = _parts_of_keys(factor, layout, list(itertools.chain(*terms.values())))
+        of_keys = _parts_of_keys(factor, layout, all_terms)
         products = _named(of_keys, layout, constants)
-        moved = {
-            site: [_rewritten(term, layout, products) for term in of_site]
-            for site, of_site in terms.items()
-        }
+        if sum(math.prod(product.shape) for product in products.values()) <= more_than:
+            return None
+        moved = [
+            [_rewritten(term, layout, products) for term in terms] for terms in before
+        ]
     except _Unclear:
-        return None
-    if not products:
         return None
     after = dataclasses.replace(
         constants, products=(*constants.products, *products.values())
     )
-    before, since = (list(itertools.chain(*of.values())) for of in (terms, moved))
-    if not are_equal(structure, before, since, after.with_products):
+    if not are_equal(
+        structure, all_terms, list(itertools.chain(*moved)), after.with_products
+    ):
         return None
+    forms = iter(Form((), tuple(terms), exclusive=False) for terms in moved)
     densities = tuple(
-        dataclasses.replace(
-            density, form=Form((), tuple(moved[density.site]), exclusive=False)
-        )
-        if density.is_row
-        else density
+        dataclasses.replace(density, form=next(forms)) if density.is_row else density
         for density in log_joint.densities
     )
     return dataclasses.replace(log_joint, densities=densities), after

@@ -121,7 +121,11 @@ class _WithFeatures(NamedTuple):
         The structure stays what it was, but for what rows release.
         """
         moved = with_own_products(
-            self.structure, name, self.log_joint, self.row_constants
+            self.structure,
+            name,
+            self.log_joint,
+            self.row_constants,
+            more_than=self._num_features(name),
         )
         if moved is None:
             return self
