@@ -103,29 +103,26 @@ def positive_covariates(
     program: ConjugateProgram, places: Places
 ) -> Bool[np.ndarray, " covariates"]:
     """Which covariates of a row must be positive, or else the row counts as zero."""
-    number = sum(map(len, places.values()))
-    found = np.zeros(number, bool)
     if not _can_be_tried(program, places):
-        return found
+        return np.zeros(sum(map(len, places.values())), bool)
     rng = np.random.default_rng(0)
-    rows = [_random_row(program, rng) for _ in range(_ROWS_TRIED)]
-    rows = [row for row in rows if program.row_constants(row)[1]]
-    first = 0
-    for name, mine in places.items():
-        for i, place in enumerate(mine, first):
-            negative = [
-                {**row, name: _with_sign_changed(row[name], place)} for row in rows
-            ]
-            counts = [bool(program.row_constants(row)[1]) for row in negative]
-            found[i] = bool(rows) and not any(counts)
-        first += len(mine)
-    return found
+    tried = [_random_row(program, rng) for _ in range(_ROWS_TRIED)]
+    rows = {name: np.stack([row[name] for row in tried]) for name in tried[0]}
+    counts = jax.vmap(lambda row: program.row_constants(row)[1])
+    usable = np.asarray(counts(rows))
 
+    def is_positive(name: str, place: int) -> bool:
+        if rows[name].dtype == bool:
+            return False
+        changed = rows[name].copy()
+        flat = changed.reshape(_ROWS_TRIED, -1)
+        flat[:, place] = -flat[:, place]
+        still = np.asarray(counts({**rows, name: changed}))
+        return bool(usable.any() and not still[usable].any())
 
-def _with_sign_changed(array: np.ndarray, place: int) -> np.ndarray:
-    changed = array.copy()
-    changed.flat[place] = -changed.flat[place]
-    return changed
+    return np.array(
+        [is_positive(name, i) for name, mine in places.items() for i in mine]
+    )
 
 
 def _can_be_tried(program: ConjugateProgram, places: Places) -> bool:

@@ -228,6 +228,20 @@ def test_exposures_are_positive_and_regressors_are_not() -> None:
         assert engine.on_rows.positive_covariates.tolist() == wanted
 
 
+def test_a_fit_with_covariates_of_truth_values_ends() -> None:
+    """It ended in an error about their sign, after the budget had been spent."""
+
+    def model(x: Any, is_ill: Any, y: Any = None) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", x.shape[0]):
+            mean = w[0] * x + w[1] * is_ill
+            numpyro.sample("y", dist.StudentT(4.0, mean, 1.0), obs=y)
+
+    X, y = data()
+    result = run(fit_of(model), X[:, 0], X[:, 1] > 0, y)
+    assert result.diagnostics["missing_information"] is not None
+
+
 @pytest.mark.parametrize("positive", [[False, False], [True, True]])
 def test_noise_leaves_a_covariance(positive: list[bool]) -> None:
     moments = np.array([[90.0, 300.0, 5.0], [300.0, 400.0, 0.0], [5.0, 0.0, -20.0]])
