@@ -84,7 +84,7 @@ def _candidates(
             token = _own_token(term, latent, layout)
             if not places:
                 continue
-            if token == _ONE:
+            if token == NO_TOKEN:
                 constant[latent] = (*constant.get(latent, ()), *places)
             elif token is None or found.setdefault(token, places) != places:
                 unclear |= {*places}
@@ -140,8 +140,9 @@ def _picked(label: Label, term: Term) -> int | None:
     return None
 
 
-# In the place of a token, where a row has the number 1 and no array.
-_ONE = -1
+# In the place of a token, where a row has the number 1 and no array. Tokens of products
+# are less.
+NO_TOKEN = -1
 
 
 def _own_token(term: Term, latent: str, layout: GaussianLayout) -> int | None:
@@ -155,14 +156,14 @@ def _own_token(term: Term, latent: str, layout: GaussianLayout) -> int | None:
     times = Counter(f.array for f in dense)
     twice = [slot for slot, count in times.items() if count == 2]
     if not twice:
-        return _ONE
+        return NO_TOKEN
     slot, mine = twice[0], [f for f in dense if f.array in twice]
     is_bounded = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
     if len(twice) > 1 or is_bounded or any(f.branch is not None for f in mine):
         return None
     atoms = _real_atoms(latent, term)
     of_atoms = {entries_of(atom, layout, term) for atom in atoms}
-    if {_long(f.labels) for f in mine} != of_atoms:
+    if {long_labels(f.labels) for f in mine} != of_atoms:
         return None
     return slot.token if jnp.issubdtype(slot.dtype, jnp.floating) else None
 
@@ -177,10 +178,11 @@ def picks_of(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
 def entries_of(atom: Atom, layout: GaussianLayout, term: Term) -> Labels:
     """The labels along which an atom has several coordinates."""
     _, labels = layout.labels(atom.latent, atom.labels)
-    return _long(tuple(x for x in labels if _picked(x, term) is None))
+    return long_labels(tuple(x for x in labels if _picked(x, term) is None))
 
 
-def _long(labels: Labels) -> Labels:
+def long_labels(labels: Labels) -> Labels:
+    """Those along which there are several entries."""
     return tuple(label for label in labels if label.size > 1)
 
 

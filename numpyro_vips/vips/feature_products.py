@@ -30,6 +30,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     Slot,
     Term,
     is_public,
+    is_selector,
     labels_of,
     range_of,
 )
@@ -39,7 +40,13 @@ from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.row_constants import Part, Product, RowConstants
 from numpyro_vips.conjugacy.structure.structure import Structure, normal_terms
-from numpyro_vips.vips.feature_detection import are_equal, entries_of, picks_of
+from numpyro_vips.vips.feature_detection import (
+    NO_TOKEN,
+    are_equal,
+    entries_of,
+    long_labels,
+    picks_of,
+)
 
 # A latent, and which of its entries public indices pick.
 _Key = tuple[str, tuple[int, ...]]
@@ -138,13 +145,13 @@ def _halves(term: Term, atoms: Sequence[Atom], layout: GaussianLayout) -> _Parts
     for factor in term.constants:
         if is_public(factor.array):
             continue
-        long = _long(labels_of(factor))
+        long = long_labels(labels_of(factor))
         owners = [set(long) <= set(labels) for labels in mine]
         if not any(owners):
             raise _Unclear
         if all(owners):
             part = _part(factor, mine[0])
-            if _selects(factor):
+            if is_selector(factor):
                 parts[0].append(part)
                 parts[1].append(_part(factor, mine[1]))
             else:
@@ -171,21 +178,10 @@ def _part(factor: Dense | OneHot, mine: Labels) -> Part:
     if isinstance(factor, OneHot) and factor.origin is not None:
         raise _Unclear
     size = factor.target.size if isinstance(factor, OneHot) else None
-    is_free = range_of(factor)[1] == np.inf and not _selects(factor)
+    is_free = range_of(factor)[1] == np.inf and not is_selector(factor)
     token = factor.array.token
     assert isinstance(token, int)  # Only means of latents have names.
     return Part(token, size, axes, is_free)
-
-
-def _selects(factor: Factor) -> bool:
-    """Whether a constant is 0 or 1, and so its own square."""
-    return isinstance(factor, OneHot) or (
-        isinstance(factor, Dense) and factor.branch is not None
-    )
-
-
-def _long(labels: Labels) -> Labels:
-    return tuple(label for label in labels if label.size > 1)
 
 
 def _named(
@@ -202,7 +198,7 @@ def _named(
         for key in of_keys
         if has_free(key) or (key[0] in with_features and not of_keys[key])
     ]
-    next_token = -2 - len(constants.products)  # -1 stands for no array at all.
+    next_token = NO_TOKEN - 1 - len(constants.products)
     found = {}
     for number, key in enumerate(sorted(chosen)):
         latent, picks = key
@@ -241,23 +237,17 @@ def _with_slot(
     others = {
         label
         for factor in rest
-        if not (isinstance(factor, Dense | OneHot) and not is_public(factor.array))
+        if isinstance(factor, Atom) or is_public(factor.array)
         for label in labels_of(factor)
     }
     own = {label: Label(label.size) for label in entries if label in others}
     for part in product.parts:
-        factor = next(
-            (
-                f
-                for f in rest
-                if isinstance(f, Dense | OneHot) and _is(part, f, entries)
-            ),
-            None,
-        )
+        constants = (f for f in rest if not isinstance(f, Atom))
+        factor = next((f for f in constants if _is(part, f, entries)), None)
         if factor is None:
             raise _Unclear
         # Where others stand on the same label, a selector says which entry they are.
-        if not (_selects(factor) and (own or not _long(labels_of(factor)))):
+        if not (is_selector(factor) and (own or not long_labels(labels_of(factor)))):
             rest.remove(factor)
     labels = tuple(own.get(label, label) for label in entries)
     moved = Term(1.0, (atom,)).renamed(own).factors
@@ -268,6 +258,7 @@ def _with_slot(
 
 def _is(part: Part, factor: Dense | OneHot, entries: Labels) -> bool:
     """Whether a constant is this part of what multiplies an atom."""
-    if is_public(factor.array) or not set(_long(labels_of(factor))) <= set(entries):
+    long = long_labels(labels_of(factor))
+    if is_public(factor.array) or not set(long) <= set(entries):
         return False
     return _part(factor, entries) == part

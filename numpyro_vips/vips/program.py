@@ -9,7 +9,7 @@ globals.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
@@ -101,6 +101,7 @@ class _WithFeatures(NamedTuple):
 
     log_joint: LogJoint
     row_constants: RowConstants
+    row_terms: Sequence[Term]
     structure: Structure
     features: Mapping[str, Features]
 
@@ -112,8 +113,9 @@ class _WithFeatures(NamedTuple):
         overrides: Mapping[str, str],
     ) -> Self:
         structure = find_structure(log_joint, overrides)
-        features = find_features(structure, _row_terms(log_joint))
-        return cls(log_joint, row_constants, structure, features)
+        rows = _row_terms(log_joint)
+        features = find_features(structure, rows)
+        return cls(log_joint, row_constants, rows, structure, features)
 
     def with_own_products(self, name: str, overrides: Mapping[str, str]) -> Self:
         """That in which a factor's features are numbers of their own, if it has others.
@@ -174,7 +176,7 @@ def program_of(
         found = found.with_own_products(name, overrides)
     log_joint, row_constants = found.log_joint, found.row_constants
     structure, latents = found.structure, log_joint.latents
-    rows = _row_terms(log_joint)
+    rows = found.row_terms
     prior: dict[str, tuple[Term, ...]] = {}
     for density in log_joint.densities:
         if not density.is_row:

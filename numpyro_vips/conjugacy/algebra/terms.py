@@ -285,14 +285,16 @@ def same_labels(a: Labels, b: Labels) -> bool:
     )
 
 
+def is_selector(factor: Factor) -> bool:
+    """Whether a factor is 0 or 1, and so its own square."""
+    if isinstance(factor, Atom):
+        return factor.function == "is"
+    return isinstance(factor, OneHot) or factor.branch is not None
+
+
 def split_selectors(term: Term) -> tuple[list[Factor], list[Factor]]:
     """Separates what selects from what is selected."""
     selectors, values = [], []
     for factor in term.factors:
-        is_selector = (
-            isinstance(factor, OneHot)
-            or (isinstance(factor, Atom) and factor.function == "is")
-            or (isinstance(factor, Dense) and factor.branch is not None)
-        )
-        (selectors if is_selector else values).append(factor)
+        (selectors if is_selector(factor) else values).append(factor)
     return selectors, values

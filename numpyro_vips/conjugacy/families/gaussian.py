@@ -107,7 +107,6 @@ class Normal(Family):
         that may be noise in A itself count less.
         """
         precision = -2.0 * symmetric_part(data["xx"])
-        deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
         variance = noise["x"] ** 2
         if precision.shape[-1] == 1:
             total = precision[..., 0] + variance
@@ -126,6 +125,7 @@ class Normal(Family):
                 precision / unit[..., None] / unit[..., None, :]
             )
             values = jnp.maximum(values, 0.0)
+            deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))
             hidden = _HIDDEN * positive_matrices.noise_along(
                 vectors, deviation / unit[..., None] / unit[..., None, :]
             )
