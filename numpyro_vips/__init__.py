@@ -13,6 +13,7 @@ from numpyro_vips.errors import (
     UnsafeModelError,
     UnusablePosteriorError,
 )
+from numpyro_vips.fitting.processes import Processes
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
 from numpyro_vips.polya_gamma import PolyaGamma
@@ -57,6 +58,7 @@ __all__ = [
     "PrivacyStatement",
     "PrivateVI",
     "PrivateVIResult",
+    "Processes",
     "RandomAccess",
     "RecordRows",
     "RowSource",

@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
 
@@ -18,20 +18,21 @@ from numpyro_vips import _validate
 from numpyro_vips._settings import frozen
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnusablePosteriorError
-from numpyro_vips.fitting.checkpoint import Checkpoint, opened
+from numpyro_vips.fitting.checkpoint import Checkpoint, opened, priced_by_first
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
     as_engine_choice,
 )
 from numpyro_vips.fitting.explanation import Plan
-from numpyro_vips.fitting.pass_bar import pass_bar
+from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import PricedSteps, Share, price, statement_of
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
-from numpyro_vips.fitting.private_step import rehearse, release
-from numpyro_vips.fitting.progress import Progress, advanced
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.fitting.private_step import rehearse
+from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.reducer import Across, Reducer
+from numpyro_vips.fitting.schedule import ScheduleOptions, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
@@ -41,7 +42,7 @@ from numpyro_vips.model.arguments import bind_arguments, check_widths
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
-from numpyro_vips.privacy.secure_random import SecureRandom
+from numpyro_vips.privacy.secure_random import SecureRandom, fresh_key
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.vips.settings import VIPS
 
@@ -99,10 +100,6 @@ def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> 
         f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
         "DPVI also a smaller learning rate helps."
     )
-
-
-# Steps of every start of a fit without noise, before the best of them goes on.
-_EXPLORING_STEPS = 40
 
 
 class PrivateVI:
@@ -172,6 +169,9 @@ class PrivateVI:
         callback sees it. If it is there, `run` goes on after the last step in it, with
         the same model, settings and `rng_key`, and charges nothing. The ledger must be
         a file, too.
+      across: Where rows are summed, if not in this process alone: `Processes()` spreads
+        them over the processes of `jax.distributed`, `SimulatedParties(number)` shows
+        what several parties would get that add noise each.
       label: What the ledger calls this fit.
       progress_bar: Whether to show the steps and the ε that was charged.
       insecure_seed: Makes minibatches and noise repeatable. It voids the guarantee
@@ -200,6 +200,7 @@ class PrivateVI:
         diagnostics: bool = True,
         callback: Callable[[int, PrivateVIResult], None] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
+        across: Across | None = None,
         label: str | None = None,
         progress_bar: bool = True,
         insecure_seed: int | None = None,
@@ -234,6 +235,7 @@ class PrivateVI:
         if checkpoint is not None:
             self.checkpoint = Path(checkpoint).resolve()
             self._check_may_be_resumed(insecure_seed)
+        self.across = across
         self.label = label
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
@@ -281,12 +283,19 @@ class PrivateVI:
         """
         check_key(rng_key)
         started = time.perf_counter()
-        prepared, plan = self._prepare_fit(args, kwargs)
-        if self.checkpoint is None:
-            return self._fit(rng_key, prepared, plan, started, None)
-        about = self._about(rng_key, prepared, plan)
-        with opened(self.checkpoint, self.budget, prepared.steps, about) as checkpoint:
-            return self._fit(rng_key, prepared, plan, started, checkpoint)
+        reducer = Reducer() if self.across is None else self.across.reducer()
+        prepared, plan = reducer.together(lambda: self._prepare_fit(args, kwargs))
+        about = functools.partial(self._about, rng_key, prepared, plan)
+        reducer.check_same(lambda: f"{about()} {prepared.arguments.num_rows}")
+        with contextlib.ExitStack() as stack:
+            checkpoint = None
+            if (path := self.checkpoint) is not None:
+                checkpoint = reducer.on_first(
+                    lambda: stack.enter_context(
+                        opened(path, self.budget, prepared.steps, about())
+                    )
+                )
+            return self._fit(rng_key, prepared, plan, started, reducer, checkpoint)
 
     def _fit(
         self,
@@ -294,36 +303,42 @@ class PrivateVI:
         prepared: PreparedFit,
         plan: Plan,
         started: float,
+        reducer: Reducer,
         checkpoint: Checkpoint | None,
     ) -> PrivateVIResult:
-        resumed = None if checkpoint is None else checkpoint.priced
-        priced = self._price(prepared.steps) if resumed is None else resumed
-        random = SecureRandom(insecure_seed=self.insecure_seed)
-        progress = Progress(steps=priced.steps)
+        priced, resumed = priced_by_first(
+            prepared.steps,
+            reducer,
+            checkpoint,
+            lambda: price(
+                prepared.steps,
+                self.budget,
+                self.schedule_options,
+                self.share,
+                unit=self.model.unit,
+            ),
+        )
+        sampling_key = reducer.from_first(fresh_key)
+        random = SecureRandom(
+            insecure_seed=self.insecure_seed, sampling_key=sampling_key
+        )
         engine = prepared.engine
         state = engine.initial_state(rng_key)
         planned = time.perf_counter()
-        rehearse(
-            prepared.arguments,
-            engine,
-            priced.steps,
-            state,
-            self.max_batch_size,
-            prepared.rehearsed,
+        reducer.together(
+            lambda: rehearse(
+                prepared.arguments,
+                engine,
+                priced.steps,
+                state,
+                self.max_batch_size,
+                prepared.rehearsed,
+            )
         )
         compiled = time.perf_counter()
         if self.schedule_options.private and resumed is None:
-            if checkpoint is not None:
-                checkpoint.begin(priced)
-            self.budget.charge(
-                epsilon=priced.epsilon,
-                delta=priced.delta,
-                unit=self.model.unit,
-                relation=self.schedule_options.sampling.relation,
-                events=events_of(priced.steps),
-                label=self.label or f"{name_of(self.model.fn)} ({engine.name})",
-                in_steps=None if checkpoint is None else checkpoint.name,
-            )
+            label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
+            self._charge(priced, label, reducer, checkpoint)
         programs: dict[str, Any] = {}
 
         def result_of(state: Any, progress: Progress) -> PrivateVIResult:
@@ -337,7 +352,7 @@ class PrivateVI:
                     self.schedule_options,
                     unit=self.model.unit,
                     accountant=self.budget.accountant,
-                    noise_source=random.source,
+                    noise_source=random.source + reducer.described,
                     platform=platforms(rng_key),
                     progress=progress,
                 ),
@@ -359,18 +374,27 @@ class PrivateVI:
             num_planned = None  # It is not known beforehand how many there will be.
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        released = [] if checkpoint is None else checkpoint.released
-        for number, numbers in enumerate(released):
-            state, progress = self._advanced(prepared, progress, number, state, numbers)
-        done = sum(not step.is_aside for step in priced.steps[: len(released)])
-        found = self._states(prepared, state, progress, random, rng_key, checkpoint)
+        shows_progress = self.progress_bar and reducer.is_first
+        loop = FitLoop(
+            prepared=prepared,
+            options=self.schedule_options,
+            rng_key=rng_key,
+            random=random,
+            reducer=reducer,
+            resumed=resumed or (),
+            keeps_steps=self.checkpoint is not None,
+            checkpoint=checkpoint,
+            shows_passes=shows_progress,
+        )
+        state, progress = loop.after_resumed(state, Progress(steps=priced.steps))
+        done = sum(not step.is_aside for step in priced.steps[: len(loop.resumed)])
         with (
             self._explaining_interrupts(priced),
             tqdm(
-                found,
+                loop.states(state, progress),
                 initial=done,
                 total=num_planned,
-                disable=not self.progress_bar,
+                disable=not shows_progress,
                 desc="PrivateVI",
             ) as bar,
         ):
@@ -458,91 +482,31 @@ class PrivateVI:
         counts = prepared.arguments.public_num_rows, self.model.unit
         return repr((str(plan), rows, settings, key, counts))
 
-    def _price(self, steps: Sequence[Step]) -> PricedSteps:
-        return price(
-            steps, self.budget, self.schedule_options, self.share, unit=self.model.unit
-        )
-
-    def _states(
+    def _charge(
         self,
-        prepared: PreparedFit,
-        state: Any,
-        progress: Progress,
-        random: SecureRandom,
-        rng_key: jax.Array,
+        priced: PricedSteps,
+        label: str,
+        reducer: Reducer,
         checkpoint: Checkpoint | None,
-    ) -> Iterator[tuple[Any, Progress]]:
-        """State and progress after each step that moves the globals."""
-        arguments, engine = prepared.arguments, prepared.engine
-        others: Sequence[Any] = ()
-        # Only without noise may an engine look at rows by itself.
-        if self.schedule_options.until_converged:
-            states = engine.until_converged(state, arguments)
-            if states is not None:
-                yield from ((state, progress) for state in states)
-                return
-            others = engine.other_starts(rng_key)
-        first = 0 if checkpoint is None else len(checkpoint.released)
-        if others:
-            ended, first = [], _EXPLORING_STEPS
-            for start in (state, *others):
-                for now in self._steps(prepared, start, progress, random, last=first):
-                    yield now
-                    state, _ = now
-                ended.append(state)
-            state = engine.best(ended, arguments)
-            yield state, progress
-        yield from self._steps(
-            prepared, state, progress, random, checkpoint, first=first
-        )
+    ) -> None:
+        """Charges the ledger, in the first process if it is a file."""
 
-    def _steps(
-        self,
-        prepared: PreparedFit,
-        state: Any,
-        progress: Progress,
-        random: SecureRandom,
-        checkpoint: Checkpoint | None = None,
-        *,
-        first: int = 0,
-        last: int | None = None,
-    ) -> Iterator[tuple[Any, Progress]]:
-        """The schedule's steps from `first` on, up to `last`."""
-        arguments, engine = prepared.arguments, prepared.engine
-        for number in range(len(progress.steps))[first:last]:
-            if self.schedule_options.until_converged and engine.has_converged(state):
-                return
-            step = progress.steps[number]
-            with pass_bar(is_shown=self.progress_bar) as on_rows:
-                released = release(
-                    arguments, engine, step, state, random, self.max_batch_size, on_rows
-                )
+        def charge() -> None:
             if checkpoint is not None:
-                checkpoint.keep(released)
-            state, progress = self._advanced(
-                prepared, progress, number, state, released
+                checkpoint.begin(priced)
+            self.budget.charge(
+                epsilon=priced.epsilon,
+                delta=priced.delta,
+                unit=self.model.unit,
+                relation=self.schedule_options.sampling.relation,
+                events=events_of(priced.steps),
+                label=label,
+                in_steps=None if checkpoint is None else checkpoint.name,
             )
-            if not step.is_aside:
-                yield state, progress
 
-    def _advanced(
-        self,
-        prepared: PreparedFit,
-        progress: Progress,
-        number: int,
-        state: Any,
-        released: Mapping[str, np.ndarray],
-    ) -> tuple[Any, Progress]:
-        """State and progress after a step, from what it has released alone."""
-        return advanced(
-            prepared.engine,
-            progress,
-            number,
-            state,
-            released,
-            parts=prepared.parts,
-            num_rows=prepared.arguments.public_num_rows,
-        )
+        reducer.on_first(charge)
+        if not reducer.is_first and self.budget.path is None:
+            charge()  # Of a ledger in memory every process has a copy.
 
     def _settings_used(
         self, prepared: PreparedFit, num_steps: int | None
@@ -556,6 +520,7 @@ class PrivateVI:
             "max_nonzeros": dict(prepared.arguments.widths),
             # Whether, not which: the seed would take the noise off again.
             "insecure_seed": self.insecure_seed is not None,
+            "across": None if self.across is None else repr(self.across),
             **prepared.settings.for_row_queries,
         }
 

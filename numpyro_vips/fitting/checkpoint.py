@@ -23,14 +23,16 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import filelock
 import numpy as np
 
+from numpyro_vips.fitting.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.pricing import PricedSteps
+from numpyro_vips.fitting.reducer import Reducer
 from numpyro_vips.fitting.schedule import Step, events_of
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.ledger_file import replace_file
@@ -189,6 +191,53 @@ def opened(
         lock.release()
 
 
+def priced_by_first(
+    steps: Sequence[Step],
+    reducer: Reducer,
+    checkpoint: Checkpoint | None,
+    price: Callable[[], PricedSteps],
+) -> tuple[PricedSteps, Sequence[Released] | None]:
+    """The steps at the noise that the first process has for them, in every process.
+
+    Args:
+      steps: The schedule, with noise up to a common factor.
+      reducer: What the processes share.
+      checkpoint: In the process that holds it, if there is one.
+      price: Prices a new fit.
+
+    Returns:
+      The steps, and what those that ran before have released; None of a new fit.
+    """
+    released = [] if checkpoint is None else checkpoint.released
+
+    def found() -> dict[str, Any]:
+        resumed = None if checkpoint is None else checkpoint.priced
+        priced = price() if resumed is None else resumed
+        return {
+            "noise_multipliers": [step.noise_multiplier for step in priced.steps],
+            "epsilon": priced.epsilon,
+            "delta": priced.delta,
+            "resumed": None if resumed is None else len(released),
+        }
+
+    of_first = reducer.from_first(found)
+    priced = tuple(
+        dataclasses.replace(
+            step, noise_multiplier=multiplier, noise_excess=reducer.noise_excess
+        )
+        for step, multiplier in zip(steps, of_first["noise_multipliers"], strict=True)
+    )
+    resumed = of_first["resumed"]
+    if resumed is not None:
+        resumed = [
+            reducer.arrays_from_first(lambda number=number: released[number])
+            for number in range(resumed)
+        ]
+    return PricedSteps(
+        steps=priced, epsilon=of_first["epsilon"], delta=of_first["delta"]
+    ), resumed
+
+
 @dataclasses.dataclass(frozen=True)
 class _Record:
     content: bytes
@@ -218,9 +267,7 @@ def _json_line(file: io.BufferedReader) -> dict[str, Any] | None:
 
 
 def _packed(released: Released) -> bytes:
-    buffer = io.BytesIO()
-    np.savez(buffer, np.array(list(released)), *released.values(), allow_pickle=False)
-    content = buffer.getvalue()
+    content = packed(released)
     return hashlib.sha256(content).digest() + content
 
 
@@ -228,6 +275,4 @@ def _opened(content: bytes, key: str) -> Released:
     plain = sealed(content, key)
     if hashlib.sha256(plain[32:]).digest() != plain[:32]:
         raise ValueError("The checkpoint is damaged. Nothing was charged.")
-    with np.load(io.BytesIO(plain[32:]), allow_pickle=False) as file:
-        names, *arrays = (file[f"arr_{number}"] for number in range(len(file.files)))
-    return dict(zip(names.tolist(), arrays, strict=True))
+    return unpacked(plain[32:])

@@ -25,6 +25,7 @@ import numpy as np
 
 from numpyro_vips.fitting.engine import Engine, SeesBounds
 from numpyro_vips.fitting.pass_bar import OnRows
+from numpyro_vips.fitting.reducer import Reducer
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
@@ -33,6 +34,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
 from numpyro_vips.privacy.secure_random import SecureRandom
+from numpyro_vips.rows.reading import Selection
 
 # Chunks that are worked on at once.
 MAX_WORKERS = min(4, os.cpu_count() or 1)
@@ -51,6 +53,7 @@ def release(
     random: SecureRandom,
     max_batch_size: int | None,
     on_rows: OnRows | None = None,
+    reducer: Reducer | None = None,
 ) -> dict[str, np.ndarray]:
     """The release of one step: draw rows, sum what they contribute, add noise.
 
@@ -61,11 +64,13 @@ def release(
       random: Draws rows and noise.
       max_batch_size: Most rows that are worked on at a time.
       on_rows: Is told after each chunk how many rows are done, as is public.
+      reducer: Where the batch is summed; by default in this process.
 
     Returns:
       For each block of `step.released`, a noisy estimate of its sum over all rows.
     """
-    number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
+    reducer = Reducer() if reducer is None else reducer
+    number, size = chunks = chunks_of(step, arguments.public_num_rows, max_batch_size)
     mechanism = step.mechanism
     names = [block.name for block in mechanism.blocks]
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
@@ -75,19 +80,23 @@ def release(
         return {name: np.asarray(part[name], dtype=np.float64) for name in names}
 
     expected = math.ceil(step.sampling.rate * arguments.public_num_rows)
-    total = TreeSum()
-    with (
-        _values_unchecked(),
-        arguments.chunks(selection, size, number) as chunks,
-        contextlib.closing(_map_in_threads(sum_of, chunks, number)) as parts,
-    ):
-        for done, part in enumerate(parts, start=1):
-            total.add(part)
-            if on_rows is not None:
-                # How many there really are is private.
-                on_rows(min(done * size, expected), expected)
-    sums = total.value()
-    noisy = mechanism.add_noise(sums, random.noise)
+
+    def sum_of_pieces(pieces: Sequence[Selection], first: int = 0) -> TreeSum:
+        # How many rows there really are is private, and so how many pieces.
+        here = min(expected, size * max(0, min(len(pieces), number - first)))
+        total = TreeSum()
+        with (
+            _values_unchecked(),
+            arguments.chunks(pieces, size) as read,
+            contextlib.closing(_map_in_threads(sum_of, read, number)) as parts,
+        ):
+            for done, part in enumerate(parts):
+                total.add(first + done, part)
+                if on_rows is not None:
+                    on_rows(min((done + 1) * size, here), here)
+        return total
+
+    noisy = reducer.release(mechanism, selection, chunks, sum_of_pieces, random)
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
     return {name: np.asarray(value / rate) for name, value in noisy.items()}

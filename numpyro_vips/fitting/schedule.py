@@ -54,6 +54,8 @@ class Step:
         are taken.
       recentres: Whether these points are taken before it; see `Engine.recentre`.
       parts: The parts of its blocks that share a norm.
+      noise_excess: Standard deviation of the noise that is added over that which is
+        priced, as where several parties add noise (`parties.py`).
     """
 
     blocks: tuple[Block, ...]
@@ -67,6 +69,7 @@ class Step:
     is_pilot: bool = False
     recentres: bool = False
     parts: tuple[NormPart, ...] = ()
+    noise_excess: float = 1.0
 
     @property
     def released(self) -> tuple[Block, ...]:
@@ -120,6 +123,9 @@ class Step:
         Raises:
           ValueError: The clipping norm has not been released yet.
         """
+        return self._mechanism(self.noise_multiplier * self.noise_excess)
+
+    def _mechanism(self, noise_multiplier: float) -> GaussianMechanism:
         if self.clipping_norm is None:
             raise ValueError("Expected the clipping norm to have been released.")
         return GaussianMechanism(
@@ -128,7 +134,7 @@ class Step:
                 self.clipping_norm,
                 _diagnostic_scale(self.clipping_norm) if self.reports else 0.0,
             ),
-            noise_multiplier=self.noise_multiplier,
+            noise_multiplier=noise_multiplier,
             relation=self.sampling.relation,
             rounding=self.rounding,
         )
@@ -140,15 +146,12 @@ class Step:
         Before the clipping norm is known, sensitivities are in units of themselves:
         the price is that of the noise multiplier alone.
         """
-        is_known = self.clipping_norm is not None
+        stddev, sensitivity = self.noise_multiplier, 1.0
+        if self.clipping_norm is not None:
+            mechanism = self._mechanism(self.noise_multiplier)
+            stddev, sensitivity = mechanism.noise_stddev, mechanism.sensitivity()
         return self.sampling.event(
-            noise_stddev=self.mechanism.noise_stddev
-            if is_known
-            else self.noise_multiplier,
-            sensitivity=self.mechanism.sensitivity(self.sampling.relation)
-            if is_known
-            else 1.0,
-            label=self.label,
+            noise_stddev=stddev, sensitivity=sensitivity, label=self.label
         )
 
     def scaled(self, factor: float) -> "Step":

@@ -6,34 +6,44 @@ import numpy as np
 from jaxtyping import Float64
 
 Sums = Mapping[str, Float64[np.ndarray, "..."]]
+# The sum of the 2^level terms from number · 2^level on is at (level, number).
+Place = tuple[int, int]
 
 
 class TreeSum:
-    """Adds named arrays that come one after the other, in pairs, pairs of pairs, ...
+    """Adds named arrays that are numbered 0, 1, ...: pairs, pairs of pairs, ...
 
-    In which order they are added follows from their number alone. Kept are as many sums
-    as a number's binary digits are ones, as in a binary counter.
+    What is added to what follows from the terms' numbers alone, not from the order in
+    which they come, nor from where: several sums of some of the terms each, put
+    together by `merge`, are the sum of all of them to the last bit.
+
+    Attributes:
+      sums: Those that wait for the terms beside them. Of n terms that come in order
+        they are as many as the binary digits of n are ones.
     """
 
     def __init__(self) -> None:
-        self._sums: list[Sums] = []  # Of 2^k terms each, with k falling.
-        self._count = 0
+        self.sums: dict[Place, Sums] = {}
 
-    def add(self, term: Sums) -> None:
-        """Adds a term. The arrays must not be changed later."""
-        self._count += 1
-        # As many sums are complete with it as the count has zeros at its end.
-        remaining = self._count
-        while remaining % 2 == 0:
-            term = _added(self._sums.pop(), term)
-            remaining //= 2
-        self._sums.append(term)
+    def add(self, number: int, term: Sums) -> None:
+        """Adds a term. Its arrays must not be changed later."""
+        self.merge({(0, number): term})
+
+    def merge(self, sums: Mapping[Place, Sums]) -> None:
+        """Adds what another sum has, of other terms."""
+        for (level, number), found in sums.items():
+            # The sum beside it differs in the last binary digit of its number.
+            while (beside := (level, number ^ 1)) in self.sums:
+                found = _added(self.sums.pop(beside), found)
+                level, number = level + 1, number // 2
+            self.sums[level, number] = found
 
     def value(self) -> Sums:
-        """The sum of all terms, at least one."""
-        *others, total = self._sums
+        """The sum of all terms, at least one; none up to the last may be left out."""
+        *others, last = sorted(self.sums, key=lambda place: place[1] << place[0])
+        total = self.sums[last]
         for larger in reversed(others):
-            total = _added(larger, total)
+            total = _added(self.sums[larger], total)
         return total
 
 

@@ -15,7 +15,7 @@ import argparse
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -38,6 +38,7 @@ from numpyro_vips.model.row_chunks import (
     shape_of,
 )
 from numpyro_vips.model.sparse_rows import SparseRows, keep_largest
+from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.rows.array_rows import ArrayRows
 from numpyro_vips.rows.reading import Selection, cannot_be_drawn_from
 from numpyro_vips.rows.source import Column, RowSource, columns
@@ -85,10 +86,14 @@ class ModelArguments:
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     def chunks(
-        self, selection: Selection, length: int, at_least: int = 1
+        self, pieces: Sequence[Selection], length: int
     ) -> AbstractContextManager[Iterator[Chunk]]:
         """Rows of every private argument, some at a time; see `row_chunks`."""
-        return row_chunks(self.private, self.widths, selection, length, at_least)
+        return row_chunks(self.private, self.widths, pieces, length)
+
+    def all_chunks(self, length: int) -> AbstractContextManager[Iterator[Chunk]]:
+        """All rows, `length` at a time."""
+        return self.chunks(split_batch(range(self.num_rows), length), length)
 
     def check_can_be_drawn_from(self) -> None:
         """Refuses what can be read in its order alone, for steps that draw their rows.
@@ -114,7 +119,7 @@ class ModelArguments:
         argument has a width.
         """
         count = len(selection)
-        with self.chunks(selection, max(1, count)) as chunks:
+        with self.chunks([selection], max(1, count)) as chunks:
             (chunk,) = chunks
             return jax.tree.map(lambda array: array[:count], chunk.rows())
 

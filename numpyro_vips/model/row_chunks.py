@@ -8,7 +8,7 @@ are read before, one chunk after the other.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,11 +51,10 @@ class Chunk(NamedTuple):
 def row_chunks(
     leaves: Mapping[str, PrivateLeaf],
     widths: Mapping[str, int],
-    selection: Selection,
+    pieces: Sequence[Selection],
     length: int,
-    at_least: int = 1,
 ) -> Iterator[Iterator[Chunk]]:
-    """Splits a selection of rows into chunks, in order.
+    """The chunks that hold the pieces of a selection of rows, in order.
 
     Values are cast to the dtypes that JAX would give them, and a sparse matrix is made
     dense, but for an argument with a width.
@@ -63,9 +62,10 @@ def row_chunks(
     Args:
       leaves: What holds the rows, by the name of the argument.
       widths: How many entries of a row are used, of sparse arguments.
-      selection: A range of all rows, or indices, which grow where there is a source.
-      length: Public number of places of a chunk.
-      at_least: Public number of chunks; there are more if the rows do not fit.
+      pieces: Which rows each chunk holds, see `split_batch`. All are ranges, each of
+        which begins where the one before ended, or all are indices, which grow where
+        there is a source.
+      length: Public number of places of a chunk, in which each piece fits.
 
     Returns:
       A context, in which sources are read a few chunks ahead.
@@ -74,7 +74,6 @@ def row_chunks(
     dtypes = {
         name: jax.dtypes.canonicalize_dtype(leaf.dtype) for name, leaf in leaves.items()
     }
-    pieces = list(split_batch(selection, length, at_least))
 
     def chunk(piece: Selection, read: Mapping[str, np.ndarray]) -> Chunk:
         def of_leaf(name: str) -> np.ndarray | SparseRows:

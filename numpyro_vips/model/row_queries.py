@@ -19,7 +19,7 @@ def map_rows(
 ) -> Iterator[Any]:
     """Yields the function's results for the chunks, rows along the leading axis."""
     count = arguments.num_rows
-    with arguments.chunks(range(count), min(_CHUNK, count)) as chunks:
+    with arguments.all_chunks(min(_CHUNK, count)) as chunks:
         for chunk in chunks:
             kept = int(chunk.mask.sum())
             part = of_rows(chunk.rows())

@@ -7,7 +7,6 @@ like any other.
 """
 
 import math
-from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int
@@ -78,7 +77,7 @@ def fixed_batch_size(sampling_rate: float, num_rows: int) -> int:
 
 def split_batch(
     indices: range | Int[np.ndarray, " batch"], chunk_size: int, at_least: int = 1
-) -> Iterator[range | Int[np.ndarray, " chunk"]]:
+) -> list[range | Int[np.ndarray, " chunk"]]:
     """Splits a batch into pieces that are worked on in one public shape.
 
     Args:
@@ -86,10 +85,12 @@ def split_batch(
       chunk_size: Public length to which every piece is filled up.
       at_least: Public number of pieces; there are more if the batch does not fit.
 
-    Yields:
+    Returns:
       Indices: all pieces but the last that has any are full. An empty batch gives
       pieces without any, so that every step does the same work.
     """
     _validate.positive_integer(chunk_size=chunk_size)
-    for start in range(0, max(at_least * chunk_size, len(indices)), chunk_size):
-        yield indices[start : start + chunk_size]
+    length = max(at_least * chunk_size, len(indices))
+    return [
+        indices[start : start + chunk_size] for start in range(0, length, chunk_size)
+    ]

@@ -29,16 +29,20 @@ class SecureRandom:
     instances refuse to be pickled or copied: a copy would draw the same noise twice.
     """
 
-    def __init__(self, *, insecure_seed: int | None = None) -> None:
+    def __init__(
+        self, *, insecure_seed: int | None = None, sampling_key: str | None = None
+    ) -> None:
         """Draws fresh keys from the operating system.
 
         Args:
+          sampling_key: From `fresh_key`, and shared by processes that draw the same
+            rows. An `insecure_seed` takes its place.
           insecure_seed: Derives the keys from this number instead, so that a run can be
             repeated. Whoever knows the number can subtract the noise: a warning is
             issued, and `source` says so.
         """
         if insecure_seed is None:
-            sampling_key = secrets.randbits(_KEY_BITS)
+            rows_key = int(sampling_key or fresh_key(), 16)
             noise_key = secrets.randbits(_KEY_BITS)
         else:
             seed = _checked_seed(insecure_seed)
@@ -49,9 +53,9 @@ class SecureRandom:
                 UserWarning,
                 stacklevel=2,
             )
-            sampling_key = _key_from_seed(seed, "sampling")
+            rows_key = _key_from_seed(seed, "sampling")
             noise_key = _key_from_seed(seed, "noise")
-        self.sampling = _generator(sampling_key)
+        self.sampling = _generator(rows_key)
         self.noise = _generator(noise_key)
         self._is_seeded = insecure_seed is not None
 

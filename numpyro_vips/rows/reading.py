@@ -67,6 +67,8 @@ def _pieces_of(
     source: RowSource, columns: Mapping[str, Column], pieces: Sequence[Selection]
 ) -> Iterator[dict[str, np.ndarray]]:
     """The pieces of one source's columns."""
+    if not pieces:
+        return
     names = list(columns)
     ranges = [piece for piece in pieces if isinstance(piece, range)]
     if not ranges:

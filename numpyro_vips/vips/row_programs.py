@@ -338,13 +338,12 @@ class RowPrograms:
 
         For fits without privacy. See `bounded_sum` for what is asked for.
         """
-        count = arguments.num_rows
-        _, size = equal_chunks(count)
+        _, size = equal_chunks(arguments.num_rows)
         names = sorted(self.program.refreshed)
         total: NewSums = {
             name: np.zeros(state.statistics[name].shape) for name in names
         }
-        with arguments.chunks(range(count), size) as chunks:
+        with arguments.all_chunks(size) as chunks:
             for chunk in chunks:
                 found = self.sum_of_rows(
                     state,

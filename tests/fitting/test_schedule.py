@@ -15,7 +15,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.fitting import private_step, schedule
+from numpyro_vips.fitting import private_step, reducer, schedule
 from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import (
@@ -26,7 +26,6 @@ from numpyro_vips.fitting.schedule import (
     with_released_norms,
 )
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
-from numpyro_vips.model import row_chunks
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
 
@@ -167,14 +166,14 @@ def test_a_batch_is_worked_on_in_few_equal_chunks(sampling, num_rows, chunks):
 
 
 def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
-    passes, split = [], row_chunks.split_batch
+    passes, split = [], reducer.split_batch
 
-    def watched_split(*args):
-        chunks = list(split(*args))
+    def watched_split(*args, **options):
+        chunks = split(*args, **options)
         passes.append(len(chunks))
         return chunks
 
-    monkeypatch.setattr(row_chunks, "split_batch", watched_split)
+    monkeypatch.setattr(reducer, "split_batch", watched_split)
     vi = nv.PrivateVI(
         nv.private(logistic, unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-5),

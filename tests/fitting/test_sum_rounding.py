@@ -37,8 +37,8 @@ def rounding(step: Step, num_rows: int, max_batch_size: int | None = None) -> fl
 def summed(rows: np.ndarray, length: int) -> float:
     """A chunk's rows one after the other, the worst of orders, and chunks in a tree."""
     total = TreeSum()
-    for start in range(0, len(rows), length):
-        total.add({"x": np.cumsum(rows[start : start + length])[-1]})
+    for number, start in enumerate(range(0, len(rows), length)):
+        total.add(number, {"x": np.cumsum(rows[start : start + length])[-1]})
     return float(total.value()["x"])
 
 

@@ -112,7 +112,7 @@ def test_fixed_sizes_must_be_whole(rate, num_rows):
 @pytest.mark.parametrize("num_rows", [0, 1, 4, 5, 11])
 @pytest.mark.parametrize("of", [range, np.arange])
 def test_pieces_hold_each_row_once(num_rows, of):
-    pieces = list(split_batch(of(100, 100 + num_rows), 4))
+    pieces = split_batch(of(100, 100 + num_rows), 4)
     assert len(pieces) == max(1, -(-num_rows // 4))
     assert all(len(piece) == 4 for piece in pieces[:-1])
     assert len(pieces[-1]) <= 4
@@ -135,7 +135,7 @@ def test_coins_are_the_same_however_many_are_flipped_at_a_time(monkeypatch):
 @pytest.mark.parametrize(("num_rows", "number"), [(0, 3), (4, 3), (12, 3), (13, 4)])
 def test_short_batches_take_as_many_chunks_as_the_longest_likely_one(num_rows, number):
     indices = 100 + np.arange(num_rows)
-    pieces = list(split_batch(indices, 4, at_least=3))
+    pieces = split_batch(indices, 4, at_least=3)
     assert len(pieces) == number
     np.testing.assert_array_equal(np.concatenate(pieces), indices)
 
@@ -143,4 +143,4 @@ def test_short_batches_take_as_many_chunks_as_the_longest_likely_one(num_rows, n
 @pytest.mark.parametrize("size", [0, -1, 2.5])
 def test_chunk_sizes_are_positive_integers(size):
     with pytest.raises(ValueError, match="chunk_size"):
-        list(split_batch(np.arange(3), size))
+        split_batch(np.arange(3), size)

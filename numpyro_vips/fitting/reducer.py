@@ -1,0 +1,113 @@
+"""Between the bounded sum and the mechanism: where a batch is summed, and by whom.
+
+By default one process sums all rows. `processes.py` spreads them over several, which
+take every step together, and `parties.py` simulates parties that add noise each.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from numpyro_vips.fitting.tree_sum import TreeSum
+from numpyro_vips.privacy.batch_selection import split_batch
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.secure_random import SecureRandom
+from numpyro_vips.rows.reading import Selection
+
+_T = TypeVar("_T")
+
+Released = Mapping[str, np.ndarray]
+
+
+class SumOf(Protocol):
+    """The sums of the chunks that hold some pieces of a batch, not yet private."""
+
+    def __call__(self, pieces: Sequence[Selection], first: int = 0) -> TreeSum:
+        """The sums of the pieces, of which `first` is the number of the first one."""
+        ...
+
+
+class Reducer:
+    """One process that has all rows, and what the others do differently.
+
+    Attributes:
+      noise_excess: Standard deviation of all noise that is added over that which is
+        priced.
+      is_first: Whether this process draws the noise, holds the ledger and shows
+        progress.
+      described: What the privacy statement says of it, after where noise comes from.
+    """
+
+    noise_excess: float = 1.0
+    is_first: bool = True
+    described: str = ""
+
+    def release(
+        self,
+        mechanism: GaussianMechanism,
+        selection: Selection,
+        chunks: tuple[int, int],
+        sum_of: SumOf,
+        random: SecureRandom,
+    ) -> Released:
+        """The noisy sum over a batch; nothing else leaves.
+
+        Args:
+          mechanism: Adds the noise.
+          selection: The rows of the batch, by growing numbers.
+          chunks: Public number and length of the chunks that it is worked on in.
+          sum_of: Sums pieces of at most that length.
+          random: Draws the noise.
+        """
+        number, length = chunks
+        pieces = split_batch(selection, length, at_least=number)
+        return mechanism.add_noise(sum_of(pieces).value(), random.noise)
+
+    def check_same(self, about: Callable[[], str]) -> None:
+        """Makes sure that all processes are about to run the same fit.
+
+        Args:
+          about: Makes a text about it.
+
+        Raises:
+          ValueError: They are not. Nothing was charged.
+        """
+
+    def together(self, action: Callable[[], _T]) -> _T:
+        """What the action returns, which every process takes.
+
+        Raises:
+          What it raises in any of the processes, in all of them.
+        """
+        return action()
+
+    def on_first(self, action: Callable[[], _T]) -> _T | None:
+        """What the action returns in the first process; the others return None.
+
+        Raises:
+          What the action raises, in every process.
+        """
+        return action()
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        """What `make` returns in the first process, of numbers, texts, lists and dicts
+        with texts as keys."""
+        return json.loads(json.dumps(make()))
+
+    def arrays_from_first(self, make: Callable[[], Released]) -> Released:
+        """The named arrays that `make` returns in the first process."""
+        return make()
+
+
+class Across(Protocol):
+    """Whose rows a fit sums: the choices for `PrivateVI(across=...)`."""
+
+    def reducer(self) -> Reducer:
+        """What sums the rows of one fit.
+
+        Raises:
+          ValueError: What it needs is not there.
+        """
+        ...
