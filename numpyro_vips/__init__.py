@@ -13,6 +13,7 @@ from numpyro_vips.errors import (
     UnsafeModelError,
     UnusablePosteriorError,
 )
+from numpyro_vips.fitting.parties import SimulatedParties
 from numpyro_vips.fitting.processes import Processes
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
@@ -63,6 +64,7 @@ __all__ = [
     "RecordRows",
     "RowSource",
     "Schema",
+    "SimulatedParties",
     "UnsafeModelError",
     "UnusablePosteriorError",
     "WithoutReplacement",

@@ -6,7 +6,7 @@ import functools
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Concatenate, Literal, ParamSpec
 
@@ -32,7 +32,7 @@ from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducer import Across, Reducer
-from numpyro_vips.fitting.schedule import ScheduleOptions, events_of
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
@@ -284,6 +284,8 @@ class PrivateVI:
         check_key(rng_key)
         started = time.perf_counter()
         reducer = Reducer() if self.across is None else self.across.reducer()
+        options = self.schedule_options
+        reducer.check(options.sampling, is_private=options.private)
         prepared, plan = reducer.together(lambda: self._prepare_fit(args, kwargs))
         about = functools.partial(self._about, rng_key, prepared, plan)
         reducer.check_same(lambda: f"{about()} {prepared.arguments.num_rows}")
@@ -307,16 +309,7 @@ class PrivateVI:
         checkpoint: Checkpoint | None,
     ) -> PrivateVIResult:
         priced, resumed = priced_by_first(
-            prepared.steps,
-            reducer,
-            checkpoint,
-            lambda: price(
-                prepared.steps,
-                self.budget,
-                self.schedule_options,
-                self.share,
-                unit=self.model.unit,
-            ),
+            prepared.steps, reducer, checkpoint, lambda: self._price(prepared.steps)
         )
         sampling_key = reducer.from_first(fresh_key)
         random = SecureRandom(
@@ -481,6 +474,11 @@ class PrivateVI:
         key = np.asarray(jax.random.key_data(as_threefry(rng_key))).tolist()
         counts = prepared.arguments.public_num_rows, self.model.unit
         return repr((str(plan), rows, settings, key, counts))
+
+    def _price(self, steps: Sequence[Step]) -> PricedSteps:
+        return price(
+            steps, self.budget, self.schedule_options, self.share, unit=self.model.unit
+        )
 
     def _charge(
         self,

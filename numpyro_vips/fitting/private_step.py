@@ -96,7 +96,9 @@ def release(
                     on_rows(min((done + 1) * size, here), here)
         return total
 
-    noisy = reducer.release(mechanism, selection, chunks, sum_of_pieces, random)
+    noisy = reducer.release(
+        mechanism, selection, arguments.num_rows, chunks, sum_of_pieces, random
+    )
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
     return {name: np.asarray(value / rate) for name, value in noisy.items()}

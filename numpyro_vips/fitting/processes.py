@@ -128,6 +128,7 @@ class ProcessReducer(Reducer):
         self,
         mechanism: GaussianMechanism,
         selection: Selection,
+        num_rows: int,
         chunks: tuple[int, int],
         sum_of: SumOf,
         random: SecureRandom,

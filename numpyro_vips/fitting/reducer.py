@@ -13,6 +13,7 @@ import numpy as np
 from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.sampling import RowSampling
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.rows.reading import Selection
 
@@ -48,6 +49,7 @@ class Reducer:
         self,
         mechanism: GaussianMechanism,
         selection: Selection,
+        num_rows: int,
         chunks: tuple[int, int],
         sum_of: SumOf,
         random: SecureRandom,
@@ -57,6 +59,7 @@ class Reducer:
         Args:
           mechanism: Adds the noise.
           selection: The rows of the batch, by growing numbers.
+          num_rows: How many rows there are.
           chunks: Public number and length of the chunks that it is worked on in.
           sum_of: Sums pieces of at most that length.
           random: Draws the noise.
@@ -64,6 +67,13 @@ class Reducer:
         number, length = chunks
         pieces = split_batch(selection, length, at_least=number)
         return mechanism.add_noise(sum_of(pieces).value(), random.noise)
+
+    def check(self, sampling: RowSampling, *, is_private: bool) -> None:
+        """Refuses a fit whose rows cannot be summed like this.
+
+        Raises:
+          ValueError: Nothing was charged.
+        """
 
     def check_same(self, about: Callable[[], str]) -> None:
         """Makes sure that all processes are about to run the same fit.

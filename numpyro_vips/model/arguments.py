@@ -521,6 +521,15 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
             f"{_type_name(value)}, which may have been computed from private rows. If "
             f"it is a public constant, pass it as a Python number, {name}.item()."
         )
+    elif isinstance(value, jax.Array) and not (
+        value.is_fully_addressable or value.is_fully_replicated
+    ):
+        raise TypeError(
+            f"The argument {name!r} is an array that JAX has divided among processes, "
+            "and this one cannot read all of it. Write the rows to where every process "
+            "can read them, such as a memory map on a shared disk, and pass that, with "
+            "PrivateVI(across=nv.Processes()): each process then reads its share."
+        )
     elif isinstance(value, np.ma.MaskedArray):
         raise TypeError(
             f"The argument {name!r} is a masked array, whose mask would be lost. Pass "

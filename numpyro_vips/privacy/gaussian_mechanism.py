@@ -34,6 +34,8 @@ from numpyro_vips.accounting import RELATIONS, Relation
 from numpyro_vips.privacy.exact_gaussian import grid_spacing, rounded_gaussian
 
 Geometry = Literal["signed", "nonnegative", "psd", "box"]
+# What a party sends lies on a grid that is finer than that of the sum by this factor.
+_FINER = 2**10
 GEOMETRIES = ("signed", "nonnegative", "psd", "box")
 
 
@@ -288,12 +290,61 @@ class GaussianMechanism:
         Raises:
           ValueError: The names or shapes are not those of the blocks.
         """
+        return {
+            block.name: _perturbed(block, value, self.noise_stddev / block.scale, rng)
+            if self.noise_multiplier > 0
+            else value
+            for block, value in self._checked(sums)
+        }
+
+    def add_noise_of_parties(
+        self,
+        sums_of_parties: Sequence[Mapping[str, Float[np.ndarray, "..."]]],
+        rngs: Sequence[np.random.Generator],
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Adds noise to every party's sums, and the results to each other.
+
+        Of n parties each draws noise with 1/n of the mechanism's variance. What it
+        sends is rounded to a fine grid, so that numbers add up without an error; their
+        sum is rounded to the grid of `add_noise`.
+
+        Args:
+          sums_of_parties: Of each party, its sums, as of `add_noise`.
+          rngs: Of each party, its secure generator.
+
+        Returns:
+          As `add_noise`. Only the sum of what parties send is as private as the
+          mechanism says; what one of them sends is not.
+
+        Raises:
+          ValueError: The names or shapes are not those of the blocks, or there is no
+            noise to divide.
+        """
+        if not self.noise_multiplier > 0:
+            raise ValueError("Expected noise for parties to divide, got none.")
+        checked = [self._checked(sums) for sums in sums_of_parties]
+        noisy: dict[str, np.ndarray] = {}
+        for of_block in zip(*checked, strict=True):
+            block = of_block[0][0]
+            stddev = self.noise_stddev / block.scale
+            values = [value for _, value in of_block]
+            noisy[block.name] = _perturbed_by_parties(block, values, stddev, rngs)
+        return noisy
+
+    def _checked(
+        self, sums: Mapping[str, Float[np.ndarray, "..."]]
+    ) -> list[tuple[Block, Float64[np.ndarray, "..."]]]:
+        """The blocks with their sums.
+
+        Raises:
+          ValueError: The names or shapes are not those of the blocks.
+        """
         names = {block.name for block in self.blocks}
         if set(sums) != names:
             raise ValueError(
                 f"Expected sums for the blocks {sorted(names)}, got {sorted(sums)}."
             )
-        noisy: dict[str, np.ndarray] = {}
+        checked: list[tuple[Block, np.ndarray]] = []
         for block in self.blocks:
             value = np.asarray(sums[block.name], dtype=np.float64)
             if value.shape != block.shape:
@@ -301,10 +352,8 @@ class GaussianMechanism:
                     f"Expected the sum of block {block.name!r} to have shape "
                     f"{block.shape}, got {value.shape}."
                 )
-            if self.noise_multiplier > 0:
-                value = _perturbed(block, value, self.noise_stddev / block.scale, rng)
-            noisy[block.name] = value
-        return noisy
+            checked.append((block, value))
+        return checked
 
     def _block(self, name: str) -> Block:
         for block in self.blocks:
@@ -368,17 +417,67 @@ def _perturbed(
     stddev: float,
     rng: np.random.Generator,
 ) -> Float64[np.ndarray, "*block"]:
+    stddevs, spacing = _noise_of_coordinates(block, stddev)
+    noisy = rounded_gaussian(_coordinates(block, value), stddevs, spacing, rng)
+    return _from_coordinates(block, noisy)
+
+
+def _perturbed_by_parties(
+    block: Block,
+    values: Sequence[Float64[np.ndarray, "*block"]],
+    stddev: float,
+    rngs: Sequence[np.random.Generator],
+) -> Float64[np.ndarray, "*block"]:
+    """The sum of the values, to each of which its own noise is added before."""
+    stddevs, spacing = _noise_of_coordinates(block, stddev)
+    fine = spacing / _FINER
+    total = 0
+    for value, rng in zip(values, rngs, strict=True):
+        share = stddevs / math.sqrt(len(values))
+        sent = rounded_gaussian(_coordinates(block, value), share, fine, rng)
+        # Whole numbers of any size, as object arrays hold them.
+        total = total + np.vectorize(int, otypes=[object])(sent / fine)
+    # The nearest number of coarse steps, the upper of two.
+    steps = (2 * total + _FINER) // (2 * _FINER)
+    points = np.asarray(np.asarray(steps, np.float64) * spacing)
+    return _from_coordinates(block, points)
+
+
+def _noise_of_coordinates(
+    block: Block, stddev: float
+) -> tuple[Float64[np.ndarray, "..."], float]:
+    """The noise of a block's free numbers, and the spacing of their grid.
+
+    Of entries that are there twice, each has half of the variance. The block has one
+    grid, that of its least noise.
+    """
     if not block.symmetric:
-        return rounded_gaussian(value, stddev, grid_spacing(stddev), rng)
+        return np.array(stddev), grid_spacing(stddev)
     rows, columns = block.triangle
-    # Of entries that are there twice, each has half of the variance.
-    stddevs = stddev * np.where(rows == columns, 1.0, math.sqrt(0.5))
-    # The block has one grid, that of its least noise.
-    spacing = grid_spacing(stddev * math.sqrt(0.5))
+    root = math.sqrt(0.5)
+    return stddev * np.where(rows == columns, 1.0, root), grid_spacing(stddev * root)
+
+
+def _coordinates(
+    block: Block, value: Float64[np.ndarray, "*block"]
+) -> Float64[np.ndarray, "..."]:
+    """A block's free numbers."""
+    if not block.symmetric:
+        return value
+    rows, columns = block.triangle
+    return value[..., rows, columns]
+
+
+def _from_coordinates(
+    block: Block, free: Float64[np.ndarray, "..."]
+) -> Float64[np.ndarray, "*block"]:
+    """The block that has these free numbers."""
+    if not block.symmetric:
+        return free
+    rows, columns = block.triangle
     result = np.zeros(block.shape)
-    triangle = rounded_gaussian(value[..., rows, columns], stddevs, spacing, rng)
-    result[..., rows, columns] = triangle
-    result[..., columns, rows] = triangle
+    result[..., rows, columns] = free
+    result[..., columns, rows] = free
     return result
 
 

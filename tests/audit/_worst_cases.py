@@ -22,7 +22,7 @@ from scipy import special
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
-from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling
@@ -357,8 +357,14 @@ def pilot_scores(count: int, *, epsilon: float) -> tuple[np.ndarray, np.ndarray,
                 for name in sorted(released):
                     stddev = step.mechanism.block_noise_stddev(name)
                     numbers.append(np.ravel(released[name]) / stddev)
-                state, progress = vi._advanced(
-                    prepared, progress, place, state, released
+                state, progress = advanced(
+                    engine,
+                    progress,
+                    place,
+                    state,
+                    released,
+                    parts=prepared.parts,
+                    num_rows=arguments.public_num_rows,
                 )
             found.append(np.concatenate(numbers))
         seen.append(np.array(found))

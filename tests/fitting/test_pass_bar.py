@@ -10,8 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips import inference
-from numpyro_vips.fitting import pass_bar
+from numpyro_vips.fitting import fit_loop, pass_bar
 
 
 def means(y: Any) -> None:
@@ -59,7 +58,7 @@ def test_what_is_told_is_public(options, expected, monkeypatch):
         def __exit__(self, *_: Any) -> None:
             pass
 
-    monkeypatch.setattr(inference, "pass_bar", Watched)
+    monkeypatch.setattr(fit_loop, "pass_bar", Watched)
     fit(300, engine="dpvi", **options)
     assert len(told) >= 2
     for numbers in told:

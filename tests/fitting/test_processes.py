@@ -314,7 +314,17 @@ vi = nv.PrivateVI(
     across=nv.Processes(), sampling=nv.Poisson(0.5), num_steps=3, max_batch_size=64,
     insecure_seed=1, progress_bar=False, callback=callback,
 )
-result = vi.run(jax.random.key(0), np.linspace(-1, 1, 1000, dtype=np.float32))
+rows = np.linspace(-1, 1, 1000, dtype=np.float32)
+if int(count) > 1:
+    from jax.sharding import NamedSharding, PartitionSpec
+    mesh = jax.make_mesh((int(count),), ("rows",))
+    sharding = NamedSharding(mesh, PartitionSpec("rows"))
+    divided = jax.make_array_from_process_local_data(sharding, rows[:500])
+    try:
+        vi.run(jax.random.key(0), divided)
+    except TypeError as error:
+        assert "divided among processes" in str(error)
+result = vi.run(jax.random.key(0), rows)
 draws = result.sample_posterior(jax.random.key(1), sample_shape=(3,))
 print("draws", np.asarray(draws["mu"]).tobytes().hex())
 """
