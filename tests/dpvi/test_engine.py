@@ -1,3 +1,4 @@
+import functools
 import json
 import math
 from typing import Any
@@ -15,6 +16,7 @@ from numpyro.infer.autoguide import AutoNormal
 from scipy import optimize, stats
 
 from numpyro_vips.accounting import GaussianEvent, calibrate
+from numpyro_vips.dpvi import gradient_step
 from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
@@ -158,8 +160,9 @@ GRADIENT_CASES = {
 
 
 def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variational:
-    _, draws = engine._draws(state)
-    return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
+    _, draws = engine.program.draws(state.key, state.step)
+    gradient = functools.partial(gradient_step.elbo_gradient, engine.compiled)
+    return jax.jit(gradient)(state.variational, draws, sums)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
     model, args = GRADIENT_CASES[case]
     engine = engine_for(model, *args)
     state = engine.initial_state(KEY)
-    noise = engine.space.split(engine._draws(state)[1][0])
+    noise = engine.space.split(engine.program.draws(state.key, state.step)[1][0])
     starts = {
         site.name: jnp.ones(site.shape) / max((1, *site.shape))
         for site in engine.space.sites
@@ -207,7 +210,7 @@ def test_gradient_with_particles_averages_single_draws(x64):
     X, y = binary_data(20)
     engine = engine_for(probit, X, y, perturb="all", num_particles=3)
     state = engine.initial_state(KEY)
-    _, draws = engine._draws(state)
+    _, draws = engine.program.draws(state.key, state.step)
     sums = full_sum(engine, state, {"X": X, "y": y})
     scale = np.exp(state.variational.guide["log_scale"])
     expected: Any = {"loc": 0.0, "log_scale": 0.0}
@@ -632,8 +635,8 @@ def test_gradients_are_in_units_of_the_prior():
     assert units == {"m": 32.0, "s": 1.0}
     state = engine.initial_state(KEY)
     one = full_sum(engine, state, {"y": y}, clipping_norm=math.inf)["loc"]
-    _, draws = engine._draws(state)
-    z = np.asarray(engine._value(state.variational, draws[0]), float)
+    _, draws = engine.program.draws(state.key, state.step)
+    z = np.asarray(engine.program.value(state.variational, draws[0]), float)
     place = dict(zip((site.name for site in engine.space.sites), z, strict=True))
     loc, scale = 32.0 * place["m"], 20.0 * math.exp(place["s"])
     away = (y - loc) / scale

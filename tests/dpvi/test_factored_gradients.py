@@ -201,8 +201,8 @@ def test_the_engine_sums_the_same_either_way(engine, monkeypatch, clipping_norm)
         lambda program, inputs: FactoredProgram(program, ()),
     )
     factored, dense = engine, _engine()
-    assert not dense._row_gradients._program.uses
-    assert len(factored._row_gradients._program.uses) == 3
+    assert not dense.compiled.row_gradients._program.uses
+    assert len(factored.compiled.row_gradients._program.uses) == 3
     rows, mask = _rows(9), np.arange(9) != 2
     one, other = (_sum(e, rows, mask, clipping_norm) for e in (factored, dense))
     for name in one:

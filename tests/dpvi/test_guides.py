@@ -1,5 +1,6 @@
 """DPVI's guides: automatic ones, the user's own, amortised ones and networks."""
 
+import functools
 import math
 from typing import Any
 
@@ -15,6 +16,7 @@ from numpyro.infer.autoguide import AutoNormal
 from numpyro.infer.util import log_density
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi import gradient_step
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides import (
     DrawsPosterior,
@@ -102,9 +104,10 @@ def joint(sums: Any) -> np.ndarray:
 
 
 def elbo_gradient(engine: DpviEngine, state: Any, rows: Any) -> Any:
-    _, draws = engine._draws(state)
+    _, draws = engine.program.draws(state.key, state.step)
     sums = full_sum(engine, state, rows)
-    return jax.jit(engine._elbo_gradient)(state.variational, draws, sums)
+    gradient = functools.partial(gradient_step.elbo_gradient, engine.compiled)
+    return jax.jit(gradient)(state.variational, draws, sums)
 
 
 def fit(model: Any, *args: Any, budget: Any = None, **options: Any) -> Any:
@@ -142,7 +145,7 @@ def test_gradient_of_a_joint_normal_is_that_of_its_elbo(family, perturb, x64):
     arrays = dict(state.variational.guide)
     arrays["factor"] = 0.3 * jax.random.normal(KEY, arrays["factor"].shape)
     state = state._replace(variational=state.variational._replace(guide=arrays))
-    draws = engine._draws(state)[1][0]
+    draws = engine.program.draws(state.key, state.step)[1][0]
     size = engine.space.size
 
     def elbo(arrays: Any) -> Any:
@@ -171,8 +174,8 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     state = engine.initial_state(KEY)
     arrays = dict(state.variational.guide)
     arrays["factor"] = jax.random.normal(KEY, arrays["factor"].shape)
-    assert engine.guide is not None
-    posterior = engine.guide.posterior(arrays, {})
+    assert engine.program.guide is not None
+    posterior = engine.program.guide.posterior(arrays, {})
     assert isinstance(posterior, JointNormalPosterior)
     draws = posterior.sample(KEY, (40_000,))
     units = {site.name: site.unit for site in posterior.sites}
@@ -249,12 +252,12 @@ def test_full_rank_finds_the_correlation_that_mean_field_misses():
 def test_gradient_with_a_users_guide_is_that_of_numpyros_elbo(perturb, x64):
     engine = engine_for(regression, X, Y, guide=triangular, perturb=perturb)
     state = engine.initial_state(KEY)
-    _, (draw,) = engine._draws(state)
+    _, (draw,) = engine.program.draws(state.key, state.step)
 
     def loss(params: Any) -> Any:
         # The inner seed wins, so that NumPyro draws what the engine draws.
         fixed = numpyro.handlers.seed(triangular, rng_seed=draw)
-        values = engine._constrained(params)
+        values = engine.program.constrained(params)
         return Trace_ELBO().loss(KEY, values, regression, fixed, X, Y)
 
     theirs = jax.jit(jax.grad(loss))(state.variational.params)
@@ -273,10 +276,10 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     y = X.astype(float)
     engine = engine_for(latent_line, y, guide=encoder, loss=loss())
     state = engine.initial_state(KEY)
-    key, (draw,) = engine._draws(state)
-    params = engine._constrained(state.variational.params)
-    assert engine._user_guide is not None
-    noise = engine._user_guide.draw_globals(params, draw).values["noise"]
+    key, (draw,) = engine.program.draws(state.key, state.step)
+    params = engine.program.constrained(state.variational.params)
+    assert engine.program.user_guide is not None
+    noise = engine.program.user_guide.draw_globals(params, draw).values["noise"]
 
     def standard(row: Any) -> Any:
         from numpyro_vips.dpvi.row_gradients import _fingerprint
@@ -285,8 +288,8 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
             jax.random.fold_in(key, _fingerprint({"y": row})), 0
         )
         values = {"noise": noise}
-        assert engine._user_guide is not None
-        z = engine._user_guide.draw_locals({"y": row}, values, params, row_key)
+        assert engine.program.user_guide is not None
+        z = engine.program.user_guide.draw_locals({"y": row}, values, params, row_key)
         return (z.values["z"][0] - row @ params["encoder"]) / params["width"]
 
     eps = np.array([standard(row) for row in jnp.asarray(y)])
@@ -294,7 +297,7 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     eps_noise = (jnp.log(noise) - params["noise_loc"]) / 0.1
 
     def theirs(free: Any) -> Any:
-        p = engine._constrained(free)
+        p = engine.program.constrained(free)
         z = y @ p["encoder"] + p["width"] * eps
         noise = jnp.exp(p["noise_loc"] + 0.1 * eps_noise)
         guide = numpyro.handlers.substitute(encoder, data={"z": z, "noise": noise})
@@ -313,9 +316,9 @@ def test_closed_forms_give_the_expected_gradient(x64):
     arrays = state.variational.guide
 
     def public(engine: DpviEngine, count: int) -> Any:
-        size = engine.guide.num_draws  # type: ignore[union-attr]
+        size = engine.program.guide.num_draws  # type: ignore[union-attr]
         draws = jax.random.normal(KEY, (count, size))
-        return jax.jit(jax.grad(engine._public_elbo))(arrays, {}, draws)
+        return jax.jit(jax.grad(engine.program.public_elbo))(arrays, {}, draws)
 
     exact, sampled = public(one, 1), public(other, 200_000)
     # KL of Normals, by hand. NumPyro has no closed form for the log-normal noise.

@@ -1,0 +1,331 @@
+"""From a traced model to what DPVI runs: its layout, its gradients, its information."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.full_batch import LogJoint
+from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
+from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
+from numpyro_vips.dpvi.program import DpviOptions, DpviProgram, unconstrained_params
+from numpyro_vips.dpvi.row_gradients import Released, RowGradients
+from numpyro_vips.dpvi.row_information import Point, has_edges
+from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.double_precision import evaluate_in_double
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.log_joint import synthetic_row
+from numpyro_vips.model.prior_centre import global_values, unconstrained_scale
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+# Standard deviation of a prior from which on steps at the default rate are too short to
+# reach where its mass is, within the default number of steps.
+WIDE_PRIOR = 10.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledModel:
+    """What runs on rows, and the public program beside it.
+
+    Attributes:
+      program: The layout, and all that is public of a step.
+      released: What a step releases, in order.
+      row_gradients: The clipped sum of it over rows.
+      noise_aware: The release for intervals; None where the guide stays as it is.
+      log_joint: The density of all rows, for fits without noise.
+    """
+
+    program: DpviProgram
+    released: tuple[Released, ...]
+    row_gradients: RowGradients
+    noise_aware: NoiseAware | None
+    log_joint: LogJoint
+
+
+def compile_model(
+    graph: ModelGraph,
+    guide: Family | Callable[..., Any],
+    options: DpviOptions,
+    *,
+    local_steps: int | None,
+) -> CompiledModel:
+    """Traces the model on a single synthetic row; no private value is read.
+
+    Args:
+      graph: The model.
+      guide, options, local_steps: As `DpviEngine` describes them.
+
+    Raises:
+      UnsafeModelError: No observation depends on a latent, or for the reason that
+        `find_locals_of_rows` gives, or because the guide does not fit the model.
+    """
+    user_guide = UserGuide(guide, graph) if callable(guide) else None
+    locals_of_rows = None
+    if user_guide is None:
+        locals_of_rows = find_locals_of_rows(graph, sweeps=local_steps)
+    row = synthetic_row(graph)
+    row_elbo = RowElbo(
+        graph=graph,
+        user_guide=user_guide,
+        locals_of_rows=locals_of_rows,
+        is_analytic=options.is_analytic,
+    )
+    constraints = dict(graph.params)
+    if user_guide is not None:
+        constraints = user_guide.constraints | constraints
+    sites, centres, scales = _sites(graph, has_units=_has_units(graph, guide, options))
+    params = unconstrained_params(graph, user_guide, constraints, threefry_key(0))
+
+    def elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
+        values = {s.name: s.transform(free[s.name]) for s in sites}
+        return row_elbo(values, constrained(params, constraints), row, key)
+
+    def density(free: Mapping[str, Any], params: Any) -> Float[Array, ""]:
+        return elbo(free, params, row, threefry_key(0))[0]
+
+    reads_site, reads_param = _reads(density, centres, params)
+    if not any(jax.tree.leaves((reads_site, reads_param))):
+        raise UnsafeModelError(
+            f"No observation under the plate {graph.unit!r} depends on a latent, "
+            "so the data say nothing about the posterior."
+        )
+    # What no observation depends on goes last, beyond what is released.
+    sites.sort(key=lambda site: not reads_site[site.name])
+    space = UnconstrainedSpace(sites=tuple(sites))
+    read = UnconstrainedSpace(sites=tuple(s for s in sites if reads_site[s.name]))
+    start = np.concatenate(
+        [np.zeros(0), *(np.ravel(centres[site.name]) for site in space.sites)]
+    )
+    start = np.where(np.isfinite(start), start, 0.0)
+    start = jnp.asarray(start, jnp.result_type(float))
+    prior_scale = np.concatenate(
+        [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
+    )
+    normal_guide = None
+    if not callable(guide):
+        num_rows = graph.arguments.public_num_rows
+        normal_guide = NormalGuide(space, guide, num_rows=num_rows)
+    used_guide = user_guide if normal_guide is None else normal_guide
+    assert used_guide is not None
+    program = DpviProgram(
+        graph=graph,
+        options=options,
+        space=space,
+        start=start,
+        prior_scale=prior_scale,
+        reach=_reach(prior_scale).astype(start.dtype),
+        guide=normal_guide,
+        user_guide=user_guide,
+        locals_of_rows=locals_of_rows,
+        row_elbo=row_elbo,
+        public_elbo=PublicElbo(
+            graph, space, used_guide, is_analytic=options.is_analytic
+        ),
+        constraints=constraints,
+        row=row,
+    )
+    released = _released(program, [site.name for site in read.sites], reads_param)
+    traced = jax.make_jaxpr(elbo)(space.split(start), params, row, threefry_key(0))
+    row_gradients = RowGradients(
+        traced,
+        released,
+        num_particles=options.num_particles,
+        arguments=None if program.perturbs_location else program.arguments,
+    )
+    key = threefry_key(0)
+    shared = jax.eval_shape(
+        program.shared, program.initial(key), *program.draws(key, np.int32(0))
+    )
+    row_gradients.check(shared, row, graph.arguments)
+    return CompiledModel(
+        program=program,
+        released=tuple(released),
+        row_gradients=row_gradients,
+        noise_aware=_noise_aware(program, traced, read.size),
+        log_joint=LogJoint(
+            lambda free, row: elbo(free, {}, row, threefry_key(0)),
+            lambda z: program.public_elbo.log_prior(z, {}),
+            space,
+        ),
+    )
+
+
+def _sites(
+    graph: ModelGraph, *, has_units: bool
+) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any]]:
+    """The globals, with their priors' unconstrained centres and scales."""
+    found = global_values(graph)
+    sites = [
+        _guide_site(site, found.supports[site.name]) for site in graph.latents("global")
+    ]
+    scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
+    if has_units:
+        sites = [
+            dataclasses.replace(site, unit=_unit(scales[site.name])) for site in sites
+        ]
+        scales = {site.name: scales[site.name] / site.unit for site in sites}
+    centres = evaluate_in_double(
+        lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
+    )
+    return sites, centres, scales
+
+
+def _has_units(graph: ModelGraph, guide: Any, options: DpviOptions) -> bool:
+    """Whether globals are in units of how far their steps go.
+
+    Rows' gradients are clipped, and get their noise, in these: a mean whose prior has a
+    standard deviation of 50 would be hidden by what its scale adds. Networks stay as
+    they are, for a matrix that is scaled is no longer one that is told by its inputs
+    and outputs (`factored_gradients.py`).
+    """
+    return (
+        isinstance(guide, str)
+        and not options.takes_newton_steps
+        and not options.has_own_optimizer
+        and num_globals(graph) <= MOST_INFORMED
+    )
+
+
+def _released(
+    program: DpviProgram, read: Sequence[str], reads_param: Any
+) -> list[Released]:
+    """What a step releases.
+
+    Args:
+      program: The model's layout.
+      read: Names of the globals that observations depend on, in order.
+      reads_param: The same of every parameter, by leaf.
+    """
+    variational = program.initial(threefry_key(0))
+    free = program.space.split(program.start)
+    num_read = sum(math.prod(free[name].shape) for name in read)
+    if not program.perturbs_location and program.user_guide is not None and num_read:
+
+        def density(variational: Variational) -> Float[Array, ""]:
+            (draw,) = jax.random.split(threefry_key(0), 1)
+            z = program.value(variational, draw)
+            values = program.space.constrain(z)[0]
+            params = program.constrained(variational.params)
+            return program.row_elbo(values, params, program.row, threefry_key(0))[0]
+
+        reads_param = _reads(density, variational)[0].params
+    reads = iter(jax.tree.leaves(reads_param))
+    tree = program.tree(variational, program.start)
+    leaf_of, released = {}, []
+    for leaf, (path, array) in enumerate(jax.tree.leaves_with_path(tree)):
+        if path[0].idx == 0:
+            leaf_of[path[1].key] = leaf, array.shape
+        elif next(reads):
+            keys = (jax.tree_util.keystr((k,), simple=True) for k in path[1:])
+            block = Block(name="param " + "/".join(keys), shape=array.shape)
+            released.append(Released(block, (leaf,)))
+    if not num_read:
+        return released
+    if program.perturbs_location:
+        leaves = tuple(leaf_of[name][0] for name in read)
+        return [Released(Block(name="loc", shape=(num_read,)), leaves), *released]
+    of_guide = [
+        Released(Block(name=name, shape=(num_read, *shape[1:])), (leaf,), num_read)
+        for name, (leaf, shape) in leaf_of.items()
+    ]
+    return [*of_guide, *released]
+
+
+def _noise_aware(
+    program: DpviProgram, traced: jex_core.ClosedJaxpr, num_read: int
+) -> NoiseAware | None:
+    """What makes the posterior know of the noise; None where the guide stays.
+
+    It stays where there are many globals, where gradients in the globals are not what
+    is released, where the caller asks for a guide or an iterate as it is, and next to
+    parameters without a prior, with which the rows' density changes.
+
+    Args:
+      program: The model's layout.
+      traced: A row's ELBO in globals, parameters, row and key.
+      num_read: How many unconstrained globals observations depend on.
+    """
+    options, space = program.options, program.space
+    if (
+        program.guide is None
+        or program.guide.family == "low_rank"
+        or not program.perturbs_location
+        or options.averaging is None
+        or options.takes_newton_steps
+        or program.graph.params
+        or not num_read
+        or space.size > MOST_INFORMED
+    ):
+        return None
+
+    def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
+        return jax.tree.leaves((space.split(point), row, threefry_key(0)))
+
+    globals_in_program = jax.tree.leaves(space.split(program.start))
+    found = NoiseAware(
+        traced,
+        inputs,
+        log_prior=lambda z: program.public_elbo.log_prior(z, {}),
+        space=space,
+        num_read=num_read,
+        prior_stddev=program.prior_scale,
+        has_second_derivative=program.locals_of_rows is None
+        and not has_edges(traced, len(globals_in_program)),
+    )
+    found.check(program.start, program.row, program.graph.arguments)
+    return found
+
+
+def num_globals(graph: ModelGraph) -> int:
+    """How many numbers the globals are."""
+    return sum(math.prod(site.shape) for site in graph.latents("global"))
+
+
+def num_row_numbers(graph: ModelGraph) -> int:
+    """How many numbers the rows are made of."""
+    shapes = graph.arguments.row_shapes().values()
+    return graph.arguments.num_rows * sum(math.prod(row.shape) for row in shapes)
+
+
+def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
+    """For every leaf of the arguments, whether the function's value depends on it."""
+    _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))
+    return jax.tree.unflatten(jax.tree.structure(arguments), used)
+
+
+def _reach(prior_scale: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """How far a step may go, as a factor on the optimiser's."""
+    wide = np.maximum(1.0, prior_scale / WIDE_PRIOR)
+    return np.where(prior_scale < 1.0, prior_scale, wide)
+
+
+def _unit(prior_scale: Any) -> float:
+    """What the numbers of a global are multiples of: how far its steps go, about.
+
+    A power of two, as the scales of priors are read off draws.
+    """
+    reach = _reach(np.ravel(prior_scale))
+    return float(2.0 ** np.round(np.log2(np.median(reach)))) if reach.size else 1.0
+
+
+def _guide_site(site: Site, support: Any) -> GuideSite:
+    dims: list[str] = []
+    if site.plates:
+        for axis in range(max(site.plates) + 1):
+            dims.append(site.plates.get(axis, f"{site.name}_dim_{axis}"))
+    return GuideSite(
+        name=site.name, support=support, shape=site.shape, dims=tuple(dims)
+    )

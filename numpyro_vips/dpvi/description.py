@@ -1,0 +1,81 @@
+"""What `explain` says of a model that DPVI runs."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpyro_vips.dpvi.program import DpviProgram
+from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+
+def describe_site(program: DpviProgram, name: str) -> dict[str, Any]:
+    """What a row of `Plan.sites` says beside the site's name and shape."""
+    is_latent = program.graph.sites[name].is_latent
+    return {"posterior": _posterior_of(program, name)} if is_latent else {}
+
+
+def _posterior_of(program: DpviProgram, name: str) -> str:
+    user_guide, solved = program.user_guide, program.locals_of_rows
+    if program.guide is None:
+        assert user_guide is not None
+        is_drawn = name in (*user_guide.globals, *user_guide.locals)
+        return "the given guide" if is_drawn else "summed out"
+    if solved is not None and name in solved.solved:
+        return {
+            "exact": "conjugate, solved per row",
+            "quadrature": "quadrature, per row",
+            "integral": "quadrature, per row",
+            "bound": "a bound, solved per row",
+        }[solved.method]
+    if program.graph.sites[name].row_axis is not None:
+        return "summed out"
+    family = program.guide.family.replace("_field", "-field").replace("_rank", "-rank")
+    return f"Normal (unconstrained, {family})"
+
+
+def describe_statistics(
+    blocks_of: Mapping[str, Iterable[Block]],
+) -> list[dict[str, Any]]:
+    """Name, shape and kind of release of what a row adds to.
+
+    Args:
+      blocks_of: The blocks of each kind of release.
+    """
+    return [
+        {"statistic": block.name, "shape": list(block.shape), "released": kind}
+        for kind, blocks in blocks_of.items()
+        for block in blocks
+    ]
+
+
+def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
+    """What else to know.
+
+    Args:
+      program: The model's.
+      captured: Names of the arrays that the guide holds.
+    """
+    solved = program.locals_of_rows
+    if solved is not None and solved.method == "integral":
+        names = ", ".join(map(repr, solved.solved))
+        yield (
+            f"{names}, which every row has its own of, is integrated out by "
+            "Gauss-Hermite quadrature about where the row's density of it lies. "
+            "Of a density with several modes far apart a part may be missed."
+        )
+    if solved is not None and solved.method == "bound":
+        names = ", ".join(map(repr, solved.solved))
+        yield (
+            f"Of {names}, which every row has its own of, the log density is "
+            "replaced by a bound. It is looser the less a row says of them, and "
+            "makes them matter less: globals that scale them come out too small."
+        )
+    if program.options.takes_newton_steps:
+        yield "Newton steps until fresh draws leave the posterior where it is."
+    if names := listed(sorted(captured)):
+        yield f"Treated as public because the guide holds them: {', '.join(names)}."
+
+
+def describe_sparse_rows(name: str) -> str:
+    """How an argument whose rows store few entries is worked on."""
+    return ". DPVI writes the row out again"

@@ -1,0 +1,104 @@
+"""The public side of a step: from noisy sums to the ELBO's gradient, and along it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.iterates import DpviState, Variational
+from numpyro_vips.dpvi.program import Draws
+
+
+def stepped(
+    compiled: CompiledModel,
+    optimizer: optax.GradientTransformation,
+    state: DpviState,
+    draws: Draws,
+    released: Mapping[str, Float[Array, "..."]],
+    step_size: Any,
+    noise_variance: Any,
+) -> DpviState:
+    """The state after one step of the optimiser on the negative ELBO.
+
+    Args:
+      compiled: The model.
+      optimizer: For the negative ELBO, divided by the public number of rows.
+      state: That before the step.
+      draws: The step's ε.
+      released: Noisy estimates of the sums over all rows.
+      step_size: Factor on the optimiser's update.
+      noise_variance: Of the noise in the gradient in the globals.
+    """
+    program = compiled.program
+    num_rows = program.graph.arguments.public_num_rows
+    gradient = elbo_gradient(compiled, state.variational, draws, released)
+    # Noise may have led where the prior overflows: such coordinates stay put.
+    loss_gradient = jax.tree.map(
+        lambda g: jnp.where(jnp.isfinite(g), -g / num_rows, 0.0), gradient
+    )
+    params: Any = state.variational  # optax's types know no named tuples.
+    updates, optimizer_state = optimizer.update(
+        loss_gradient, state.optimizer_state, params
+    )
+    updates = jax.tree.map(lambda u: step_size * u, updates)
+    if program.guide is not None and not program.options.has_own_optimizer:
+        loc = program.reach * updates.guide["loc"]
+        updates = updates._replace(guide={**updates.guide, "loc": loc})
+    variational: Any = optax.apply_updates(params, updates)
+    step = state.step + 1
+    weight = jnp.ones((), program.start.dtype)
+    if program.options.averaging is not None:
+        averaging = program.options.averaging
+        weight = (averaging + 1) / (averaging + step)
+    average = jax.tree.map(
+        lambda old, new: old + weight * (new - old), state.average, variational
+    )
+    score = state.score
+    if score is not None:
+        z = program.value(state.variational, draws[0])
+        score = score.after(step, released["loc"], z, noise_variance)
+    return DpviState(
+        variational, average, optimizer_state, state.key, step, score=score
+    )
+
+
+def elbo_gradient(
+    compiled: CompiledModel,
+    variational: Variational,
+    draws: Draws,
+    released: Mapping[str, Float[Array, "..."]],
+) -> Variational:
+    """Ascent direction for the ELBO of all rows, in φ and θ.
+
+    Args:
+      compiled: The model.
+      variational: Where the gradient is taken.
+      draws: The step's ε.
+      released: Estimates of the sums over all rows, by block.
+    """
+    program = compiled.program
+    tree = jax.tree.map(jnp.zeros_like, program.tree(variational, program.start))
+    leaves, structure = jax.tree.flatten(tree)
+    for entry in compiled.released:
+        entry.place(leaves, released[entry.block.name])
+    first, params = jax.tree.unflatten(structure, leaves)
+
+    def public_elbo(variational: Variational) -> Float[Array, ""]:
+        params = program.constrained(variational.params)
+        return program.public_elbo(variational.guide, params, draws)
+
+    public = jax.grad(public_elbo)(variational)
+    if program.perturbs_location:
+        # The chain rule through z(φ, ε), on what is public already.
+        _, pull_back = jax.vjp(lambda v: program.value(v, draws[0]), variational)
+        (rows,) = pull_back(program.space.join(first))
+        rows = Variational(
+            guide=rows.guide, params=jax.tree.map(jnp.add, rows.params, params)
+        )
+    else:
+        rows = Variational(guide=first, params=params)
+    return jax.tree.map(jnp.add, rows, public)

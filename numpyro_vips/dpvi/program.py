@@ -1,0 +1,215 @@
+"""A model laid out for DPVI: its globals in flat vectors, the guide, a row's ELBO.
+
+Two points of view of one step meet here: the guide's parameters φ with the parameters θ
+that have no prior, which the optimiser moves, and the unconstrained globals z(φ, ε),
+in which rows' gradients are taken.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from numpyro.distributions import biject_to
+from numpyro.distributions.constraints import Constraint
+
+from numpyro_vips.dpvi.automatic_guides import NormalGuide
+from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.locals_of_rows import LocalsOfRows
+from numpyro_vips.dpvi.row_gradients import Shared
+from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.prior_centre import initial_params
+
+Perturb = Literal["location", "all"]
+# Numbers, or keys for a user's guide.
+Draws = Shaped[Array, "particles ..."]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DpviOptions:
+    """The settings of a fit, each as `DpviEngine` describes it.
+
+    Attributes:
+      num_particles: Draws from the guide per step.
+      perturb: Which gradient is released.
+      averaging: How iterates are weighed; None keeps the last one.
+      is_analytic: Whether Kullback-Leibler divergences are taken in closed form.
+      has_own_optimizer: Whether the caller gave the optimiser.
+      takes_newton_steps: Whether the fit is without noise, by Newton's method.
+    """
+
+    num_particles: int
+    perturb: Perturb
+    averaging: float | None
+    is_analytic: bool
+    has_own_optimizer: bool
+    takes_newton_steps: bool
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class DpviProgram:
+    """What a step does besides reading rows; all of it is public.
+
+    Attributes:
+      graph: The model.
+      options: The settings of the fit.
+      space: The globals and their layout in flat vectors; those that no observation
+        depends on come last.
+      start: The prior's centre, unconstrained.
+      prior_scale: Standard deviations of the prior, in the units of `space`.
+      reach: How far a step may go in each global, as a factor on the optimiser's.
+      guide: The Normal on the unconstrained globals; None beside a user's guide.
+      user_guide: The guide that the caller gave, if any.
+      locals_of_rows: How a row's continuous latents are dealt with, if there are any.
+      row_elbo: A row's part of the ELBO.
+      public_elbo: The rest of it, which reads no row.
+      constraints: Of the parameters without a prior.
+      row: A synthetic row.
+    """
+
+    graph: ModelGraph
+    options: DpviOptions
+    space: UnconstrainedSpace
+    start: Float[Array, " size"]
+    prior_scale: Float[np.ndarray, " size"]
+    reach: Float[np.ndarray, " size"]
+    guide: NormalGuide | None
+    user_guide: UserGuide | None
+    locals_of_rows: LocalsOfRows | None
+    row_elbo: RowElbo
+    public_elbo: PublicElbo
+    constraints: Mapping[str, Constraint]
+    row: Mapping[str, Any]
+
+    @property
+    def perturbs_location(self) -> bool:
+        """Whether gradients in the globals are released, not those in φ."""
+        return self.options.perturb == "location"
+
+    def constrained(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters without a prior, as the model takes them."""
+        return constrained(params, self.constraints)
+
+    def initial(self, rng_key: PRNGKeyArray) -> Variational:
+        """The guide at the prior's centre, slightly jittered, and the parameters."""
+        guide_key, params_key = jax.random.split(rng_key)
+        arrays = {}
+        if self.guide is not None:
+            # Steps are as long, so a start farther off would never be left.
+            arrays = self.guide.initial(self.start, guide_key, self.reach)
+        params = unconstrained_params(
+            self.graph, self.user_guide, self.constraints, params_key
+        )
+        return Variational(guide=arrays, params=params)
+
+    def draws(self, key: PRNGKeyArray, step: Any) -> tuple[PRNGKeyArray, Draws]:
+        """A step's key, and its ε, one entry per particle.
+
+        These are numbers, or keys for a user's guide.
+        """
+        return _draws_of_step(
+            key,
+            step,
+            count=self.options.num_particles,
+            size=None if self.guide is None else self.guide.num_draws,
+            dtype=self.start.dtype,
+        )
+
+    def value(
+        self, variational: Variational, draw: Shaped[Array, "..."]
+    ) -> Float[Array, " size"]:
+        """z(φ, ε): the unconstrained globals that a draw stands for."""
+        if self.guide is not None:
+            return self.guide.value(variational.guide, draw)
+        assert self.user_guide is not None
+        params = self.constrained(variational.params)
+        values = self.user_guide.draw_globals(params, draw).values
+        free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
+        return self.space.join(free)
+
+    def tree(
+        self, variational: Variational, z: Float[Array, " size"]
+    ) -> tuple[Any, Any]:
+        """The arrays in which rows' gradients are taken: the globals or φ, and θ."""
+        first = self.space.split(z) if self.perturbs_location else variational.guide
+        return first, variational.params
+
+    def arguments(
+        self, tree: tuple[Any, Any], draw: Shaped[Array, "..."]
+    ) -> tuple[Any, Any]:
+        """The globals and parameters at a draw, where the tree is (φ, θ)."""
+        guide, params = tree
+        z = self.value(Variational(guide=guide, params=params), draw)
+        return self.space.split(z), params
+
+    def shared(
+        self, variational: Variational, key: PRNGKeyArray, draws: Draws
+    ) -> Shared:
+        """What the rows of a step need to know, at the step's key and draws."""
+        z = self.start
+        if self.perturbs_location:
+            z = self.value(variational, draws[0])
+        return Shared(self.tree(variational, z), draws, key)
+
+
+def unconstrained_params(
+    graph: ModelGraph,
+    user_guide: UserGuide | None,
+    constraints: Mapping[str, Constraint],
+    rng_key: PRNGKeyArray,
+) -> dict[str, Any]:
+    """Every parameter's initial value, unconstrained.
+
+    Raises:
+      UnsafeModelError: One has no gradient.
+    """
+    params = {}
+    if user_guide is not None:
+        params = user_guide.initial_params(rng_key)
+    params |= initial_params(graph, rng_key)
+    for name, tree in params.items():
+        for leaf in jax.tree.leaves(tree):
+            if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+                raise UnsafeModelError(
+                    f"The parameter {name!r} has entries of dtype "
+                    f"{jnp.result_type(leaf)}, which have no gradient. Use floats."
+                )
+    return {
+        name: jax.tree.map(
+            lambda leaf, name=name: jnp.asarray(
+                biject_to(constraints[name]).inv(jnp.asarray(leaf)),
+                jnp.result_type(float),
+            ),
+            tree,
+        )
+        for name, tree in params.items()
+    }
+
+
+@functools.partial(jit_unoptimized, static_argnames=("count", "size", "dtype"))
+def _draws_of_step(
+    key: PRNGKeyArray,
+    step: Int[Array, ""],
+    *,
+    count: int,
+    size: int | None,
+    dtype: Any,
+) -> tuple[PRNGKeyArray, Draws]:
+    """See `DpviProgram.draws`.
+
+    A generator of random numbers takes long to compile. So it is a program of its own,
+    which all that need the draws, and all engines of one size, share.
+    """
+    key = jax.random.fold_in(key, step)
+    if size is None:
+        return key, jax.random.split(key, count)
+    return key, jax.random.normal(key, (count, size), dtype)

@@ -1,0 +1,91 @@
+"""What runs on a chunk of rows: sums, norms, counts. One program for each shape."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+
+from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.program import Draws
+from numpyro_vips.dpvi.row_information import Point
+from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.row_sums import counts_of_parts
+from numpyro_vips.model.sparse_rows import dense_rows
+
+
+class RowPrograms:
+    """The programs of one model; they take rows as arrays, and keep none.
+
+    Attributes:
+      clipped_sum, clipped_information, norms, counts: The methods below, compiled.
+    """
+
+    def __init__(self, compiled: CompiledModel) -> None:
+        self._compiled = compiled
+        self.clipped_sum = jit_ahead(self._clipped_sum)
+        self.clipped_information = jit_ahead(self._clipped_information)
+        self.norms = jit_unoptimized(self._norms)
+        self.counts = jit_ahead(self._counts, static_argnums=6)
+
+    def _clipped_sum(
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, Float[Array, "..."]]:
+        """See `DpviEngine.bounded_sum`."""
+        shared = self._compiled.program.shared(variational, key, draws)
+        return self._compiled.row_gradients.clipped_sum(
+            shared, self._as_traced(rows), mask, scales, clipping_norm
+        )
+
+    def _clipped_information(
+        self,
+        point: Point,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        clipping_norm: Any,
+    ) -> Float[Array, "read read"]:
+        """See `NoiseAware.clipped_sum`."""
+        assert self._compiled.noise_aware is not None
+        return self._compiled.noise_aware.clipped_sum(
+            point, self._as_traced(rows), mask, clipping_norm
+        )
+
+    def _norms(
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+    ) -> dict[str, Float[Array, " rows"]]:
+        """Norm of every block in each row; NaN where the row would count as zero."""
+        shared = self._compiled.program.shared(variational, key, draws)
+        return self._compiled.row_gradients.norms(shared, self._as_traced(rows))
+
+    def _counts(
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        edges: Mapping[str, Any],
+        parts: tuple[tuple[str, tuple[str, ...]], ...],
+    ) -> dict[str, Float[Array, " _bins"]]:
+        """See `fitting.engine.Engine.norm_counts`."""
+        norms = self._norms(variational, key, draws, rows)
+        return counts_of_parts(norms, mask, parts, edges)
+
+    def _as_traced(self, rows: Mapping[str, Any]) -> dict[str, Shaped[Array, "..."]]:
+        """Dense rows of the dtypes that the model was traced with."""
+        shapes = self._compiled.program.graph.arguments.row_shapes()
+        rows = dense_rows(rows)
+        return {name: jnp.asarray(rows[name], shapes[name].dtype) for name in shapes}
