@@ -2,13 +2,10 @@
 
 Park, Foulds, Chaudhuri and Welling (2020), algorithm 1. On the private side, a step
 sums the rows' clipped expected sufficient statistics; on the public side, the noisy
-sums are averaged over the steps and the globals are brought to convergence for them.
-The running average is kept as it was released, without projection, so that its noise
-averages out; only reading it as a posterior projects (DESIGN: negative counts set to
-zero in every step would bias it).
+sums are averaged over the steps and the globals are brought to convergence for them
+(`global_step.py`).
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -24,33 +21,27 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES, Release, Together
 from numpyro_vips.vips import m_step
-from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
-from numpyro_vips.vips.column_units import column_units
-from numpyro_vips.vips.convergence import TOLERANCE, Trail, distance
+from numpyro_vips.vips.convergence import TOLERANCE, distance
 from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
     describe_statistics,
     notes_on,
-    warnings_of,
 )
-from numpyro_vips.vips.drift import drift_of, largest_drift
+from numpyro_vips.vips.diagnostics import diagnostics_of
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.global_programs import GlobalPrograms
+from numpyro_vips.vips.global_step import GlobalStep
 from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
-from numpyro_vips.vips.newton_steps import Target, Way, step_from
 from numpyro_vips.vips.posterior import ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.reading import Reading
 from numpyro_vips.vips.row_programs import RowPrograms
-from numpyro_vips.vips.row_statistics import with_repeats
 from numpyro_vips.vips.state import (
-    InDouble,
     VipsState,
     in_double,
-    is_noisy,
 )
 from numpyro_vips.vips.statistic_roles import StatisticRoles
 
@@ -59,8 +50,6 @@ DEFAULT_STEPS = 10
 # Of Newton's method for centred factors, whose matrix is noisy and so held away from
 # zero: directions of which rows say little take many steps to their optimum.
 DEFAULT_NEWTON_STEPS = 50
-# How fast the steps of Newton's method become shorter; see `_gain`.
-GAIN_DECAY = 0.3
 # Without noise there is no price on a step, and coordinate ascent needs some.
 DEFAULT_STEPS_WITHOUT_NOISE = 100
 # Those at most of a fit that ends when it has converged.
@@ -69,15 +58,6 @@ MOST_STEPS = 2000
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
 SWEEPS_PER_STEP = 5
-# Sweeps in which the globals, and statistics that depend on them alone, take turns.
-PUBLIC_SWEEPS = 100
-
-# The relative change from which on `diagnostics` says that the globals are moving,
-# after too few steps to tell how far they still have to go,
-_STILL = 1e-3
-# and how many standard deviations they may have to go otherwise.
-_NEAR = 0.05
-
 # Starts of a fit without noise where a symmetry is broken at random: some lead to where
 # components stay alike, or to a worse place.
 NUM_STARTS = 5
@@ -87,30 +67,12 @@ _ALIKE = 3.0
 _APART = 1.0
 
 
-def _relative_change(before: Any, after: Any) -> float:
-    def of_array(x: np.ndarray, y: np.ndarray) -> float:
-        size = np.max(np.abs(y), initial=0.0)
-        return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
-
-    return max(jax.tree.leaves(jax.tree.map(of_array, before, after)), default=0.0)
-
-
 def _stddev(
     moments: Mapping[str, Float64[np.ndarray, "..."]],
 ) -> Float64[np.ndarray, "*batch size"]:
     """Standard deviations of a Gaussian block's coordinates."""
     squares = np.diagonal(moments["xx"], axis1=-2, axis2=-1)
     return np.sqrt(squares - moments["x"] ** 2)
-
-
-def _gain(step_size: float) -> float:
-    """How far Newton's method goes in a step of this weight, from 0 to 1.
-
-    With weights 2 / (t + 2) it is (t + 1)^-GAIN_DECAY: rows are asked ever closer to
-    the average, where residuals are nearly linear in the noise, and all steps together
-    still get from anywhere to anywhere (Polyak and Juditsky, 1992).
-    """
-    return (step_size / (2.0 - step_size)) ** GAIN_DECAY
 
 
 class VipsEngine:
@@ -153,6 +115,7 @@ class VipsEngine:
         self.on_globals = GlobalPrograms(
             program, sweeps, noise_by_entry=bool(self._roles.open)
         )
+        self._step = GlobalStep(program, self._roles, self.on_rows, self.on_globals)
         self._reading = Reading(self.on_rows, self.on_globals, self._roles)
 
     @property
@@ -404,223 +367,7 @@ class VipsEngine:
           noise_stddev: Standard deviation of their noise.
           step_size: Weight ρ of these sums in the average.
         """
-        if COVARIATES in released:
-            units = self.on_rows.units_of_covariates(state.next_standards)
-            moments = np.asarray(released[COVARIATES], np.float64)
-            return state._replace(covariates=units.to_own(moments))
-        rho = step_size
-        if self._roles.residuals & set(released):
-            rho = state.way.weight(step_size)
-        here = {
-            name: value / state.units[name] if name in state.units else value
-            for name, value in released.items()
-        }
-        noise = {
-            name: stddev / state.units[name] if name in state.units else stddev
-            for name, stddev in noise_stddev.items()
-        }
-        asked_about = {n: as_rows_know(state.visited[n]["x"]) for n in state.centre}
-        after = self._averaged(state, here, noise, rho, asked_about)
-        if after.released != {s.name for s in self.statistics}:
-            return after  # Another step of the schedule releases what is missing.
-        latest = self._latest(after, here, noise)
-        return self._solved(after, latest, asked_about, step_size)
-
-    def _averaged(
-        self,
-        state: VipsState,
-        released: Sums,
-        noise: Mapping[str, np.ndarray | float],
-        rho: float,
-        asked_about: Mapping[str, Float64[np.ndarray, "..."]],
-    ) -> VipsState:
-        """The state with these sums in its averages, with weight `rho`.
-
-        Args:
-          state: The state before the step.
-          released, noise: See `update`, in units of the statistics.
-          rho: Their weight.
-          asked_about: By factor, the mean about which linear statistics were taken.
-        """
-        roles, names = self._roles, set(released)
-        statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
-        new = {
-            **self.on_rows.public_sums(state.expected_natural),
-            **with_repeats(self.statistics, released),
-        }
-        kept, moved = state.kept, roles.moved & names
-        if moved:
-            kept = (1.0 - rho) * kept + rho
-        weights = {name: rho / kept if name in moved else rho for name in new}
-        drift = {
-            name: drift_of(
-                roles.released_as[name],
-                np.asarray(released[name] - statistics[name]),
-                np.asarray(np.hypot(noise[name], deviations[name])),
-            )
-            for name in released
-            # The first sums about other points have none before them.
-            if name in state.released and state.kept and np.all(deviations[name])
-        }
-        for name, value in new.items():
-            weight = weights[name]
-            average = np.asarray((1.0 - weight) * statistics[name])
-            average += weight * value  # In place: blocks can have millions of entries.
-            statistics[name] = average
-            deviations[name] = np.hypot(
-                (1.0 - weight) * deviations[name], weight * noise.get(name, 0.0)
-            )
-        centre = state.centre
-        if roles.linear & names:
-            centre = {
-                name: (1.0 - rho) * centre[name] + rho * asked_about[name]
-                for name in centre
-            }
-        asked = state.asked
-        if roles.open & names:
-            first = min(roles.open & names)
-            place = {name: state.expected_natural[name] for name in roles.open}
-            asked = asked_also(asked, weights[first], place, state.clipped.get(first))
-        units = {
-            name: as_rows_know(
-                column_units(statistics[square], float(deviations[square]))
-            )
-            for name, square in roles.squares.items()
-            if square in released and name not in released
-        }
-        return state._replace(
-            statistics=statistics,
-            noise_stddev=deviations,
-            asked=asked,
-            centre=centre,
-            origins=state.next_origins if moved else state.origins,
-            standards=state.next_standards if moved else state.standards,
-            kept=kept,
-            released=state.released | names,
-            num_steps=state.num_steps + 1,
-            drift=drift or state.drift,
-            units={**state.units, **units},
-        )
-
-    def _latest(
-        self,
-        state: VipsState,
-        released: Sums,
-        noise: Mapping[str, np.ndarray | float],
-    ) -> Unclipped | None:
-        """The sums with the residuals of this step alone; None without noisy ones."""
-        residuals = self._roles.residuals
-        if not any(np.any(noise.get(name, 0.0)) for name in residuals):
-            return None
-        dense = with_repeats(self.statistics, released)
-        sums = {**state.statistics, **{name: dense[name] for name in residuals}}
-        of_step = {name: noise[name] for name in residuals}
-        return Unclipped(
-            {name: np.asarray(value) for name, value in sums.items()},
-            {**state.noise_stddev, **of_step},
-        )
-
-    def _solved(
-        self,
-        state: VipsState,
-        latest: Unclipped | None,
-        asked_about: Mapping[str, Float64[np.ndarray, "..."]],
-        step_size: float,
-    ) -> VipsState:
-        """The state with the globals of its averages, and where rows are asked next.
-
-        Args:
-          state: That after the step, with the globals before it.
-          latest: What Newton steps go by; see `_latest`.
-          asked_about, step_size: See `_averaged` and `update`.
-        """
-        noisy = is_noisy(state.noise_stddev)
-        statistics = dict(state.statistics)
-        for _ in range(self._public_sweeps):
-            if self._public_sweeps > 1:
-                statistics |= self.on_rows.public_sums(state.expected_natural)
-            # Rows are not asked at these where factors take Newton steps.
-            noise_read = float(bool(self._roles.residuals))
-            sums = Unclipped(statistics, state.noise_stddev)
-            found = self.on_globals.solve(state, sums, noise_read)
-            moments, natural = in_double(found.moments), in_double(found.natural)
-            visited, way = moments, state.way
-            if latest is not None:
-                targets = self.on_globals.newton_targets(latest, moments, asked_about)
-                visited, way = self._next_visited(
-                    state, asked_about, targets, moments, step_size
-                )
-            elif noisy:
-                newton = self.program.structure.newton
-                visited = {**moments, **{n: state.visited[n] for n in newton}}
-            # A step from the prior is no sign of what the next would do.
-            change = _relative_change(state.moments, moments) if state.natural else 0.0
-            state = state._replace(
-                statistics=statistics,
-                moments=moments,
-                natural=natural,
-                visited=visited,
-                way=way,
-                expected_natural=self.on_rows.expected_natural_of(visited),
-                change=max(float(found.change), change),
-                below_noise={k: int(v) for k, v in found.below_noise.items()},
-            )
-        return state if noisy else state._replace(trail=self._trail_after(state))
-
-    def _next_visited(
-        self,
-        state: VipsState,
-        about: Mapping[str, Float64[np.ndarray, "..."]],
-        targets: Mapping[str, Target],
-        moments: InDouble,
-        step_size: float,
-    ) -> tuple[InDouble, Way]:
-        """The moments at which rows are asked next, and the way to there.
-
-        Args:
-          state: What is known of the way to where rows were asked last.
-          about: Where they were asked last.
-          targets: See `m_step.newton_targets`.
-          moments: Those of the posterior.
-          step_size: The step's weight in the average over all steps.
-        """
-        is_sampled = any(
-            state.clipped[name].sampling_rate < 1.0
-            for name in self._roles.residuals & set(state.clipped)
-        )
-        # How rows are drawn is noise of unknown size in a gradient.
-        way = Way() if is_sampled else state.way
-        places, found = step_from(
-            way,
-            {name: about[name] for name in targets},
-            targets,
-            gain=_gain(step_size),
-            step_size=step_size,
-        )
-        visited = dict(moments)
-        for name, place in places.items():
-            square = place[..., :, None] * place[..., None, :]
-            visited[name] = {"x": place, "xx": targets[name].covariance + square}
-        return visited, state.way if is_sampled else found
-
-    @functools.cached_property
-    def _public_sweeps(self) -> int:
-        """The number of times that the globals are solved for in a step.
-
-        Where no further step asks rows for anything, what depends on the globals alone
-        is brought up to date here.
-        """
-        structure = self.program.structure
-        if any(statistic.release == "adaptive" for statistic in self.statistics):
-            return 1
-        names = {group.name for group in structure.posterior_factors_of("local")}
-        return PUBLIC_SWEEPS if names - structure.data_dependent_factors else 1
-
-    def _trail_after(self, state: VipsState) -> Trail:
-        place = state.natural, state.moments, state.num_steps
-        if state.trail is None:
-            return Trail.starting(*place)
-        return state.trail.after(*place, self.program.structure.posterior_factors)
+        return self._step.after(state, released, noise_stddev, step_size)
 
     def has_posterior(self, state: VipsState) -> bool:
         """Whether every statistic has been released."""
@@ -734,86 +481,11 @@ class VipsEngine:
         return total if math.isfinite(total) else -math.inf
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
-        """What is known of how good the posterior is.
-
-        Returns:
-          num_steps, change, drift: See `VipsState`.
-          converged: Whether the globals no longer move. Under noise False where sums
-            of the last step had moved, and None where noise hides whether.
-          moving: The sites whose statistics had, under noise; see `drift`.
-          remaining: How far they still have to go at most, in standard deviations of
-            the posterior; None if that is not known.
-          evidence_bounds: Of the starts of a fit without noise, best first.
-          as_good: The globals of which another start found another posterior, with the
-            same bound.
-          missing_information: The largest share of the information about a direction of
-            the globals that is missing, as rows do not show their own latents; None if
-            that is not known.
-          errors_left: What is left of the errors of early steps, in standard deviations
-            of the posterior, which knows of them; None if that is not known.
-          below_noise: By site, how many of its sums of squares are below their noise.
-          bounds: By site, the auxiliary variables that make its log density a bound.
-          warnings: See `Engine.diagnostics`.
-        """
-        structure = self.program.structure
-        below = {
-            site: count
-            for name, count in state.below_noise.items()
-            for site in structure.posterior_factors[name].latents
-            if count
-        }
-        bounds = {
-            site: self.describe_site(site)["augmentation"]
-            for site in self.program.graph.sites
-        }
-        remaining = math.inf if state.trail is None else state.trail.remaining
-        is_still = state.change < _STILL
-        if state.trail is not None and state.trail.is_long:
-            is_still = remaining <= _NEAR
+        """See `diagnostics.diagnostics_of`."""
         seen = None
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
-        # The posterior allows for what is left of early steps, where that is known.
-        is_corrected = seen is not None and seen.left is not None
-        moving, converged = [] if is_corrected else self._moving(state), is_still
-        if is_noisy(state.noise_stddev):
-            converged = False if moving else None
-        found = {
-            "num_steps": state.num_steps,
-            "change": state.change,
-            "drift": dict(state.drift),
-            "moving": moving,
-            "converged": converged,
-            "remaining": remaining if math.isfinite(remaining) else None,
-            "evidence_bounds": list(state.bounds),
-            "as_good": list(state.as_good),
-            "missing_information": None if seen is None else seen.missing,
-            "errors_left": None if seen is None else seen.left,
-            "below_noise": below,
-            "bounds": {site: bound for site, bound in bounds.items() if bound},
-        }
-        return {**found, "warnings": list(warnings_of(self.program, found))}
-
-    def _moving(self, state: VipsState) -> list[str]:
-        """The sites whose sums moved in the last step by more than noise explains.
-
-        Newton steps go where noise drives them, and residuals move with the place that
-        they are asked at. Minibatches differ from each other without any movement.
-        """
-        structure, found = self.program.structure, dict[str, None]()
-        for statistic in self.statistics:
-            name = statistic.name
-            if name not in state.drift or name in self._roles.residuals:
-                continue
-            if name in state.clipped and state.clipped[name].sampling_rate < 1.0:
-                continue
-            if state.drift[name] > largest_drift(self._roles.released_as[name]):
-                factors = {
-                    structure.factor_of[latent] for latent, *_ in statistic.atoms
-                }
-                for factor in sorted(factors):
-                    found |= dict.fromkeys(structure.posterior_factors[factor].latents)
-        return [name for name in found if name in self.program.graph.sites]
+        return diagnostics_of(self.program, self._roles, state, seen)
 
     # --- what `explain` says ----------------------------------------------------------
 

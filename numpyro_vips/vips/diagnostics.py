@@ -1,0 +1,109 @@
+"""What is known of how good a conjugate posterior is, from released numbers alone."""
+
+import math
+from typing import Any
+
+from numpyro_vips.vips.description import describe_site, warnings_of
+from numpyro_vips.vips.drift import largest_drift
+from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.reading import ObservedSums
+from numpyro_vips.vips.state import VipsState, is_noisy
+from numpyro_vips.vips.statistic_roles import StatisticRoles
+
+# The relative change from which on globals count as moving, after too few steps to tell
+# how far they still have to go,
+_STILL = 1e-3
+# and how many standard deviations they may have to go otherwise.
+_NEAR = 0.05
+
+
+def diagnostics_of(
+    program: ConjugateProgram,
+    roles: StatisticRoles,
+    state: VipsState,
+    seen: ObservedSums | None,
+) -> dict[str, Any]:
+    """What is known of how good the posterior is.
+
+    Args:
+      program: The model.
+      roles: What each statistic is released for.
+      state: The state of the fit.
+      seen: What rows show of their latents; None before there is a posterior.
+
+    Returns:
+      num_steps, change, drift: See `VipsState`.
+      converged: Whether the globals no longer move. Under noise False where sums
+        of the last step had moved, and None where noise hides whether.
+      moving: The sites whose statistics had, under noise; see `drift`.
+      remaining: How far they still have to go at most, in standard deviations of
+        the posterior; None if that is not known.
+      evidence_bounds: Of the starts of a fit without noise, best first.
+      as_good: The globals of which another start found another posterior, with the
+        same bound.
+      missing_information: The largest share of the information about a direction of
+        the globals that is missing, as rows do not show their own latents; None if
+        that is not known.
+      errors_left: What is left of the errors of early steps, in standard deviations
+        of the posterior, which knows of them; None if that is not known.
+      below_noise: By site, how many of its sums of squares are below their noise.
+      bounds: By site, the auxiliary variables that make its log density a bound.
+      warnings: See `Engine.diagnostics`.
+    """
+    structure = program.structure
+    below = {
+        site: count
+        for name, count in state.below_noise.items()
+        for site in structure.posterior_factors[name].latents
+        if count
+    }
+    bounds = {
+        site: describe_site(program, site)["augmentation"]
+        for site in program.graph.sites
+    }
+    remaining = math.inf if state.trail is None else state.trail.remaining
+    is_still = state.change < _STILL
+    if state.trail is not None and state.trail.is_long:
+        is_still = remaining <= _NEAR
+    # The posterior allows for what is left of early steps, where that is known.
+    is_corrected = seen is not None and seen.left is not None
+    moving, converged = [] if is_corrected else _moving(program, roles, state), is_still
+    if is_noisy(state.noise_stddev):
+        converged = False if moving else None
+    found = {
+        "num_steps": state.num_steps,
+        "change": state.change,
+        "drift": dict(state.drift),
+        "moving": moving,
+        "converged": converged,
+        "remaining": remaining if math.isfinite(remaining) else None,
+        "evidence_bounds": list(state.bounds),
+        "as_good": list(state.as_good),
+        "missing_information": None if seen is None else seen.missing,
+        "errors_left": None if seen is None else seen.left,
+        "below_noise": below,
+        "bounds": {site: bound for site, bound in bounds.items() if bound},
+    }
+    return {**found, "warnings": list(warnings_of(program, found))}
+
+
+def _moving(
+    program: ConjugateProgram, roles: StatisticRoles, state: VipsState
+) -> list[str]:
+    """The sites whose sums moved in the last step by more than noise explains.
+
+    Newton steps go where noise drives them, and residuals move with the place that
+    they are asked at. Minibatches differ from each other without any movement.
+    """
+    structure, found = program.structure, dict[str, None]()
+    for statistic in structure.statistics:
+        name = statistic.name
+        if name not in state.drift or name in roles.residuals:
+            continue
+        if name in state.clipped and state.clipped[name].sampling_rate < 1.0:
+            continue
+        if state.drift[name] > largest_drift(roles.released_as[name]):
+            factors = {structure.factor_of[latent] for latent, *_ in statistic.atoms}
+            for factor in sorted(factors):
+                found |= dict.fromkeys(structure.posterior_factors[factor].latents)
+    return [name for name in found if name in program.graph.sites]
