@@ -98,7 +98,7 @@ def measured(folder: Path, count: int, steps: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description="A fit on several processes.")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
