@@ -42,7 +42,7 @@ from numpyro_vips.model.arguments import bind_arguments, check_widths
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
-from numpyro_vips.privacy.secure_random import SecureRandom, fresh_key
+from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.result import PrivateVIResult
 from numpyro_vips.vips.settings import VIPS
 
@@ -211,6 +211,13 @@ class PrivateVI:
                 f"Expected budget to be a PrivacyBudget, got {type(budget).__name__}. "
                 "Use PrivacyBudget(epsilon=..., delta=...)."
             )
+        if across is not None and (
+            isinstance(across, type) or not isinstance(across, Across)
+        ):
+            raise TypeError(
+                "Expected across to be nv.Processes(), nv.SimulatedParties(number) or "
+                f"None, got {across!r}."
+            )
         if num_rows is not None:
             _validate.positive_integer(num_rows=num_rows)
         check_widths(max_nonzeros)
@@ -311,9 +318,8 @@ class PrivateVI:
         priced, resumed = priced_by_first(
             prepared.steps, reducer, checkpoint, lambda: self._price(prepared.steps)
         )
-        sampling_key = reducer.from_first(fresh_key)
         random = SecureRandom(
-            insecure_seed=self.insecure_seed, sampling_key=sampling_key
+            insecure_seed=self.insecure_seed, sampling_key=reducer.sampling_key()
         )
         engine = prepared.engine
         state = engine.initial_state(rng_key)

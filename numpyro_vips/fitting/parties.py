@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from numpyro_vips import _validate
-from numpyro_vips.fitting.reducer import Reducer, Released, SumOf
+from numpyro_vips.fitting.reducer import Batch, Reducer, Released, SumOf
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.sampling import RowSampling
@@ -90,28 +90,23 @@ class PartyReducer(Reducer):
     def release(
         self,
         mechanism: GaussianMechanism,
-        selection: Selection,
-        num_rows: int,
-        chunks: tuple[int, int],
+        batch: Batch,
         sum_of: SumOf,
         random: SecureRandom,
     ) -> Released:
-        number, length = chunks
         # What a party draws, with six standard deviations to spare.
-        longest = number * length / self._number
-        at_least = math.ceil((longest + 6.0 * math.sqrt(longest)) / length)
+        longest = batch.number * batch.length / self._number
+        at_least = math.ceil((longest + 6.0 * math.sqrt(longest)) / batch.length)
         sums = [
-            sum_of(split_batch(rows, length, at_least=at_least)).value()
-            for rows in _by_party(selection, num_rows, self._number)
+            sum_of(split_batch(rows, batch.length, at_least=at_least)).value()
+            for rows in _by_party(batch, self._number)
         ]
         return mechanism.add_noise_of_parties(sums, [random.noise] * self._number)
 
 
-def _by_party(selection: Selection, num_rows: int, number: int) -> list[Selection]:
+def _by_party(batch: Batch, number: int) -> list[Selection]:
     """The rows of a batch, those of each party by themselves."""
-    limits = [num_rows * party // number for party in range(number + 1)]
-    if isinstance(selection, range):
-        places = limits
-    else:
-        places = np.searchsorted(selection, limits).tolist()
-    return [selection[a:b] for a, b in itertools.pairwise(places)]
+    places = [batch.num_rows * party // number for party in range(number + 1)]
+    if not isinstance(batch.selection, range):
+        places = np.searchsorted(batch.selection, places).tolist()
+    return [batch.selection[a:b] for a, b in itertools.pairwise(places)]

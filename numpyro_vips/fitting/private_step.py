@@ -25,7 +25,7 @@ import numpy as np
 
 from numpyro_vips.fitting.engine import Engine, SeesBounds
 from numpyro_vips.fitting.pass_bar import OnRows
-from numpyro_vips.fitting.reducer import Reducer
+from numpyro_vips.fitting.reducer import Batch, Reducer
 from numpyro_vips.fitting.schedule import Step
 from numpyro_vips.fitting.tree_sum import TreeSum
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
@@ -70,7 +70,7 @@ def release(
       For each block of `step.released`, a noisy estimate of its sum over all rows.
     """
     reducer = Reducer() if reducer is None else reducer
-    number, size = chunks = chunks_of(step, arguments.public_num_rows, max_batch_size)
+    number, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
     mechanism = step.mechanism
     names = [block.name for block in mechanism.blocks]
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
@@ -96,9 +96,8 @@ def release(
                     on_rows(min((done + 1) * size, here), here)
         return total
 
-    noisy = reducer.release(
-        mechanism, selection, arguments.num_rows, chunks, sum_of_pieces, random
-    )
+    batch = Batch(selection, arguments.num_rows, number, size)
+    noisy = reducer.release(mechanism, batch, sum_of_pieces, random)
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
     return {name: np.asarray(value / rate) for name, value in noisy.items()}

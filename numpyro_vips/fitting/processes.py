@@ -20,12 +20,11 @@ import numpy as np
 
 from numpyro_vips import errors
 from numpyro_vips.fitting.packed_arrays import packed, unpacked
-from numpyro_vips.fitting.reducer import Reducer, Released, SumOf
+from numpyro_vips.fitting.reducer import Batch, Reducer, Released, SumOf
 from numpyro_vips.fitting.tree_sum import Place, Sums, TreeSum
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.privacy.secure_random import SecureRandom
-from numpyro_vips.rows.reading import Selection
+from numpyro_vips.privacy.secure_random import SecureRandom, fresh_key
 
 _T = TypeVar("_T")
 
@@ -127,14 +126,11 @@ class ProcessReducer(Reducer):
     def release(
         self,
         mechanism: GaussianMechanism,
-        selection: Selection,
-        num_rows: int,
-        chunks: tuple[int, int],
+        batch: Batch,
         sum_of: SumOf,
         random: SecureRandom,
     ) -> Released:
-        number, length = chunks
-        pieces = split_batch(selection, length, at_least=number)
+        pieces = split_batch(batch.selection, batch.length, at_least=batch.number)
         mine = share_of(self._exchange.index, self._exchange.count, len(pieces))
         here = pieces[mine.start : mine.stop]
         sums = self._gathered(lambda: _packed_sums(sum_of(here, mine.start).sums))
@@ -174,6 +170,9 @@ class ProcessReducer(Reducer):
             return json.dumps(make()).encode() if self.is_first else b""
 
         return json.loads(self._gathered(made)[0])
+
+    def sampling_key(self) -> str | None:
+        return self.from_first(fresh_key)
 
     def arrays_from_first(self, make: Callable[[], Released]) -> Released:
         def made() -> bytes:

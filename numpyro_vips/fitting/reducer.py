@@ -6,7 +6,7 @@ take every step together, and `parties.py` simulates parties that add noise each
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,21 @@ from numpyro_vips.rows.reading import Selection
 _T = TypeVar("_T")
 
 Released = Mapping[str, np.ndarray]
+
+
+class Batch(NamedTuple):
+    """The rows of one step.
+
+    Attributes:
+      selection: Which rows they are, by growing numbers.
+      num_rows: How many rows there are to draw from.
+      number, length: Public number and length of the chunks that it is worked on in.
+    """
+
+    selection: Selection
+    num_rows: int
+    number: int
+    length: int
 
 
 class SumOf(Protocol):
@@ -48,9 +63,7 @@ class Reducer:
     def release(
         self,
         mechanism: GaussianMechanism,
-        selection: Selection,
-        num_rows: int,
-        chunks: tuple[int, int],
+        batch: Batch,
         sum_of: SumOf,
         random: SecureRandom,
     ) -> Released:
@@ -58,14 +71,11 @@ class Reducer:
 
         Args:
           mechanism: Adds the noise.
-          selection: The rows of the batch, by growing numbers.
-          num_rows: How many rows there are.
-          chunks: Public number and length of the chunks that it is worked on in.
-          sum_of: Sums pieces of at most that length.
+          batch: The rows.
+          sum_of: Sums pieces of at most the length of a chunk.
           random: Draws the noise.
         """
-        number, length = chunks
-        pieces = split_batch(selection, length, at_least=number)
+        pieces = split_batch(batch.selection, batch.length, at_least=batch.number)
         return mechanism.add_noise(sum_of(pieces).value(), random.noise)
 
     def check(self, sampling: RowSampling, *, is_private: bool) -> None:
@@ -106,11 +116,16 @@ class Reducer:
         with texts as keys."""
         return json.loads(json.dumps(make()))
 
+    def sampling_key(self) -> str | None:
+        """The key that all processes draw their rows with; None for a fresh one."""
+        return None
+
     def arrays_from_first(self, make: Callable[[], Released]) -> Released:
         """The named arrays that `make` returns in the first process."""
         return make()
 
 
+@runtime_checkable
 class Across(Protocol):
     """Whose rows a fit sums: the choices for `PrivateVI(across=...)`."""
 

@@ -286,6 +286,12 @@ def test_a_checkpoint_is_kept_by_the_first_and_all_go_on_from_it(tmp_path):
     assert len(charges) == 1
 
 
+@pytest.mark.parametrize("across", ["all", 2, nv.Processes])
+def test_what_says_nothing_about_where_rows_are_summed_is_refused(across):
+    with pytest.raises(TypeError, match=r"Expected across to be nv\.Processes\(\)"):
+        fit(across)
+
+
 # --- real processes -------------------------------------------------------------------
 
 PROGRAM = """
