@@ -15,11 +15,13 @@ import threadpoolctl
 
 # Annotations are checked in these, while tests run and never in use. The hook must be
 # there before a module of theirs is imported. Where users' own values come in, which
-# the package checks itself, only arrays are: of the modules in privacy/ two have some.
+# the package checks itself, only arrays are: those three modules of privacy/ have some.
 CHECKED = ["numpyro_vips.conjugacy.families"]
 CHECKED_ARRAYS = [
     "numpyro_vips.dpvi",
+    "numpyro_vips.jax_tools.row_sums",
     "numpyro_vips.privacy.batch_selection",
+    "numpyro_vips.privacy.exact_gaussian",
     "numpyro_vips.privacy.gaussian_mechanism",
     "numpyro_vips.vips",
 ]

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Shaped
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
@@ -322,7 +322,7 @@ def _abstract(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-def _certified_rows(graph: ModelGraph) -> list[dict[str, np.ndarray]]:
+def _certified_rows(graph: ModelGraph) -> list[dict[str, Shaped[np.ndarray, "..."]]]:
     """Usual rows, then as many with numbers of either sign, which may choose others."""
     arguments = graph.arguments
     usual = synthetic_rows(arguments, _CERTIFIED_ROWS, 0, dtype=np.dtype(np.float64))

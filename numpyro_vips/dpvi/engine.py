@@ -411,7 +411,7 @@ class DpviEngine:
         """Always: a guide has parameters from the start."""
         return True
 
-    def released(self, state: DpviState) -> dict[str, np.ndarray]:
+    def released(self, state: DpviState) -> dict[str, Shaped[np.ndarray, "..."]]:
         """The last iterate's arrays, which released gradients have made."""
         return {
             jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf)

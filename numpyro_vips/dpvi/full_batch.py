@@ -90,7 +90,9 @@ class LogJoint:
                 for name, row in rows.items()
             }
 
-        def target(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def target(
+            points: Float64[np.ndarray, "points size"],
+        ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
             values, gradients = [], []
             with jax.enable_x64(True):
                 for batch, number in in_batches(points, at_a_time):

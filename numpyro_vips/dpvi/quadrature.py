@@ -27,7 +27,7 @@ NUM_NODES = {1: 21, 2: 13}
 _WIDENED = 1.25
 
 # The log density at values of the latents, and whether the row may count.
-Density = Callable[[Mapping[str, Any]], tuple[jax.Array, jax.Array]]
+Density = Callable[[Mapping[str, Any]], tuple[Float[Array, ""], Bool[Array, ""]]]
 
 
 def num_coordinates(factors: Mapping[str, PosteriorFactor]) -> int:
@@ -53,7 +53,9 @@ def log_integral(
     size = num_coordinates(factors)
     nodes, log_weights = grid_of_nodes(NUM_NODES[size], size)
 
-    def at(node: Float[Array, " coordinates"]) -> tuple[jax.Array, jax.Array]:
+    def at(
+        node: Float[Array, " coordinates"],
+    ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
         values, log_volume, start = {}, jnp.zeros(()), 0
         for name, factor in factors.items():
             stop = start + math.prod(factor.shape)

@@ -16,6 +16,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, PyTree, Shaped
+
+# One number for each row, and whether each row is part of the batch.
+Norms = Float[Array, " rows"]
+Mask = Bool[Array | np.ndarray, " rows"]
+# A clipping norm: a number of the caller's, or one that a program is given.
+Scalar = float | Float[Array | np.ndarray, ""]
 
 # What a sum of clipped rows also counts: rows well above the clipping norm, and rows
 # that hold something invalid or not finite.
@@ -36,7 +44,9 @@ ROW_ALIGNMENT = 64
 _LARGER = 8
 
 
-def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
+def clipping_factor(
+    norm: Float[Array, "*rows"], clipping_norm: Scalar
+) -> Float[Array, "*rows"]:
     """What a row is multiplied by, so that its norm is at most the clipping norm.
 
     There is room for rounding, also of the norm, and of the clipping norm and the
@@ -51,8 +61,8 @@ def clipping_factor(norm: jax.Array, clipping_norm: Any) -> jax.Array:
 
 
 def diagnostic_counts(
-    norms: jax.Array, mask: jax.Array, clipping_norm: Any
-) -> dict[str, jax.Array]:
+    norms: Norms, mask: Mask, clipping_norm: Scalar
+) -> dict[str, Float[Array, ""]]:
     """How many rows were clipped, and how many counted as zero; not yet private.
 
     Rows from which clipping takes less than a hundredth do not count as clipped.
@@ -71,7 +81,9 @@ def diagnostic_counts(
     return {name: jnp.sum(rows.astype(real)) for name, rows in counts.items()}
 
 
-def counts_in_bins(norms: jax.Array, mask: jax.Array, edges: jax.Array) -> jax.Array:
+def counts_in_bins(
+    norms: Norms, mask: Mask, edges: Float[Array, " _edges"]
+) -> Float[Array, " _bins"]:
     """How many norms lie in each bin (edges[i - 1], edges[i]]; not yet private.
 
     A row is in one bin, or in none if it is masked or its norm is not finite.
@@ -91,11 +103,11 @@ def counts_in_bins(norms: jax.Array, mask: jax.Array, edges: jax.Array) -> jax.A
 
 
 def counts_of_parts(
-    norms: Mapping[str, jax.Array],
-    mask: jax.Array,
+    norms: Mapping[str, Norms],
+    mask: Mask,
     parts: Iterable[tuple[str, Sequence[str]]],
-    edges: Mapping[str, jax.Array],
-) -> dict[str, jax.Array]:
+    edges: Mapping[str, Float[Array, " _edges"]],
+) -> dict[str, Float[Array, " _bins"]]:
     """`counts_in_bins` of joint norms, in double precision.
 
     Args:
@@ -162,8 +174,10 @@ def in_double(tree: Any) -> Any:
 
 
 def in_pieces(
-    rows: Any, mask: jax.Array, size: int | None = None
-) -> tuple[Any, jax.Array]:
+    rows: PyTree[Shaped[Array | np.ndarray, "rows ..."]],
+    mask: Mask,
+    size: int | None = None,
+) -> tuple[PyTree[Shaped[Array, "pieces length ..."]], Bool[Array, "pieces length"]]:
     """Splits rows into equal pieces, filled up with rows that the mask leaves out.
 
     Args:
@@ -181,7 +195,9 @@ def in_pieces(
     length = 1 if size == 1 else aligned(max(1, -(-count // number)))
     missing = number * length - count
 
-    def split(array: jax.Array) -> jax.Array:
+    def split(
+        array: Shaped[Array | np.ndarray, "rows ..."],
+    ) -> Shaped[Array, "pieces length ..."]:
         padding = [(0, missing), *((0, 0) for _ in array.shape[1:])]
         return jnp.pad(array, padding).reshape(number, length, *array.shape[1:])
 

@@ -10,8 +10,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Float, Float64
 
 from numpyro_vips.vips.named_arrays import NewSums, Sums
+
+Vector = Float64[np.ndarray, " coordinates"]
+# What is missing for a correction; None where that cannot be told.
+Correction = Callable[[Vector], Vector | None]
 
 # Most rounds, and how near to its end a correction is good enough, in standard
 # deviations of the noise.
@@ -61,7 +66,7 @@ class Unclipped(NamedTuple):
     """
 
     statistics: NewSums
-    noise_stddev: Mapping[str, np.ndarray | float]
+    noise_stddev: Mapping[str, Float[np.ndarray, "..."] | float]
 
 
 def without_clipping(
@@ -93,11 +98,11 @@ def without_clipping(
     ):
         return None
 
-    def flat(sums: Sums) -> np.ndarray:
+    def flat(sums: Sums) -> Vector:
         parts = [np.ravel(sums[n]) / s for n, s in zip(names, sizes, strict=True)]
         return np.concatenate(parts)
 
-    def added(correction: np.ndarray) -> NewSums:
+    def added(correction: Vector) -> NewSums:
         found, start = {k: np.asarray(v) for k, v in statistics.items()}, 0
         for name, size in zip(names, sizes, strict=True):
             end = start + found[name].size
@@ -106,7 +111,7 @@ def without_clipping(
             start = end
         return found
 
-    def falls_short(correction: np.ndarray) -> np.ndarray | None:
+    def falls_short(correction: Vector) -> Vector | None:
         found = missing(added(correction))
         return None if found is None else flat(found)
 
@@ -125,12 +130,10 @@ def without_clipping(
     return Unclipped(corrected, deviations)
 
 
-def _end_of(
-    function: Callable[[np.ndarray], np.ndarray | None], start: np.ndarray
-) -> np.ndarray | None:
+def _end_of(function: Correction, start: Vector) -> Vector | None:
     """Where a function gives back what it is given (Anderson, 1965)."""
-    points: list[np.ndarray] = []
-    residuals: list[np.ndarray] = []
+    points: list[Vector] = []
+    residuals: list[Vector] = []
     point = start
     for _ in range(_MOST_ROUNDS):
         value = function(point)
@@ -150,11 +153,11 @@ def _end_of(
 
 
 def _amplification(
-    function: Callable[[np.ndarray], np.ndarray | None],
-    correction: np.ndarray,
+    function: Correction,
+    correction: Vector,
     widths: list[int],
     sizes: list[float],
-) -> np.ndarray | None:
+) -> Float64[np.ndarray, "blocks blocks"] | None:
     """How noise in each block becomes noise in each corrected block.
 
     The mean over their coordinates: a correction that grows with the sums makes noise

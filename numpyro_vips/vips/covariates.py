@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, Int64
+from jaxtyping import Array, Bool, Float, Float64, Int64, Shaped
 
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES
@@ -83,7 +83,7 @@ def covariates_that_are_features(
     constants, rng = program.row_constants, np.random.default_rng(0)
     if not _can_be_tried(program, places):
         return {}
-    same: dict[str, np.ndarray] = {}
+    same: dict[str, Bool[np.ndarray, "covariates features"]] = {}
     for _ in range(_ROWS_TRIED):
         row = _random_row(program, rng)
         numbers, _ = constants(row)
@@ -134,7 +134,7 @@ def _can_be_tried(program: ConjugateProgram, places: Places) -> bool:
 
 def _random_row(
     program: ConjugateProgram, rng: np.random.Generator
-) -> dict[str, np.ndarray]:
+) -> dict[str, Shaped[np.ndarray, "..."]]:
     """A row of labels and of positive numbers near 1; it may be none of the model."""
     return {
         name: np.asarray(rng.uniform(0.5, 2.0, aval.shape), aval.dtype)

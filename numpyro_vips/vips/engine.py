@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, Shaped
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
@@ -276,8 +276,8 @@ class VipsEngine:
         mask: Any,
         *,
         parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, np.ndarray],
-    ) -> dict[str, np.ndarray]:
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
         See `fitting.engine.Engine.norm_counts`.
@@ -379,7 +379,7 @@ class VipsEngine:
         """The posterior of the global latents, parameters alone."""
         return self._reading.posterior(state)
 
-    def released(self, state: VipsState) -> dict[str, np.ndarray]:
+    def released(self, state: VipsState) -> NewSums:
         """The noisy sums, averaged over the steps, the noise in them, and the points
         and the features that they are about."""
         sums = {name: np.array(state.statistics[name]) for name in state.released}
@@ -490,7 +490,7 @@ class VipsEngine:
     # --- what `explain` says ----------------------------------------------------------
 
     @property
-    def captured(self) -> Mapping[str, np.ndarray]:
+    def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
         """Arrays that are held beside the model: none."""
         return {}
 

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Float64, Shaped
 
 from numpyro_vips.conjugacy.algebra.terms import (
     Atom,
@@ -33,6 +34,12 @@ from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.expectations import moment_operands
 from numpyro_vips.vips.features import Features, Standardisation
 from numpyro_vips.vips.named_arrays import AnyMoments
+
+# By token, what the slots of a row's terms stand for, outside of JAX.
+Numbers = Mapping[int | str, Shaped[np.ndarray, "..."]]
+NewNumbers = dict[int | str, Shaped[np.ndarray, "..."]]
+# The expectation of each of some terms.
+Expectations = Float64[np.ndarray, " terms"]
 
 # Features of one block beyond which they stay as they are.
 _MOST_FEATURES = 200
@@ -209,8 +216,8 @@ def _may_be_standardised(
         after = jax.tree.map(np.asarray, moved)
 
     def values(
-        numbers: Mapping[int | str, np.ndarray], place: np.ndarray
-    ) -> np.ndarray:
+        numbers: Numbers, place: Float64[np.ndarray, "*batch size"]
+    ) -> Expectations:
         at_place = {"x": place, "xx": place[..., None] * place[..., None, :]}
         return _values(structure, terms, numbers, {**moments, name: at_place})
 
@@ -246,16 +253,16 @@ def are_equal(
 def _values(
     structure: Structure,
     terms: Sequence[Term],
-    numbers: Mapping[int | str, np.ndarray],
+    numbers: Numbers,
     moments: Mapping[str, AnyMoments],
-) -> np.ndarray:
+) -> Expectations:
     """The expectation of each term."""
     return np.array(
         [_value(structure, term.filled(numbers), moments) for term in terms]
     )
 
 
-def _agree(first: np.ndarray, second: np.ndarray) -> bool:
+def _agree(first: Expectations, second: Expectations) -> bool:
     """Whether two sums are the same up to rounding."""
     size = np.abs(first).sum() + np.abs(second).sum()
     return bool(abs(first.sum() - second.sum()) <= _TOLERANCE * size)
@@ -289,11 +296,9 @@ def _value(
     return term.scale * missing * float(total)
 
 
-def _random_numbers(
-    terms: Sequence[Term], rng: np.random.Generator
-) -> dict[int | str, np.ndarray]:
+def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> NewNumbers:
     """Numbers for the slots of terms, of the kinds that these may hold."""
-    found: dict[int | str, np.ndarray] = {}
+    found: NewNumbers = {}
     for factor in (f for term in terms for f in term.constants):
         slot = factor.array
         if not isinstance(slot, Slot) or slot.token in found:
@@ -311,7 +316,7 @@ def _random_numbers(
 
 def _random_moments(
     structure: Structure, rng: np.random.Generator
-) -> dict[str, dict[str, np.ndarray]]:
+) -> dict[str, dict[str, Float64[np.ndarray, "..."]]]:
     """Moments of all factors; those of a pair of latents are symmetric."""
     found = {}
     for factor in structure.posterior_factors.values():

@@ -18,6 +18,8 @@ from numpyro_vips.vips.features import Features, Standards
 
 Point = Float[Array | np.ndarray, "*batch size"]
 Square = Float[Array | np.ndarray, "*batch size size"]
+# One matrix for each element of a batch, or one for all.
+Shared = Float[Array | np.ndarray, "*#batch size size"]
 
 
 class Frame(NamedTuple):
@@ -33,8 +35,8 @@ class Frame(NamedTuple):
     inverse: Square | None = None
 
     @classmethod
-    def of(cls, origin: Point, matrix: np.ndarray | None) -> Self:
-        """That with this matrix."""
+    def of(cls, origin: Point, matrix: Shared | None) -> Self:
+        """The frame with this origin and matrix M, which all elements may share."""
         if matrix is None:
             return cls(origin)
         return cls(origin, matrix, np.linalg.inv(matrix))
@@ -62,7 +64,7 @@ class Frame(NamedTuple):
         return {"x": linear, "xx": square}
 
     @property
-    def origin_in(self) -> np.ndarray:
+    def origin_in(self) -> Float[np.ndarray, "*batch size"]:
         """The origin in units of v; asked for with every chunk of rows."""
         origin = np.asarray(self.origin)
         return origin if self.inverse is None else origin @ np.asarray(self.inverse).T
@@ -70,7 +72,7 @@ class Frame(NamedTuple):
 
 def frames_of(
     features: Mapping[str, Features],
-    origins: Mapping[str, np.ndarray],
+    origins: Mapping[str, Float[np.ndarray, "*batch size"]],
     standards: Standards,
 ) -> dict[str, Frame]:
     """The frames of recentred factors, by factor; see `VipsState`."""

@@ -21,6 +21,7 @@ from numpyro_vips.vips.frames import Frame, frames_of
 from numpyro_vips.vips.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
+    NewMeans,
     NewMomentsByFactor,
     NewSums,
 )
@@ -111,7 +112,7 @@ class GlobalPrograms:
 
     def means_of_latents(
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
-    ) -> dict[str, np.ndarray] | None:
+    ) -> NewMeans | None:
         """The means of the globals, for other sums; None if they have none."""
         natural = self.natural_of(state, sums, noise_read)
         moments = self.posterior_of(natural).moments()

@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float, Float64
 
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.asked_places import asked_also
@@ -91,7 +91,7 @@ class GlobalStep:
         self,
         state: VipsState,
         released: Sums,
-        noise: Mapping[str, np.ndarray | float],
+        noise: Mapping[str, Float[np.ndarray, "..."] | float],
         rho: float,
         asked_about: Mapping[str, Float64[np.ndarray, "..."]],
     ) -> VipsState:
@@ -167,7 +167,7 @@ class GlobalStep:
         self,
         state: VipsState,
         released: Sums,
-        noise: Mapping[str, np.ndarray | float],
+        noise: Mapping[str, Float[np.ndarray, "..."] | float],
     ) -> Unclipped | None:
         """The sums with the residuals of this step alone; None without noisy ones."""
         residuals = self._roles.residuals
@@ -295,7 +295,9 @@ def _gain(step_size: float) -> float:
 
 
 def _relative_change(before: Any, after: Any) -> float:
-    def of_array(x: np.ndarray, y: np.ndarray) -> float:
+    def of_array(
+        x: Float[np.ndarray, "*shape"], y: Float[np.ndarray, "*shape"]
+    ) -> float:
         size = np.max(np.abs(y), initial=0.0)
         return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
 

@@ -26,13 +26,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float, Float64, Int64
 from scipy import optimize
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.vips.named_arrays import NewSums, Sums
 
 Vector = Float64[np.ndarray, " coordinates"]
+# Whether something is so of each coordinate.
+Choice = Bool[np.ndarray, " coordinates"]
+Covariance = Float64[np.ndarray, "coordinates coordinates"]
+# A vector of coordinates for each direction.
+Columns = Float64[np.ndarray, "coordinates directions"]
 
 # Rounds at most of simulating rows, and of correcting the sums by what they say; and
 # how small, in standard deviations of n̄, the last correction is.
@@ -86,7 +91,13 @@ class Coordinates:
         return sum(self._size(statistic) for statistic in self.statistics)
 
     @staticmethod
-    def _triangle(statistic: Statistic) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _triangle(
+        statistic: Statistic,
+    ) -> tuple[
+        Int64[np.ndarray, " entries"],
+        Int64[np.ndarray, " entries"],
+        Float64[np.ndarray, " entries"],
+    ]:
         rows, columns = np.triu_indices(statistic.block_shape[-1])
         return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
 
@@ -125,7 +136,9 @@ class Coordinates:
             found[statistic.name] = block
         return found
 
-    def by_coordinate(self, by_statistic: Mapping[str, np.ndarray | float]) -> Vector:
+    def by_coordinate(
+        self, by_statistic: Mapping[str, Float[np.ndarray, "..."] | float]
+    ) -> Vector:
         """A number for each coordinate, the same for entries that are one coordinate.
 
         So are standard deviations of noise; see `GaussianMechanism`.
@@ -218,7 +231,7 @@ class Observed(NamedTuple):
 def observed(
     sums: Vector,
     stddev: Vector,
-    depends: np.ndarray,
+    depends: Choice,
     answers: Answers,
     start: Vector | None = None,
 ) -> Observed | None:
@@ -306,7 +319,7 @@ def _goes_astray(rounds: Sequence[_Correction]) -> bool:
 
 
 def _correct(
-    sums: Vector, now: Vector, stddev: Vector, depends: np.ndarray, answers: Answers
+    sums: Vector, now: Vector, stddev: Vector, depends: Choice, answers: Answers
 ) -> _Correction | None:
     # Counts that noise has taken below zero count nothing: there no slope is seen.
     near = answers.inside(now, stddev)
@@ -340,7 +353,7 @@ def _correct(
     )
 
 
-def _largest(change: Vector, covariance: np.ndarray) -> float:
+def _largest(change: Vector, covariance: Covariance) -> float:
     """The largest change, in standard deviations."""
     variances = np.diagonal(covariance)
     known = variances > 0
@@ -360,7 +373,7 @@ class _Slopes:
       most_missing: What larger ones are taken for, as far as widths go.
     """
 
-    def __init__(self, of_natural: np.ndarray, root: np.ndarray, answered: np.ndarray):
+    def __init__(self, of_natural: Covariance, root: Columns, answered: Columns):
         self.of_natural = of_natural
         self.most_missing = _MOST_MISSING
         both = root.T @ answered
@@ -385,13 +398,13 @@ class _Slopes:
         """What n̄ is off by, if the sums have this error before rows answer to it."""
         return self._root @ ((self._root.T @ error) / (1.0 - self._known))
 
-    def covariance_of_noise(self, stddev: Vector) -> np.ndarray:
+    def covariance_of_noise(self, stddev: Vector) -> Covariance:
         """That of n̄, by noise of these standard deviations in the sums."""
         gained = self._root / (1.0 - self._known)
         carried = gained @ self._root.T * stddev
         return carried @ carried.T
 
-    def covariance_of_rows(self) -> np.ndarray:
+    def covariance_of_rows(self) -> Covariance:
         """That of n̄, by what rows leave open."""
         gained = self._root * (self._known / (1.0 - self._known))
         return gained @ self._root.T
@@ -404,7 +417,7 @@ class _Slopes:
         share = np.divide(gain, self._known, out=np.zeros_like(gain), where=gain > 1.0)
         return of_noise + (np.square(self._answered) * share).sum(1)
 
-    def stddev_of_sums(self, covariance: np.ndarray, variances: Vector) -> Vector:
+    def stddev_of_sums(self, covariance: Covariance, variances: Vector) -> Vector:
         """Independent noise in the sums that gives n̄ the variances of a covariance.
 
         The families read noise as independent.
@@ -429,7 +442,7 @@ class _Slopes:
 
 
 def _slopes(
-    sums: Vector, stddev: Vector, depends: np.ndarray, rows: Any, answers: Answers
+    sums: Vector, stddev: Vector, depends: Choice, rows: Any, answers: Answers
 ) -> _Slopes | None:
     """Central differences; None without a posterior nearby, or an answer of rows."""
     steps = np.maximum(
@@ -466,7 +479,9 @@ def _slopes(
     return _Slopes(of_natural, root[:, kept], answered[:, kept])
 
 
-def _consistent(both: Float64[np.ndarray, "directions directions"]) -> np.ndarray:
+def _consistent(
+    both: Float64[np.ndarray, "directions directions"],
+) -> Int64[np.ndarray, " kept"]:
     """The directions in which Lᵀ K L is symmetric, as slopes of a bound are.
 
     Where it is not, the step of the differences has led to where a sum cannot be read

@@ -38,6 +38,9 @@ Rows = Mapping[str, PyTree[Shaped[Array | np.ndarray, "rows ..."]]]
 Numbers = Mapping[int, Shaped[Array, "..."]]
 # By latent, its value.
 Values = Mapping[str, Shaped[Array | np.ndarray, "..."]]
+# By global latent, its posterior mean.
+Means = Mapping[str, Float64[np.ndarray, "..."]]
+NewMeans = dict[str, Float64[np.ndarray, "..."]]
 NewValues = dict[str, Shaped[np.ndarray, "..."]]
 
 

@@ -10,14 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import numpy as np
-
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped, without_clipping
 from numpyro_vips.vips.covariates import Covariates
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.missing_information import Coordinates, observed
-from numpyro_vips.vips.named_arrays import Sums
+from numpyro_vips.vips.named_arrays import NewMeans, Sums
 from numpyro_vips.vips.newton_posterior import all_under_noise
 from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.posterior import ConjugatePosterior
@@ -180,7 +178,7 @@ class Reading:
     ) -> RowSimulation:
         """Rows that are asked as those of the last step were."""
 
-        def means_of_latents(sums: Sums) -> dict[str, np.ndarray] | None:
+        def means_of_latents(sums: Sums) -> NewMeans | None:
             there = Unclipped(dict(sums), state.noise_stddev)
             return self._globals.means_of_latents(state, there)
 

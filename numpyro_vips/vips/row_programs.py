@@ -298,9 +298,9 @@ class RowPrograms:
         mask: Any,
         *,
         parts: Mapping[str, Sequence[str]],
-        edges: Mapping[str, np.ndarray],
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
         in_any_state: bool,
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
         See `fitting.engine.Engine.norm_counts`.

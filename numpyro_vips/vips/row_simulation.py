@@ -4,11 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
+from jaxtyping import Float64
 
 from numpyro_vips.jax_tools.row_sums import equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.clipping_bias import Bound, Lost
-from numpyro_vips.vips.named_arrays import NewSums, Sums
+from numpyro_vips.vips.named_arrays import Means, NewMeans, NewSums, Sums
 
 # Rows that are simulated for one of a fit, where they tell what clipping takes off, so
 # many at least and at most,
@@ -23,17 +24,20 @@ _GROUPS = 48
 _LEAST_CORRELATION = 0.1
 
 
+OneSum = Float64[np.ndarray, "..."]
+
+
 class RowSimulation:
     """Rows that are simulated from the posteriors of some sums, and clipped."""
 
     def __init__(
         self,
         simulator: RowSimulator,
-        means_of_latents: Callable[[Sums], dict[str, np.ndarray] | None],
-        sum_of_rows: Callable[..., Mapping[str, np.ndarray]],
+        means_of_latents: Callable[[Sums], NewMeans | None],
+        sum_of_rows: Callable[..., Sums],
         *,
         bounds: Mapping[str, Bound],
-        released: Mapping[str, np.ndarray],
+        released: Sums,
         num_rows: int,
         has_locals: bool,
     ):
@@ -62,8 +66,8 @@ class RowSimulation:
         self._seed = seed_of(released)
 
     def _sums(
-        self, latents: Mapping[str, np.ndarray], num_groups: int
-    ) -> Iterator[dict[str, tuple[np.ndarray, np.ndarray]]]:
+        self, latents: Means, num_groups: int
+    ) -> Iterator[dict[str, tuple[OneSum, OneSum]]]:
         """The whole and the clipped sum of groups of rows, by statistic."""
         for number in range(self._number):
             rows = self._simulator.rows(latents, self._size, self._seed + number)

@@ -92,7 +92,7 @@ class VipsState(NamedTuple):
     units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 
-def is_noisy(deviations: Mapping[str, np.ndarray | float]) -> bool:
+def is_noisy(deviations: Mapping[str, Float[np.ndarray, "..."] | float]) -> bool:
     return any(np.any(stddev) for stddev in deviations.values())
 
 
