@@ -364,6 +364,7 @@ class PrivateVI:
                     "compiling": compiled - planned,
                     "running": time.perf_counter() - compiled,
                 },
+                axis_labels=prepared.axis_labels,
                 model=self.model,
                 _programs=programs,
             )

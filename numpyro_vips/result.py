@@ -22,6 +22,7 @@ from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.privacy.statement import PrivacyStatement
 from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty
@@ -126,6 +127,8 @@ class PrivateVIResult:
         sentences, empty if there is nothing to worry about.
       seconds: How long the fit took, by stage: planning, compiling and running. The
         last may depend on the rows and is not saved.
+      axis_labels: By site, for each axis the names of what its entries belong to, such
+        as the columns of an encoded table; None where there are none.
       model: The model as it was given, for `local_posterior` and `elbo`; None after
         `load` without it.
     """
@@ -137,6 +140,7 @@ class PrivateVIResult:
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     diagnostics: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     model: private | None = None
     _programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -254,10 +258,11 @@ class PrivateVIResult:
         """Draws from the posterior, in ArviZ's format.
 
         Axes under a plate bear the plate's name; other axes are called
-        `{site}_dim_{axis}`, as in ArviZ. A `/` in a name, which netCDF does not
-        allow, becomes a `.`. The privacy facts are attributes. The draws are
-        independent, so chains are alike by construction and say nothing about
-        convergence; the attribute `diagnostics`, JSON, does.
+        `{site}_dim_{axis}`, as in ArviZ. Entries that belong to columns that
+        `Schema.encode` made are labelled with their names. A `/` in a name, which
+        netCDF does not allow, becomes a `.`. The privacy facts are attributes. The
+        draws are independent, so chains are alike by construction and say nothing
+        about convergence; the attribute `diagnostics`, JSON, does.
 
         Args:
           rng_key: A key of `jax.random`.
@@ -283,6 +288,7 @@ class PrivateVIResult:
             self.posterior.site_dims,
             coords or {},
             dims or {},
+            self.axis_labels,
         )
         attributes = self._attributes()
         posterior.attrs.update(attributes)
@@ -305,6 +311,7 @@ class PrivateVIResult:
             "posterior_specification": dict(self.posterior.specification),
             "settings": dict(self.settings),
             "diagnostics": dict(self.diagnostics),
+            "axis_labels": dict(self.axis_labels),
             # How long rows took is theirs.
             "seconds": {k: v for k, v in self.seconds.items() if k != "running"},
         }
@@ -430,6 +437,7 @@ def _load(path: Path, model: private | None) -> PrivateVIResult:
         settings=json.loads(dataset.attrs["settings"]),
         # Files from before there were any have none.
         diagnostics=json.loads(dataset.attrs.get("diagnostics", "{}")),
+        axis_labels=json.loads(dataset.attrs.get("axis_labels", "{}")),
         seconds=json.loads(dataset.attrs["seconds"]),
         model=model,
     )
@@ -461,6 +469,7 @@ def _named_dataset(
     site_dims: Mapping[str, tuple[str, ...]],
     coords: Mapping[str, Sequence[Any]],
     dims: Mapping[str, Sequence[str]],
+    axis_labels: AxisLabels,
 ) -> "xarray.Dataset":
     """Puts draws, with axes (chain, draw, ...), into a dataset with named axes."""
     import xarray
@@ -494,12 +503,31 @@ def _named_dataset(
             )
     chains, samples = next(iter(draws.values())).shape[:2] if draws else (0, 0)
     labels = {axis: np.arange(length) for axis, length in lengths.items()}
+    labels |= _known_labels(axes, axis_labels)
     labels |= {axis: np.asarray(given) for axis, given in coords.items()}
     labels |= {"chain": np.arange(chains), "draw": np.arange(samples)}
     variables = {
         name: ((*_SAMPLE_DIMS, *axes[name]), draw) for name, draw in draws.items()
     }
     return xarray.Dataset(variables, coords=labels)
+
+
+def _known_labels(
+    axes: Mapping[str, Sequence[str]], axis_labels: AxisLabels
+) -> dict[str, np.ndarray]:
+    """By the name of an axis what numbers its entries, where all sites agree."""
+    found: dict[str, set[tuple[str, ...] | None]] = {}
+    by_site = {_safe(site): labels for site, labels in axis_labels.items()}
+    for site, names in axes.items():
+        known = by_site.get(site) or [None] * len(names)
+        for name, labels in zip(names, known, strict=True):
+            mine = None if labels is None else tuple(labels)
+            found.setdefault(name, set()).add(mine)
+    return {
+        name: np.asarray(labels)
+        for name, (labels, *others) in found.items()
+        if labels is not None and not others
+    }
 
 
 def _axes(

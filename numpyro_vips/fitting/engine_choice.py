@@ -14,6 +14,7 @@ from numpyro_vips.fitting.schedule import ScheduleOptions, Step, plan_steps
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.certificate import check_rows_are_separate
@@ -57,6 +58,8 @@ class PreparedFit:
         norms.
       steps: What is released when, with noise up to a common factor.
       reasons: Why VIPS cannot run the model, by site, if it was tried.
+      axis_labels: What numbers the axes of globals, where it is known, see
+        `axis_labels`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -67,6 +70,7 @@ class PreparedFit:
     parts: tuple[NormPart, ...]
     steps: tuple[Step, ...]
     reasons: Mapping[str, str]
+    axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -113,6 +117,7 @@ def prepare_fit(
         parts=parts,
         steps=with_rounding(steps, arguments.public_num_rows, options.max_batch_size),
         reasons=reasons,
+        axis_labels=axis_labels(model, graph),
     )
 
 

@@ -99,4 +99,5 @@ def _key(found: Fingerprint, arguments: ModelArguments) -> Hashable:
         arguments.num_rows_declared,
     )
     settings = tuple(str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS)
-    return found.digest, rows, counts, settings, jax.default_backend()
+    encodings = tuple(sorted(arguments.encodings.items()))
+    return found.digest, rows, encodings, counts, settings, jax.default_backend()

@@ -42,6 +42,8 @@ from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.rows.array_rows import ArrayRows
 from numpyro_vips.rows.reading import Selection, cannot_be_drawn_from
 from numpyro_vips.rows.source import Column, RowSource, columns
+from numpyro_vips.schema.encoded_rows import EncodedRows
+from numpyro_vips.schema.encoding import Encoding
 
 Constant = int | float | complex | str | bool | None
 
@@ -73,6 +75,8 @@ class ModelArguments:
       keywords: The same for the keyword arguments.
       widths: For each sparse private argument, how many entries of a row are used, a
         public number.
+      encodings: The public facts by which `nv.Schema` has encoded a private argument,
+        by its name.
     """
 
     num_rows: int
@@ -84,6 +88,7 @@ class ModelArguments:
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    encodings: Mapping[str, Encoding] = dataclasses.field(default_factory=dict)
 
     def chunks(
         self, pieces: Sequence[Selection], length: int
@@ -280,6 +285,7 @@ def bind_arguments(
         positional=tuple(filled[position] for position in range(len(args))),
         keywords={keyword: filled[keyword] for keyword in kwargs},
         widths=_widths(max_nonzeros, sorter.private),
+        encodings=sorter.encodings,
     )
 
 
@@ -366,6 +372,7 @@ class _Sorter:
         self.private: dict[str, PrivateLeaf] = {}
         self.public: dict[str, np.ndarray] = {}
         self.constants: dict[str, Constant] = {}
+        self.encodings: dict[str, Encoding] = {}
         self.seen: list[str] = []  # Every argument, container and leaf.
 
     def sort(
@@ -411,6 +418,10 @@ class _Sorter:
         ):
             return self._source(name, value, public=public)
         _refuse_kind(name, value, public=public)
+        if isinstance(value, EncodedRows):
+            if value.encoding is not None and not public:
+                self.encodings[name] = value.encoding
+            value = value.view(np.ndarray)
         if public:
             self.public[name] = np.asarray(value)
             return value

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -19,6 +19,8 @@ from numpyro_vips import _validate
 from numpyro_vips._settings import code_of
 from numpyro_vips.schema import frames
 
+# Where in their ranges synthetic numbers lie.
+Places = Literal["any", "ends"]
 # The code of a category that has no column of its own.
 NO_CATEGORY = -1
 
@@ -47,6 +49,21 @@ class Column(abc.ABC):
     @abc.abstractmethod
     def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
         """The column `name` of a table, encoded; each row has norm 1 at most."""
+
+    @abc.abstractmethod
+    def synthetic(
+        self, rng: np.random.Generator, count: int, *, places: Places
+    ) -> Float[np.ndarray, "rows width"]:
+        """Rows that `encode` may return, which have nothing to do with any table.
+
+        Nothing is missing in them. Of categories each is as often as another; numbers
+        lie anywhere in their range or at its ends, as `places` says.
+        """
+
+    @property
+    @abc.abstractmethod
+    def is_text(self) -> bool:
+        """Whether the cells are texts, and not numbers."""
 
     @abc.abstractmethod
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
@@ -98,6 +115,19 @@ class _Number(Column):
             return place[:, None]
         return np.column_stack([place, is_missing])
 
+    def synthetic(
+        self, rng: np.random.Generator, count: int, *, places: Places
+    ) -> Float[np.ndarray, "rows width"]:
+        place = rng.uniform(-1.0, 1.0, count)
+        if places == "ends" or self._has_ends_alone:
+            place = np.where(place < 0, -1.0, 1.0)
+        if self.missing == "centre":
+            return place[:, None]
+        return np.column_stack([place, np.zeros(count)])
+
+    # Whether no number lies between the ends of the range.
+    _has_ends_alone: ClassVar[bool] = False
+
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Interval(_Number):
@@ -119,6 +149,10 @@ class _Interval(_Number):
                 f"Expected low={self.low!r} to be less than high={self.high!r}, with "
                 "numbers in between."
             )
+
+    @property
+    def is_text(self) -> bool:
+        return False
 
     def response(self, frame: Any, name: str) -> Float[np.ndarray, " rows"]:
         return frames.numbers(frame, name).clip(self.low, self.high)
@@ -205,6 +239,12 @@ class Binary(_Number):
         ):
             object.__setattr__(self, name, label)
 
+    _has_ends_alone: ClassVar[bool] = True
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.yes, str)
+
     def _range(self) -> tuple[float, float]:
         return 0.0, 1.0
 
@@ -283,6 +323,17 @@ class Categorical(Column):
         codes = np.array([*self._indicators().values()], np.int64)
         return (self.response(frame, name)[:, None] == codes).astype(np.float64)
 
+    def synthetic(
+        self, rng: np.random.Generator, count: int, *, places: Places
+    ) -> Float[np.ndarray, "rows width"]:
+        drawn = rng.choice([*self._codes().values()], count)
+        codes = np.array([*self._indicators().values()], np.int64)
+        return (drawn[:, None] == codes).astype(np.float64)
+
+    @property
+    def is_text(self) -> bool:
+        return isinstance(self.categories[0], str)
+
     def response(self, frame: Any, name: str) -> Int[np.ndarray, " rows"]:
         codes = self._codes()
         unknown = codes["other"] if self.handle_unknown == "other" else NO_CATEGORY
@@ -301,6 +352,15 @@ class Intercept(Column):
 
     def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
         return np.ones((1, 1))
+
+    def synthetic(
+        self, rng: np.random.Generator, count: int, *, places: Places
+    ) -> Float[np.ndarray, "rows width"]:
+        return np.ones((count, 1))
+
+    @property
+    def is_text(self) -> bool:
+        return False
 
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
         raise ValueError(f"Expected a column of the table, got {name!r}.")

@@ -1,19 +1,18 @@
 """`Schema`: the public facts about a table, and the only source of its encoding."""
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Shaped
+from jaxtyping import Shaped
 
 from numpyro_vips.errors import did_you_mean
-from numpyro_vips.schema.columns import Column, EncodedColumn, Intercept
+from numpyro_vips.schema.columns import Column, Intercept
+from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
+from numpyro_vips.schema.files import opened
 
-INTERCEPT = "intercept"
 
-
-class Schema(Mapping[str, Column]):
+class Schema(Encoding, Mapping[str, Column]):
     """What is public of a table's columns: ranges, categories, rules for odd values.
 
     A mapping from names to columns that cannot change. Rows are encoded one by one:
@@ -105,55 +104,9 @@ class Schema(Mapping[str, Column]):
             )
 
     @property
-    def _encoded(self) -> tuple[EncodedColumn, ...]:
-        return tuple(
-            encoded
-            for name, column in self.items()
-            for encoded in column.encoded_columns(name)
-        )
-
-    @property
-    def design_columns(self) -> tuple[str, ...]:
-        """Names of the encoded columns, in their order: coordinates for ArviZ."""
-        return tuple(encoded.name for encoded in self._encoded)
-
-    @property
-    def row_norm(self) -> float:
-        """The largest L2 norm that an encoded row can have, whatever the row.
-
-        A column adds 1 at most to the square, so it is the root of their number.
-        """
-        return math.sqrt(len(self))
-
-    def encode(self, frame: Any) -> Float[np.ndarray, "rows columns"]:
-        """The table's columns as numbers, as public as the table is.
-
-        Args:
-          frame: A DataFrame of pandas or polars, a table of pyarrow, each read through
-            narwhals, or a mapping from names to arrays. Other columns are ignored.
-
-        Returns:
-          One row for each row of the table, one column for each of `design_columns`, in
-          double precision. Numbers lie in [-1, 1], and rows have the norm `row_norm` at
-          most.
-
-        Raises:
-          ImportError: The table is no mapping, and narwhals is not installed.
-          TypeError: A column has another dtype than the schema expects, or this is no
-            table. Messages quote names and dtypes, never values.
-          ValueError: A column is absent, or columns have different lengths.
-        """
-        blocks = {name: column.encode(frame, name) for name, column in self.items()}
-        lengths = {len(block) for name, block in blocks.items() if name != INTERCEPT}
-        if len(lengths) > 1:
-            raise ValueError("Expected the columns of the table to have one length.")
-        rows = lengths.pop()
-        return np.hstack(
-            [
-                np.broadcast_to(block, (rows, block.shape[1]))
-                for block in blocks.values()
-            ]
-        )
+    def terms(self) -> tuple[Term, ...]:
+        """Each column by itself."""
+        return tuple({name: column} for name, column in self.items())
 
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
         """One column of the table as a likelihood takes it, not scaled.
@@ -174,47 +127,4 @@ class Schema(Mapping[str, Column]):
             column.
         """
         self._check(name)
-        return self[name].response(frame, name)
-
-    def decode(
-        self,
-        weights: Float[Any, "*draws columns"],
-        intercept: Float[Any, "*draws"] | float = 0.0,
-    ) -> dict[str, Float[np.ndarray, "*draws"]]:
-        """Coefficients of a linear predictor, in the units of the table.
-
-        The predictor `intercept + encode(frame) @ weights` is that of the original
-        numbers, moved into their ranges, with these coefficients. It is exact.
-
-        Args:
-          weights: Coefficients of the encoded columns, on the last axis.
-          intercept: What is added to the predictor, beside an `Intercept()` column.
-
-        Returns:
-          The coefficients by name, and what they leave as `"intercept"`: the predictor
-          where all numbers, and all logarithms, are zero, and all indicators.
-
-        Raises:
-          ValueError: The shapes are not as described.
-        """
-        encoded = self._encoded
-        weights = np.asarray(weights, np.float64)
-        intercept = np.asarray(intercept, np.float64)
-        if weights.shape[-1:] != (len(encoded),):
-            raise ValueError(
-                f"Expected weights to have a last axis of length {len(encoded)}, got "
-                f"the shape {weights.shape}."
-            )
-        if intercept.shape not in ((), weights.shape[:-1]):
-            raise ValueError(
-                f"Expected intercept to have the shape {weights.shape[:-1]}, got "
-                f"{intercept.shape}."
-            )
-        # w (shift + slope x) adds w slope to the coefficient of x, and w shift here.
-        decoded = {
-            column.name: weights[..., place] * column.slope
-            for place, column in enumerate(encoded)
-        }
-        shifts = np.array([column.shift for column in encoded])
-        decoded[INTERCEPT] = intercept + weights @ shifts
-        return decoded
+        return self[name].response(opened(frame, {name: self[name]}), name)

@@ -1,0 +1,125 @@
+"""Tables in CSV, Parquet and Arrow files; `pyarrow` is needed to read them.
+
+A cell of a CSV file is read by itself: libraries that guess dtypes look at all rows,
+and a single word among the ages would make them texts. Here a cell that is no number is
+missing where a number is expected. So is an empty cell; `NA` among texts is a text. A
+line with too few or too many cells is left out.
+"""
+
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from numpyro_vips.errors import did_you_mean, quoted
+from numpyro_vips.schema.columns import Column, Intercept
+
+_TRUTH_VALUES = {"true": 1.0, "false": 0.0}
+
+
+def opened(frame: Any, columns: Mapping[str, Column]) -> Any:
+    """The table itself, or the columns of the file that `frame` is the path of.
+
+    Raises:
+      FileNotFoundError: There is no such file.
+      ImportError: pyarrow is not installed.
+      ValueError: A column is absent, or the name of the file ends otherwise.
+    """
+    if not isinstance(frame, str | os.PathLike):
+        return frame
+    path = Path(frame)
+    if not path.exists():
+        raise FileNotFoundError(f"There is no file {str(path)!r}.")
+    names = [n for n, c in columns.items() if not isinstance(c, Intercept)]
+    kind = next((s for s in reversed(path.suffixes) if s in _READERS), None)
+    if kind is None:
+        raise ValueError(
+            f"Expected the name of a file that ends in one of {quoted(_READERS)}, got "
+            f"{path.name!r}."
+        )
+    try:
+        return _READERS[kind](path, names, columns)
+    except ModuleNotFoundError:
+        raise ImportError(
+            "Files are read through pyarrow: pip install 'numpyro-vips[tables]'. Or "
+            "read the table yourself and pass it."
+        ) from None
+
+
+def _check(names: Iterable[str], known: Iterable[str]) -> None:
+    known = list(known)
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise ValueError(f"Expected the file to have a column {name!r}. {hint}")
+
+
+def _csv(
+    path: Path, names: list[str], columns: Mapping[str, Column]
+) -> dict[str, np.ndarray]:
+    import pyarrow as pa
+    from pyarrow import csv
+
+    options = csv.ParseOptions(
+        newlines_in_values=True, invalid_row_handler=lambda _: "skip"
+    )
+    with csv.open_csv(path, parse_options=options) as reader:
+        known = reader.schema.names
+    _check(names, known)
+    # Bytes, since whether they are texts is for each cell.
+    table = csv.read_csv(
+        path,
+        parse_options=options,
+        convert_options=csv.ConvertOptions(
+            include_columns=names,
+            column_types=dict.fromkeys(names, pa.binary()),
+            null_values=[""],
+            strings_can_be_null=True,
+        ),
+    )
+    found = {}
+    for name in names:
+        cells = table.column(name).to_pylist()
+        if columns[name].is_text:
+            texts = [None if c is None else c.decode("utf-8", "replace") for c in cells]
+            found[name] = np.array([*texts, None], object)[:-1]
+        else:
+            found[name] = np.array([_number(cell) for cell in cells], np.float64)
+    return found
+
+
+def _number(cell: bytes | None) -> float:
+    """A cell's number; NaN if it is none."""
+    if cell is None:
+        return math.nan
+    text = cell.decode("utf-8", "replace").strip().lower()
+    try:
+        return _TRUTH_VALUES[text] if text in _TRUTH_VALUES else float(text)
+    except ValueError:
+        return math.nan
+
+
+def _parquet(path: Path, names: list[str], columns: Any) -> Any:
+    from pyarrow import parquet
+
+    _check(names, parquet.read_schema(path).names)
+    return parquet.read_table(path, columns=names)
+
+
+def _arrow(path: Path, names: list[str], columns: Any) -> Any:
+    from pyarrow import feather
+
+    table = feather.read_table(path, memory_map=True)
+    _check(names, table.column_names)
+    return table.select(names)
+
+
+_READERS = {
+    ".csv": _csv,
+    ".parquet": _parquet,
+    ".arrow": _arrow,
+    ".feather": _arrow,
+}

@@ -1,0 +1,174 @@
+"""Encoded rows know their columns; results of fits to them are decoded by name."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+import xarray
+
+import numpyro_vips as nv
+from numpyro_vips.schema.encoded_rows import EncodedRows
+
+SCHEMA = nv.Schema(
+    age=nv.Bounded(0, 120, missing="indicator"),
+    income=nv.LogBounded(1_000, 1_000_000),
+    job=nv.Categorical(["clerk", "cook"], reference="clerk", handle_unknown="ignore"),
+    sex=nv.Binary("f", "m"),
+)
+COLUMNS = ("age", "age=missing", "log(income)", "job=cook", "sex=m")
+
+
+def people(count: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return {
+        "age": rng.uniform(20, 80, count),
+        "income": rng.lognormal(10, 1, count),
+        "job": rng.choice(["clerk", "cook"], count),
+        "sex": rng.choice(["f", "m"], count),
+    }
+
+
+@nv.private(unit="people")
+def model(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 3.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0))
+    # As many as there are columns, by chance.
+    with numpyro.plate("five", 5):
+        numpyro.sample("other", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(b + X @ w, 1.0), obs=y)
+
+
+@pytest.fixture(scope="module")
+def result() -> nv.PrivateVIResult:
+    X = SCHEMA.encode(people(200))
+    vi = nv.PrivateVI(
+        model, budget=nv.PrivacyBudget(math.inf), num_steps=1, progress_bar=False
+    )
+    return vi.run(jax.random.key(0), X, X[:, 0] + 0.5 * X[:, 2])
+
+
+def test_rows_and_precisions_keep_the_encoding_and_nothing_else_does():
+    X = SCHEMA.encode(people(4))
+    assert SCHEMA.design_columns == COLUMNS
+    is_first = np.arange(4) == 0
+    for kept in (X, X[...], X[1:], X[[0, 2]], X[is_first], X.astype("f4")):
+        assert getattr(kept, "encoding", None) == SCHEMA
+    changed = X[:, ::-1], X[1], X[0, 0], X / 2, -X, X.T, X.sum(0), np.sort(X)
+    for array in (*changed, X[:, None], X[None], np.vstack([X, X])):
+        assert getattr(array, "encoding", None) is None
+    X *= 2.0
+    assert type(X) is np.ndarray
+
+
+def test_encoded_rows_compute_and_print_as_any_array():
+    X = SCHEMA.encode(people(3))
+    plain = np.array(X)
+    assert type(plain) is np.ndarray
+    assert repr(X) == repr(plain)
+    w = jnp.ones(5)
+    for found in (X @ w, jnp.asarray(X) @ w, jax.jit(jnp.matmul)(X, w)):
+        assert isinstance(found, jax.Array)
+        np.testing.assert_allclose(found, plain @ np.ones(5), rtol=1e-5)
+
+
+def test_axes_are_labelled_whose_length_follows_the_columns(result, tmp_path):
+    assert result.axis_labels == {"w": [list(COLUMNS)]}
+    result.save(tmp_path / "fit.nc")
+    for found in (result, nv.load(tmp_path / "fit.nc")):
+        posterior = found.to_arviz(jax.random.key(1), num_samples=3).posterior
+        assert tuple(posterior["feature"].values) == COLUMNS
+        assert tuple(posterior["five"].values) == (0, 1, 2, 3, 4)
+        named = found.to_arviz(jax.random.key(1), dims={"w": ["column"]}).posterior
+        assert tuple(named["column"].values) == COLUMNS
+    given = result.to_arviz(jax.random.key(1), coords={"feature": [*"vwxyz"]})
+    assert tuple(given.posterior["feature"].values) == (*"vwxyz",)
+
+
+def test_a_result_holds_names_and_no_encoded_row(result):
+    texts = [type(value).__name__ for value in vars(result).values()]
+    assert EncodedRows.__name__ not in texts
+    (columns,) = result.axis_labels["w"]
+    assert all(isinstance(name, str) for name in columns)
+
+
+def test_plain_arrays_and_fixed_widths_have_no_labels():
+    @nv.private(unit="people")
+    def five(X, y=None):
+        w = numpyro.sample("w", dist.Normal(0.0, 3.0).expand([5]).to_event(1))
+        with numpyro.plate("people", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    X = SCHEMA.encode(people(50))
+    for fn, rows in ((five, X), (model, np.array(X))):
+        budget = nv.PrivacyBudget(math.inf)
+        vi = nv.PrivateVI(fn, budget=budget, num_steps=1, progress_bar=False)
+        assert vi.run(jax.random.key(0), rows, np.zeros(50)).axis_labels == {}
+
+
+def test_axes_of_one_name_with_different_labels_have_none():
+    @nv.private(unit="people")
+    def both(X, Z, y=None):
+        u = numpyro.sample("u", dist.Normal(0, 1).expand([X.shape[1]]).to_event(1))
+        v = numpyro.sample("v", dist.Normal(0, 1).expand([Z.shape[1]]).to_event(1))
+        with numpyro.plate("people", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ u + Z @ v, 1.0), obs=y)
+
+    table = people(50)
+    X, Z = SCHEMA.drop("age", "job").encode(table), SCHEMA.drop("age", "sex")
+    budget = nv.PrivacyBudget(math.inf)
+    vi = nv.PrivateVI(both, budget=budget, num_steps=1, progress_bar=False)
+    result = vi.run(jax.random.key(0), X, Z.encode(table), np.zeros(50))
+    assert result.axis_labels == {
+        "u": [["log(income)", "sex=m"]],
+        "v": [["log(income)", "job=cook"]],
+    }
+    dims = {"u": ["column"], "v": ["column"]}
+    posterior = result.to_arviz(jax.random.key(1), dims=dims).posterior
+    assert tuple(posterior["column"].values) == (0, 1)
+
+
+def test_a_result_is_decoded_as_its_draws_are(result):
+    key = jax.random.key(1)
+    decoded = SCHEMA.decode(result, "b", rng_key=key, num_samples=7)
+    assert isinstance(decoded, xarray.Dataset)
+    assert [*decoded] == [*COLUMNS, "intercept"]
+    draws = result.sample_posterior(key, (1, 7))
+    for name, values in SCHEMA.decode(draws["w"], draws["b"]).items():
+        assert decoded[name].dims == ("chain", "draw")
+        np.testing.assert_array_equal(decoded[name], values)
+    idata = result.to_arviz(key, num_samples=7)
+    for given in (idata, idata.posterior):
+        xarray.testing.assert_identical(SCHEMA.decode(given, "b"), decoded)
+    assert decoded.attrs["private"] == "false"
+    without = SCHEMA.decode(idata, site="w")
+    np.testing.assert_allclose(
+        decoded["intercept"] - without["intercept"], draws["b"], rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({}, TypeError, "rng_key="),
+        ({"rng_key": jax.random.key(0), "site": "b"}, ValueError, "site='b'"),
+        ({"rng_key": jax.random.key(0), "intercept": "other"}, ValueError, "no axis"),
+        ({"rng_key": jax.random.key(0), "intercept": [1.0]}, TypeError, "name of a"),
+    ],
+)
+def test_what_cannot_be_decoded_is_an_error(result, arguments, error, message):
+    with pytest.raises(error, match=message):
+        SCHEMA.decode(result, **arguments)
+
+
+def test_another_schema_does_not_decode(result):
+    idata = result.to_arviz(jax.random.key(0))
+    with pytest.raises(ValueError, match="found none"):
+        SCHEMA.drop("age").decode(idata)
+    with pytest.raises(TypeError, match="name of a site"):
+        SCHEMA.decode(np.ones(5), "b")

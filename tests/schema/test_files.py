@@ -1,0 +1,100 @@
+"""Files are encoded as tables are; a cell of a CSV file is read by itself."""
+
+import numpy as np
+import pytest
+
+import numpyro_vips as nv
+
+pa = pytest.importorskip("pyarrow")
+pytest.importorskip("narwhals")
+feather = pytest.importorskip("pyarrow.feather")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+SCHEMA = nv.Schema(
+    age=nv.Bounded(0, 120, missing="indicator"),
+    job=nv.Categorical(["cook", "nurse"], missing="indicator"),
+    ill=nv.Binary(),
+    region=nv.Categorical([1, 2]),
+    intercept=nv.Intercept(),
+)
+CELLS = {
+    "age": [30.0, None, 500.0],
+    "unused": ["a", "b", "c"],
+    "job": ["cook", None, "spy"],
+    "ill": [True, None, False],
+    "region": [1, 2, None],
+}
+EXPECTED = SCHEMA.encode(
+    {
+        "age": np.array([30.0, np.nan, 500.0]),
+        "job": np.array(["cook", None, "spy"], object),
+        "ill": np.array([1.0, np.nan, 0.0]),
+        "region": np.array([1.0, 2.0, np.nan]),
+    }
+)
+
+
+def write_csv(path):
+    path.write_text(
+        "age,unused,job,ill,region\n30,a,cook,True,1\n,b,,,2\n5e2,c,spy,false,?\n"
+    )
+
+
+WRITERS = {
+    "people.csv": write_csv,
+    "people.parquet": lambda path: parquet.write_table(pa.table(CELLS), path),
+    "people.arrow": lambda path: feather.write_feather(pa.table(CELLS), str(path)),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_files_are_encoded_as_their_tables_are(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path)
+    for given in (path, str(path)):
+        np.testing.assert_array_equal(SCHEMA.encode(given), EXPECTED)
+    np.testing.assert_array_equal(SCHEMA.response(path, "ill"), [1, np.nan, 0])
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_column_that_is_absent_is_named(tmp_path, name):
+    path = tmp_path / name
+    WRITERS[name](path)
+    with pytest.raises(ValueError, match=r"column 'agee'. Did you mean 'age'\?"):
+        nv.Schema(agee=nv.Bounded(0, 1)).encode(path)
+
+
+HOSTILE = ["secret", "1e999", "-inf", '"4\n0"', "\x00", "4 0", "é", "0x10", '"unused,"']
+
+
+@pytest.mark.parametrize("cell", HOSTILE)
+def test_a_cell_of_a_csv_file_changes_its_own_row_alone(tmp_path, cell):
+    path = tmp_path / "people.csv"
+    header, rows = "age,job,ill,region\n", ["30,cook,1,1\n", "40,nurse,0,2\n"]
+    path.write_text(header + "".join(rows), encoding="utf-8")
+    before = SCHEMA.encode(path)
+    for place in range(4):
+        cells = ["50", "cook", "1", "1"]
+        cells[place] = cell
+        odd = ",".join(cells) + "\n"
+        path.write_bytes((header + rows[0] + odd + rows[1]).encode("latin-1"))
+        found = SCHEMA.encode(path)
+        np.testing.assert_array_equal(found[[0, 2]], before)
+        assert np.all(np.abs(found) <= 1)
+
+
+def test_lines_of_another_length_are_left_out_and_not_quoted(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("age,job\n30,cook\nsecret\n40,nurse,secret,secret\n50,nurse\n")
+    schema = SCHEMA.drop("ill", "region")
+    expected = {"age": [30.0, 50.0], "job": ["cook", "nurse"]}
+    np.testing.assert_array_equal(schema.encode(path), schema.encode(expected))
+
+
+def test_what_is_no_file_of_these_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no file"):
+        SCHEMA.encode(tmp_path / "absent.csv")
+    path = tmp_path / "people.xlsx"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"ends in one of '\.csv'"):
+        SCHEMA.encode(path)
