@@ -36,7 +36,7 @@ from numpyro_vips.schema.columns import (
 from numpyro_vips.schema.schema import Schema
 from numpyro_vips.vips.settings import VIPS
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.1.0"
 
 __all__ = [
     "DPVI",
