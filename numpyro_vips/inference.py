@@ -32,6 +32,7 @@ from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducer import Across, Reducer
+from numpyro_vips.fitting.row_warnings import warnings_on_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
@@ -343,6 +344,7 @@ class PrivateVI:
         def result_of(state: Any, progress: Progress) -> PrivateVIResult:
             posterior = engine.posterior(state)
             jax.block_until_ready(posterior.params)
+            on_rows = warnings_on_rows(prepared, self.schedule_options, state, progress)
             return PrivateVIResult(
                 posterior=posterior,
                 privacy=statement_of(
@@ -354,11 +356,12 @@ class PrivateVI:
                     noise_source=random.source + reducer.described,
                     platform=platforms(rng_key),
                     progress=progress,
+                    remarks=tuple(on_rows),
                 ),
                 engine=engine.name,
                 plan=str(plan),
                 settings=self._settings_used(prepared, num_planned),
-                diagnostics=_diagnostics(engine.diagnostics(state), progress),
+                diagnostics=_diagnostics(engine.diagnostics(state), progress, on_rows),
                 seconds={
                     "planning": planned - started,
                     "compiling": compiled - planned,
@@ -536,7 +539,9 @@ def _with_prior_disagreements(
     found = prior_disagreements(graph, result.posterior.moments())
     texts = [*result.diagnostics["warnings"], *found]
     diagnostics = {**result.diagnostics, "warnings": texts}
-    return dataclasses.replace(result, diagnostics=diagnostics)
+    privacy = result.privacy
+    privacy = dataclasses.replace(privacy, remarks=(*privacy.remarks, *found))
+    return dataclasses.replace(result, diagnostics=diagnostics, privacy=privacy)
 
 
 def _with_weighed_draws(
@@ -548,11 +553,13 @@ def _with_weighed_draws(
     return dataclasses.replace(result, diagnostics=diagnostics)
 
 
-def _diagnostics(of_engine: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
+def _diagnostics(
+    of_engine: Mapping[str, Any], progress: Progress, on_rows: Sequence[str]
+) -> dict[str, Any]:
     """What the engine says of its state, with what was released of the rows."""
     return {
         "clipping_norms": dict(progress.norms),
         **{k: dataclasses.asdict(v) for k, v in progress.shares.items()},
         **of_engine,
-        "warnings": [*progress.warnings(), *of_engine.get("warnings", ())],
+        "warnings": [*on_rows, *of_engine.get("warnings", ())],
     }

@@ -42,6 +42,7 @@ class CompiledModel:
 
     Attributes:
       program: The layout, and all that is public of a step.
+      read: Names of the globals that observations depend on.
       released: What a step releases, in order.
       row_gradients: The clipped sum of it over rows.
       noise_aware: The release for intervals; None where the guide stays as it is.
@@ -49,6 +50,7 @@ class CompiledModel:
     """
 
     program: DpviProgram
+    read: tuple[str, ...]
     released: tuple[Released, ...]
     row_gradients: RowGradients
     noise_aware: NoiseAware | None
@@ -152,6 +154,7 @@ def compile_model(
     row_gradients.check(shared, row, graph.arguments)
     return CompiledModel(
         program=program,
+        read=tuple(site.name for site in read.sites),
         released=tuple(released),
         row_gradients=row_gradients,
         noise_aware=_noise_aware(program, traced, read.size),

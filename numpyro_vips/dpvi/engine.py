@@ -70,7 +70,12 @@ from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import INFORMATION, Release, Together
+from numpyro_vips.privacy.releases import (
+    INFORMATION,
+    ClippingEffect,
+    Release,
+    Together,
+)
 from numpyro_vips.result import Posterior
 from numpyro_vips.vips.noisy_information import Information
 
@@ -436,6 +441,12 @@ class DpviEngine:
             found = [*diagnostics.get("warnings", ()), _NOT_NOISE_AWARE]
             diagnostics = {**diagnostics, "warnings": found}
         return diagnostics
+
+    def clipping_effect(self, state: DpviState, names: Sequence[str]) -> ClippingEffect:
+        """Rows whose gradient was shortened weigh less, in all globals alike."""
+        params = [n.removeprefix("param ") for n in names if n.startswith("param ")]
+        sites = [*self.compiled.read, *params]
+        return ClippingEffect(dict.fromkeys(sites, "towards the other rows"))
 
     def until_converged(
         self, state: DpviState, arguments: ModelArguments

@@ -13,7 +13,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Release, Together
+from numpyro_vips.privacy.releases import ClippingEffect, Release, Together
 from numpyro_vips.result import Posterior
 
 
@@ -217,6 +217,13 @@ class Engine(Protocol):
 
         Made of the state alone, so of released numbers. `"warnings"`, if there, is a
         list of sentences on what the caller should know before using the posterior.
+        """
+        ...
+
+    def clipping_effect(self, state: Any, names: Sequence[str]) -> ClippingEffect:
+        """What clipping rows of these blocks does to the posterior of the state.
+
+        Made of the model and of released numbers. The blocks are those of one step.
         """
         ...
 

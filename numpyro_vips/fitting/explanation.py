@@ -14,6 +14,7 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.releases import INFORMATION
 
 _WIDTH = 100
@@ -41,7 +42,9 @@ class Plan:
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
         another engine was asked for.
       schedule: One entry per kind of step. `share` is its part of Σ 1/σ² over all
-        steps, where σ is a step's noise multiplier over its sampling rate.
+        steps, where σ is a step's noise multiplier over its sampling rate. What the
+        last steps report on rows beside their statistics has an entry of its own, with
+        the part that it takes of theirs, so that all entries add up to one.
       notes: What else to know, such as where the clipping norms come from.
     """
 
@@ -219,10 +222,14 @@ def _sensitivity(step: Step, options: ScheduleOptions) -> float | None:
 
 def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
     shares: dict[Step, list[float]] = {}
+    reports: dict[Step, list[float]] = {}
     for step in steps:
         key = dataclasses.replace(step, step_size=1.0, reports=False)
-        shares.setdefault(key, []).append(step.share)
-    total = sum(map(sum, shares.values()))
+        reported = step.share_of_reports
+        shares.setdefault(key, []).append(step.share - reported)
+        if step.reports:
+            reports.setdefault(key, []).append(reported)
+    total = sum(map(sum, (*shares.values(), *reports.values())))
     for step, each in shares.items():
         yield {
             "steps": len(each),
@@ -231,6 +238,15 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
             "rate": step.sampling.rate,
             "share": sum(each) / total if total else None,
             "clipping_norm": step.clipping_norm,
+        }
+    for step, each in reports.items():
+        yield {
+            "steps": len(each),
+            "releases": " and ".join(DIAGNOSTICS),
+            "sampling": step.sampling.scheme,
+            "rate": step.sampling.rate,
+            "share": sum(each) / total if total else None,
+            "clipping_norm": None,
         }
 
 

@@ -114,6 +114,7 @@ def statement_of(
     noise_source: str,
     platform: str,
     progress: Progress,
+    remarks: tuple[str, ...] = (),
 ) -> PrivacyStatement:
     """The guarantee of a fit, and what has been released of its rows so far.
 
@@ -126,6 +127,7 @@ def statement_of(
       noise_source: Where minibatches and noise come from.
       platform: What works on the rows.
       progress: The steps with the norms that they clip to, as far as released.
+      remarks: What was found out about bounds and rows: a sentence or some each.
     """
     norms = tuple(
         dict.fromkeys(
@@ -152,6 +154,7 @@ def statement_of(
         num_rows=prepared.arguments.public_num_rows,
         num_rows_declared=prepared.arguments.num_rows_declared,
         shares=progress.shares,
+        remarks=remarks,
     )
 
 

@@ -10,16 +10,8 @@ from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
-from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.statement import NoisyShare
-
-# A share of rows above this is worth a warning, if it stands out of its noise by so
-# many standard deviations.
-_WORTH_A_WARNING = 0.05
-_STANDING_OUT = 3.0
-# Gradients add up to zero near the optimum, so clipping some of them does less harm
-# than to sums of counts, and the histogram of norms makes use of that.
-_WORTH_A_WARNING_OF_GRADIENTS = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,49 +111,10 @@ class Progress:
             for name in (self.reports[0] if count else ())
         }
 
-    def warnings(self) -> list[str]:
-        """What the caller should know before using the posterior: a sentence each."""
-        found = []
-        shares = self.shares
-        limit = _WORTH_A_WARNING
-        if self.balanced:
-            limit = _WORTH_A_WARNING_OF_GRADIENTS
-        if _is_notable(shares.get(CLIPPED_ROWS), limit):
-            found.append(
-                f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
-                "what they contribute was larger than the clipping norm, so the "
-                "posterior is drawn towards the rows that were not, and its intervals "
-                "say so only where the model describes all that a row holds. Pass a "
-                "larger clipping_norm=, from public knowledge, or scale the arguments "
-                "and the priors."
-            )
-        if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
-            found.append(
-                f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
-                "that is not finite, or an observation or an index that the model "
-                "cannot have. Look at how the arguments were made, and at the supports "
-                "of the observed distributions."
-            )
-        if self.unseen:
-            names = ", ".join(self.unseen)
-            found.append(
-                f"Too few rows for this budget to find a clipping norm of {names}: no "
-                "bin of the private histogram stood out of its noise. The norm of "
-                "synthetic rows was taken, which may be far from the rows' own. Pass "
-                "clipping_norm= from public knowledge, or a larger epsilon."
-            )
-        return found
-
 
 def _are_balanced(step: Step, parts: tuple[NormPart, ...]) -> bool:
     names = {name for part in parts if part.is_balanced for name in part.blocks}
     return names.issuperset(block.name for block in step.blocks)
-
-
-def _is_notable(share: NoisyShare | None, limit: float) -> bool:
-    if share is None:
-        return False
-    return share.share - _STANDING_OUT * share.stddev > limit
 
 
 def advanced(

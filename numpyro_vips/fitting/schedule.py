@@ -117,6 +117,16 @@ class Step:
         return (self.sampling.rate / self.noise_multiplier) ** 2
 
     @property
+    def share_of_reports(self) -> float:
+        """The part of `share` that pays for what it reports on rows.
+
+        The squares of norms add up, so at the same noise the statistics alone would
+        spend as much less as the diagnostics add to the squared joint norm.
+        """
+        part = DIAGNOSTICS_SHARE / (1.0 + DIAGNOSTICS_SHARE)
+        return part * self.share if self.reports else 0.0
+
+    @property
     def mechanism(self) -> GaussianMechanism:
         """What adds the noise.
 

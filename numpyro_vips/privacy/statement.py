@@ -120,6 +120,9 @@ class PrivacyStatement:
       num_rows_declared: Whether the caller declared it, rather than it being the actual
         length.
       shares: Released shares of the rows, such as of those that were clipped, by name.
+      remarks: What released numbers say of bounds, rows and priors that a reader of the
+        posterior should know: a sentence or some each. They are no part of the
+        guarantee, which holds as it is.
       versions: Versions of the libraries that took part.
     """
 
@@ -140,6 +143,7 @@ class PrivacyStatement:
     shares: Mapping[str, NoisyShare] = dataclasses.field(
         default_factory=dict[str, NoisyShare]
     )
+    remarks: tuple[str, ...] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=library_versions)
 
     def __post_init__(self) -> None:
@@ -203,7 +207,7 @@ class PrivacyStatement:
     def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacyStatement":
         """The inverse of `to_dict`; what follows from the events is computed anew."""
         # Statements of earlier versions do not say.
-        fields = {"platform": "unknown", "shares": {}, **fields}
+        fields = {"platform": "unknown", "shares": {}, "remarks": (), **fields}
         values = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
         values |= {name: float(values[name]) for name in ("epsilon", "delta")}
         norms: Any = values["clipping_norm"]
@@ -211,6 +215,7 @@ class PrivacyStatement:
         values["clipping_norm"] = tuple(map(float, norms)) if several else float(norms)
         values["events"] = tuple(map(GaussianEvent.from_dict, values["events"]))
         values["public"] = tuple(values["public"])
+        values["remarks"] = tuple(values["remarks"])
         values["shares"] = {k: NoisyShare(**v) for k, v in values["shares"].items()}
         return cls(**values)
 
@@ -275,6 +280,7 @@ class PrivacyStatement:
             ("Randomness", self.noise_source),
             ("Releases", [_describe(event) for event in self.events] or ["none"]),
             *([("Of all rows", shares)] if shares else []),
+            *([("Remarks", list(self.remarks))] if self.remarks else []),
             (
                 "Treated as public",
                 [f"number of rows: {self.num_rows} ({origin})", *self.public],

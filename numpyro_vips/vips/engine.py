@@ -19,9 +19,16 @@ from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import COVARIATES, Release, Together
+from numpyro_vips.privacy.releases import (
+    COVARIATES,
+    ClippingEffect,
+    Pull,
+    Release,
+    Together,
+)
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
+from numpyro_vips.vips.clipping_direction import pulls_of_clipping
 from numpyro_vips.vips.convergence import TOLERANCE, distance
 from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
@@ -486,6 +493,22 @@ class VipsEngine:
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
         return diagnostics_of(self.program, self._roles, state, seen)
+
+    def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
+        """See `clipping_direction.pulls_of_clipping`, and `clipping_bias` for what is
+        added back."""
+        pulls = pulls_of_clipping(self.program.structure, names, self.recentred)
+        sites = self.program.graph.sites
+        of_sites: dict[str, Pull] = {k: v for k, v in pulls.items() if k in sites}
+        is_corrected = False
+        if self.has_posterior(state):
+            sums, _ = self._reading.sums_of(state)
+            is_corrected = sums.statistics is not state.statistics
+        return ClippingEffect(
+            of_sites,
+            is_corrected=is_corrected,
+            has_plain_norms=not (self.recentred or self._roles.squares),
+        )
 
     # --- what `explain` says ----------------------------------------------------------
 

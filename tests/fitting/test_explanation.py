@@ -1,5 +1,6 @@
 """`explain`: what its table says, and that it is true, narrow and free."""
 
+import dataclasses
 import json
 import math
 from typing import Any
@@ -11,6 +12,9 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
+from numpyro_vips.accounting import gaussian_dp_mu
+from numpyro_vips.fitting.schedule import events_of
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
 COUNT = 50
 
@@ -71,10 +75,70 @@ def test_a_conjugate_model_site_by_site():
         "⟨w w⟩": "refreshed",
     }
     assert released["⟨w w⟩"]["shape"] == [3, 3]
-    # Both norms are counted, one of them again, twice; the curvature has two steps.
-    assert [step["steps"] for step in plan.schedule] == [1, 2, 50, 2]
-    assert sum(step["share"] for step in plan.schedule) == pytest.approx(1.0)
+    # Both norms are counted, one of them again, twice; the curvature has two steps. The
+    # last quarter of the others report on rows.
+    assert [step["steps"] for step in plan.schedule] == [1, 2, 50, 2, 12]
     assert {s["bound"] for s in plan.statistics} == {"histogram"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"diagnostics": False}, {"clipping_norm": 0.7}],
+    ids=["default", "no diagnostics", "norm"],
+)
+@pytest.mark.parametrize("fn", [logistic, network], ids=["vips", "dpvi"])
+def test_shares_are_those_of_the_noise_that_is_priced(fn, options):
+    """μ² of Gaussian differential privacy adds up over releases.
+
+    Each line's share of it is found again in the priced steps, from norms and noise
+    alone, up to what rounding adds to sensitivities.
+    """
+    vi = nv.PrivateVI(
+        nv.private(fn, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+        **options,
+    )
+    rows = np.full((COUNT, 3), 0.5, np.float32), np.full(COUNT, 1.0, np.float32)
+    prepared, plan = vi._prepare_fit(rows, {})
+    steps = vi._price(prepared.steps).steps
+    mu = gaussian_dp_mu(events_of(steps))
+    assert mu is not None
+    total = mu**2
+    # What reporting steps would spend without reports, at the noise that they add. A
+    # norm that only a histogram will say is any: the noise is a multiple of it.
+    reporting = [step for step in steps if step.reports]
+    without = []
+    for step in reporting:
+        norm = step.clipping_norm or 1.7
+        mechanism = dataclasses.replace(step, clipping_norm=norm).mechanism
+        without.append((norm / mechanism.noise_stddev) ** 2)
+    whole = sum(step.share for step in reporting)
+    lines: dict[str, float] = {}
+    for line in plan.schedule:  # Histograms of the same norms differ in their noise.
+        label = line["releases"]
+        lines[label] = lines.get(label, 0.0) + line["share"]
+    reports = lines.pop(" and ".join(DIAGNOSTICS), 0.0)
+    assert bool(reports) == options.get("diagnostics", True)
+    assert reports * total == pytest.approx(whole - sum(without), rel=1e-4)
+    expected: dict[str, float] = {}
+    for step in steps:
+        expected[step.label] = expected.get(step.label, 0.0) + step.share
+    if reporting:
+        expected[reporting[0].label] -= whole - sum(without)
+    assert len(lines) == len(expected)
+    for label, spent in expected.items():
+        assert lines[label] * total == pytest.approx(spent, rel=1e-4)
+
+
+@pytest.mark.parametrize("fn", [logistic, network, with_long_names])
+def test_the_plan_spends_the_whole_budget_and_no_more(fn):
+    """Before shares are divided by anything: what is planned for is one budget."""
+    vi = nv.PrivateVI(nv.private(fn, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5))
+    rows = np.full((COUNT, 3), 0.5, np.float32), np.full(COUNT, 1.0, np.float32)
+    prepared, plan = vi._prepare_fit(rows, {})
+    assert sum(step.share for step in prepared.steps) == pytest.approx(1.0)
+    assert sum(line["share"] for line in plan.schedule) == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,215 @@
+"""What to tell the caller of rows that were clipped, or could not be counted.
+
+Everything said is public: shares that were released with noise, norms, and what the
+model alone says of its statistics. Names of arguments and sites are, values are not.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.schedule import ScheduleOptions, Step
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.privacy.releases import ClippingEffect, Pull
+from numpyro_vips.privacy.statement import NoisyShare
+
+# A share of rows above this is worth a warning, if it stands out of its noise by so
+# many standard deviations.
+_WORTH_A_WARNING = 0.05
+_STANDING_OUT = 3.0
+# Gradients add up to zero near the optimum, so clipping some of them does less harm
+# than to sums of counts, and the histogram of norms makes use of that.
+_WORTH_A_WARNING_OF_GRADIENTS = 0.25
+# By how much a larger norm is larger that the caller may try.
+_LARGER = 2.0
+# More names than these make no sentence.
+_MOST_NAMES = 6
+
+
+def warnings_on_rows(
+    prepared: PreparedFit, options: ScheduleOptions, state: Any, progress: Progress
+) -> list[str]:
+    """What the caller should know before using the posterior: a sentence or some each.
+
+    Args:
+      prepared: What is fitted.
+      options: The caller's choices, which decide about what helps.
+      state: The engine's state.
+      progress: What was reported of the rows.
+    """
+    found = []
+    shares = progress.shares
+    limit = _WORTH_A_WARNING
+    if progress.balanced:
+        limit = _WORTH_A_WARNING_OF_GRADIENTS
+    if _is_notable(shares.get(CLIPPED_ROWS), limit):
+        step = [step for step in progress.steps if step.reports][-1]
+        effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
+        found.append(
+            f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
+            f"{_what_was_cut(prepared, step, effect)} {_consequence(effect)} "
+            f"{_remedies(prepared, options, progress, step, effect)}"
+        )
+    if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
+        sites = prepared.graph.sites.values()
+        observed = [repr(site.name) for site in sites if site.role == "observed"]
+        found.append(
+            f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
+            "that is not finite, or an observation or an index that the model "
+            f"cannot have. Look at how {_listed(_arguments(prepared))} were made, and "
+            f"at the support of {_listed(observed)}."
+        )
+    if progress.unseen:
+        known = {p.name: p.reference for p in prepared.parts} | dict(progress.norms)
+        norms = [f"{known[name]:.3g} for {name}" for name in progress.unseen]
+        found.append(
+            f"Too few rows for this budget to find a clipping norm of "
+            f"{_listed(list(progress.unseen))}: no bin of the private histogram stood "
+            "out of its noise. The priors decided instead: the norm is that of "
+            f"synthetic rows ({_listed(norms)}), which may be far from the rows' own. "
+            "What helps, the best first: more rows or a larger epsilon, so that the "
+            f"histogram shows them; {_listed(_arguments(prepared))} in units in which "
+            "numbers are about one, and priors in these units."
+        )
+    return found
+
+
+def _is_notable(share: NoisyShare | None, limit: float) -> bool:
+    if share is None:
+        return False
+    return share.share - _STANDING_OUT * share.stddev > limit
+
+
+def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> str:
+    assert step.clipping_norm is not None
+    if prepared.engine.is_one_vector:
+        sites = _listed([repr(name) for name in effect.pulls])
+        return (
+            f"their gradients in {sites} were longer than {step.clipping_norm:.3g}, "
+            "and were shortened to that."
+        )
+    names = [block.name for block in step.blocks]
+    if len(names) == 1:
+        norm = step.clipping_norm / step.blocks[0].scale
+        return (
+            f"what they add to the sum {names[0]} was longer than {norm:.3g}, and was "
+            "shortened to that."
+        )
+    return (
+        f"what they add to the sums {_listed(names)} was longer than the norm of these "
+        "together, and was shortened to that."
+    )
+
+
+_CONSEQUENCES: Mapping[Pull, str] = {
+    "too small": "{sites} {come} out too small",
+    "too large": "{sites} {come} out too large",
+    "towards zero": "{sites} {be} drawn towards zero",
+    "towards the other rows": "{sites} {be} drawn towards the rows that were not "
+    "clipped",
+}
+
+
+def _consequence(effect: ClippingEffect) -> str:
+    """What follows for which global, the directions that are known first."""
+    texts = []
+    for pull, text in _CONSEQUENCES.items():
+        sites = [repr(name) for name, mine in effect.pulls.items() if mine == pull]
+        if sites:
+            one = len(sites) == 1
+            verbs = {"come": "comes" if one else "come", "be": "is" if one else "are"}
+            texts.append(text.format(sites=_listed(sites), **verbs))
+    joined = "; ".join(texts)
+    if effect.is_corrected:
+        return (
+            "Of what was cut off a part has been added back, as rows lose it that the "
+            "model itself draws, and intervals are wider for it. As far as that falls "
+            f"short, {joined}."
+        )
+    return f"So {joined}. Intervals do not know of it."
+
+
+def _remedies(
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    progress: Progress,
+    step: Step,
+    effect: ClippingEffect,
+) -> str:
+    """What helps, the best first."""
+    texts = []
+    if options.clipping_norm is not None:
+        texts.append("leave clipping_norm= out, so that a private histogram finds it")
+    else:
+        texts.append(
+            "more rows or a larger epsilon, with which the histogram affords a larger "
+            "norm"
+        )
+    larger = _larger_norm(prepared, options, progress, step, effect)
+    if larger is not None:
+        texts.append(
+            f"clipping_norm={larger}, which is twice as large, and so is the noise"
+        )
+    texts.append(
+        f"where few rows are far larger than the others, the logarithm of "
+        f"{_listed(_arguments(prepared), 'or')}, or a limit on it that you choose "
+        "without looking"
+    )
+    texts.append(
+        "a likelihood in which such rows are no surprise, such as StudentT for Normal "
+        "or NegativeBinomial2 for Poisson"
+    )
+    return f"What helps, the best first: {'; '.join(texts)}."
+
+
+def _larger_norm(
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    progress: Progress,
+    step: Step,
+    effect: ClippingEffect,
+) -> str | None:
+    """Code for norms that are larger, where the caller can say them."""
+    given = options.clipping_norm
+    if isinstance(given, Mapping):
+        return _code({name: _LARGER * norm for name, norm in given.items()})
+    if given is not None:
+        return _number(_LARGER * given)
+    assert step.clipping_norm is not None
+    if prepared.engine.is_one_vector:
+        return _number(_LARGER * step.clipping_norm)
+    open_parts = [part for part in prepared.parts if not part.is_fixed]
+    if not effect.has_plain_norms or any(len(part.blocks) > 1 for part in open_parts):
+        return None
+    norms = {
+        block: part.reference
+        if part.is_fixed
+        else _LARGER * progress.norms.get(part.name, part.reference)
+        for part in prepared.parts
+        for block in part.blocks
+    }
+    return _number(*norms.values()) if len(norms) == 1 else _code(norms)
+
+
+def _code(norms: Mapping[str, float]) -> str:
+    inside = ", ".join(f"{name!r}: {_number(norm)}" for name, norm in norms.items())
+    return f"{{{inside}}}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"
+
+
+def _arguments(prepared: PreparedFit) -> list[str]:
+    return [repr(name) for name in prepared.arguments.row_shapes()]
+
+
+def _listed(names: Iterable[str], last: str = "and") -> str:
+    """Names as a part of a sentence, not more of them than one can read."""
+    shown = list(names)
+    if len(shown) > _MOST_NAMES:
+        shown = [*shown[:_MOST_NAMES], f"{len(shown) - _MOST_NAMES} more"]
+    if len(shown) == 1:
+        return shown[0]
+    return f"{', '.join(shown[:-1])} {last} {shown[-1]}"
