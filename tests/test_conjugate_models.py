@@ -6,11 +6,6 @@ density on rows with every index, both signs and every label, which the certific
 cannot know of. What must be refused is in `test_refused_models.py`.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportOptionalMemberAccess=false
-
 import functools
 import math
 from collections.abc import Callable

@@ -6,11 +6,6 @@ worst outcome. Those that mix rows are refused whichever the engine. What must b
 compiled is in `test_conjugate_models.py`.
 """
 
-# NumPyro types what sample() returns as ArrayLike, which has no operators.
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-# pyright: reportOptionalMemberAccess=false
-
 from collections.abc import Callable
 from typing import Any
 

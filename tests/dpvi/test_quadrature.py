@@ -1,8 +1,5 @@
 """The integral over a row's latents, against SciPy's and sums over fine grids."""
 
-# pyright: reportIndexIssue=false, reportArgumentType=false, reportCallIssue=false
-# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false
-
 import math
 from typing import Any
 
