@@ -339,20 +339,14 @@ def _projected(
     noise_read: float | Float[Array, ""] = 0.0,
 ) -> tuple[NewMoments, Int[Array, ""]]:
     """A factor's share as it was released, projected; see `_from_data`."""
-
-    def as_it_is() -> NewMoments:
-        zero = jax.tree.map(jnp.zeros_like, data)
-        return factor.family.project(zero, data, noise)
-
-    def to_widen() -> NewMoments:
-        return factor.family.project_to_widen(data, noise)
-
     if factor.name in centre or factor.name in structure.flat:
         # Noise in the precision is no part of the linear statistic's where this is
         # centred, and a flat prior says nothing where noise hides the rows.
-        share = as_it_is()
+        nothing = jax.tree.map(jnp.zeros_like, data)
+        share = factor.family.project(nothing, data, noise)
     else:
-        share = jax.lax.cond(jnp.asarray(noise_read) > 0, to_widen, as_it_is)
+        to_widen = jnp.asarray(noise_read) > 0
+        share = factor.family.project_either(data, noise, to_widen)
     below = factor.family.num_below_noise(data, noise)
     if factor.name in centre:
         # Linear statistics about m count for those about 0 less 2 · xx · m.

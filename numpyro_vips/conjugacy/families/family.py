@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection, Mapping
 from typing import ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Int, Num, PRNGKeyArray
@@ -136,6 +137,22 @@ class Family(abc.ABC):
         """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
         return self.project(nothing, data, noise)
+
+    def project_either(
+        self, data: Moments, noise: Moments, to_widen: Bool[Array, ""]
+    ) -> NewMoments:
+        """As `project_to_widen` has it, or else as `project` without a prior.
+
+        Args:
+          data, noise: As in `project`.
+          to_widen: Which of the two.
+        """
+        nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        return jax.lax.cond(
+            to_widen,
+            lambda: self.project_to_widen(data, noise),
+            lambda: self.project(nothing, data, noise),
+        )
 
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
         """The rows' share of a posterior that knows of the noise in it.

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.conjugacy.families.family import (
@@ -88,8 +88,19 @@ class Normal(Family):
         prior = {s: jnp.zeros_like(value) for s, value in data.items()}
         return self._projected(prior, data, noise, room=0.0)
 
+    def project_either(
+        self, data: Moments, noise: Moments, to_widen: Bool[Array, ""]
+    ) -> NewMoments:
+        """As `Family.project_either`; eigenvalues are compiled once for both."""
+        nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        return self._projected(nothing, data, noise, jnp.where(to_widen, 0.0, _ROOM))
+
     def _projected(
-        self, prior: Moments, data: Moments, noise: Moments, room: float
+        self,
+        prior: Moments,
+        data: Moments,
+        noise: Moments,
+        room: float | Float[Array, ""],
     ) -> NewMoments:
         precision = -2.0 * symmetric_part(data["xx"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["xx"]))

@@ -121,17 +121,26 @@ def rate_of_noisy_sums(
     about = jnp.log(jnp.maximum(count, 1.0)) - jnp.log(jnp.maximum(size, tiny))
     low, high = about - _BELOW, about + _ABOVE
     steps = jnp.linspace(0.0, 1.0, _POINTS).reshape(-1, *(1,) * count.ndim)
-    for _ in range(_STAGES - 1):
+
+    def closer(
+        _: int, found: tuple[Float[Array, "..."], ...]
+    ) -> tuple[Float[Array, "..."], ...]:
+        low, high, *_ = found
         points = low + (high - low) * steps
         logs = log_density(points)
         counts = logs > logs.max(0) - _NEGLIGIBLE
         width = (high - low) / (_POINTS - 1)
-        low, high = (
+        return (
             jnp.where(counts, points, jnp.inf).min(0) - width,
             jnp.where(counts, points, -jnp.inf).max(0) + width,
+            points,
+            logs,
         )
-    points = low + (high - low) * steps
-    logs = log_density(points)
+
+    # Loops here and below: stages written out take as many times as long to compile.
+    nothing = jnp.zeros((_POINTS, *low.shape), low.dtype)
+    stages = jax.lax.fori_loop(0, _STAGES, closer, (low, high, nothing, nothing))
+    *_, points, logs = stages
     weights = jnp.exp(logs - logs.max(0))
     weights = weights / weights.sum(0)
     mean_log = (weights * points).sum(0)
@@ -144,9 +153,11 @@ def rate_of_noisy_sums(
 
 def _concentration(gap: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
     """Where log a − ψ(a) is `gap`, by Newton's method in 1 / a (Minka, 2002)."""
-    found = (3.0 - gap + jnp.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
-    for _ in range(4):
+
+    def nearer(_: int, found: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
         slope = 1.0 / found - jax.scipy.special.polygamma(1, found)
         change = (jnp.log(found) - digamma(found) - gap) / (found**2 * slope)
-        found = 1.0 / (1.0 / found + change)
-    return found
+        return 1.0 / (1.0 / found + change)
+
+    start = (3.0 - gap + jnp.sqrt((gap - 3.0) ** 2 + 24.0 * gap)) / (12.0 * gap)
+    return jax.lax.fori_loop(0, 4, nearer, start)

@@ -119,7 +119,7 @@ _FAR = 1e3
 def denoised(
     precision: Float[Array, "*batch dim dim"],
     deviation: Float[Array, "*batch dim dim"],
-    room: float = 0.5,
+    room: float | Float[Array, ""] = 0.5,
 ) -> Float[Array, "*batch dim dim"]:
     """What a noisy precision matrix is expected to be, with room for its noise.
 

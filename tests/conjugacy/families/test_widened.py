@@ -138,6 +138,25 @@ def test_noise_in_a_precision_does_not_draw_coefficients_towards_zero() -> None:
     assert (np.abs(ridged.mean(0)) < 0.98 * np.abs(w)).all()
 
 
+@pytest.mark.parametrize("family", [Normal(), Gamma(), InverseGamma()])
+def test_either_projection_is_the_one_that_was_asked_for(family) -> None:
+    rng = np.random.default_rng(7)
+    with jax.enable_x64(True):
+        shape = (5, 3) if family.event_dim else (5,)
+        own = family.neutral(shape)
+        data = {s: value + rng.normal(size=value.shape) for s, value in own.items()}
+        noise = {s: jnp.full(value.shape, 0.7) for s, value in own.items()}
+        nothing = {s: jnp.zeros_like(value) for s, value in own.items()}
+        widened = family.project_to_widen(data, noise)
+        projected = family.project(nothing, data, noise)
+        either = jax.jit(family.project_either)
+        for expected, to_widen in ((widened, True), (projected, False)):
+            found = either(data, noise, to_widen)
+            for s in expected:
+                np.testing.assert_allclose(found[s], expected[s], rtol=1e-9, atol=1e-12)
+    assert any(not np.allclose(widened[s], projected[s]) for s in widened)
+
+
 def test_what_is_not_positive_goes_to_the_prior() -> None:
     noisy = np.diag([50.0, -8.0])
     data = {"x": jnp.array([25.0, 3.0]), "xx": jnp.asarray(-0.5 * noisy)}
