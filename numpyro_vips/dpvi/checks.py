@@ -11,7 +11,7 @@ from numpyro_vips.dpvi.automatic_guides import FAMILIES
 from numpyro_vips.dpvi.guides import support_to_json
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
-from numpyro_vips.model.prior_centre import global_values
+from numpyro_vips.model.prior_centre import global_values, moved_supports
 
 
 def check_options(
@@ -108,9 +108,9 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
         return (
             "The model has no latent that all rows share, so there is nothing to fit."
         )
-    found = global_values(graph)
+    supports, moved = global_values(graph).supports, moved_supports(graph)
     for site in sites:
-        first, second = found.supports[site.name], found.moved_supports[site.name]
+        first, second = supports[site.name], moved[site.name]
         description = support_to_json(first)
         if description is None:
             return (

@@ -33,30 +33,33 @@ _LARGEST_LOG_SCALE = 3.0
 class GlobalValues(NamedTuple):
     """What a run of the model on a synthetic row says about its globals.
 
-    `priors` are their distributions given the latents before them, and
-    `moved_supports` are those at other values of the latents.
+    `priors` are their distributions given the latents before them.
     """
 
     centres: dict[str, jax.Array]
     priors: dict[str, Any]
     supports: dict[str, Any]
-    moved_supports: dict[str, Any]
 
 
 def global_values(graph: ModelGraph) -> GlobalValues:
-    """Runs the model twice, with other latents the second time."""
+    """Runs the model with its globals at the centres of their priors."""
     rows = synthetic_rows(graph.arguments, 1, 0)
     with _PriorCentres():
         messages = graph.run(rows, {})
-    with _PriorCentres(distance=1.0):
-        moved_messages = graph.run(rows, {})
     names = [site.name for site in graph.latents("global")]
     return GlobalValues(
         centres={name: messages[name]["value"] for name in names},
         priors={name: messages[name]["fn"] for name in names},
         supports={name: messages[name]["fn"].support for name in names},
-        moved_supports={name: moved_messages[name]["fn"].support for name in names},
     )
+
+
+def moved_supports(graph: ModelGraph) -> dict[str, Any]:
+    """The supports of the globals where those before them are not at their centres."""
+    rows = synthetic_rows(graph.arguments, 1, 0)
+    with _PriorCentres(distance=1.0):
+        messages = graph.run(rows, {})
+    return {s.name: messages[s.name]["fn"].support for s in graph.latents("global")}
 
 
 def unconstrained_scale(prior: Any) -> np.ndarray:
@@ -68,7 +71,7 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     """
     transform = biject_to(prior.support)
     shape = transform.inverse_shape(prior.shape())
-    quartiles = _quartiles(prior, transform, threefry_key(0))
+    quartiles = _quartiles(prior, transform, functools.partial(threefry_key, 0))
     if quartiles is None:
         return np.ones(shape)
     # In NumPy, which compiles nothing.
@@ -127,19 +130,20 @@ class _PriorCentres(Messenger):
     """
 
     def __init__(self, *, distance: float = 0.0):
-        self.key = threefry_key(0)
+        self._num_sites = 0
         self.distance = distance
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] != "sample" or msg["is_observed"] or msg["value"] is not None:
             return
-        self.key, key = jax.random.split(self.key)
+        self._num_sites += 1
+        key = functools.partial(_key_of_site, self._num_sites)
         fn = msg["fn"]
         try:
             transform = biject_to(fn.support)
         except NotImplementedError:  # Discrete, or refused later.
-            msg["value"] = fn.sample(key)
+            msg["value"] = fn.sample(key())
             return
         centre = _centre(fn, transform, key)
         # NumPyro's transforms of correlations take no single precision among doubles.
@@ -148,7 +152,16 @@ class _PriorCentres(Messenger):
         )
 
 
-def _centre(fn: Any, transform: Any, key: jax.Array) -> jax.Array:
+def _key_of_site(number: int) -> jax.Array:
+    """The key of a site by its number, from 1 on; most sites need none, and JAX would
+    compile a program to make it."""
+    key = following = threefry_key(0)
+    for _ in range(number):
+        following, key = jax.random.split(following)
+    return key
+
+
+def _centre(fn: Any, transform: Any, key: Callable[[], jax.Array]) -> jax.Array:
     """The prior's median; where it has no formula a mean; else draws' median."""
     base, _ = unwrapped(fn)
     for formula in (
@@ -192,7 +205,9 @@ def _harmonic_mean(base: Any) -> jax.Array:
     return base.rate / base.concentration
 
 
-def _quartiles(fn: Any, transform: Any, key: jax.Array) -> tuple[Any, Any] | None:
+def _quartiles(
+    fn: Any, transform: Any, key: Callable[[], jax.Array]
+) -> tuple[Any, Any] | None:
     """The prior's quartiles on the unconstrained space; None for an improper one."""
     base, _ = unwrapped(fn)
     # Elsewhere the quartiles of entries are no values of the whole.
@@ -247,11 +262,12 @@ def _computed(formula: Callable[[], Any]) -> jax.Array:
     return jnp.asarray(value, jnp.result_type(float))
 
 
-def _draws(fn: Any, transform: Any, key: jax.Array) -> jax.Array | None:
+def _draws(fn: Any, transform: Any, key: Callable[[], jax.Array]) -> jax.Array | None:
     """Draws from the prior on the unconstrained space; None from an improper one."""
     size = math.prod(fn.shape())
     count = max(1, min(_MEDIAN_DRAWS, _MOST_MEDIAN_NUMBERS // max(size, 1)))
+    drawn_with = key()
     try:
-        return _computed(lambda: transform.inv(fn.sample(key, (count,))))
+        return _computed(lambda: transform.inv(fn.sample(drawn_with, (count,))))
     except NotImplementedError:  # Improper, as flat priors are.
         return None

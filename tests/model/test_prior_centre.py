@@ -59,5 +59,5 @@ def test_scale_of_a_prior_whose_draws_underflow_does_not_warn():
 def test_centre_of_a_vague_variance_is_one_over_the_mean_precision(concentration):
     """Half of the draws of InverseGamma(0.001, 0.001) are above 1e300."""
     prior = dist.InverseGamma(concentration, 3.0 * concentration)
-    centre = _centre(prior, dist.biject_to(prior.support), jax.random.key(0))
+    centre = _centre(prior, dist.biject_to(prior.support), lambda: jax.random.key(0))
     np.testing.assert_allclose(centre, 3.0, rtol=1e-6)
