@@ -275,6 +275,19 @@ class SeesBounds(Protocol):
         ...
 
 
+@runtime_checkable
+class CompilesAhead(Protocol):
+    """An engine that can compile what `update` runs before there are any sums."""
+
+    def compile_update(self, state: Any) -> None:
+        """Starts to compile it, within `compiled_by`.
+
+        Args:
+          state: One whose arrays have the shapes and types that they have later.
+        """
+        ...
+
+
 class EngineSettings(Protocol):
     """`VIPS` or `DPVI`: comparable, hashable, and `repr` is the code that makes it."""
 

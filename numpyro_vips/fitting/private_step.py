@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_vips.fitting.engine import Engine, SeesBounds
+from numpyro_vips.fitting.engine import CompilesAhead, Engine, SeesBounds
 from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.reducer import Batch, Reducer
 from numpyro_vips.fitting.schedule import Step
@@ -169,7 +169,7 @@ def rehearse(
         names = tuple(block.name for block in step.blocks)
         kinds[names, bool(step.counted), size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
-    # Sums first: the update after them compiles beside the counts.
+    # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
 
     def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
@@ -182,6 +182,8 @@ def rehearse(
 
     with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
         with compiled_by(pool):
+            if kinds and isinstance(engine, CompilesAhead):
+                engine.compile_update(state)
             for (*_, size), step in kinds.items():
                 sums_of_zeros(step, size, state)
         for (*_, size), step in kinds.items():

@@ -22,7 +22,8 @@ _EXECUTOR: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def compiled_by(executor: Executor) -> Iterator[None]:
-    """In this context functions of `jit_ahead` are not run: the executor compiles them.
+    """In this context functions of `jit_ahead`, and of `jit_of_globals`, are not run:
+    the executor compiles them.
 
     They return zeros, in the shapes and types of their results.
     """
@@ -41,19 +42,29 @@ def jit_ahead(function: Callable[..., Any], **options: Any) -> Any:
       **options: Those of `jax.jit`.
     """
     jitted = jax.jit(function, **options)
+    return ahead_of_calls(function, lambda: jitted)
+
+
+def ahead_of_calls(function: Callable[..., Any], jitted: Callable[[], Any]) -> Any:
+    """What `jitted` returns, but see `compiled_by`; for other ways to compile.
+
+    Args:
+      function: What is compiled.
+      jitted: Returns that function as `jax.jit` has it, the same one in every call.
+    """
     pending: list[Future[Any]] = []
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         executor = _EXECUTOR.get()
         if executor is not None:
-            lowered = jitted.lower(*args, **kwargs)
+            lowered = jitted().lower(*args, **kwargs)
             pending.append(executor.submit(lowered.compile))
             return jax.tree.map(_zeros, lowered.out_info)
         for compilation in list(pending):
             compilation.exception()  # The call below fails of the same.
         pending.clear()
-        return jitted(*args, **kwargs)
+        return jitted()(*args, **kwargs)
 
     return run
 

@@ -1,9 +1,12 @@
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from numpyro_vips.jax_tools import quick_compilation
+from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 
 
@@ -18,6 +21,37 @@ def test_values_are_those_of_jit(quick):
     np.testing.assert_allclose(
         found, jax.jit(power, static_argnums=1)(x, 3), rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.mark.parametrize("size, level", [(10, 0), (10_000, None)])
+def test_on_few_numbers_what_runs_on_globals_is_not_optimised(size, level, monkeypatch):
+    options, jit = [], jax.jit
+
+    def listening(function, *, compiler_options=None, **others):
+        options.append(compiler_options)
+        return jit(function, **others)
+
+    monkeypatch.setattr(quick_compilation, "_known", dict)
+    monkeypatch.setattr(jax, "jit", listening)
+    found = jit_of_globals(lambda x: jnp.cos(x))(np.ones(size, np.float32))
+    np.testing.assert_allclose(found, np.cos(np.ones(size)), rtol=1e-6)
+    (used,) = options
+    assert used.get("xla_backend_optimization_level") == level
+
+
+def test_what_runs_on_globals_is_compiled_ahead_of_its_call():
+    traced = []
+
+    def function(x):
+        traced.append(x)
+        return 2 * x
+
+    program = jit_of_globals(function)
+    with ThreadPoolExecutor(1) as pool:
+        with compiled_by(pool):
+            assert float(program(3.0)) == 0.0
+        assert float(program(3.0)) == 6.0
+    assert len(traced) == 1
 
 
 def test_a_function_is_traced_once():
