@@ -27,8 +27,14 @@ def one_blas_thread(function: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(function)
     def limited(*args: P.args, **kwargs: P.kwargs) -> T:
-        with threadpoolctl.threadpool_limits(limits=1, user_api="blas"):
+        with _libraries().limit(limits=1, user_api="blas"):
             # JAX returns before its arrays are there.
             return jax.block_until_ready(function(*args, **kwargs))
 
     return limited
+
+
+@functools.cache
+def _libraries() -> threadpoolctl.ThreadpoolController:
+    """The libraries that are loaded, which takes as long to find as a step takes."""
+    return threadpoolctl.ThreadpoolController()

@@ -1,7 +1,7 @@
 """The posterior that VIPS releases: a product of exponential-family factors."""
 
 import functools
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from numpyro_vips.conjugacy.families.family import (
     Requirements,
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
-from numpyro_vips.jax_tools.double_precision import evaluate_in_double
+from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.row_queries import RowQuery
@@ -114,28 +114,23 @@ class ConjugatePosterior:
                 continue
             moments = self._moments_of_factor(factor)
             layout = GaussianLayout.from_dict(factor["layout"])
-            means, stddevs = (evaluate_in_double(layout.sites, p) for p in moments)
+            means, stddevs = (layout.sites(numbers) for numbers in moments)
             for name in means:
                 found[name] = MeanAndStddev(mean=means[name], stddev=stddevs[name])
         return found
 
     def _moments_of_factor(self, factor: Mapping[str, Any]) -> MeanAndStddev:
         family, parameters = self._family(factor), self._parameters(factor["name"])
-
-        def formulas(parameters: NewMoments) -> tuple[Array, Array]:
-            distribution = family.distribution(parameters)
-            mean, variance = distribution.mean, distribution.variance
-            return jnp.asarray(mean), jnp.sqrt(jnp.asarray(variance))
-
-        try:
-            mean, stddev = evaluate_in_double(formulas, parameters)
+        described = {name: (p.shape, p.dtype) for name, p in parameters.items()}
+        formulas = _mean_and_stddev(family, tuple(described.items()))
+        if formulas is not None:
+            mean, stddev = formulas(parameters)
             return MeanAndStddev(mean=mean, stddev=stddev)
-        except NotImplementedError:
-            distribution = family.distribution(parameters)
-            draws = np.asarray(
-                distribution.sample(threefry_key(0), (_MOMENT_DRAWS,)), np.float64
-            )
-            return MeanAndStddev(mean=draws.mean(0), stddev=draws.std(0))
+        distribution = family.distribution(parameters)
+        draws = np.asarray(
+            distribution.sample(threefry_key(0), (_MOMENT_DRAWS,)), np.float64
+        )
+        return MeanAndStddev(mean=draws.mean(0), stddev=draws.std(0))
 
     def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
@@ -157,7 +152,7 @@ class ConjugatePosterior:
         }
 
     def _family(self, factor: Mapping[str, Any]) -> Family:
-        return family_named(factor["family"], factor.get("num_states"))
+        return _family_named(factor["family"], factor.get("num_states"))
 
     def _parameters(self, factor: str) -> NewMoments:
         """Standard parameters of a factor, by their names in its family."""
@@ -206,6 +201,38 @@ class ConjugatePosterior:
                 draws.update(layout.sites(draw, len(sample_shape)))
         log_densities = (jnp.asarray(each.log_prob(draw)) for each, draw in made)
         return {k: draws[k] for k in self.specification["site_dims"]}, log_densities
+
+
+# One object for a discrete family, too, so that what is kept by family is found again.
+_family_named = functools.cache(family_named)
+
+
+@functools.lru_cache(maxsize=256)
+def _mean_and_stddev(
+    family: Family, parameters: tuple[tuple[str, tuple[Any, Any]], ...]
+) -> Callable[[NewMoments], tuple[np.ndarray, np.ndarray]] | None:
+    """A family's mean and standard deviation in double precision, traced once.
+
+    Every result asks for them, more than once, and tracing takes far longer than NumPy.
+
+    Args:
+      family: The family of the factor.
+      parameters: Shape and type of each of its standard parameters, by name.
+
+    Returns:
+      A function of the parameters; None where the distribution has no formula.
+    """
+
+    def formulas(parameters: NewMoments) -> tuple[Array, Array]:
+        distribution = family.distribution(parameters)
+        mean, variance = distribution.mean, distribution.variance
+        return jnp.asarray(mean), jnp.sqrt(jnp.asarray(variance))
+
+    shapes = {name: jax.ShapeDtypeStruct(*of) for name, of in parameters}
+    try:
+        return trace_in_double(formulas, shapes)
+    except NotImplementedError:
+        return None
 
 
 @functools.partial(jit_unoptimized, static_argnums=0)

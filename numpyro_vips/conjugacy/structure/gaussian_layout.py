@@ -4,12 +4,16 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from numpyro_vips.conjugacy.algebra.terms import Labels
+
+# Of NumPy or of JAX, as what is made of them.
+_Coordinates = TypeVar("_Coordinates", jax.Array, np.ndarray)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +60,9 @@ class GaussianLayout:
         block = tuple(labels[axis] for axis in self.block_axes(site))
         return batch, block
 
-    def site(self, site: str, coordinates: jax.Array, leading: int = 0) -> jax.Array:
+    def site(
+        self, site: str, coordinates: _Coordinates, leading: int = 0
+    ) -> _Coordinates:
         """One site's values in its own shape.
 
         Args:
@@ -69,9 +75,11 @@ class GaussianLayout:
         front = coordinates.shape[:leading]
         part = part.reshape((*front, *(shape[axis] for axis in order)))
         back = [leading + order.index(axis) for axis in range(len(order))]
-        return jnp.transpose(part, [*range(leading), *back])
+        return part.transpose([*range(leading), *back])
 
-    def sites(self, coordinates: jax.Array, leading: int = 0) -> dict[str, jax.Array]:
+    def sites(
+        self, coordinates: _Coordinates, leading: int = 0
+    ) -> dict[str, _Coordinates]:
         """The same for every site of the block."""
         return {name: self.site(name, coordinates, leading) for name in self.shapes}
 
