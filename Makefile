@@ -85,7 +85,7 @@ $(MATRIX): matrix-%: .venv-matrix/%/.made
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
 	$(CONSTRAINTS_$*) > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint $(@D)/constraints.txt --editable '.[examples,tables]' --group test
+	    --constraint $(@D)/constraints.txt --editable '.[examples,formulas,tables]' --group test
 	touch $@
 
 clean:
@@ -100,7 +100,7 @@ $(VENV)/.pip:
 	touch $@
 
 $(VENV)/.examples: $(VENV)/.pip pyproject.toml
-	$(PIP) install --quiet --editable '.[examples,tables]'
+	$(PIP) install --quiet --editable '.[examples,formulas,tables]'
 	touch $@
 
 $(VENV)/.test $(VENV)/.lint $(VENV)/.docs $(VENV)/.release: $(VENV)/.%: $(VENV)/.examples

@@ -33,6 +33,7 @@ from numpyro_vips.schema.columns import (
     Intercept,
     LogBounded,
 )
+from numpyro_vips.schema.design import Design
 from numpyro_vips.schema.schema import Schema
 from numpyro_vips.vips.settings import VIPS
 
@@ -47,6 +48,7 @@ __all__ = [
     "Bounded",
     "BudgetExceededError",
     "Categorical",
+    "Design",
     "FullBatch",
     "Intercept",
     "LogBounded",

@@ -77,7 +77,8 @@ def test_page_on_tables_ends_in_the_coefficients_that_made_the_table(
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in code_blocks(repository / "docs" / "tables.md"):
-        exec(block, names)
+        if ".design(" not in block or importlib.util.find_spec("formulae"):
+            exec(block, names)
     truth = {"age": 0.05, "job=cook": 0.0, "job=nurse": 1.0, "job=other": 0.0}
     truth |= {"log(income)": -0.5, "intercept": 0.5 * math.log(20_000) - 2.5}
     assert names["coefficients"].keys() == truth.keys()

@@ -21,7 +21,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 GROUPS = PROJECT["dependency-groups"]
 # What each folder may use: what whoever runs it has installed.
 ALLOWED = {
-    "numpyro_vips": DEPENDENCIES + EXTRAS["tables"],
+    "numpyro_vips": DEPENDENCIES + EXTRAS["tables"] + EXTRAS["formulas"],
     "examples": DEPENDENCIES + EXTRAS["examples"],
     "benchmarks": DEPENDENCIES + EXTRAS["examples"],
     "tests": DEPENDENCIES + EXTRAS["examples"] + GROUPS["test"],

@@ -8,6 +8,7 @@ from jaxtyping import Shaped
 
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.schema.columns import Column, Intercept
+from numpyro_vips.schema.design import Design, design_of
 from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
 from numpyro_vips.schema.files import opened
 
@@ -107,6 +108,24 @@ class Schema(Encoding, Mapping[str, Column]):
     def terms(self) -> tuple[Term, ...]:
         """Each column by itself."""
         return tuple({name: column} for name, column in self.items())
+
+    def design(self, formula: str) -> Design:
+        """What a formula takes from a table, by the facts of this schema.
+
+        A term is a column, or a product of several as in `age:job`; `a * b` is short
+        for `a + b + a:b`. An intercept is there unless the formula has `0 +`. Needs
+        `pip install 'numpyro-vips[formulas]'`.
+
+        Args:
+          formula: Such as `"ill ~ age + job + age:job"`; the response may be left out.
+            Categories have the `reference=` of the schema, whatever the formula.
+
+        Raises:
+          ImportError: formulae is not installed.
+          ValueError: The formula cannot be read, names what the schema does not have,
+            or has functions, such as `scale(age)`, that are computed from the rows.
+        """
+        return design_of(formula, self)
 
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
         """One column of the table as a likelihood takes it, not scaled.
