@@ -67,6 +67,7 @@ from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -405,8 +406,7 @@ class DpviEngine:
         """
         key, draws = self.program.draws(state.key, state.step)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
-        with jax.enable_x64(True):
-            double = {part: jnp.asarray(edges[part]) for part in parts}
+        double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
             state.variational, key, draws, dict(rows), mask, double, names
         )

@@ -6,7 +6,7 @@ checked for a single row; see `jax_tools.row_programs`.
 
 import dataclasses
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -192,16 +192,24 @@ def norms_of_rows(
 
     with jax.enable_x64(True):
         pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), _piece_size(program))
-        norms = jax.lax.map(of_piece, pieces)
+        norms = _map_pieces(of_piece, pieces)
         if in_any_state and _num_states(program):
             states = jnp.arange(_num_states(program), dtype=jnp.int32)
             found = jax.lax.map(
-                lambda state: jax.lax.map(lambda rows: of_piece(rows, state), pieces),
+                lambda state: _map_pieces(lambda rows: of_piece(rows, state), pieces),
                 states,
             )
             # Norms that are not finite stay so.
             norms = {n: jnp.maximum(norms[n], jnp.max(found[n], 0)) for n in norms}
         return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
+
+
+def _map_pieces(function: Callable[[Rows], Any], pieces: Rows) -> Any:
+    """As `jax.lax.map`; one piece needs no loop, which takes longer to compile."""
+    if len(jax.tree.leaves(pieces)[0]) > 1:
+        return jax.lax.map(function, pieces)
+    first = function(jax.tree.map(lambda x: x[0], pieces))
+    return jax.tree.map(lambda x: x[None], first)
 
 
 # States of a row's discrete latent beyond which its rows are not tried in each.

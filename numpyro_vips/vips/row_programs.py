@@ -17,6 +17,7 @@ from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     counts_of_parts,
     equal_chunks,
+    increasing_edges,
 )
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
@@ -310,8 +311,7 @@ class RowPrograms:
           in_any_state: See `norms_of_rows`.
         """
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
-        with jax.enable_x64(True):
-            double = {part: jnp.asarray(edges[part]) for part in parts}
+        double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._norm_counts(
             self._shared(state), dict(rows), mask, double, names, in_any_state
         )

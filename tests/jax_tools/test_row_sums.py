@@ -1,13 +1,17 @@
 """What is counted beside a sum of clipped rows."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from numpyro_vips.jax_tools.row_sums import (
     CLIPPED_ROWS,
     ZERO_ROWS,
     clipping_factor,
+    counts_in_bins,
     diagnostic_counts,
+    increasing_edges,
 )
 
 
@@ -22,3 +26,22 @@ def test_rows_count_as_clipped_where_it_takes_a_hundredth_of_them():
     }
     # They are clipped all the same.
     assert np.all(np.asarray(norms * clipping_factor(norms, 2.0))[:5] <= 2.0)
+
+
+def test_a_row_is_counted_in_the_bin_that_ends_at_its_norm_or_above():
+    ends = np.array([0.0, 0.1, 1.0, 7.5])
+    rng = np.random.default_rng(0)
+    norms = np.concatenate([ends, rng.uniform(0.0, 20.0, 200), [np.nan, np.inf, -0.0]])
+    mask = rng.random(len(norms)) < 0.8
+    mask[-3:] = mask[: len(ends)] = True
+    counts = jax.jit(counts_in_bins)(norms, mask, ends)
+    counted = norms[mask & np.isfinite(norms)]
+    expected = np.bincount(np.searchsorted(ends, counted), minlength=len(ends) + 1)
+    np.testing.assert_array_equal(counts, expected)
+    assert expected.all()
+
+
+@pytest.mark.parametrize("ends", [[1.0, 0.5], [1.0, 1.0], [1.0, np.nan]])
+def test_bins_in_which_a_row_could_be_twice_are_refused(ends):
+    with pytest.raises(AssertionError):
+        increasing_edges(np.array(ends))
