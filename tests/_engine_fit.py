@@ -36,11 +36,22 @@ class EngineFit:
         }
 
     def sums(
-        self, state: Any, clipping_norm: float, rows: Mapping[str, Any] | None = None
+        self,
+        state: Any,
+        clipping_norm: float,
+        rows: Mapping[str, Any] | None = None,
+        *,
+        without: int | None = None,
     ) -> dict[str, np.ndarray]:
-        """The clipped sums of some rows, by default of all, without noise."""
+        """The clipped sums of some rows, by default of all, without noise.
+
+        Where one is left out, it is as in a batch that is not full: its place is
+        there, and it is not. So one program sums both neighbours.
+        """
         rows = self.rows if rows is None else rows
         mask = np.ones(len(next(iter(rows.values()))), bool)
+        if without is not None:
+            mask[without] = False
         found = self.engine.bounded_sum(
             state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
         )

@@ -1,7 +1,8 @@
-"""Small models that several tests of the conjugacy layer share.
+"""Small models that several test files share.
 
 Each entry of `MODELS` is a plain NumPyro model with the unit plate "rows", and a
-function that makes a few of its rows.
+function that makes a few of its rows; tests of the conjugacy layer try all of them.
+Those after the table are for tests of single questions, which bring their own rows.
 """
 
 import dataclasses
@@ -13,7 +14,18 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
-from _rows import Rows, counts, letters, numbers
+from _rows import (
+    Rows,
+    clusters,
+    counts,
+    documents,
+    letters,
+    logistic_labels,
+    numbers,
+    rare_coins,
+    regression,
+    short_waits,
+)
 
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
@@ -67,45 +79,10 @@ def uncertified(fn: Callable[..., None], rows: Rows) -> ConjugateProgram:
     return interpreted(graph)
 
 
-# --- where the rows come from -----------------------------------------------------
-
-
-def _float(array: Any) -> np.ndarray:
-    return np.asarray(array, dtype=np.float64)
-
-
-def coins(rng: np.random.Generator, n: int) -> Rows:
-    return (_float(rng.random(n) < 0.3),)
-
-
-def waits(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.exponential(0.4, n),)
-
-
-def regression(rng: np.random.Generator, n: int) -> Rows:
-    features = rng.normal(size=(n, 3))
-    return features, features @ [1.0, -2.0, 0.5] + 0.4 + 0.5 * rng.normal(size=n)
-
-
-def labelled(rng: np.random.Generator, n: int) -> Rows:
-    features = rng.normal(size=(n, 3))
-    logits = features @ [1.0, -2.0, 0.5] + 0.4
-    return features, _float(rng.random(n) < 1 / (1 + np.exp(-logits)))
-
-
-def points(rng: np.random.Generator, n: int) -> Rows:
-    centres = np.array([[-3.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
-    return (centres[rng.integers(0, 3, n)] + 0.5 * rng.normal(size=(n, 2)),)
-
-
-def documents(rng: np.random.Generator, n: int) -> Rows:
-    return (rng.integers(0, 6, (n, 5)),)
-
-
 # --- the models -------------------------------------------------------------------
 
 
-@model(coins)
+@model(rare_coins)
 def beta_bernoulli(y: Any) -> None:
     p = numpyro.sample("p", dist.Beta(1.5, 2.0))
     with numpyro.plate(UNIT, y.shape[0]):
@@ -141,7 +118,7 @@ def gamma_poisson(y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
-@model(waits)
+@model(short_waits)
 def gamma_exponential(y: Any) -> None:
     rate = numpyro.sample("rate", dist.Gamma(2.0, 0.5))
     with numpyro.plate(UNIT, y.shape[0]):
@@ -178,7 +155,7 @@ def regression_ard(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(X @ w, jnp.sqrt(1 / tau)), obs=y)
 
 
-@model(labelled)
+@model(logistic_labels)
 def logistic_fixed(X: Any, y: Any) -> None:
     with numpyro.plate("feature", X.shape[1]):
         w = numpyro.sample("w", dist.Normal(0.0, 2.0))
@@ -186,7 +163,7 @@ def logistic_fixed(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
-@model(labelled)
+@model(logistic_labels)
 def logistic_gamma(X: Any, y: Any) -> None:
     alpha = numpyro.sample("alpha", dist.Gamma(1.2, 0.8))
     with numpyro.plate("feature", X.shape[1]):
@@ -195,7 +172,7 @@ def logistic_gamma(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
-@model(labelled)
+@model(logistic_labels)
 def logistic_intercept(X: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([X.shape[1]]).to_event(1))
     b = numpyro.sample("b", dist.Normal(0.0, 3.0))
@@ -203,7 +180,7 @@ def logistic_intercept(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w + b), obs=y)
 
 
-@model(lambda rng, n: (*labelled(rng, n), rng.integers(0, 4, n)))
+@model(lambda rng, n: (*logistic_labels(rng, n), rng.integers(0, 4, n)))
 def logistic_groups(X: Any, y: Any, group: Any) -> None:
     mean = numpyro.sample("mean", dist.Normal(0.0, 3.0))
     tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0))
@@ -214,7 +191,7 @@ def logistic_groups(X: Any, y: Any, group: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=a[group] + X @ w), obs=y)
 
 
-@model(points)
+@model(clusters)
 def mixture(x: Any) -> None:
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
     with numpyro.plate("components", 3):
@@ -246,6 +223,55 @@ def topics(words: Any) -> None:
         with numpyro.plate("words", words.shape[1], dim=-1):
             z = numpyro.sample("z", dist.Categorical(theta))
             numpyro.sample("w", dist.Categorical(beta[z]), obs=words)
+
+
+# --- models that are no entries ---------------------------------------------------
+
+
+def logistic(X: Any, y: Any = None) -> None:
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate(UNIT, X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def logistic_of_patients(X: Any, y: Any = None) -> None:
+    """The same, with a unit that can be told from a word of the library's own."""
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def probit_of_patients(X: Any, y: Any = None) -> None:
+    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
+    w: Any = numpyro.sample("w", prior)
+    probabilities = jax.scipy.stats.norm.cdf(X @ w)
+    with numpyro.plate("patients", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=probabilities), obs=y)
+
+
+def means(y: Any) -> None:
+    a: Any = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    with numpyro.plate(UNIT, y.shape[0]):
+        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
+
+
+def rates(y: Any) -> None:
+    rate: Any = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+    with numpyro.plate(UNIT, y.shape[0]):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def three_locals(y: Any = None) -> None:
+    """Latents of rows that no engine takes: one or two would be integrated out."""
+    m: Any = numpyro.sample("m", dist.Normal(0, 1))
+    with numpyro.plate("people", y.shape[0]):
+        z: Any = numpyro.sample("z", dist.Normal(m, 1).expand([3]).to_event(1))
+        numpyro.sample("y", dist.Normal(jnp.tanh(z).sum(-1), 1), obs=y)
+
+
+# --- globals that are not their priors' -------------------------------------------
 
 
 def away_from_prior(

@@ -87,3 +87,34 @@ def annotations(rng: np.random.Generator, n: int) -> Rows:
 
 def events(rng: np.random.Generator, n: int) -> Rows:
     return rng.exponential(1.0, n), rng.random(n) < 0.5
+
+
+# --- rows that a model of theirs made, with parameters that it can find again ---------
+
+
+def rare_coins(rng: np.random.Generator, n: int) -> Rows:
+    return ((rng.random(n) < 0.3).astype(float),)
+
+
+def short_waits(rng: np.random.Generator, n: int) -> Rows:
+    return (rng.exponential(0.4, n),)
+
+
+def regression(rng: np.random.Generator, n: int) -> Rows:
+    features = rng.normal(size=(n, 3))
+    return features, features @ [1.0, -2.0, 0.5] + 0.4 + 0.5 * rng.normal(size=n)
+
+
+def logistic_labels(rng: np.random.Generator, n: int) -> Rows:
+    features = rng.normal(size=(n, 3))
+    logits = features @ [1.0, -2.0, 0.5] + 0.4
+    return features, (rng.random(n) < 1 / (1 + np.exp(-logits))).astype(float)
+
+
+def clusters(rng: np.random.Generator, n: int) -> Rows:
+    centres = np.array([[-3.0, 0.0], [3.0, 0.0], [0.0, 4.0]])
+    return (centres[rng.integers(0, 3, n)] + 0.5 * rng.normal(size=(n, 2)),)
+
+
+def documents(rng: np.random.Generator, n: int) -> Rows:
+    return (rng.integers(0, 6, (n, 5)),)

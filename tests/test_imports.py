@@ -1,6 +1,7 @@
 """The package's folders import one way, in the order in docs/architecture.md."""
 
 import ast
+import collections
 import functools
 import re
 from collections.abc import Iterator
@@ -139,3 +140,28 @@ def test_the_picture_in_the_docs_is_this_order(repository):
     # A line that is indented goes on with the one before.
     names = re.findall(r"^(\S+)", picture[1], re.MULTILINE)
     assert tuple(names) == ORDER
+
+
+def listed_modules(page: str) -> Iterator[str]:
+    """The files that the page's tables are about, as paths from the package's root.
+
+    A name in a table's first column is one of the folder that the table is about, or
+    has its own folder in front.
+    """
+    folder = ""
+    for line in page.splitlines():
+        if heading := re.match(r"### (?:`([\w/]+/)`|The package itself)", line):
+            folder = heading[1] or ""
+        elif line.startswith("| `"):
+            for name in re.findall(r"`([\w/]+\.py)`", line.split("|")[1]):
+                yield name if "/" in name else folder + name
+
+
+def test_the_docs_list_every_module_once(repository):
+    page = (repository / "docs" / "architecture.md").read_text(encoding="utf-8")
+    listed = collections.Counter(listed_modules(page))
+    # What only hands on names is listed where it does more.
+    modules = {file for file in files() if not file.endswith("__init__.py")}
+    assert modules - set(listed) == set()
+    assert set(listed) - set(files()) == set()
+    assert [file for file, times in listed.items() if times != 1] == []

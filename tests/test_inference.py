@@ -23,6 +23,8 @@ import numpyro.distributions as dist
 import optax
 import pytest
 import scipy.sparse
+from _models import logistic_of_patients as logistic
+from _models import probit_of_patients as probit
 from numpyro.handlers import condition, do, mask, substitute
 
 import numpyro_vips as nv
@@ -34,19 +36,6 @@ from numpyro_vips.vips.global_programs import GlobalPrograms
 
 KEY = jax.random.key(0)
 NUM_ROWS = 60
-
-
-def logistic(X, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("patients", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
-
-
-def probit(X, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    probabilities = jax.scipy.stats.norm.cdf(X @ w)
-    with numpyro.plate("patients", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(probs=probabilities), obs=y)
 
 
 def coin(y):

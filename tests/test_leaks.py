@@ -25,6 +25,8 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import scipy.sparse
+from _models import logistic_of_patients as logistic
+from _models import probit_of_patients as probit
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -41,19 +43,6 @@ NUM_ROWS = 211  # Declared as 200: the actual number is private too.
 DECLARED = 200
 
 # --- models and rows ------------------------------------------------------------------
-
-
-def logistic(X, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    with numpyro.plate("patients", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
-
-
-def probit(X, y=None):
-    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
-    probabilities = jax.scipy.stats.norm.cdf(X @ w)
-    with numpyro.plate("patients", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(probs=probabilities), obs=y)
 
 
 def wards(ward, visits):

@@ -12,6 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _models import rates as rates_of_rows
 from scipy import special
 
 import numpyro_vips as nv
@@ -327,12 +328,7 @@ def test_binary_latents_come_as_bernoulli_in_the_models_shape() -> None:
 
 # --- what is not a number, and files --------------------------------------------------
 
-
-@nv.private(unit="rows")
-def rates(y: Any) -> None:
-    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Poisson(rate), obs=y)
+rates = nv.private(rates_of_rows, unit="rows")
 
 
 def expected_poisson(concentration: float, rate: float, y: np.ndarray) -> np.ndarray:

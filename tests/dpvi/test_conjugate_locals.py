@@ -9,6 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _models import three_locals
 from scipy import special
 
 import numpyro_vips as nv
@@ -277,14 +278,7 @@ def test_globals_are_legal_up_to_rounding():
 
 
 def test_what_is_not_conjugate_is_refused_with_the_reason():
-    def model(y: Any):
-        m: Any = numpyro.sample("m", dist.Normal(0, 1))
-        with numpyro.plate("people", y.shape[0]):
-            # One or two would be integrated out.
-            z: Any = numpyro.sample("z", dist.Normal(m, 1).expand([3]).to_event(1))
-            numpyro.sample("y", dist.Normal(jnp.tanh(z).sum(-1), 1), obs=y)
-
-    graph = _graph(model, np.zeros(3, np.float32))
+    graph = _graph(three_locals, np.zeros(3, np.float32))
     with pytest.raises(UnsafeModelError, match=r"tanh.*Pass guide="):
         find_locals_of_rows(graph)
 

@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _models import three_locals
 from numpyro.distributions import biject_to, constraints
 from numpyro.infer import Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
@@ -651,14 +652,6 @@ def test_gradients_are_in_units_of_the_prior():
 # --- what cannot run ------------------------------------------------------------------
 
 
-def local_continuous(y: Any = None):
-    m: Any = numpyro.sample("m", dist.Normal(0, 1))
-    with numpyro.plate("people", y.shape[0]):
-        # Three of them: one or two are integrated out.
-        z: Any = numpyro.sample("z", dist.Normal(m, 1).expand([3]).to_event(1))
-        numpyro.sample("y", dist.Normal(jnp.tanh(z).sum(-1), 1), obs=y)
-
-
 def local_discrete(y: Any = None):
     m: Any = numpyro.sample("m", dist.Normal(0, 1).expand([2]).to_event(1))
     with numpyro.plate("people", y.shape[0]):
@@ -695,7 +688,7 @@ def no_latent(y: Any = None):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        (local_continuous, "latents of single rows, such as 'z'"),
+        (three_locals, "latents of single rows, such as 'z'"),
         (local_discrete, "Sum them out by hand"),
         (global_discrete, "discrete latent 'k'"),
         (moving_support, "support of 'm' depends on another latent"),

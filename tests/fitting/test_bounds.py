@@ -9,17 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _models import rates as counts
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart, bounded_blocks
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.privacy.gaussian_mechanism import Block
-
-
-def counts(y):
-    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
 def labels(y):

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _models import logistic
 from scipy import stats
 
 import numpyro_vips as nv
@@ -19,13 +18,6 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(1001, 3)).astype(np.float32)
 Y = (X[:, 0] + RNG.logistic(size=1001) > 0).astype(np.int32)
-
-
-def logistic(X: Any, y: Any) -> None:
-    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
-    w: Any = numpyro.sample("w", prior)
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
 def fit(X: np.ndarray, y: np.ndarray, **options: Any) -> nv.PrivateVIResult:

@@ -5,18 +5,11 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _models import means
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import fit_loop, pass_bar
-
-
-def means(y: Any) -> None:
-    a: Any = numpyro.sample("a", dist.Normal(0.0, 1.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
 
 
 def fit(rows: int, **options: Any) -> None:

@@ -1,5 +1,6 @@
 """A second fit like the first one compiles nothing, and what is kept holds no rows."""
 
+import contextlib
 import functools
 import gc
 import types

@@ -15,9 +15,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _models import logistic
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.packed_arrays import packed, unpacked
@@ -29,13 +28,6 @@ KEY = jax.random.key(0)
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(1000, 3)).astype(np.float32)
 Y = (X[:, 0] + RNG.logistic(size=1000) > 0).astype(np.int32)
-
-
-def logistic(X: Any, y: Any) -> None:
-    prior = dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1)
-    w: Any = numpyro.sample("w", prior)
-    with numpyro.plate("rows", X.shape[0]):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
 class Exchange:

@@ -6,9 +6,8 @@ from typing import Any
 
 import jax
 import numpy as np
-import numpyro
-import numpyro.distributions as dist
 import pytest
+from _models import means
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds import NormPart
@@ -99,12 +98,6 @@ def test_noise_grows_with_it_and_the_price_does_not(relation):
         assert ratio == pytest.approx(factor, rel=1e-14)
     stddev = step.mechanism.block_noise_stddev("x")
     assert wider.mechanism.block_noise_stddev("x") == pytest.approx(factor * stddev)
-
-
-def means(y: Any) -> None:
-    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
-    with numpyro.plate("rows", y.shape[0]):
-        numpyro.sample("y", dist.Normal(a, 1.0), obs=y)
 
 
 def vi(budget: nv.PrivacyBudget, **options: Any) -> nv.PrivateVI:

@@ -101,7 +101,7 @@ def test_a_posterior_that_stands_for_the_models_own_has_no_warning() -> None:
 
 def test_rows_are_not_looked_at_under_privacy() -> None:
     rng = np.random.default_rng(0)
-    y = rng.normal(size=50).astype(np.float32)
+    y = rng.normal(size=80).astype(np.float32)  # As many as above: compiled once.
     with mock.patch.object(inference, "weighed_draws", side_effect=AssertionError):
         with pytest.raises(AssertionError):
             _fitted(measured, y)

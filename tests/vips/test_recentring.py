@@ -11,6 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
+from _models import rates
 
 import numpyro_vips as nv
 
@@ -148,12 +149,6 @@ def loadings(Y: Any) -> None:
         numpyro.sample("Y", dist.Normal(z @ W.T, 0.5).to_event(1), obs=Y)
 
 
-def rates(y: Any) -> None:
-    rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
-    with numpyro.plate("rows", len(y)):
-        numpyro.sample("y", dist.Poisson(rate), obs=y)
-
-
 def many_groups(g: Any, y: Any) -> None:
     with numpyro.plate("groups", 1000):
         a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -258,8 +253,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
         whole = fit.sums(state, norm)
         furthest = 0.0
         for row in range(8):
-            kept = np.arange(ROWS) != row
-            without = fit.sums(state, norm, {n: r[kept] for n, r in fit.rows.items()})
+            without = fit.sums(state, norm, without=row)
             moved = [whole[name] - without[name] for name in fit.scales]
             furthest = max(furthest, np.sqrt(sum(np.sum(m**2) for m in moved)))
         assert furthest <= norm * (1.0 + 1e-6)
@@ -273,13 +267,22 @@ def test_norms_that_are_counted_are_those_about_the_next_origins(
     fit = Fit(model)
     state = fit.about(fit.origins())
     norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
-    for name in fit.engine.recentred:
-        one = {n: array[:1] for n, array in fit.rows.items()}
-        alone = np.linalg.norm(fit.sums(state, UNCLIPPED, one)[name])
-        if model is mixture:  # It may come to be of one component alone.
-            assert alone * (1.0 - 1e-4) <= norms[name][0] < np.inf
-            continue
-        assert norms[name][0] == pytest.approx(alone, rel=1e-4)
+    one = {n: array[:1] for n, array in fit.rows.items()}
+    alone = {
+        name: np.linalg.norm(value)
+        for name, value in fit.sums(state, UNCLIPPED, one).items()
+        if name in fit.engine.recentred
+    }
+    assert alone
+    expected = dict(alone)
+    if model is mixture:
+        # It may come to be of one component alone, the furthest one.
+        furthest = np.abs(one["y"] - fit.origins()["m"]).max()
+        expected = {"⟨m⟩⟨s^-2⟩": furthest, "⟨s^-2⟩": furthest**2 / 2}
+        assert expected.keys() == alone.keys()
+        assert all(alone[name] < expected[name] for name in alone)
+    for name, norm in expected.items():
+        assert norms[name][0] == pytest.approx(norm, rel=1e-4)
 
 
 def test_the_pilot_is_charged_and_stated():
