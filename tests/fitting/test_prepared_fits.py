@@ -1,6 +1,5 @@
 """A second fit like the first one compiles nothing, and what is kept holds no rows."""
 
-import contextlib
 import functools
 import gc
 import types
@@ -95,11 +94,11 @@ def compilations() -> Iterator[list[str]]:
     """
     events: list[str] = []
 
-    def listen(event: str, *_: Any, fun_name: str = "", **__: Any) -> None:
+    def listen(event: str, duration_secs: float, **about: Any) -> None:
         if "/compile/" in event:
             events.append(event)
         if event == COMPILED:
-            events.append(fun_name)
+            events.append(about.get("fun_name", ""))
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield events
