@@ -12,7 +12,7 @@ from jax.core import Tracer
 
 from numpyro_vips.jax_tools.random_keys import is_key
 from numpyro_vips.model.array_likes import NUMBERS
-from numpyro_vips.model.python_objects import SEQUENCES, is_of_library
+from numpyro_vips.model.python_objects import SEQUENCES, is_of_library, package_of
 from numpyro_vips.model.references import references
 
 
@@ -75,7 +75,7 @@ def _content(value: Any) -> bytes | None:
         return _content_of_code(value.__code__)
     if isinstance(value, types.CodeType):
         return _content_of_code(value)
-    if type(value).__module__.split(".")[0] == "numpyro_vips":
+    if package_of(type(value)) == "numpyro_vips":
         return b""  # Such as settings: their attributes are all there is.
     if not is_of_library(value):
         return None

@@ -56,6 +56,15 @@ def _is_library_root(root: str) -> bool:
     return path is None or path.startswith(_STANDARD_LIBRARY)
 
 
+def package_of(cls: type) -> str:
+    """The package that a class says it is of; "" where its module is no name.
+
+    Metaclasses that Cython makes have a descriptor in its place.
+    """
+    module: Any = cls.__module__
+    return module.split(".")[0] if isinstance(module, str) else ""
+
+
 def is_of_library(value: Any) -> bool:
     """Whether the object's class is a library's."""
     return is_library(type(value).__module__)
@@ -63,7 +72,7 @@ def is_of_library(value: Any) -> bool:
 
 def is_of_standard_library(value: Any) -> bool:
     """Whether the object's class is Python's own."""
-    return type(value).__module__.split(".")[0] in sys.stdlib_module_names
+    return package_of(type(value)) in sys.stdlib_module_names
 
 
 def is_foreign_mapping(value: Any) -> bool:
@@ -97,7 +106,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
         attributes = {}
     for cls in type(value).__mro__:
         kinds: Any = types.MemberDescriptorType
-        if cls.__module__.startswith(("scipy.", "sklearn.")):
+        if package_of(cls) in ("scipy", "sklearn"):
             kinds = (types.MemberDescriptorType, types.GetSetDescriptorType)
         for name, descriptor in vars(cls).items():
             if isinstance(descriptor, kinds) and name not in ORDINARY:

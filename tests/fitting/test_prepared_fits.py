@@ -362,6 +362,20 @@ def test_fingerprints_tell_code_and_values_apart() -> None:
     assert len({digest(value) for value in different}) == len(different)
 
 
+def test_classes_without_a_module_of_their_own_have_fingerprints() -> None:
+    """A model may refer to such classes through what it imports: Cython makes them."""
+
+    class Kind(type):
+        __module__ = property(lambda cls: "elsewhere")  # type: ignore[assignment]
+
+    class Extension(metaclass=Kind):
+        pass
+
+    assert not isinstance(type(Extension).__module__, str)
+    found = fingerprint(lambda: Extension)
+    assert any(value is Extension for value in found.referents)
+
+
 def test_fingerprints_tell_which_of_several_objects_is_meant() -> None:
     """What was met before is not looked into again, so which one it is must count."""
 
