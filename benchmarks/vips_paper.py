@@ -1,7 +1,7 @@
 """Figure 5 of the VIPS paper, on a generated table of the Stroke data's shape.
 
     python benchmarks/vips_paper.py --columns 400 --epsilon 0.5 1 2 4 --splits 2
-    python benchmarks/vips_paper.py --columns 4146 --methods dpvi objective
+    python benchmarks/vips_paper.py --columns 4146 --methods default objective
 
 The Stroke data (12,586 patients, 4,146 drugs and conditions, 14 % with a stroke) are
 not public. The recipe: column j = 1, 2, ... is 1 with probability
@@ -37,6 +37,7 @@ ROWS, TRAINING, DELTA = 12_586, 10_069, 1e-4
 REGULARISATIONS = 10.0 ** np.arange(-5, 1)
 # Engine and accountant.
 LIBRARY: dict[str, tuple[str, Accountant]] = {
+    "default": ("auto", "pld"),
     "vips": ("vips", "pld"),
     "vips-moments": ("vips", "moments"),
     "vips-strong": ("vips", "strong"),

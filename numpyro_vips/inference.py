@@ -27,7 +27,13 @@ from numpyro_vips.fitting.engine_choice import (
 from numpyro_vips.fitting.explanation import Plan
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.prepared_fits import prepared_fit
-from numpyro_vips.fitting.pricing import PricedSteps, Share, price, statement_of
+from numpyro_vips.fitting.pricing import (
+    PricedSteps,
+    Share,
+    noise_of_one_release,
+    price,
+    statement_of,
+)
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
@@ -128,7 +134,8 @@ class PrivateVI:
         `PrivacyBudget(math.inf)` runs without noise and clipping, unless `epsilon` or
         `noise_multiplier` asks for them.
       engine: `"vips"` for conjugate-exponential models, `"dpvi"` for any other, or
-        `"auto"`. There is no silent fallback: `explain` and the result say which ran.
+        `"auto"`, which takes DPVI also where noise would hide the matrix that VIPS goes
+        by. There is no silent fallback: `explain` and the result say which ran.
         The names are short for `VIPS()` and `DPVI()`, which take each engine's own
         settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
@@ -256,8 +263,8 @@ class PrivateVI:
         budget.
 
         Raises:
-          What `run` raises before it charges the budget, except that the budget itself
-          is not looked at.
+          What `run` raises before it charges the budget, except that what is left of
+          the budget is not looked at.
         """
         _, plan = self._prepare_fit(args, kwargs)
         return plan
@@ -439,7 +446,13 @@ class PrivateVI:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
-        return prepared_fit(self.model, arguments, self.engine, self.schedule_options)
+        return prepared_fit(
+            self.model,
+            arguments,
+            self.engine,
+            self.schedule_options,
+            noise_of_one_release(self.budget, self.share),
+        )
 
     @contextlib.contextmanager
     def _explaining_interrupts(self, priced: PricedSteps) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Which engine runs a model, in which steps: known before any data are read."""
 
 import dataclasses
+import math
 from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
@@ -9,8 +10,14 @@ from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds import NormPart, norm_parts
+from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step, plan_steps
+from numpyro_vips.fitting.schedule import (
+    CURVATURE_SHARE,
+    ScheduleOptions,
+    Step,
+    plan_steps,
+)
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
@@ -60,6 +67,10 @@ class PreparedFit:
       reasons: Why VIPS cannot run the model, by site, if it was tried.
       axis_labels: What numbers the axes of globals, where it is known, see
         `axis_labels`.
+      curvature_noise: By how much noise exceeds the curvature that VIPS would release,
+        for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
+      hides_curvature: Whether it does so by too much at this fit's budget. Then
+        `engine_choice="auto"` has taken DPVI, if that can run the model.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -71,6 +82,8 @@ class PreparedFit:
     steps: tuple[Step, ...]
     reasons: Mapping[str, str]
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
+    curvature_noise: float = 0.0
+    hides_curvature: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -79,10 +92,18 @@ def prepare_fit(
     arguments: ModelArguments,
     engine_choice: EngineChoice,
     options: ScheduleOptions,
+    noise_multiplier: float | None = None,
 ) -> PreparedFit:
     """Chooses an engine and plans its steps; reads shapes, not values.
 
     The engine never gets hold of the rows of `arguments`, only of their shapes.
+
+    Args:
+      model, arguments: What is fitted.
+      engine_choice: By which engine, if the caller says.
+      options: In which steps, as far as the caller says.
+      noise_multiplier: That of a single release from all rows on which the fit's whole
+        budget is spent; None where it is not known.
 
     Raises:
       NotConjugateError: VIPS was asked for and cannot run the model.
@@ -105,6 +126,9 @@ def prepare_fit(
             )
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
+    per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
+    if is_hidden and engine_choice == "auto":
+        settings, engine = _without_matrix(settings, engine, model, graph, options)
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
@@ -118,7 +142,67 @@ def prepare_fit(
         steps=with_rounding(steps, arguments.public_num_rows, options.max_batch_size),
         reasons=reasons,
         axis_labels=axis_labels(model, graph),
+        curvature_noise=per_noise,
+        hides_curvature=is_hidden,
     )
+
+
+def _curvature_noise(
+    engine: Engine,
+    graph: ModelGraph,
+    options: ScheduleOptions,
+    noise_multiplier: float | None,
+) -> tuple[float, bool]:
+    """`PreparedFit.curvature_noise` and `.hides_curvature`."""
+    if not options.private:
+        return 0.0, False
+    if options.noise_multiplier is not None:
+        num_steps = options.num_steps or engine.default_num_steps(
+            is_private=True, until_converged=False
+        )
+        # The one of the steps, as that of one release which is as dear as all of them.
+        steps = options.sampling.rate * math.sqrt(num_steps)
+        noise_multiplier = options.noise_multiplier / steps
+    per_noise = noise_over_curvature(
+        engine,
+        num_rows=graph.arguments.public_num_rows,
+        share=CURVATURE_SHARE,
+        relation=options.sampling.relation,
+    )
+    return per_noise, hides_curvature(per_noise, noise_multiplier)
+
+
+def hides_curvature(per_noise: float, noise_multiplier: float | None) -> bool:
+    """Whether noise of this size exceeds the curvature by too much.
+
+    Args:
+      per_noise: See `PreparedFit.curvature_noise`.
+      noise_multiplier: See `prepare_fit`.
+    """
+    return noise_multiplier is not None and per_noise * noise_multiplier > HIDDEN
+
+
+def _without_matrix(
+    settings: EngineSettings,
+    engine: Engine,
+    model: private,
+    graph: ModelGraph,
+    options: ScheduleOptions,
+) -> tuple[EngineSettings, Engine]:
+    """DPVI, if it can run a model that VIPS can; else what there is."""
+    if isinstance(options.clipping_norm, Mapping):
+        return settings, engine  # The caller has VIPS' statistics in mind.
+    without = DPVI()
+    try:
+        return without, without.build_engine(
+            model,
+            graph,
+            num_steps=options.num_steps,
+            until_converged=options.until_converged,
+            has_norms=options.clipping_norm is not None,
+        )
+    except UnsafeModelError:
+        return settings, engine
 
 
 def _build(

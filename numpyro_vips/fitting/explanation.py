@@ -11,6 +11,8 @@ from typing import Any
 
 from numpyro_vips import _html
 from numpyro_vips.accounting import jsonable
+from numpyro_vips.dpvi.settings import DPVI
+from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
@@ -250,8 +252,26 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
         }
 
 
+def _on_hidden_curvature(prepared: PreparedFit) -> str:
+    """Which engine was taken where noise hides the curvature, and why."""
+    hidden = (
+        "At this budget and with so many columns and rows the curvature, a matrix that "
+        "VIPS releases and steps by, is predicted to be hidden: its noise is more than "
+        f"{HIDDEN:g} times an average eigenvalue. Few directions get to their optimum."
+    )
+    if isinstance(prepared.settings, DPVI):
+        return (
+            "VIPS can run this model, and DPVI was taken because it is predicted to be "
+            f"more accurate. {hidden} DPVI releases no such matrix. engine='vips' runs "
+            "VIPS all the same."
+        )
+    return f"{hidden} engine='dpvi' releases no such matrix."
+
+
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
+    if prepared.hides_curvature:
+        yield _on_hidden_curvature(prepared)
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:
         yield (

@@ -15,7 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 
-from numpyro_vips.fitting.engine_choice import EngineChoice, PreparedFit, prepare_fit
+from numpyro_vips.fitting.engine_choice import (
+    EngineChoice,
+    PreparedFit,
+    hides_curvature,
+    prepare_fit,
+)
 from numpyro_vips.fitting.explanation import Plan, explain_plan
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
@@ -50,8 +55,12 @@ def prepared_fit(
     arguments: ModelArguments,
     engine_choice: EngineChoice,
     options: ScheduleOptions,
+    noise_multiplier: float | None = None,
 ) -> tuple[PreparedFit, Plan]:
     """As `prepare_fit`, from what is kept where there is a fit like this one.
+
+    Fits that differ by nothing but their budgets are alike, unless noise hides the
+    curvature of one of them alone.
 
     Returns:
       The fit with these arguments, and what `explain` says about it.
@@ -65,21 +74,34 @@ def prepared_fit(
     )
     key = _key(found, arguments)
     with _lock:
-        kept = _kept.get(key)
-        if kept is not None:
-            _kept.move_to_end(key)
+        kept = _found(key, noise_multiplier)
     if kept is not None:
         assert model.fn is not None
         captured_arrays(model.fn, arguments.num_rows)  # Raises what it always does.
     else:
-        prepared = prepare_fit(model, arguments, engine_choice, options)
+        prepared = prepare_fit(
+            model, arguments, engine_choice, options, noise_multiplier
+        )
         plan = explain_plan(prepared, options)
         kept = _Kept(prepared, plan, found.referents)
         with _lock:
-            _kept[key] = kept
+            _kept[key, prepared.hides_curvature] = kept
             while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
     return dataclasses.replace(kept.prepared, arguments=arguments), kept.plan
+
+
+def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:
+    """What is kept of a fit with this noise, which then is the one used last."""
+    for is_hidden in (False, True):
+        kept = _kept.get((key, is_hidden))
+        if kept is None:
+            continue
+        per_noise = kept.prepared.curvature_noise
+        if hides_curvature(per_noise, noise_multiplier) == is_hidden:
+            _kept.move_to_end((key, is_hidden))
+            return kept
+    return None
 
 
 def forget_prepared_fits() -> None:

@@ -32,6 +32,29 @@ class Share:
             _validate.share_of_delta(delta=self.delta)
 
 
+def noise_of_one_release(budget: PrivacyBudget, share: Share) -> float | None:
+    """The noise multiplier of a release from all rows that takes a fit's whole share.
+
+    Where the share is left open it is the whole budget, not what is left of it: so a
+    fit is planned alike whenever it is asked about.
+
+    Returns:
+      The multiplier; None if the fit has no finite epsilon.
+    """
+    epsilon = budget.epsilon if share.epsilon is None else share.epsilon
+    delta = budget.delta if share.delta is None else share.delta
+    if math.isinf(epsilon) or delta == 0:
+        return None
+    return accounting.calibrate(
+        epsilon=epsilon,
+        delta=delta,
+        sampling_rate=1.0,
+        num_steps=1,
+        sampling="full",
+        accountant=budget.accountant,
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PricedSteps:
     """Steps at the noise at which they run, and what they cost together."""

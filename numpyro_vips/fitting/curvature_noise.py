@@ -1,0 +1,91 @@
+"""Whether noise would hide the curvature that Newton steps go by; told by public facts.
+
+VIPS releases the curvature Σ σ'(ψ) xxᵀ of a logistic regression, a matrix of d × d
+numbers, and steps along a direction by what it says of it. With C the norm that a row's
+part is clipped to, n rows add up to a trace of n C at most, so to a mean eigenvalue of
+
+    n C / d.
+
+Noise of standard deviation s C on the diagonal, and s C/√2 beside it, is a matrix with
+eigenvalues of up to √(2d) s C (Wigner). Their ratio √(2d) s d / n has nothing in it but
+sizes and the budget. Where it is large nearly all directions are hidden: steps along
+them are as short as the noise makes them, and the fit ends on its way. DPVI, which
+releases d numbers in a step, gets there. Test AUC of both:
+
+======= ======= ==== ====== ====== ======
+columns rows    ε    ratio  VIPS   DPVI
+======= ======= ==== ====== ====== ======
+200     10,069  2    3.5    0.751  0.748
+400     10,069  4    5.4    0.783  0.789
+109     39,073  0.1  6.3    0.891  0.887
+200     10,069  1    6.3    0.735  0.740
+92      24,000  0.1  8.0    0.710  0.693
+150     10,069  0.5  7.9    0.777  0.761
+400     10,069  2    9.7    0.748  0.771
+200     10,069  0.5  12     0.660  0.694
+400     10,069  1    18     0.695  0.754
+1,000   10,069  4    21     0.56   0.73
+1,000   10,069  1    71     0.51   0.60
+======= ======= ==== ====== ====== ======
+
+These are the tables of `benchmarks/vips_paper.py`, of one or two splits; with 109 and
+92 columns, of `benchmarks/frontier.py`, three fits each. Up to a ratio of 8 one or the
+other is ahead, and from 9 on it is DPVI.
+"""
+
+import math
+
+from numpyro_vips.accounting import Relation
+from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+
+# The ratio from which on the curvature counts as hidden; see the table above.
+HIDDEN = 9.0
+# Columns up to which it never does. Of tables with fewer none was found on which DPVI
+# was ahead; where rows are so few that noise hides the curvature of a few columns, no
+# engine learns much.
+FEW_COLUMNS = 128
+
+
+def noise_over_curvature(
+    engine: Engine, *, num_rows: int, share: float, relation: Relation
+) -> float:
+    """The ratio of the largest block of which the fit releases nothing but residuals.
+
+    Args:
+      engine: What there is to release.
+      num_rows: Public number of rows.
+      share: What the release of the curvature spends, see `Step.share`.
+      relation: The relation that the noise protects.
+
+    Returns:
+      The ratio for a budget that affords a noise multiplier of 1 for a single release
+      from all rows. It grows in proportion to that. It is 0 if no block has more than
+      `FEW_COLUMNS`, or the fit releases something else as well.
+    """
+    others = {block.name for block in engine.blocks("adaptive")} - engine.growing
+    if others or engine.blocks("once"):
+        return 0.0
+    ratios = (
+        _ratio(block, num_rows, 1.0 / math.sqrt(share), relation)
+        for block in engine.blocks("refreshed")
+        if block.symmetric and block.shape[-1] > FEW_COLUMNS
+    )
+    return max(ratios, default=0.0)
+
+
+def _ratio(
+    block: Block, num_rows: int, noise_multiplier: float, relation: Relation
+) -> float:
+    """That of one block, by itself, in units of its clipping norm."""
+    *batch, _, columns = block.shape
+    mechanism = GaussianMechanism(
+        blocks=(block,),
+        clipping_norm=1.0,
+        noise_multiplier=noise_multiplier,
+        relation=relation,
+    )
+    radius = math.sqrt(2.0 * columns) * mechanism.block_noise_stddev(block.name)
+    # Of several matrices a row has one norm: together they have traces of √k at most.
+    mean = num_rows / (columns * math.sqrt(math.prod(batch)))
+    return radius / mean
