@@ -326,7 +326,11 @@ def _certified_rows(graph: ModelGraph) -> list[dict[str, Shaped[np.ndarray, "...
     """Usual rows, then as many with numbers of either sign, which may choose others."""
     arguments = graph.arguments
     usual = synthetic_rows(arguments, _CERTIFIED_ROWS, 0, dtype=np.dtype(np.float64))
-    rows = [{k: v[i] for k, v in usual.items()} for i in range(_CERTIFIED_ROWS // 2)]
+    rows = [
+        # A number of a row is an array, too.
+        {name: np.asarray(values[i]) for name, values in usual.items()}
+        for i in range(_CERTIFIED_ROWS // 2)
+    ]
     rng = np.random.default_rng(0)
     for _ in range(_CERTIFIED_ROWS - len(rows)):
         row = {}
@@ -334,6 +338,6 @@ def _certified_rows(graph: ModelGraph) -> list[dict[str, Shaped[np.ndarray, "...
             drawn = rng.normal(0.0, 2.0, like.shape)
             if not np.issubdtype(like.dtype, np.floating):
                 drawn = rng.integers(0, 3, like.shape).astype(like.dtype)
-            row[name] = drawn
+            row[name] = np.asarray(drawn)
         rows.append(row)
     return rows
