@@ -255,9 +255,10 @@ def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
 def _on_hidden_curvature(prepared: PreparedFit) -> str:
     """Which engine was taken where noise hides the curvature, and why."""
     hidden = (
-        "At this budget and with so many columns and rows the curvature, a matrix that "
-        "VIPS releases and steps by, is predicted to be hidden: its noise is more than "
-        f"{HIDDEN:g} times an average eigenvalue. Few directions get to their optimum."
+        "With so much noise, so many columns and so few rows the curvature, a matrix "
+        "that VIPS releases and steps by, is predicted to be hidden: its noise is more "
+        f"than {HIDDEN:g} times an average eigenvalue. Few directions get to their "
+        "optimum."
     )
     if isinstance(prepared.settings, DPVI):
         return (
