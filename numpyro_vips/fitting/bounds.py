@@ -4,7 +4,8 @@ The first of these that applies:
 
 1. The caller's `clipping_norm=`.
 2. The model's structure: a statistic whose norm has the same limit whatever the numbers
-   of a row are, such as the indicator of a category.
+   of a row are, such as the indicator of a category; or whatever numbers the schema
+   that has encoded a row can make of one.
 3. A private histogram of the norms of all rows, see `norm_histogram`. It is paid for,
    and repeated where norms depend on the globals.
 4. Where no bin of the histogram stands out of its noise, as with few rows: synthetic
@@ -105,7 +106,9 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     # About other points than zero norms are others, whatever they were.
-    others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
+    others = [
+        trial.norms(sized) for sized in rows_of_other_sizes(rows, graph.arguments)
+    ]
     varying = _varying(others, largest) | engine.recentred
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(

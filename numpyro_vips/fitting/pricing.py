@@ -187,6 +187,10 @@ def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
         "the model, its priors and plates, and every setting of the fit",
         "the names, shapes (but for the number of rows) and dtypes of the arguments",
     ]
+    facts += [
+        f"how {name!r} was encoded: names, ranges and categories of its columns"
+        for name in arguments.encodings
+    ]
     facts += [f"the argument {name!r}" for name in arguments.public]
     facts += [
         f"the argument {name!r} = {v!r}" for name, v in arguments.constants.items()

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from typing import Literal
 
 import jax
 import numpy as np
@@ -48,24 +49,42 @@ def rows_of_unit_size(
     """Guesses at what a row looks like whose features were scaled as advised.
 
     Arrays of floats are directions of L2 norm 1; single floats and integers are as in
-    `synthetic_rows`. Observations may have to be zeros and ones, so every float is
-    tried both ways; the caller takes the first guess whose rows are valid.
+    `synthetic_rows`; what a schema encodes is as it encodes it. Observations may have
+    to be zeros and ones, so every float is tried both ways; the caller takes the first
+    guess whose rows are valid.
     """
     rng = np.random.default_rng(0)
     rows = synthetic_rows(arguments, count, seed=0)
     floats = [name for name, row in rows.items() if row.dtype.kind == "f"]
+    encoded = _encoded_rows(arguments, count, "any")
     for name in floats:
-        if rows[name].ndim > 1:
+        if name in encoded:
+            rows[name] = encoded[name]
+        elif rows[name].ndim > 1:
             drawn = directions(rng, rows[name].shape)
             rows[name] = drawn.astype(rows[name].dtype)
     # The last arguments are the likeliest observations.
     for binary in itertools.product((False, True), repeat=min(len(floats), 6)):
         guess = dict(rows)
         for name, is_binary in zip(reversed(floats), reversed(binary), strict=False):
-            if is_binary:
+            if is_binary and name not in encoded:
                 values = rng.integers(0, 2, rows[name].shape)
                 guess[name] = values.astype(rows[name].dtype)
         yield guess
+
+
+def _encoded_rows(
+    arguments: ModelArguments, count: int, places: Literal["any", "ends"]
+) -> dict[str, np.ndarray]:
+    """Rows of the arguments that a schema encodes, such as it may return."""
+    rng = np.random.default_rng(2)
+    shapes = arguments.row_shapes()
+    return {
+        name: encoding.synthetic_rows(rng, count, places=places).astype(
+            shapes[name].dtype
+        )
+        for name, encoding in arguments.encodings.items()
+    }
 
 
 def directions(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
@@ -97,15 +116,25 @@ def synthetic_latents(
 
 
 def rows_of_other_sizes(
-    rows: Mapping[str, np.ndarray],
+    rows: Mapping[str, np.ndarray], arguments: ModelArguments
 ) -> Iterator[dict[str, np.ndarray]]:
     """Rows like these, but with arguments that are far from unit size.
 
     One argument at a time, and all counts together, since counts may be out of totals.
-    Many of these rows are no valid observations.
+    Many of these rows are no valid observations. What a schema encodes is as large as
+    it may become, in all of them.
     """
     rng = np.random.default_rng(1)
-    numbers = {k: row for k, row in rows.items() if row.dtype.kind in "fiu"}
+    count = len(next(iter(rows.values())))
+    encoded = _encoded_rows(arguments, count, "ends")
+    if encoded:
+        rows = {**rows, **encoded}
+        yield dict(rows)
+    numbers = {
+        k: row
+        for k, row in rows.items()
+        if row.dtype.kind in "fiu" and k not in encoded
+    }
     for most in (5, 100):
         # Counts may come as floats.
         counts = {k: rng.integers(0, most, row.shape) for k, row in numbers.items()}

@@ -423,6 +423,54 @@ def test_statistics_of_regressions_are_balanced(model: str, expected: set[str]) 
     assert engine.balanced == expected
 
 
+SEXES = nv.Schema({name: nv.Binary(0, 1) for name in "abcd"})
+
+
+def logistic(X, y=None):
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("feature", X.shape[1]):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
+
+
+def binary_table(count):
+    rng = np.random.default_rng(0)
+    return {name: rng.integers(0, 2, count) for name in SEXES}
+
+
+def test_encoded_rows_of_one_length_need_no_histogram():
+    table = binary_table(400)
+    X, y = SEXES.encode(table).astype("f4"), table["a"]
+    assert set(bounds(logistic, X, y).values()) == {"structure"}
+    parts = {part.name: part for part in prepared(logistic, X, y).parts}
+    assert parts["⟨w⟩"].reference == pytest.approx(SEXES.row_norm, rel=1e-3)
+    result = fit(logistic, X, y, num_steps=3)
+    assert not any("histogram" in event.label for event in result.privacy.events)
+    assert any("how 'X' was encoded" in fact for fact in result.privacy.public)
+    # The same numbers, of which nothing is known.
+    assert "histogram" in bounds(logistic, np.array(X), y).values()
+
+
+def test_encoded_numbers_that_vary_are_counted_in_a_histogram():
+    schema = nv.Schema(SEXES, age=nv.Bounded(0, 120))
+    table = {**binary_table(400), "age": np.linspace(20, 90, 400)}
+    found = bounds(logistic, schema.encode(table), table["a"])
+    assert found["⟨w⟩"] == found["⟨w w⟩"] == "histogram"
+
+
+def test_rows_that_are_longer_than_their_schema_allows_are_clipped():
+    table = binary_table(400)
+    X, y = (
+        SEXES.encode(table).astype("f4"),
+        np.random.default_rng(1).permutation(400) % 2,
+    )
+    X[:200] = 10.0 * np.asarray(X[:200])
+    assert X.encoding == SEXES
+    result = fit(logistic, X, y, budget=50.0, num_steps=4)
+    assert result.privacy.shares[CLIPPED_ROWS].share > 0.2
+
+
 def test_residuals_that_the_structure_bounds_may_double_after_the_start():
     """Effects of groups: y - σ(ψ) is a half where logits are zero, and up to one."""
 
