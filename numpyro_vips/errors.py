@@ -13,6 +13,21 @@ class NotConjugateError(Exception):
     """VIPS was asked for, and the model is not conjugate-exponential.
 
     The message names the site and the use that is in the way.
+
+        >>> import jax, jax.numpy as jnp, numpy as np, numpyro
+        >>> import numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Normal(jnp.tanh(w), 1.0), obs=y)
+        >>> vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-6), engine="vips")
+        >>> try:
+        ...     vi.explain(np.zeros(100))
+        ... except nv.NotConjugateError as error:
+        ...     print(str(error).split(".")[0])
+        The model is not conjugate-exponential: y: tanh of 'w' in 'loc' of Normal
     """
 
 
@@ -21,15 +36,61 @@ class UnsafeModelError(ValueError):
 
     The message says what is unsafe and how to change the model. It is a `ValueError`
     because a model, such as one without the unit plate, is an argument like another.
+
+        >>> import numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(x, y):
+        ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Normal(w * (x - x.mean()), 1.0), obs=y)
+        >>> vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-6))
+        >>> try:
+        ...     vi.explain(np.zeros(100), np.zeros(100))
+        ... except nv.UnsafeModelError as error:
+        ...     print(str(error).split(":")[0])
+        The rows act on each other
     """
 
 
 class BudgetExceededError(Exception):
-    """A fit would overrun the privacy budget; nothing was spent or read."""
+    """A fit would overrun the privacy budget; nothing was spent or read.
+
+    >>> import numpyro_vips as nv
+    >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+    >>> fit = {"unit": "people", "relation": "add_or_remove", "events": ()}
+    >>> try:
+    ...     budget.charge(epsilon=2.0, delta=1e-6, **fit)
+    ... except nv.BudgetExceededError as error:
+    ...     print(str(error).split(".")[0])
+    The fit asks for epsilon=2, delta=1e-06
+    >>> budget.spent()
+    Spending(epsilon=0.0, delta=0.0)
+    """
 
 
 class UnusablePosteriorError(ArithmeticError):
     """A fit ended in what is no posterior; what was charged stays charged.
+
+        >>> import jax, numpy as np, numpyro, numpyro.distributions as dist, optax
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+        >>> vi = nv.PrivateVI(
+        ...     model,
+        ...     budget=nv.PrivacyBudget(np.inf),
+        ...     engine=nv.DPVI(optimizer=optax.sgd(1e38)),
+        ...     num_steps=3,
+        ...     progress_bar=False,
+        ... )
+        >>> try:
+        ...     vi.run(jax.random.key(0), np.ones(100, np.float32))
+        ... except nv.UnusablePosteriorError as error:
+        ...     print(error.result.engine, list(error.released))
+        dpvi ['guide/loc', 'guide/log_scale']
 
     Attributes:
       result: The result as it is: its privacy statement, diagnostics and parameters. It

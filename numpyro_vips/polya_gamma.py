@@ -28,6 +28,12 @@ _SMALL = 1e-2
 class PolyaGamma(dist.Distribution):
     """PG(b, c).
 
+        >>> variable = PolyaGamma(b=2.0, c=jnp.array([0.0, 1.0]))
+        >>> variable.mean
+        Array([0.5       , 0.46211717], dtype=float32)
+        >>> variable.sample(jax.random.key(0), (5,)).shape
+        (5, 2)
+
     Args:
       b: Shape; positive. The number of trials of a logistic likelihood.
       c: Tilt; any real number.

@@ -115,6 +115,36 @@ def register_posterior(kind: str, cls: type[Posterior]) -> None:
 class PrivateVIResult:
     """A fitted posterior and the guarantee under which it was released.
 
+        >>> import math, pathlib, tempfile
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(math.inf)  # So that its numbers can be printed.
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+        >>> result
+        PrivateVIResult(vips, NOT PRIVATE, sites: p)
+        >>> {name: float(value) for name, value in result.params.items()}
+        {'p/concentration0': 10.0, 'p/concentration1': 30.0}
+        >>> result.sample_posterior(jax.random.key(1), sample_shape=(100,))["p"].shape
+        (100,)
+        >>> print(result.uncertainty())
+           mean      sd  sd of the data alone  width due to privacy
+        p  0.75  0.0676                0.0676                    0%
+        >>> result.to_arviz(jax.random.key(1), num_samples=7).posterior["p"].shape
+        (1, 7)
+        >>> print(result.elbo(np.array([1])).round(3))  # Of a row that may be seen.
+        [-0.292]
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(pathlib.Path(folder, "fit.nc"))
+        ...     again = nv.load(pathlib.Path(folder, "fit.nc"), model=model)
+        >>> again.local_posterior(np.array([1]))  # No row has a latent of its own.
+        {}
+
     Attributes:
       posterior: The posterior of the global latents.
       privacy: The privacy statement.
@@ -383,7 +413,7 @@ def load(
 ) -> PrivateVIResult:
     """Reads a result that `PrivateVIResult.save` has written.
 
-    Nothing in the file is executed.
+    Nothing in the file is executed. `PrivateVIResult` has an example.
 
     Args:
       path: The file.

@@ -29,6 +29,22 @@ _SCHEDULE_COLUMNS = "steps releases sampling rate share clipping_norm"
 class Plan:
     """How a model would be fitted.
 
+        >>> import numpy as np, numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-6))
+        >>> plan = vi.explain(np.zeros(1000, int))
+        >>> plan.engine, plan.settings["sampling"]
+        ('vips', "FullBatch(relation='add_or_remove')")
+        >>> plan.sites[0]["posterior"]
+        'Beta [log, log1m]'
+        >>> plan.to_dict()["statistics"][0]["bound"]
+        'structure'
+
     Attributes:
       engine: `"vips"` or `"dpvi"`.
       settings: `engine` and `sampling` as the code that makes them; by default every

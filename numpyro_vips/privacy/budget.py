@@ -222,6 +222,17 @@ class PrivacyBudget:
 
         The arguments are those of `charge`.
 
+            >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> budget.check(
+            ...     epsilon=1.0,
+            ...     delta=1e-6,
+            ...     unit="people",
+            ...     relation="add_or_remove",
+            ...     events=(),
+            ... )
+            >>> budget.charges
+            ()
+
         Raises:
           BudgetExceededError: The charge would overrun the budget.
           ValueError: The unit or the relation is not the ledger's, a number is out of
@@ -331,6 +342,18 @@ class PrivacyBudget:
         delta: float | None = None,
     ) -> float:
         """The smallest factor on the events' noise with which the ledger takes them.
+
+            >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> step = GaussianEvent(
+            ...     noise_stddev=20.0,
+            ...     sensitivity=1.0,
+            ...     relation="add_or_remove",
+            ...     sampling="full",
+            ...     sampling_rate=1.0,
+            ...     num_steps=10,
+            ... )
+            >>> round(budget.calibrate_events([step]), 2)
+            0.67
 
         Args:
           events: The schedule of the next fit.

@@ -100,7 +100,42 @@ class NoisyShare:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The guarantee of one fit.
+    """The guarantee of one fit, as `result.privacy` holds it.
+
+        >>> noise = accounting.GaussianEvent(
+        ...     noise_stddev=20.0,
+        ...     sensitivity=1.0,
+        ...     relation="add_or_remove",
+        ...     sampling="full",
+        ...     sampling_rate=1.0,
+        ...     num_steps=10,
+        ... )
+        >>> statement = PrivacyStatement(
+        ...     unit="people",
+        ...     relation="add_or_remove",
+        ...     sampling="full",
+        ...     epsilon=0.7,
+        ...     delta=1e-5,
+        ...     accountant="pld",
+        ...     events=(noise,),
+        ...     noise_source="ChaCha20",
+        ...     public=("number of rows",),
+        ...     clipping_norm=1.0,
+        ...     engine="vips",
+        ...     platform="cpu",
+        ...     num_rows=1000,
+        ...     num_rows_declared=True,
+        ... )
+        >>> statement.is_private, round(statement.gaussian_dp_mu, 3)
+        (True, 0.158)
+        >>> [(delta, round(eps, 2)) for delta, eps in statement.epsilon_curve([1e-6])]
+        [(1e-06, 0.65)]
+        >>> statement.delta_at(0.7) < 1e-5
+        True
+        >>> PrivacyStatement.from_dict(statement.to_dict()) == statement
+        True
+        >>> print(str(statement).splitlines()[2].split(" with ")[0])
+        (0.7, 1e-05)-differentially private
 
     Attributes:
       unit: Name of the plate whose rows are the protected individuals.

@@ -62,7 +62,14 @@ class _Selected:
 
 
 class ArrowRows(_Selected):
-    """The rows of a `pyarrow.Table`, as of an Arrow file that is mapped into memory."""
+    """The rows of a `pyarrow.Table`, as of an Arrow file that is mapped into memory.
+
+    >>> import pyarrow as pa
+    >>> table = pa.table({"a": [0.5, None], "b": [1.5, 2.5], "y": [True, False]})
+    >>> rows = ArrowRows(table, {"X": ["a", "b"], "y": "y"})
+    >>> rows.read(np.array([1]))
+    {'X': array([[nan, 2.5]]), 'y': array([0], dtype=uint8)}
+    """
 
     def __init__(self, table: Any, arrays: Arrays | None = None) -> None:
         """Reads the schema alone.
@@ -97,6 +104,15 @@ class ParquetRows(_Selected):
 
     A row group is the least that Parquet reads. Rows that a minibatch draws are in all
     of them, so each step would read everything: there is no reading at random.
+
+        >>> import pathlib, tempfile
+        >>> import pyarrow as pa, pyarrow.parquet as pq
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "people.parquet")
+        ...     pq.write_table(pa.table({"a": [0.5, 1.5], "y": [1, 0]}), path)
+        ...     rows = ParquetRows(path, {"x": "a", "y": "y"})
+        ...     len(rows), next(rows.scan(0, 2))["x"]
+        (2, array([0.5, 1.5]))
     """
 
     def __init__(

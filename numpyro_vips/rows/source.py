@@ -41,6 +41,15 @@ class RowType(Protocol):
 class RowSource(Protocol):
     """Rows that are read in their order.
 
+        >>> class Numbers:
+        ...     row = np.zeros((), np.float32)
+        ...     def __len__(self):
+        ...         return 1000
+        ...     def scan(self, start, stop):
+        ...         yield np.arange(start, stop, dtype=np.float32)
+        >>> isinstance(Numbers(), RowSource), isinstance(Numbers(), RandomAccess)
+        (True, False)
+
     They must not change while a fit runs, which reads them once per step. A source is
     read by one thread at a time, which need not be the one that made it.
 
@@ -62,7 +71,12 @@ class RowSource(Protocol):
 
 @runtime_checkable
 class RandomAccess(RowSource, Protocol):
-    """A source that can be read anywhere, as minibatches need."""
+    """A source that can be read anywhere, as minibatches need.
+
+    >>> from numpyro_vips import ArrayRows
+    >>> isinstance(ArrayRows(np.zeros((6, 2))), RandomAccess)
+    True
+    """
 
     def read(self, indices: np.ndarray) -> Rows:
         """The rows at some indices, which grow strictly; there may be none."""

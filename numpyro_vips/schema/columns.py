@@ -345,7 +345,14 @@ class Categorical(Column):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Intercept(Column):
-    """A column of ones, which no column of the table is read for."""
+    """A column of ones, which no column of the table is read for.
+
+    >>> from numpyro_vips import Schema
+    >>> schema = Schema(age=Bounded(0, 120), intercept=Intercept())
+    >>> schema.encode({"age": [30, 90]})
+    array([[-0.5,  1. ],
+           [ 0.5,  1. ]])
+    """
 
     def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
         return (EncodedColumn(name, slope=0.0, shift=1.0),)

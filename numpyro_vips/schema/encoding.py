@@ -62,6 +62,15 @@ class Encoding(abc.ABC):
     def encode(self, frame: Any) -> Float[np.ndarray, "rows columns"]:
         """The table's columns as numbers, as public as the table is.
 
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary("no", "yes"))
+            >>> X = schema.encode({"age": [30, 500], "ill": ["yes", None]})
+            >>> X
+            array([[-0.5,  1. ],
+                   [ 1. ,  0. ]])
+            >>> bool(np.linalg.norm(X, axis=1).max() <= schema.row_norm)
+            True
+
         Args:
           frame: A DataFrame of pandas or polars, a table of pyarrow, each read through
             narwhals, a mapping from names to arrays, or the path of a CSV, Parquet or
@@ -129,6 +138,14 @@ class Encoding(abc.ABC):
         num_samples: int = 1000,
     ) -> Any:
         """Coefficients of a linear predictor, in the units of the table.
+
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary())
+            >>> for name, value in schema.decode([3.0, 1.0], 0.5).items():
+            ...     print(name, round(float(value), 6))
+            age 0.05
+            ill 2.0
+            intercept -3.5
 
         The predictor `intercept + encode(frame) @ weights` is that of the original
         numbers, moved into their ranges, with these coefficients. It is exact.

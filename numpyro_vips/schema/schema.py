@@ -90,6 +90,11 @@ class Schema(Encoding, Mapping[str, Column]):
     def drop(self, *names: str) -> "Schema":
         """The schema of the other columns, as of the features without the response.
 
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary())
+            >>> list(schema.drop("ill"))
+            ['age']
+
         Raises:
           ValueError: There is no such column, or none of the table is left.
         """
@@ -129,6 +134,12 @@ class Schema(Encoding, Mapping[str, Column]):
 
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
         """One column of the table as a likelihood takes it, not scaled.
+
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary("no", "yes"))
+            >>> people = {"age": [30.0, 500.0], "ill": ["yes", "?"]}
+            >>> schema.response(people, "age"), schema.response(people, "ill")
+            (array([ 30., 120.]), array([ 1., nan]))
 
         Args:
           frame: A table, as for `encode`.
