@@ -19,6 +19,7 @@ from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.program import DpviOptions, DpviProgram, unconstrained_params
+from numpyro_vips.dpvi.public_ranges import public_ranges
 from numpyro_vips.dpvi.row_gradients import Released, RowGradients
 from numpyro_vips.dpvi.row_information import Point, has_edges
 from numpyro_vips.dpvi.user_guides import UserGuide
@@ -129,6 +130,7 @@ def compile_model(
         start=start,
         prior_scale=prior_scale,
         reach=_reach(prior_scale).astype(start.dtype),
+        ranges=public_ranges(space, start),
         guide=normal_guide,
         user_guide=user_guide,
         locals_of_rows=locals_of_rows,

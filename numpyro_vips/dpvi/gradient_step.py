@@ -38,17 +38,22 @@ def stepped(
     gradient = elbo_gradient(compiled, state.variational, draws, released)
     # Noise may have led where the prior overflows: such coordinates stay put.
     loss_gradient = jax.tree.map(
-        lambda g: jnp.where(jnp.isfinite(g), -g / num_rows, 0.0), gradient
+        lambda g: _squarable(jnp.where(jnp.isfinite(g), -g / num_rows, 0.0)), gradient
     )
     params: Any = state.variational  # optax's types know no named tuples.
     updates, optimizer_state = optimizer.update(
         loss_gradient, state.optimizer_state, params
     )
-    updates = jax.tree.map(lambda u: step_size * u, updates)
+    updates = jax.tree.map(
+        lambda u: step_size * jnp.where(jnp.isfinite(u), u, 0.0), updates
+    )
     if program.guide is not None and not program.options.has_own_optimizer:
         loc = program.reach * updates.guide["loc"]
         updates = updates._replace(guide={**updates.guide, "loc": loc})
     variational: Any = optax.apply_updates(params, updates)
+    if program.guide is not None:
+        held = program.ranges.holding(variational.guide)
+        variational = variational._replace(guide=held)
     step = state.step + 1
     weight = jnp.ones((), program.start.dtype)
     if program.options.averaging is not None:
@@ -57,6 +62,8 @@ def stepped(
     average = jax.tree.map(
         lambda old, new: old + weight * (new - old), state.average, variational
     )
+    if program.guide is not None:
+        average = average._replace(guide=program.ranges.holding(average.guide))
     score = state.score
     if score is not None:
         z = program.value(state.variational, draws[0])
@@ -64,6 +71,12 @@ def stepped(
     return DpviState(
         variational, average, optimizer_state, state.key, step, score=score
     )
+
+
+def _squarable(gradient: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The gradient, as far as optimisers can square it and add it up."""
+    most = 1e-3 * jnp.sqrt(jnp.finfo(gradient.dtype).max)
+    return jnp.clip(gradient, -most, most)
 
 
 def elbo_gradient(

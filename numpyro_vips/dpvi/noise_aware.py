@@ -119,7 +119,8 @@ class NoiseAware:
         information: Information,
         start: Normal,
     ) -> NoiseAwareNormal | None:
-        """The posterior on the unconstrained space; None if the prior is not finite.
+        """The posterior on the unconstrained space; None if it, what was released, or
+        the prior at the start is not finite.
 
         Args:
           score: Of all steps so far.
@@ -131,6 +132,8 @@ class NoiseAware:
             place=np.asarray(score.place, np.float64),
             variance=float(score.variance),
         )
+        if not all(np.all(np.isfinite(value)) for value in averages):
+            return None
         return normal_of(
             averages, information, self._log_prior, start, self._prior_stddev
         )

@@ -22,6 +22,7 @@ from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.locals_of_rows import LocalsOfRows
+from numpyro_vips.dpvi.public_ranges import PublicRanges
 from numpyro_vips.dpvi.row_gradients import Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
@@ -67,6 +68,7 @@ class DpviProgram:
       start: The prior's centre, unconstrained.
       prior_scale: Standard deviations of the prior, in the units of `space`.
       reach: How far a step may go in each global, as a factor on the optimiser's.
+      ranges: Where iterates are held.
       guide: The Normal on the unconstrained globals; None beside a user's guide.
       user_guide: The guide that the caller gave, if any.
       locals_of_rows: How a row's continuous latents are dealt with, if there are any.
@@ -82,6 +84,7 @@ class DpviProgram:
     start: Float[Array, " size"]
     prior_scale: Float[np.ndarray, " size"]
     reach: Float[np.ndarray, " size"]
+    ranges: PublicRanges
     guide: NormalGuide | None
     user_guide: UserGuide | None
     locals_of_rows: LocalsOfRows | None
