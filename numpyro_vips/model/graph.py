@@ -31,7 +31,12 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.trace import Trace, abstract_rows
+from numpyro_vips.model.trace import (
+    PUBLIC_IN_ITS_PLACE,
+    Trace,
+    abstract_rows,
+    takes_all_rows,
+)
 
 Role = Literal["global", "local", "observed"]
 
@@ -121,7 +126,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     two, three = (Trace(model, arguments, count) for count in (2, 3))
     one = Trace(model, arguments, 1)
     if not two.unit_plate.seen:
-        raise _missing_plate(model.unit, two.unit_plate.plate_names)
+        raise _missing_plate(model.unit, two, three)
     if set(two.messages) != set(three.messages):
         raise UnsafeModelError(
             "The model's sample statements differ with the number of rows. Put what "
@@ -186,7 +191,8 @@ def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> Mod
     )
 
 
-def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
+def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
+    names = two.unit_plate.plate_names
     message = f"The model has no plate named {unit!r}, the unit given to private()."
     nearest = did_you_mean(unit, names)
     if nearest:
@@ -198,7 +204,21 @@ def _missing_plate(unit: str, names: list[str]) -> UnsafeModelError:
             " It has no plate at all: put the sample statements of one row under "
             f"`with numpyro.plate({unit!r}, X.shape[0]):`."
         )
+    for name in two.messages.keys() & three.messages.keys():
+        shapes = two.shape(name), three.shape(name)
+        event = two.messages[name]["fn"].event_dim
+        if event and shapes[0][-event:] != shapes[1][-event:]:
+            message += f" As it stands, {name!r} cannot be. {_ONE_DENSITY}"
     return UnsafeModelError(message)
+
+
+_ONE_DENSITY = (
+    "It is one density of all rows together, like a Gaussian process's, in "
+    "which no row has a part of its own that could be bounded. Write a model "
+    "in which rows are independent given latents that they share, for example "
+    "a regression on a fixed number of basis functions, with one observation "
+    "for each row under the plate."
+)
 
 
 def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
@@ -224,9 +244,12 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
     shapes = two.shape(name), three.shape(name)
     differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
+        also = ""
+        if takes_all_rows(two, three):
+            also = f" And the rows may not act on each other. {PUBLIC_IN_ITS_PLACE}"
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
-            f"plate {unit!r}. {_where_to_put(fn, shapes, differs, plates, unit)}"
+            f"plate {unit!r}. {_where_to_put(fn, shapes, differs, plates, unit)}{also}"
         )
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
@@ -280,13 +303,7 @@ def _where_to_put(
     """What to do about a site with an axis of rows outside the unit plate."""
     batch = len(shapes[0]) - fn.event_dim
     if any(axis >= batch for axis in differs):
-        return (
-            "It is one density of all rows together, like a Gaussian process's, in "
-            "which no row has a part of its own that could be bounded. Write a model "
-            "in which rows are independent given latents that they share, for example "
-            "a regression on a fixed number of basis functions, with one observation "
-            "for each row under the plate."
-        )
+        return _ONE_DENSITY
     others = [repr(plates[axis]) for axis in differs if axis in plates]
     if others:
         return (

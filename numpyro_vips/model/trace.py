@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.row_programs import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
@@ -145,6 +147,46 @@ class Trace:
         if "value" in outputs:
             return tuple(outputs["value"].shape)
         return tuple(self.inputs[1][name].shape)
+
+
+# What to do about a quantity that is computed from all rows.
+PUBLIC_IN_ITS_PLACE = (
+    "Put a public number in the place of what is computed from all rows; for a mean "
+    "that is taken off, as in X - X.mean(0), zero will do where the model has an "
+    "intercept. What was computed from public data is passed in public=."
+)
+
+# Operations along axes, and where their programs say along which.
+_ALONG = ("axes", "axis", "dimension")
+
+
+def takes_all_rows(two: Trace, three: Trace) -> bool:
+    """Whether the model computes something of all rows at once, such as a mean.
+
+    It is a hint for people: a model that does so in another way is refused later, by
+    what its log density is.
+
+    Args:
+      two, three: The model on so many rows.
+    """
+    programs = (equations_of(trace.closed) for trace in (two, three))
+    for pair in zip(*programs, strict=False):
+        if pair[0].primitive.name != pair[1].primitive.name:
+            return False  # They differ in more than their number.
+        lengths = [_lengths_along(eqn) for eqn in pair]
+        if lengths[0] != lengths[1]:
+            return True
+    return False
+
+
+def _lengths_along(eqn: jex_core.JaxprEqn) -> list[int]:
+    """The lengths that an operation reduces, accumulates or sorts."""
+    name = eqn.primitive.name
+    if not name.startswith(("reduce_", "arg", "cum", "sort")) or "and" in name:
+        return []
+    shape = aval_of(eqn.invars[0]).shape
+    along = next((eqn.params[key] for key in _ALONG if key in eqn.params), ())
+    return [shape[axis] for axis in np.atleast_1d(np.asarray(along, int))]
 
 
 def _of_type(kind: str, messages: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,6 +32,7 @@ from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import synthetic_latents, with_synthetic_rows
+from numpyro_vips.model.trace import PUBLIC_IN_ITS_PLACE
 from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
 from numpyro_vips.vips.e_step import entropy
 from numpyro_vips.vips.expectations import expected, natural_parameters
@@ -144,9 +145,9 @@ def check_rows_are_separate(graph: ModelGraph, seed: int = 0) -> None:
     if not _close(together, apart):
         raise UnsafeModelError(
             "The rows act on each other: the log density of several rows is not the "
-            "sum of their own (as with X - X.mean(0), or a likelihood that sums over "
-            "rows). No bound on one row's influence holds then. Compute such "
-            "quantities beforehand from public data and pass them in public=."
+            "sum of their own (as with a mean over rows, or a likelihood that sums "
+            "over rows). No bound on one row's influence holds then. "
+            f"{PUBLIC_IN_ITS_PLACE}"
         )
 
 
