@@ -333,6 +333,24 @@ class DpviEngine:
         )
         return {name: np.asarray(found[name]) for name in scales}
 
+    def compile_update(self, state: DpviState) -> None:
+        """Starts to compile the optimiser's step; see `CompilesAhead`."""
+        blocks = self.blocks("adaptive")
+        self._after(state, {b.name: np.zeros(b.shape) for b in blocks}, 1.0, 0.0)
+
+    def _after(
+        self,
+        state: DpviState,
+        released: Mapping[str, Any],
+        step_size: float,
+        variance: float,
+    ) -> DpviState:
+        """The state that the optimiser makes of released sums; see `update`."""
+        dtype = self.program.start.dtype
+        arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
+        _, draws = self.program.draws(state.key, state.step)
+        return self._stepped(for_program(state), draws, arrays, step_size, variance)
+
     def update(
         self,
         state: DpviState,
@@ -356,13 +374,8 @@ class DpviEngine:
                 np.asarray(released[INFORMATION], np.float64), noise_stddev[INFORMATION]
             )
             return state._replace(information=information)
-        dtype = self.program.start.dtype
-        arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
-        _, draws = self.program.draws(state.key, state.step)
         variance = noise_stddev.get("loc", 0.0) ** 2
-        updated = self._stepped(
-            for_program(state), draws, arrays, float(step_size), variance
-        )
+        updated = self._after(state, released, float(step_size), variance)
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
         return with_drift(updated, state, is_noisy=is_noisy)
 

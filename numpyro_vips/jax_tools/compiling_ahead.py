@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from numpyro_vips.jax_tools.random_keys import is_key
+
 _EXECUTOR: contextvars.ContextVar[Executor | None] = contextvars.ContextVar(
     "executor", default=None
 )
@@ -25,7 +27,8 @@ def compiled_by(executor: Executor) -> Iterator[None]:
     """In this context functions of `jit_ahead`, and of `jit_of_globals`, are not run:
     the executor compiles them.
 
-    They return zeros, in the shapes and types of their results.
+    They return zeros, in the shapes and types of their results; of keys, which have no
+    zero, shape and type alone.
     """
     token = _EXECUTOR.set(executor)
     try:
@@ -69,5 +72,7 @@ def ahead_of_calls(function: Callable[..., Any], jitted: Callable[[], Any]) -> A
     return run
 
 
-def _zeros(result: jax.ShapeDtypeStruct) -> np.ndarray:
+def _zeros(result: jax.ShapeDtypeStruct) -> np.ndarray | jax.ShapeDtypeStruct:
+    if is_key(result):
+        return result
     return np.zeros(result.shape, result.dtype)

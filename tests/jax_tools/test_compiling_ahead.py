@@ -72,3 +72,14 @@ def test_an_executor_that_fails_does_no_harm():
         with compiled_by(pool):
             program(np.ones(2), 1)
         assert float(program(np.ones(2), 1)["sum"]) == 2.0
+
+
+def test_a_program_may_return_keys():
+    program = jit_ahead(jax.random.split)
+    key = jax.random.key(3)
+    with ThreadPoolExecutor(1) as pool:
+        with compiled_by(pool):
+            ahead = program(key)
+        found = program(key)
+    assert (ahead.shape, ahead.dtype) == (found.shape, found.dtype)
+    assert jnp.array_equal(found, jax.random.split(key))
