@@ -47,7 +47,7 @@ def moments(model: Any, *arguments: Any, **options: Any) -> Any:
     return result.posterior.moments()
 
 
-# --- two likelihoods of the same rows, the second of what the first explains -----------
+# --- two likelihoods of the same rows, the second of what the first explains ----------
 
 
 def adjusted(plate: str, centre: Any) -> Any:

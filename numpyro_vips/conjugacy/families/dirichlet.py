@@ -17,14 +17,16 @@ from numpyro_vips.conjugacy.families.family import (
     NewElementwise,
     Shape,
 )
+from numpyro_vips.conjugacy.families.noisy_counts import expected_counts
 
 # One vector per factor: of concentrations, or of a number for each state.
 Vectors = Mapping[str, Float[Array, "*batch states"]]
 NewVectors = dict[str, Float[Array, "*batch states"]]
 
 
-# With more cells than this most counts are below the noise, and one number for all of
-# them would take away what the large ones say.
+# With more cells than this many counts are below the noise. One number for all of them
+# would take away what the large ones say, but they are enough to tell how counts are
+# spread, and each is read by what the others say of it.
 _MOST_CELLS = 64
 
 
@@ -129,7 +131,11 @@ class Dirichlet(Family):
         return {"log": jnp.log(value)}
 
     def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
-        return {"log": prior["log"] + jnp.maximum(data["log"], 0.0)}
+        if data["log"].shape[-1] > _MOST_CELLS:
+            counts = expected_counts(data["log"], noise["log"])
+        else:
+            counts = jnp.maximum(data["log"], 0.0)
+        return {"log": prior["log"] + counts}
 
     def widened(self, data: Vectors, noise: Vectors) -> NewVectors:
         if data["log"].shape[-1] > _MOST_CELLS:

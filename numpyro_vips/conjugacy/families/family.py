@@ -148,6 +148,9 @@ class Family(abc.ABC):
           to_widen: Which of the two.
         """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        if type(self).project_to_widen is Family.project_to_widen:
+            # What most families do in both cases need not be compiled twice.
+            return self.project_to_widen(data, noise)
         return jax.lax.cond(
             to_widen,
             lambda: self.project_to_widen(data, noise),
