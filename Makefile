@@ -24,6 +24,7 @@ PYTHON_newest ?= $(shell for minor in 14 13 12 11; do \
 CONSTRAINTS_lowest := $(PYTHON_lowest) tests/_lowest.py
 CONSTRAINTS_arviz0 := echo 'arviz<1'
 CONSTRAINTS_newest := true
+GROUPS_newest := --group frames
 
 .PHONY: demo test test-slow audit lint docs dist bench foreign matrix clean
 
@@ -85,7 +86,8 @@ $(MATRIX): matrix-%: .venv-matrix/%/.made
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --upgrade 'pip>=25.1'
 	$(CONSTRAINTS_$*) > $(@D)/constraints.txt
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet \
-	    --constraint $(@D)/constraints.txt --editable '.[examples,formulas,tables]' --group test
+	    --constraint $(@D)/constraints.txt --editable '.[examples,formulas,tables]' \
+	    --group test $(GROUPS_$*)
 	touch $@
 
 clean:

@@ -174,7 +174,7 @@ def readings() -> Iterator[Any]:
             yield pytest.param(source, sampling, "dpvi", marks=slow)
 
 
-@pytest.mark.parametrize(("source", "sampling", "engine"), readings())
+@pytest.mark.parametrize(("source", "sampling", "engine"), list(readings()))
 def test_released_numbers_are_the_same_bits(source, sampling, engine, tmp_path):
     rows = source(tmp_path, *data())
     found = fit(rows=rows, sampling=sampling, engine=engine)

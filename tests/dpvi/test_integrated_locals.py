@@ -280,7 +280,7 @@ def test_a_model_of_overdispersed_counts():
 
 def test_a_private_fit_of_overdispersed_counts():
     rng = np.random.default_rng(1)
-    y = rng.poisson(np.exp(1.0 + 0.7 * rng.normal(size=4000))).astype(np.float32)
+    y = rng.poisson(np.exp(1.0 + 0.7 * rng.normal(size=1000))).astype(np.float32)
     result = fit(y, nv.PrivacyBudget(3.0, 1e-6), insecure_seed=0)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
     assert abs(np.mean(draws["mu"]) - 1.0) < 0.3
