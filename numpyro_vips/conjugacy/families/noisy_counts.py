@@ -28,6 +28,8 @@ _LEAST_RATIO, _LARGEST_RATIO, _POINTS, _WIDTH = 0.03, 100.0, 28, 0.2
 _MOST_GROUPS, _LEAST_IN_GROUP = 24, 400
 # So many cells of a group tell its distribution.
 _MOST_TO_LEARN_FROM = 2048
+# So many cells are read at once, for which there is memory.
+_AT_ONCE = 16_384
 # Rounds of expectation maximisation. More of them fit the noise.
 _ROUNDS = 30
 # A reading this many standard deviations below zero is not one of the noise alone, but
@@ -106,23 +108,46 @@ def _read(
     # All is in units of the noise. What has none is read by `expected_counts`.
     unit = jnp.where(noise_stddev > 0, noise_stddev, 1.0)
     level = jnp.clip(noisy / unit, _LOWEST, _EXACT)
-    place = jnp.minimum(background / unit, _EXACT)
-    widest = jnp.maximum(jnp.max(level), 1.0).astype(jnp.float32)
-    order = jnp.argsort(place)
-    size = math.ceil(noisy.size / groups)
-    # The last group is filled up with the last cell.
-    members = order[jnp.minimum(jnp.arange(groups * size), noisy.size - 1)]
-    every = math.ceil(size / _MOST_TO_LEARN_FROM)
+    place = jnp.minimum(background / unit, _EXACT).astype(jnp.float32)
+    nearly, widest = level.astype(jnp.float32), jnp.maximum(jnp.max(level), 1.0)
+    widest = widest.astype(jnp.float32)
+    members = _grouped(place, groups)
 
-    def shrinkage(cells: Int[Array, " size"]) -> Float32[Array, " size"]:
-        of_cells = level[cells].astype(jnp.float32), place[cells].astype(jnp.float32)
-        density, towards = _components(*of_cells, widest)
-        joint = density * _mixture(density[::every])
+    def learnt(cells: Int[Array, " learnt"]) -> Float32[Array, " components"]:
+        density, _ = _components(nearly[cells], place[cells], widest)
+        return _mixture(density)
+
+    weights = jax.lax.map(learnt, members)
+    group = jnp.searchsorted(place[members[1:, 0]], place, side="right")
+
+    def shrinkage(cells: Int[Array, " part"]) -> Float32[Array, " part"]:
+        density, towards = _components(nearly[cells], place[cells], widest)
+        joint = density * weights[group[cells]]
         return (joint * towards).sum(-1) / joint.sum(-1)
 
-    found = jax.lax.map(shrinkage, members.reshape(groups, size)).ravel()
-    by_cell = jnp.zeros_like(noisy).at[members].set(found.astype(noisy.dtype))
-    return jnp.maximum(level - by_cell, 0.0) * unit
+    parts = math.ceil(noisy.size / _AT_ONCE)
+    size = math.ceil(noisy.size / parts)
+    # The last part is filled up with the last cell.
+    cells = jnp.minimum(jnp.arange(parts * size), noisy.size - 1)
+    found = jax.lax.map(shrinkage, cells.reshape(parts, size)).ravel()
+    return jnp.maximum(level - found[: noisy.size].astype(level.dtype), 0.0) * unit
+
+
+def _grouped(
+    place: Float32[Array, " cells"], groups: int
+) -> Int[Array, "groups learnt"]:
+    """Some cells to learn from, in groups of about the same background, in order."""
+    number = min(place.size, groups * _MOST_TO_LEARN_FROM)
+    # Every so many of all, through all columns of all rows.
+    every = place.size // number
+    while math.gcd(every, place.size) > 1:
+        every += 1
+    some = jnp.arange(number) * every % place.size
+    some = some[jnp.argsort(place[some])]
+    size = math.ceil(number / groups)
+    # The last group is filled up with the last cell.
+    filled = jnp.minimum(jnp.arange(groups * size), number - 1)
+    return some[filled].reshape(groups, size)
 
 
 def _components(
