@@ -198,8 +198,10 @@ def test_python_blocks_of_the_readme_run(
     assert blocks
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks))
+    (tmp_path / "people.csv").write_text("age,job,ill\n54,cook,1\n?,spy,0\n")
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(script))
+    np.testing.assert_array_equal(names["X"], [[0, 1, 0, 0], [0, 0, 0, 1]])
     assert names["y_new"]["y"].shape == (1000, 5)
     assert names["result"].privacy.epsilon <= 1.0
     assert names["fit"].privacy.epsilon == names["result"].privacy.epsilon

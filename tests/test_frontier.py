@@ -13,7 +13,10 @@ from sklearn.linear_model import LogisticRegression
 
 from numpyro_vips.accounting import gaussian_delta
 
-MODULES = ("_adassp", "_finished", "_generated_tables", "_one_shot", "frontier")
+MODULES = (
+    *("_adassp", "_finished", "_generated_tables", "_one_shot", "frontier"),
+    "plot_frontier",
+)
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +207,16 @@ def test_records_are_not_measured_again(
         frontier.main()
     assert row() == first
     assert first.startswith("| few rows | 1 |")
+
+
+def test_the_figure_shows_the_tables_of_the_page(modules, repository):
+    plot = modules["plot_frontier"]
+    linear, logistic = (
+        plot.table("Linear regression"),
+        plot.table("Logistic regression"),
+    )
+    assert {epsilon for _, epsilon, _ in linear + logistic} == set(plot.COLOURS)
+    assert len(linear) == 20 and len(logistic) == 12
+    figure = (repository / "docs" / "frontier.svg").read_text("utf-8")
+    assert plot.described(linear, logistic) in figure, "run plot_frontier.py"
+    assert len(figure.encode()) < 60_000
