@@ -24,6 +24,7 @@ import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -244,6 +245,62 @@ def histogram_scores(
     )
     claimed = math.sqrt(len(names)) / step.mechanism.sensitivity() / noise_multiplier
     return absent, present, claimed
+
+
+def reporting_scores(
+    engine: str, count: int, *, noise_multiplier: float, report: str | None = None
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What a step that also reports on rows betrays of one that is clipped, or of one
+    that counts as zero.
+
+    All others count as zero, so that both reports are at work. The adversary knows the
+    one row that may be there, and so by which vector it moves what is released.
+
+    Args:
+      engine: Whose step.
+      count: Number of releases from either data set.
+      noise_multiplier: Of the step.
+      report: The report that the adversary looks at alone, of a canary that it counts;
+        by default all that is released, of one that is clipped.
+
+    Returns:
+      The likelihood ratio's logarithm, up to a constant, without the row and with it,
+      from `count` releases each, and the μ that is claimed.
+    """
+    case = worst_case(engine, nv.FullBatch(), noise_multiplier=noise_multiplier)
+    if report == ZERO_ROWS:
+        case = dataclasses.replace(case, present=np.full_like(case.present, np.nan))
+    vi = dataclasses.replace(case, options={**case.options, "diagnostics": True}).vi()
+
+    def reporting(steps: Sequence[Step]) -> Step:
+        return next(step for step in steps if step.reports)
+
+    step, found = _released(case, vi, reporting, count, noise_multiplier)
+    scales = {block.name: block.scale for block in step.released}
+    assert set(DIAGNOSTICS) < scales.keys() and step.clipping_norm is not None
+    sums = []
+    for rows in (case.absent, case.present):
+        prepared, _ = vi._prepare_fit((rows,), {})
+        (name,) = prepared.arguments.row_shapes()
+        sums.append(
+            prepared.engine.bounded_sum(
+                prepared.engine.initial_state(KEY),
+                {name: rows},
+                np.ones(len(rows), bool),
+                scales=scales,
+                clipping_norm=step.clipping_norm,
+            )
+        )
+    moved = {
+        name: scale**2 * (np.asarray(sums[1][name]) - np.asarray(sums[0][name]))
+        for name, scale in scales.items()
+        if report in (None, name)
+    }
+    absent, present = (
+        np.array([sum(np.sum(moved[n] * r[n]) for n in moved) for r in world])
+        for world in found
+    )
+    return absent, present, 1.0 / noise_multiplier
 
 
 def information_scores(

@@ -27,6 +27,7 @@ from _worst_cases import (
     information_scores,
     one_run,
     pilot_scores,
+    reporting_scores,
     topics_case,
     topics_sum,
     worst_case,
@@ -36,6 +37,7 @@ import numpyro_vips as nv
 from numpyro_vips import accounting
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.fitting import private_step
+from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
@@ -305,6 +307,38 @@ def test_a_histogram_without_noise_is_caught(engine, monkeypatch):
     absent, present, mu = histogram_scores(engine, 200, noise_multiplier=4.0)
     bound = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
     assert bound > epsilon_of_full_batch(mu)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("engine", ENGINES)
+def test_steps_that_report_on_rows_stay_below_their_claim(engine, record_property):
+    absent, present, claimed = reporting_scores(engine, RUNS, noise_multiplier=0.4)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    found = f"mu >= {mu:.3f} (claimed {claimed:.3f})"
+    record_property("audit", f"{engine}, statistics and reports: {found}")
+    assert 0.9 * claimed < mu < claimed
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("name", DIAGNOSTICS)
+def test_a_report_without_noise_is_caught(engine, name, monkeypatch):
+    add_noise = GaussianMechanism.add_noise
+
+    def forgetful(self: Any, sums: Any, rng: Any) -> Any:
+        return {**add_noise(self, sums, rng), name: np.asarray(sums[name])}
+
+    def bound() -> tuple[float, float]:
+        absent, present, mu = reporting_scores(
+            engine, 200, noise_multiplier=4.0, report=name
+        )
+        found = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
+        return found, epsilon_of_full_batch(mu)
+
+    found, claimed = bound()
+    assert found < claimed
+    monkeypatch.setattr(GaussianMechanism, "add_noise", forgetful)
+    found, claimed = bound()
+    assert found > claimed
 
 
 @pytest.mark.audit

@@ -1,5 +1,6 @@
 """Where clipping norms come from: on real rows, for both engines."""
 
+import dataclasses
 import warnings
 from typing import Any
 
@@ -208,6 +209,51 @@ def test_neighbours_differ_by_what_is_stated(engine):
         stated = mechanism.sensitivity(relation)
         assert most <= stated * (1 + 1e-12)
         assert most > 0.99 * stated  # And some neighbours need all of it.
+
+
+@pytest.mark.parametrize("clipping_norm", [0.3, 10.0, 1e6])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_neighbours_differ_by_what_a_reporting_step_states(engine, clipping_norm):
+    """The whole joint vector with its reports, on every pair of neighbours of rows that
+    are clipped, are not, lie at the norm, or count as zero; for both relations."""
+    fit = one_feature(engine)
+    state = fit.engine.initial_state(jax.random.key(0))
+    (step, *_) = (step for step in fit.steps if step.reports)
+    step = dataclasses.replace(step, clipping_norm=clipping_norm, parts=())
+    scales = {block.name: block.scale for block in step.released}
+    assert set(DIAGNOSTICS) < scales.keys()
+    rng = np.random.default_rng(0)
+    sizes = 10.0 ** rng.uniform(-3.0, 12.0, 12)
+    values = np.concatenate([ROWS, -ROWS, sizes * rng.choice([-1.0, 1.0], 12)])
+    values = values.astype(np.float32)
+
+    def joint(values: np.ndarray, mask: Any = True) -> np.ndarray:
+        sums = fit.engine.bounded_sum(
+            state,
+            rows_of(values),
+            np.broadcast_to(mask, len(values)),
+            scales=scales,
+            clipping_norm=clipping_norm,
+        )
+        return np.concatenate([np.ravel(s * sums[name]) for name, s in scales.items()])
+
+    whole, places = joint(values), np.arange(len(values))
+    added = np.array([whole - joint(values, places != place) for place in places])
+    reached = {"add_or_remove": np.max(np.linalg.norm(added, axis=1))}
+    # A row adds the same wherever it stands, which is looked at for some of the pairs.
+    pairs = np.linalg.norm(added[:, None] - added, axis=2)
+    reached["replace_one"] = np.max(pairs)
+    for old, new in np.argwhere(pairs > 0.99 * np.max(pairs))[:6]:
+        replaced = values.copy()
+        replaced[old] = values[new]
+        change = np.linalg.norm(whole - joint(replaced))
+        assert change == pytest.approx(pairs[old, new], rel=1e-6)
+    for relation, most in reached.items():
+        stated = step.mechanism.sensitivity(relation)
+        assert most <= stated * (1 + 1e-9)
+        assert most > 0.97 * stated  # And some neighbours need about all of it.
+    # Without what is priced for the reports it would not be enough.
+    assert reached["add_or_remove"] > clipping_norm * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
