@@ -14,7 +14,11 @@ from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped, without_clipping
 from numpyro_vips.vips.covariates import Covariates
 from numpyro_vips.vips.global_programs import GlobalPrograms
-from numpyro_vips.vips.missing_information import Coordinates, observed
+from numpyro_vips.vips.missing_information import (
+    Coordinates,
+    load_optimizers,
+    observed,
+)
 from numpyro_vips.vips.named_arrays import NewMeans, Sums
 from numpyro_vips.vips.newton_posterior import all_under_noise
 from numpyro_vips.vips.newton_steps import Target
@@ -66,6 +70,8 @@ class Reading:
         self._last: tuple[VipsState, tuple[Unclipped, ObservedSums | None]] | None = (
             None
         )
+        if roles.open:
+            load_optimizers()
 
     def sums_of(self, state: VipsState) -> tuple[Unclipped, ObservedSums | None]:
         """The sums without clipping, and as rows know them; None where not known."""
