@@ -6,14 +6,17 @@ are made, and all arguments twice: a quarter of the time of the tests.
 
 import ast
 import dataclasses
+import functools
 import importlib.abc
 import importlib.machinery
+import inspect
 import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
@@ -23,13 +26,19 @@ _beartype = beartype(
 )
 
 
-def install(packages: Sequence[str], checked: Callable[..., Any]) -> None:
-    """Puts a decorator on what the modules of packages define, from now on.
+def install(packages: Sequence[str], *decorators: Callable[..., Any]) -> None:
+    """Puts decorators on what the modules of packages define, from now on.
 
     On functions and classes of modules, and on methods, closest to the definition for
     functions and last for classes. What functions define inside is left.
     """
-    sys.meta_path.insert(0, _Finder(packages, checked))
+
+    def decorated(definition: Any) -> Any:
+        for decorator in decorators:
+            definition = decorator(definition)
+        return definition
+
+    sys.meta_path.insert(0, _Finder(packages, decorated))
 
 
 def all_of(definition: Any) -> Any:
@@ -59,6 +68,35 @@ def arrays(definition: Any) -> Any:
         return definition
     definition.__annotations__ = annotations
     return _checked(definition)
+
+
+def strict_dtypes(definition: Any) -> Any:
+    """Runs functions where JAX promotes no dtypes, so that they say what they mean.
+
+    An array of integers and one of reals, or two of different precision, then need a
+    cast to be combined. Python's own numbers do not.
+    """
+    return _with_promotion(definition, "strict")
+
+
+def users_dtypes(definition: Any) -> Any:
+    """Runs functions where JAX promotes dtypes as it usually does.
+
+    For those that run the user's model, or NumPyro, which may rely on that.
+    """
+    return _with_promotion(definition, "standard")
+
+
+def _with_promotion(definition: Any, promotion: str) -> Any:
+    if isinstance(definition, type) or inspect.isgeneratorfunction(definition):
+        return definition
+
+    @functools.wraps(definition)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.numpy_dtype_promotion(promotion):
+            return definition(*args, **kwargs)
+
+    return run
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ import threadpoolctl
 # Annotations are checked in these, while tests run and never in use. The hook must be
 # there before a module of theirs is imported. Where users' own values come in, which
 # the package checks itself, only arrays are: those three modules of privacy/ have some.
+# They run where JAX promotes no dtypes, but for those modules that themselves call the
+# user's model or NumPyro: these may rely on it.
 CHECKED = ["numpyro_vips.conjugacy.families"]
 CHECKED_ARRAYS = [
     "numpyro_vips.dpvi",
@@ -25,8 +27,24 @@ CHECKED_ARRAYS = [
     "numpyro_vips.privacy.gaussian_mechanism",
     "numpyro_vips.vips",
 ]
-_checked.install(CHECKED, _checked.all_of)
-_checked.install(CHECKED_ARRAYS, _checked.arrays)
+CALL_NUMPYRO = [
+    "numpyro_vips.dpvi.automatic_guides",
+    "numpyro_vips.dpvi.compiler",
+    "numpyro_vips.dpvi.conjugate_locals",
+    "numpyro_vips.dpvi.elbo",
+    "numpyro_vips.dpvi.engine",
+    "numpyro_vips.dpvi.guides",
+    "numpyro_vips.dpvi.integrated_locals",
+    "numpyro_vips.dpvi.program",
+    "numpyro_vips.dpvi.user_guides",
+    "numpyro_vips.vips.certificate",
+    "numpyro_vips.vips.posterior",
+    "numpyro_vips.vips.row_queries",
+]
+_checked.install(CHECKED, _checked.strict_dtypes, _checked.all_of)
+_checked.install(CHECKED_ARRAYS, _checked.strict_dtypes, _checked.arrays)
+_checked.install(CALL_NUMPYRO, _checked.users_dtypes, _checked.arrays)
+_checked.install(["numpyro_vips.model"], _checked.users_dtypes)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

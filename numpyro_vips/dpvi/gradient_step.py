@@ -58,7 +58,7 @@ def stepped(
     weight = jnp.ones((), program.start.dtype)
     if program.options.averaging is not None:
         averaging = program.options.averaging
-        weight = (averaging + 1) / (averaging + step)
+        weight = (averaging + 1) / (averaging + step.astype(weight.dtype))
     average = jax.tree.map(
         lambda old, new: old + weight * (new - old), state.average, variational
     )

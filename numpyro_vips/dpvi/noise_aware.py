@@ -55,7 +55,7 @@ class RunningScore(NamedTuple):
           place: Where.
           variance: Of the noise in an entry of `gradient`.
         """
-        weight = (POWER + 1.0) / (POWER + step)
+        weight = (POWER + 1.0) / (POWER + jnp.asarray(step, self.variance.dtype))
         return RunningScore(
             self.gradient + weight * (gradient - self.gradient),
             self.place + weight * (place - self.place),

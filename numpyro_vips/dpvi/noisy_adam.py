@@ -81,16 +81,16 @@ def noisy_adam(
             state.second,
             gradient,
         )
-        rate = learning_rate * jnp.minimum(1.0, constant_steps / steps)
+        rate = learning_rate * jnp.minimum(1.0, constant_steps / steps.astype(float))
 
         def step(
             m: Float[Array, "*shape"], v: Float[Array, "*shape"]
         ) -> Float[Array, "*shape"]:
             # Both averages start at zero; dividing makes up for it.
-            m = m / (1 - FIRST_DECAY**steps)
-            v = v / (1 - SECOND_DECAY**steps)
+            m = m / (1 - FIRST_DECAY ** steps.astype(m.dtype))
+            v = v / (1 - SECOND_DECAY ** steps.astype(v.dtype))
             relative = m / jnp.where(v > 0, jnp.sqrt(v), 1.0)
-            return (-rate * jnp.clip(relative, -1.0, 1.0)).astype(m.dtype)
+            return -rate.astype(m.dtype) * jnp.clip(relative, -1.0, 1.0)
 
         moves = jax.tree.map(step, first, second)
         return moves, NoisyAdamState(steps, first, second)

@@ -42,6 +42,8 @@ class Normal(Family):
     name = "Normal"
     statistics = ("x", "xx")
     event_dim = 1
+    is_gaussian = True
+    has_covariances = True
 
     def _mean_and_covariance(self, natural: Moments) -> tuple[Vector, Matrix]:
         precision = -2.0 * symmetric_part(natural["xx"])
@@ -189,7 +191,8 @@ class Normal(Family):
         covariance = parameters["covariance_matrix"]
         scale = jnp.sqrt(jnp.diagonal(covariance, axis1=-2, axis2=-1))[..., None]
         size = covariance.shape[-1]
-        room = size * jnp.finfo(covariance.dtype).eps * jnp.eye(size)
+        room = size * jnp.finfo(covariance.dtype).eps
+        room = room * jnp.eye(size, dtype=covariance.dtype)
         correlation = covariance / scale / jnp.swapaxes(scale, -1, -2)
         return dist.MultivariateNormal(
             parameters["loc"],
@@ -218,6 +221,7 @@ class FactorizedNormal(Normal):
     """
 
     name = "Normal, factorised"
+    has_covariances = False
 
     def _mean_and_variance(self, natural: Moments) -> tuple[Vector, Vector]:
         mean, _ = self._mean_and_covariance(natural)

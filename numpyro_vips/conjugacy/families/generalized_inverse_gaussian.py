@@ -117,13 +117,13 @@ def _trapezoidal_rule(
     points: int | Int[Array, ""],
 ) -> tuple[Float[Array, "*batch"], ...]:
     left, right = _ends(order, alpha)
-    spacing = (left + right) / (points - 1)
+    spacing = (left + right) / (jnp.asarray(points, left.dtype) - 1.0)
 
     # One point after the other: no array has an axis of points.
     def add_point(
         i: Int[Array, ""], sums: tuple[Float[Array, "*batch"], ...]
     ) -> tuple[Float[Array, "*batch"], ...]:
-        x = i * spacing - left
+        x = i.astype(spacing.dtype) * spacing - left
         # 1 + growth would have no digits left of a small ratio.
         growth, ratio = jnp.expm1(x), jnp.exp(x)
         drop = 0.5 * alpha * growth**2 / ratio + order * (growth - x)

@@ -53,7 +53,9 @@ class Wishart(Family):
     def moments(self, natural: Moments) -> NewMoments:
         concentration, rate = self._standard(natural)
         size = rate.shape[-1]
-        halves = 0.5 * (concentration[..., None] - jnp.arange(size))
+        halves = 0.5 * (
+            concentration[..., None] - jnp.arange(size, dtype=concentration.dtype)
+        )
         return {
             "x": concentration[..., None, None]
             * symmetric_part(positive_matrices.inverse(rate)),
