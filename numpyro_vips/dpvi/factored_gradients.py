@@ -22,7 +22,12 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from numpyro_vips.jax_tools.jaxprs import apply_equation, aval_of, evaluate, inlined
+from numpyro_vips.jax_tools.jaxprs import (
+    apply_equation,
+    aval_of,
+    evaluate_and_note,
+    inlined,
+)
 from numpyro_vips.jax_tools.row_sums import in_double
 
 # These move the entries of an array, one to one.
@@ -184,18 +189,23 @@ class FactoredProgram:
         Returns:
           The results, and `AffineUse.others` of every tap.
         """
-        at = {id(self.uses[number].equation): number for number in taps}
-        others: dict[int, tuple[Any, ...]] = {}
+        # A variable is the result of one equation.
+        at = {self.uses[number].equation.outvars[0]: number for number in taps}
 
-        def run(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> Any:
-            number = at.get(id(equation))
+        def run(
+            equation: jex_core.JaxprEqn, operands: Sequence[Any]
+        ) -> tuple[list[Any] | None, list[tuple[int, tuple[Any, ...]]]]:
+            number = at.get(equation.outvars[0]) if equation.outvars else None
             if number is None:
-                return None
+                return None, []
             results = apply_equation(equation, operands)
-            others[number] = self.uses[number].others(operands)
-            return [results[0] + taps[number]]
+            others = self.uses[number].others(operands)
+            return [results[0] + taps[number]], [(number, others)]
 
-        return evaluate(self._program, arguments, run, keep_rules=True), others
+        results, others = evaluate_and_note(
+            self._program, arguments, run, keep_rules=True
+        )
+        return results, dict(others)
 
 
 def _only_use(jaxpr: Any, number: int) -> AffineUse | None:

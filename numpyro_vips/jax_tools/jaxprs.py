@@ -17,6 +17,10 @@ from jax.interpreters import partial_eval
 
 # Returns the results of an equation, or None to have it treated as any other.
 Rule = Callable[[jex_core.JaxprEqn, list[Any]], Sequence[Any] | None]
+# Returns that, and what is to be noted of the equation.
+NotingRule = Callable[
+    [jex_core.JaxprEqn, list[Any]], tuple[Sequence[Any] | None, Sequence[Any]]
+]
 
 # Equations that run the program inside them exactly once, on their own operands, so
 # that they may be replaced by it. Which parameter it is.
@@ -145,7 +149,36 @@ def evaluate(
     Returns:
       The values of the program's outputs.
     """
-    jaxpr = program.jaxpr
+
+    def noting(
+        equation: jex_core.JaxprEqn, operands: list[Any]
+    ) -> tuple[Sequence[Any] | None, Sequence[Any]]:
+        return rule(equation, operands), ()
+
+    values, _ = evaluate_and_note(
+        program, arguments, noting, constant=constant, keep_rules=keep_rules
+    )
+    return values
+
+
+def evaluate_and_note(
+    program: jex_core.ClosedJaxpr,
+    arguments: Iterable[Any],
+    rule: NotingRule,
+    *,
+    constant: Callable[[Any], Any] = lambda array: array,
+    keep_rules: bool = False,
+) -> tuple[list[Any], list[Any]]:
+    """`evaluate`, and what a rule notes of the equations on the way.
+
+    Args:
+      program, arguments, constant, keep_rules: As for `evaluate`.
+      rule: As for `evaluate`, with a second result: the notes of this equation.
+
+    Returns:
+      The values of the program's outputs, and all notes, in the order of the equations.
+    """
+    jaxpr, notes = program.jaxpr, []
     values: dict[Any, Any] = {}
     values.update(zip(jaxpr.constvars, map(constant, program.consts), strict=True))
     values.update(zip(jaxpr.invars, arguments, strict=True))
@@ -156,17 +189,19 @@ def evaluate(
 
     for equation in jaxpr.eqns:
         operands = [read(atom) for atom in equation.invars]
-        results = rule(equation, operands)
+        results, found = rule(equation, operands)
+        notes += found
         if results is None:
             inner = called_program(equation, keep_rules=keep_rules)
             if inner is None:
                 results = apply_equation(equation, operands)
             else:
-                results = evaluate(
+                results, found = evaluate_and_note(
                     inner, operands, rule, constant=constant, keep_rules=keep_rules
                 )
+                notes += found
         values.update(zip(equation.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
+    return [read(atom) for atom in jaxpr.outvars], notes
 
 
 def apply_equation(equation: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:

@@ -1,5 +1,6 @@
 """The model's program on abstract rows: its sites' parameters as a traced function."""
 
+import dataclasses
 import functools
 import linecache
 import traceback
@@ -46,6 +47,14 @@ def abstract_taken_rows(arguments: ModelArguments, count: int) -> dict[str, Any]
     return rows
 
 
+@jax.tree_util.register_static
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Noted:
+    """What a trace returns beside arrays: its messages, its unit plate, structures."""
+
+    found: tuple[dict[str, Any], UnitPlate, dict[str, Distributed]]
+
+
 class Trace:
     """The model's program on `count` abstract rows.
 
@@ -72,23 +81,24 @@ class Trace:
             params = _of_type("param", messages).values()
             return latents, [msg["value"] for msg in params]
 
-        def program(rows: Any, latents: Any) -> dict[str, Any]:
-            self.all_messages, self.unit_plate = self._run(rows, latents=latents)
-            outputs = {}
-            for name, msg in self.messages.items():
-                self.structures[name], outputs[name] = site_outputs(msg)
-            return outputs
+        def program(rows: Any, latents: Any) -> tuple[dict[str, Any], _Noted]:
+            messages, unit_plate = self._run(rows, latents=latents)
+            structures, outputs = {}, {}
+            for name, msg in _of_type("sample", messages).items():
+                structures[name], outputs[name] = site_outputs(msg)
+            return outputs, _Noted((messages, unit_plate, structures))
 
         self.drawn, (latents, _) = _traced(
             lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
         )
-        self.all_messages: dict[str, Any]
-        self.unit_plate: UnitPlate
-        self.structures: dict[str, Distributed] = {}
         self.inputs = (rows, latents)
-        self.closed, self.output_shapes = _traced(
+        self.closed, (self.output_shapes, noted) = _traced(
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
+        self.all_messages: dict[str, Any]
+        self.unit_plate: UnitPlate
+        self.structures: dict[str, Distributed]
+        self.all_messages, self.unit_plate, self.structures = noted.found
         check_row_program(self.closed)
 
     @property

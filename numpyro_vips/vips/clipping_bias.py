@@ -35,11 +35,14 @@ class Bound(NamedTuple):
       scales: Scale of each block of the joint vector that was clipped.
       clipping_norm: Bound on its norm.
       sampling_rate: Expected share of the rows that were in it.
+      release: Number of the release. Of the bounds that a state holds, those with one
+        number are those of one release.
     """
 
     scales: Mapping[str, float]
     clipping_norm: float
     sampling_rate: float = 1.0
+    release: int = 0
 
 
 class Lost(NamedTuple):

@@ -351,11 +351,15 @@ class VipsEngine:
         clipping_norm: float,
         sampling_rate: float,
     ) -> VipsState:
-        """The state that knows how the next release is clipped; see `SeesBounds`."""
+        """The state that knows how rows are clipped for the next release.
+
+        See `fitting.engine.Engine.with_bound`.
+        """
         if COVARIATES in scales:
             return state
         blocks = {s: float(scales[s]) for s in scales if s not in DIAGNOSTICS}
-        bound = Bound(blocks, clipping_norm, sampling_rate)
+        release = 1 + max((b.release for b in state.clipped.values()), default=0)
+        bound = Bound(blocks, clipping_norm, sampling_rate, release)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
 

@@ -58,7 +58,7 @@ class RowSimulation:
         self._sum_of_rows = sum_of_rows
         self._bounds = bounds
         self._num_rows = num_rows
-        self._releases = {id(bound): bound for bound in bounds.values()}.values()
+        self._releases = {bound.release: bound for bound in bounds.values()}
         _, self._size = equal_chunks(num_rows)
         most = _MOST_WITH_LATENTS if has_locals else _MOST_SIMULATED
         wanted = max(_FEWEST_SIMULATED, _SIMULATED * num_rows)
@@ -74,7 +74,7 @@ class RowSimulation:
             for group in range(num_groups):
                 mask = np.arange(self._size) % num_groups == group
                 found = {}
-                for bound in self._releases:
+                for release, bound in self._releases.items():
                     whole, clipped = (
                         self._sum_of_rows(
                             rows,
@@ -85,7 +85,10 @@ class RowSimulation:
                         for norm in (math.inf, bound.clipping_norm)
                     )
                     for name in bound.scales:
-                        if self._bounds.get(name) is bound:
+                        if (
+                            name in self._bounds
+                            and self._bounds[name].release == release
+                        ):
                             found[name] = whole[name], clipped[name]
                 yield found
 

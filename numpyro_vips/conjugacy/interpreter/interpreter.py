@@ -55,7 +55,7 @@ from numpyro_vips.jax_tools.jaxprs import (
     apply_equation,
     aval_of,
     called_program,
-    evaluate,
+    evaluate_and_note,
     scan_sizes,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
@@ -81,14 +81,7 @@ def interpret(
       One value per output, and boolean arrays that are true where a private index into
       a constant lies in range; a row that fails one must count as zero.
     """
-    checks: list[Any] = []
-
-    def rule(eqn: jex_core.JaxprEqn, operands: list[Value]) -> list[Value] | None:
-        results, found = _apply(eqn, operands)
-        checks.extend(found)
-        return results
-
-    return evaluate(closed, inputs, rule, constant=_public), checks
+    return evaluate_and_note(closed, inputs, _apply, constant=_public)
 
 
 def _public(array: Any) -> Constant:
