@@ -334,7 +334,7 @@ class DpviEngine:
         return {name: np.asarray(found[name]) for name in scales}
 
     def compile_update(self, state: DpviState) -> None:
-        """Starts to compile the optimiser's step; see `CompilesAhead`."""
+        """Starts to compile the optimiser's step; see `Engine.compile_update`."""
         blocks = self.blocks("adaptive")
         self._after(state, {b.name: np.zeros(b.shape) for b in blocks}, 1.0, 0.0)
 
@@ -350,6 +350,16 @@ class DpviEngine:
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         _, draws = self.program.draws(state.key, state.step)
         return self._stepped(for_program(state), draws, arrays, step_size, variance)
+
+    def with_bound(
+        self,
+        state: DpviState,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+        sampling_rate: float,
+    ) -> DpviState:
+        """The state as it is: a step's gradients are read as they were released."""
+        return state
 
     def update(
         self,

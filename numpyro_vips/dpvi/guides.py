@@ -227,6 +227,10 @@ class _GuidePosterior(abc.ABC):
         """Mean and standard deviation by site, about: those of draws."""
         return _moments_of(self._public_draws(_MOMENT_DRAWS))
 
+    def weighable(self, rng_key: PRNGKeyArray, count: int) -> None:
+        """None: the guide was fitted to the model's own density."""
+        return None
+
     def problems(self) -> dict[str, str]:
         """By site, why its posterior is none."""
         draws = self._public_draws(_CHECKED_DRAWS)

@@ -4,7 +4,7 @@ Nothing outside of `vips/` and `dpvi/` asks which of the two an engine is.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -146,6 +146,33 @@ class Engine(Protocol):
         """
         ...
 
+    def with_bound(
+        self,
+        state: Any,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+        sampling_rate: float,
+    ) -> Any:
+        """The state before the `update` that gets sums clipped like this.
+
+        An engine may read a release with the bound in mind that rows were clipped to,
+        which is public, like everything in a state; another gives the state back.
+
+        Args:
+          state: The state before the step.
+          scales, clipping_norm: As in `bounded_sum`.
+          sampling_rate: Expected share of the rows that the sums are of.
+        """
+        ...
+
+    def compile_update(self, state: Any) -> None:
+        """Starts to compile what `update` runs, within `compiled_by`.
+
+        Args:
+          state: One whose arrays have the shapes and types that they have later.
+        """
+        ...
+
     def update(
         self,
         state: Any,
@@ -248,43 +275,6 @@ class Engine(Protocol):
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
-        ...
-
-
-@runtime_checkable
-class SeesBounds(Protocol):
-    """An engine that reads a release with the bound in mind that rows were clipped to.
-
-    The bound is public, like everything in a state.
-    """
-
-    def with_bound(
-        self,
-        state: Any,
-        scales: Mapping[str, float],
-        clipping_norm: float,
-        sampling_rate: float,
-    ) -> Any:
-        """The state before the `update` that gets sums clipped like this.
-
-        Args:
-          state: The state before the step.
-          scales, clipping_norm: As in `Engine.bounded_sum`.
-          sampling_rate: Expected share of the rows that the sums are of.
-        """
-        ...
-
-
-@runtime_checkable
-class CompilesAhead(Protocol):
-    """An engine that can compile what `update` runs before there are any sums."""
-
-    def compile_update(self, state: Any) -> None:
-        """Starts to compile it, within `compiled_by`.
-
-        Args:
-          state: One whose arrays have the shapes and types that they have later.
-        """
         ...
 
 

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from numpyro_vips.fitting.engine import CompilesAhead, Engine, SeesBounds
+from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.reducer import Batch, Reducer
 from numpyro_vips.fitting.schedule import Step
@@ -135,8 +135,8 @@ def update(
 
 
 def _with_bound(engine: Engine, step: Step, state: Any) -> Any:
-    """The state of an engine that reads releases with their bound in mind."""
-    if not isinstance(engine, SeesBounds) or step.clipping_norm is None:
+    """The state that knows how a step's rows are clipped, if they are."""
+    if step.clipping_norm is None:
         return state
     scales = {block.name: block.scale for block in step.blocks}
     return engine.with_bound(state, scales, step.clipping_norm, step.sampling.rate)
@@ -182,7 +182,7 @@ def rehearse(
 
     with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
         with compiled_by(pool):
-            if kinds and isinstance(engine, CompilesAhead):
+            if kinds:
                 engine.compile_update(state)
             for (*_, size), step in kinds.items():
                 sums_of_zeros(step, size, state)

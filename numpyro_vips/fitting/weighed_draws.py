@@ -22,7 +22,6 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.result import Posterior
-from numpyro_vips.vips.posterior import ConjugatePosterior
 
 # The tails of draws of many latents never match, wherever their means are.
 MOST_GLOBALS = 20
@@ -57,13 +56,11 @@ def weighed_draws(
     Returns:
       `pareto_k` and `log_ratio_stddev` of the draws, `moved` and `widened`, by site how
       far its mean would move and its standard deviation grow at most, and `warnings`.
-      Nothing if it is no conjugate posterior, if there are too many globals or rows, no
+      Nothing if it has no draws to weigh, if there are too many globals or rows, no
       latents of this kind, or latents that nothing integrates out.
     """
     own = [site.name for site in graph.latents("local") if not site.is_discrete]
-    if not isinstance(posterior, ConjugatePosterior) or not own:
-        return {}
-    if graph.params or arguments.num_rows > MOST_ROWS:
+    if not own or graph.params or arguments.num_rows > MOST_ROWS:
         return {}
     try:
         # Nothing of DPVI but the density is asked for.
@@ -74,7 +71,10 @@ def weighed_draws(
         return {}
     rng_key = threefry_key(0)
     with jax.enable_x64(True):
-        draws, log_q = posterior.weighable(rng_key, _MOST_DRAWS)
+        found = posterior.weighable(rng_key, _MOST_DRAWS)
+        if found is None:
+            return {}
+        draws, log_q = found
         points, log_volumes = engine.unconstrained(draws)
     log_q, points = np.asarray(log_q), np.asarray(points)
     if not np.all(np.isfinite(points)):

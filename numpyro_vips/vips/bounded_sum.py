@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
@@ -222,16 +221,16 @@ def _num_states(program: ConjugateProgram) -> int:
     Which component of a mixture a row belongs to depends on the globals, and at those
     that a fit starts from a component may have next to no rows.
     """
-    most = max((family.num_states for _, family in _single_labels(program)), default=0)
+    most = max((number for _, number in _single_labels(program)), default=0)
     return most if most <= _MOST_STATES else 0
 
 
-def _single_labels(program: ConjugateProgram) -> list[tuple[str, Categorical]]:
-    """The factors of discrete latents of which a row has one, and their families."""
+def _single_labels(program: ConjugateProgram) -> list[tuple[str, int]]:
+    """The factors of discrete latents of which a row has one, and how many states."""
     return [
-        (factor.name, factor.family)
+        (factor.name, factor.family.num_states)
         for factor in program.structure.posterior_factors_of("local")
-        if isinstance(factor.family, Categorical) and math.prod(factor.shape) == 1
+        if factor.family.num_states is not None and math.prod(factor.shape) == 1
     ]
 
 
@@ -245,9 +244,9 @@ def _in_state(
     if state is None:
         return moments
     found = dict(moments)
-    for name, family in _single_labels(program):
+    for name, number in _single_labels(program):
         mine = moments[name]["is"]
-        here = jnp.minimum(state, jnp.int32(family.num_states - 1))
+        here = jnp.minimum(state, jnp.int32(number - 1))
         one = jnp.arange(mine.shape[-1], dtype=jnp.int32) == here
         one = jnp.broadcast_to(one, mine.shape).astype(mine.dtype)
         found[name] = {"is": one}

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from numpyro_vips.conjugacy.families.logistic_auxiliaries import PolyaGamma, Tangent
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
@@ -79,11 +78,11 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
 def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
     """What a bound does to latents of single rows; those of globals are tight."""
     latents = program.structure.latents
-    logistic = (PolyaGamma.name, Tangent.name)
     bounded: set[str] = set()
     for term in program.row_terms:
         together = [latents[name] for name in {a.latent for a in term.atoms}]
-        if any(x.role == "local" and x.family in logistic for x in together):
+        local = [known_family(x) for x in together if x.role == "local"]
+        if any(family is not None and family.bounds_logits for family in local):
             bounded |= {x.name for x in together if x.family is None}
     own = [x.name for x in latents.values() if x.name in bounded]
     own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]

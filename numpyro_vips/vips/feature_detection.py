@@ -28,7 +28,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     is_public,
     range_of,
 )
-from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.expectations import moment_operands
@@ -78,7 +77,7 @@ def _candidates(
         for latent, *_ in statistic.atoms
     }
     # Of numbers whose squares are these numbers others would not be.
-    if layout is None or type(factor.family) is not Normal:
+    if layout is None or not factor.family.has_covariances:
         return
     if repeats.intersection(factor.latents):
         return

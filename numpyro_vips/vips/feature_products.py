@@ -34,7 +34,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     labels_of,
     range_of,
 )
-from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
@@ -78,7 +77,7 @@ def with_own_products(
     """
     factor = structure.posterior_factors[name]
     layout = factor.layout
-    if layout is None or layout.batch_shape or type(factor.family) is not Normal:
+    if layout is None or layout.batch_shape or not factor.family.has_covariances:
         return None
     of_rows = [density for density in log_joint.densities if density.is_row]
     before = [

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips import m_step
@@ -197,7 +196,7 @@ class GlobalPrograms:
             if structure.latents[group.latents[0]].family is not None:
                 continue  # An auxiliary variable is no part of the user's posterior.
             factor: dict[str, Any] = {"name": group.name, "family": group.family.name}
-            if isinstance(group.family, Categorical):
+            if group.family.num_states is not None:
                 factor["num_states"] = group.family.num_states
             if group.layout is not None:
                 factor["layout"] = group.layout.to_dict()

@@ -23,7 +23,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     same_constant,
     same_labels,
 )
-from numpyro_vips.conjugacy.families.dirichlet import Categorical
 from numpyro_vips.conjugacy.families.family import NewMoments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
@@ -110,10 +109,7 @@ def with_shared_message(
 ) -> SharedMessage | None:
     """The factor as a `SharedMessage` coordinate, if its messages lack some axis."""
     structure = given.structure
-    if (
-        not isinstance(posterior_factor.family, Categorical)
-        or len(posterior_factor.shape) == 0
-    ):
+    if posterior_factor.family.num_states is None or len(posterior_factor.shape) == 0:
         return None
     if any(sum(a.latent == posterior_factor.name for a in t.atoms) != 1 for t in terms):
         return None

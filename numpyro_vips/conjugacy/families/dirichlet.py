@@ -174,7 +174,11 @@ class Categorical(Family):
     moment_range: ClassVar[Interval] = (0.0, 1.0)
 
     def __init__(self, num_states: int) -> None:
-        self.num_states = num_states
+        self._num_states = num_states
+
+    @property
+    def num_states(self) -> int:
+        return self._num_states
 
     def moments(self, natural: Vectors) -> NewVectors:
         return {"is": jax.nn.softmax(natural["is"], axis=-1)}
@@ -190,6 +194,10 @@ class Categorical(Family):
 
     def project(self, prior: Vectors, data: Vectors, noise: Vectors) -> NewVectors:
         return {"is": prior["is"] + data["is"]}
+
+    def widened(self, data: Vectors, noise: Vectors) -> NewVectors:
+        """The share as it is: noise in log probabilities is not read."""
+        return dict(data)
 
     def neutral(self, shape: Shape) -> NewVectors:
         return {"is": jnp.zeros((*shape, self.num_states))}

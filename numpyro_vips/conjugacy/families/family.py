@@ -64,6 +64,9 @@ class Family(abc.ABC):
         Sensitivities rest on it, so it holds of what `moments` returns for any natural
         parameters, also for those that no member has: an expected square of large
         numbers may come out negative. What is not a number counts as nothing.
+      is_gaussian: Several latents of this family may share one block.
+      has_covariances: The coordinates of such a block may be correlated, so that the
+        family holds whatever coordinates they are given in.
     """
 
     name: ClassVar[str]
@@ -75,6 +78,16 @@ class Family(abc.ABC):
     is_tangent: ClassVar[bool] = False
     bounds_logits: ClassVar[bool] = False
     moment_range: ClassVar[Interval] = (-math.inf, math.inf)
+    is_gaussian: ClassVar[bool] = False
+    has_covariances: ClassVar[bool] = False
+
+    @property
+    def num_states(self) -> int | None:
+        """How many states one discrete latent has: 0, 1, ...
+
+        None of other families, and of several latents jointly.
+        """
+        return None
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -157,6 +170,7 @@ class Family(abc.ABC):
             lambda: self.project(nothing, data, noise),
         )
 
+    @abc.abstractmethod
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
         """The rows' share of a posterior that knows of the noise in it.
 
@@ -169,8 +183,6 @@ class Family(abc.ABC):
           noise: Standard deviations of the noise in it, entry by entry. Without noise
             the share comes back unchanged.
         """
-        del noise  # A family that leaves this out reads the share as it is.
-        return dict(data)
 
     def share_under_noise(
         self, prior: Moments, data: Moments, noise: Moments

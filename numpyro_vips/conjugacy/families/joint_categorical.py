@@ -119,6 +119,10 @@ class JointCategorical(Family):
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         return {statistic: prior[statistic] + data[statistic] for statistic in prior}
 
+    def widened(self, data: Moments, noise: Moments) -> NewMoments:
+        """The share as it is: rows keep these latents, and no noise is in it."""
+        return dict(data)
+
     def neutral(self, shape: Shape) -> NewMoments:
         return {s: jnp.zeros(of) for s, of in self.moment_shapes(shape).items()}
 

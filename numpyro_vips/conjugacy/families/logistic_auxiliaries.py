@@ -60,6 +60,10 @@ class PolyaGamma(Family):
     ) -> NewElementwise:
         return {"x": prior["x"] + jnp.minimum(data["x"], 0.0)}
 
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        """The share as it is: it is never released, and no noise is in it."""
+        return dict(data)
+
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.zeros(shape)}
 
@@ -111,6 +115,10 @@ class Tangent(Family):
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
         return {"x": prior["x"] + data["x"]}
+
+    def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        """The share as it is: it is never released, and no noise is in it."""
+        return dict(data)
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"x": jnp.zeros(shape)}

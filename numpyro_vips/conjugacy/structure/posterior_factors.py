@@ -55,7 +55,7 @@ def find_posterior_factors(
 ) -> dict[str, PosteriorFactor]:
     """The posterior factors of all latents, by name, from the terms in which they
     meet."""
-    gaussian = [n for n in latents if isinstance(chosen[n], Normal)]
+    gaussian = [n for n in latents if chosen[n].is_gaussian]
     pairs = _gaussian_pairs(terms, set(gaussian), latents)
     apart = _kept_apart(terms, set(gaussian), latents)
     factors: dict[str, PosteriorFactor] = {}
