@@ -91,12 +91,14 @@ def _with_promotion(definition: Any, promotion: str) -> Any:
     if isinstance(definition, type) or inspect.isgeneratorfunction(definition):
         return definition
 
-    @functools.wraps(definition)
     def run(*args: Any, **kwargs: Any) -> Any:
         with jax.numpy_dtype_promotion(promotion):
             return definition(*args, **kwargs)
 
-    return run
+    # Under the module's own name: lines of the user's are those of other modules.
+    module = {**globals(), "__name__": definition.__module__}
+    named = types.FunctionType(run.__code__, module, closure=run.__closure__)
+    return functools.update_wrapper(named, definition)
 
 
 def _checked(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,7 +17,8 @@ import threadpoolctl
 # there before a module of theirs is imported. Where users' own values come in, which
 # the package checks itself, only arrays are: those three modules of privacy/ have some.
 # They run where JAX promotes no dtypes, but for those modules that themselves call the
-# user's model or NumPyro: these may rely on it.
+# user's model or NumPyro: these may rely on it. So may what reads a model's program,
+# whose equations have the dtypes that the user gave them.
 CHECKED = ["numpyro_vips.conjugacy.families"]
 CHECKED_ARRAYS = [
     "numpyro_vips.dpvi",
@@ -26,6 +27,13 @@ CHECKED_ARRAYS = [
     "numpyro_vips.privacy.exact_gaussian",
     "numpyro_vips.privacy.gaussian_mechanism",
     "numpyro_vips.vips",
+]
+READ_MODELS = [
+    "numpyro_vips.conjugacy.algebra",
+    "numpyro_vips.conjugacy.densities",
+    "numpyro_vips.conjugacy.interpreter",
+    "numpyro_vips.conjugacy.structure",
+    "numpyro_vips.model",
 ]
 CALL_NUMPYRO = [
     "numpyro_vips.dpvi.automatic_guides",
@@ -44,7 +52,7 @@ CALL_NUMPYRO = [
 _checked.install(CHECKED, _checked.strict_dtypes, _checked.all_of)
 _checked.install(CHECKED_ARRAYS, _checked.strict_dtypes, _checked.arrays)
 _checked.install(CALL_NUMPYRO, _checked.users_dtypes, _checked.arrays)
-_checked.install(["numpyro_vips.model"], _checked.users_dtypes)
+_checked.install(READ_MODELS, _checked.users_dtypes)
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"

@@ -13,14 +13,14 @@ from jaxtyping import Array, Float
 
 from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
-from numpyro_vips.dpvi.full_batch import LogJoint
+from numpyro_vips.dpvi.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
-from numpyro_vips.dpvi.program import DpviOptions, DpviProgram, unconstrained_params
+from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
 from numpyro_vips.dpvi.public_ranges import public_ranges
-from numpyro_vips.dpvi.row_gradients import Released, RowGradients
+from numpyro_vips.dpvi.row_gradients import ReleasedLeaves, RowGradients
 from numpyro_vips.dpvi.row_information import Point, has_edges
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
@@ -52,16 +52,16 @@ class CompiledModel:
 
     program: DpviProgram
     read: tuple[str, ...]
-    released: tuple[Released, ...]
+    released: tuple[ReleasedLeaves, ...]
     row_gradients: RowGradients
     noise_aware: NoiseAware | None
-    log_joint: LogJoint
+    log_joint: FullBatchDensity
 
 
 def compile_model(
     graph: ModelGraph,
     guide: Family | Callable[..., Any],
-    options: DpviOptions,
+    options: ProgramOptions,
     *,
     local_steps: int | None,
 ) -> CompiledModel:
@@ -160,7 +160,7 @@ def compile_model(
         released=tuple(released),
         row_gradients=row_gradients,
         noise_aware=_noise_aware(program, traced, read.size),
-        log_joint=LogJoint(
+        log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
             space,
@@ -188,12 +188,12 @@ def _sites(
     return sites, centres, scales
 
 
-def _has_units(graph: ModelGraph, guide: Any, options: DpviOptions) -> bool:
+def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
     """Whether globals are in units of how far their steps go.
 
     Rows' gradients are clipped, and get their noise, in these: a mean whose prior has a
     standard deviation of 50 would be hidden by what its scale adds. Networks stay as
-    they are, for a matrix that is scaled is no longer one that is told by its inputs
+    they are, for a matrix that is scaled is no longer one that is known from its inputs
     and outputs (`factored_gradients.py`).
     """
     return (
@@ -206,7 +206,7 @@ def _has_units(graph: ModelGraph, guide: Any, options: DpviOptions) -> bool:
 
 def _released(
     program: DpviProgram, read: Sequence[str], reads_param: Any
-) -> list[Released]:
+) -> list[ReleasedLeaves]:
     """What a step releases.
 
     Args:
@@ -236,14 +236,16 @@ def _released(
         elif next(reads):
             keys = (jax.tree_util.keystr((k,), simple=True) for k in path[1:])
             block = Block(name="param " + "/".join(keys), shape=array.shape)
-            released.append(Released(block, (leaf,)))
+            released.append(ReleasedLeaves(block, (leaf,)))
     if not num_read:
         return released
     if program.perturbs_location:
         leaves = tuple(leaf_of[name][0] for name in read)
-        return [Released(Block(name="loc", shape=(num_read,)), leaves), *released]
+        return [ReleasedLeaves(Block(name="loc", shape=(num_read,)), leaves), *released]
     of_guide = [
-        Released(Block(name=name, shape=(num_read, *shape[1:])), (leaf,), num_read)
+        ReleasedLeaves(
+            Block(name=name, shape=(num_read, *shape[1:])), (leaf,), num_read
+        )
         for name, (leaf, shape) in leaf_of.items()
     ]
     return [*of_guide, *released]

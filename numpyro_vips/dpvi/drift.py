@@ -22,16 +22,16 @@ _FEWEST_BLOCKS = 4
 _FEWEST_STEPS = 4
 
 
-class Block(NamedTuple):
+class IterateSums(NamedTuple):
     """Sums over some iterates, of them and of their squares."""
 
     number: int
     total: Float64[np.ndarray, " size"]
     squares: Float64[np.ndarray, " size"]
 
-    def joined(self, other: "Block") -> "Block":
+    def joined(self, other: "IterateSums") -> "IterateSums":
         """The sums over the iterates of both."""
-        return Block(
+        return IterateSums(
             self.number + other.number,
             self.total + other.total,
             self.squares + other.squares,
@@ -50,8 +50,8 @@ class Drift(NamedTuple):
 
     origin: Float64[np.ndarray, " size"]
     length: int
-    blocks: tuple[Block, ...]
-    open: Block
+    blocks: tuple[IterateSums, ...]
+    open: IterateSums
 
     @classmethod
     def of(cls, origin: Float64[np.ndarray, " size"]) -> "Drift":
@@ -61,7 +61,7 @@ class Drift(NamedTuple):
     def with_iterate(self, iterate: Float64[np.ndarray, " size"]) -> "Drift":
         """One more."""
         away = iterate - self.origin
-        block = self.open.joined(Block(1, away, away**2))
+        block = self.open.joined(IterateSums(1, away, away**2))
         if block.number < self.length:
             return self._replace(open=block)
         length, blocks = self.length, (*self.blocks, block)
@@ -97,8 +97,8 @@ class Drift(NamedTuple):
         return np.mean(variances, axis=0) * self.length / max(1, self.length - 1)
 
 
-def _empty(like: Float64[np.ndarray, " size"]) -> Block:
-    return Block(0, np.zeros_like(like), np.zeros_like(like))
+def _empty(like: Float64[np.ndarray, " size"]) -> IterateSums:
+    return IterateSums(0, np.zeros_like(like), np.zeros_like(like))
 
 
 # Of iterates that fluctuate without privacy, after Dhaka et al. (2020).

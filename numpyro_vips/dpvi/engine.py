@@ -59,10 +59,10 @@ from numpyro_vips.dpvi.iterates import (
     with_drift,
 )
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
-from numpyro_vips.dpvi.program import DpviOptions, Perturb
+from numpyro_vips.dpvi.program import Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
 from numpyro_vips.dpvi.score_likelihood import NoiseAwareNormal
-from numpyro_vips.dpvi.variational_newton import Normal, Target
+from numpyro_vips.dpvi.variational_newton import Target, VectorNormal
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
@@ -179,7 +179,7 @@ class DpviEngine:
         )
         if guide is None:
             guide = "full_rank" if takes_newton_steps else "mean_field"
-        options = DpviOptions(
+        options = ProgramOptions(
             num_particles=num_particles,
             perturb=perturb,
             averaging=averaging,
@@ -522,7 +522,7 @@ class DpviEngine:
     def log_joint(
         self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
     ) -> tuple[Target, int]:
-        """See `full_batch.LogJoint.with_rows`; only where rows may be looked at."""
+        """See `FullBatchDensity.with_rows`; only where rows may be looked at."""
         return self.compiled.log_joint.with_rows(arguments, tried)
 
     def _newton_states(
@@ -552,13 +552,13 @@ class DpviEngine:
 
     def _newton_starts(
         self, loc: Float[Array, " size"], rng: np.random.Generator
-    ) -> list[Normal]:
+    ) -> list[VectorNormal]:
         """Narrow Normals at a place, and as far from it as the prior is wide."""
         centre = np.asarray(loc, np.float64)
         scale = self.program.prior_scale
         tril = np.diag(LARGEST_SCALE * scale)
         others = rng.normal(size=(NUM_STARTS - 1, len(centre)))
-        return [Normal(at, tril) for at in (centre, *(centre + scale * others))]
+        return [VectorNormal(at, tril) for at in (centre, *(centre + scale * others))]
 
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate."""
@@ -582,7 +582,7 @@ class DpviEngine:
             return None
         assert state.score is not None
         arrays = state.average.guide
-        start = Normal(
+        start = VectorNormal(
             np.asarray(arrays["loc"], np.float64),
             np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
         )

@@ -36,7 +36,7 @@ RowDensity = Callable[
 ]
 
 
-class LogJoint:
+class FullBatchDensity:
     """The globals' log joint density with any rows, on their unconstrained space."""
 
     def __init__(

@@ -188,7 +188,7 @@ def _points_from(named: Mapping[str, Float[Array, "..."]]) -> dict[str, Any]:
     return points
 
 
-# Draws that are looked at before a posterior is handed out, and those that tell what
+# Draws that are looked at before a posterior is handed out, and those that show what
 # mean and standard deviation about are.
 _CHECKED_DRAWS = 16
 _MOMENT_DRAWS = 200
@@ -245,7 +245,7 @@ class _GuidePosterior(abc.ABC):
             }
 
     def _public_draws(self, number: int) -> Mapping[str, Any]:
-        """The same draws in every fit, for what is told of the posterior."""
+        """The same draws in every fit, for what is said of the posterior."""
         key = threefry_key(0)
         try:  # In NumPy, which compiles nothing.
             return evaluate_in_double(lambda key: self.sample(key, (number,)), key)

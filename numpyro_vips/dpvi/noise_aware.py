@@ -22,7 +22,7 @@ from numpyro_vips.dpvi.score_likelihood import (
     Score,
     normal_of,
 )
-from numpyro_vips.dpvi.variational_newton import Normal, in_batches
+from numpyro_vips.dpvi.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.noisy_information import Information
@@ -117,7 +117,7 @@ class NoiseAware:
         self,
         score: RunningScore,
         information: Information,
-        start: Normal,
+        start: VectorNormal,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.

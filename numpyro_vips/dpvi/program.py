@@ -36,7 +36,7 @@ Draws = Shaped[Array, "particles ..."]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DpviOptions:
+class ProgramOptions:
     """The settings of a fit, each as `DpviEngine` describes it.
 
     Attributes:
@@ -79,7 +79,7 @@ class DpviProgram:
     """
 
     graph: ModelGraph
-    options: DpviOptions
+    options: ProgramOptions
     space: UnconstrainedSpace
     start: Float[Array, " size"]
     prior_scale: Float[np.ndarray, " size"]

@@ -38,7 +38,7 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 _MOST_GRADIENT_NUMBERS = 2**23
 
 
-class Released(NamedTuple):
+class ReleasedLeaves(NamedTuple):
     """A released block: which leaves of the tree that gradients are taken in.
 
     `length` is how many leading entries of its one leaf are released. None for all of
@@ -119,7 +119,7 @@ class RowGradients:
     def __init__(
         self,
         program: jex_core.ClosedJaxpr,
-        released: Sequence[Released],
+        released: Sequence[ReleasedLeaves],
         *,
         num_particles: int,
         arguments: Callable[[Any, Array], tuple[Any, Any]] | None = None,

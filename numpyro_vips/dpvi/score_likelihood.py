@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.dpvi.variational_newton import Draws, Normal, Target, ascend
+from numpyro_vips.dpvi.variational_newton import Draws, Target, VectorNormal, ascend
 from numpyro_vips.vips.noisy_information import (
     Information,
     known_precision,
@@ -62,7 +62,7 @@ class NoiseAwareNormal(NamedTuple):
       data_stddev: What its standard deviations would be without noise.
     """
 
-    normal: Normal
+    normal: VectorNormal
     data_stddev: Float64[np.ndarray, " size"]
 
 
@@ -70,7 +70,7 @@ def normal_of(
     score: Score,
     information: Information,
     log_prior: Target,
-    start: Normal,
+    start: VectorNormal,
     prior_stddev: Float64[np.ndarray, " size"],
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.

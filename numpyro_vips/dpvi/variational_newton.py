@@ -54,7 +54,7 @@ _CONTRACTION = 0.7
 _SHORTEST_LIMIT = 0.125
 
 
-class Normal(NamedTuple):
+class VectorNormal(NamedTuple):
     """A Normal distribution.
 
     Attributes:
@@ -123,7 +123,7 @@ class Iterate(NamedTuple):
         precision as a share, whichever is more.
     """
 
-    normal: Normal
+    normal: VectorNormal
     elbo: float
     moved: float
 
@@ -135,7 +135,7 @@ class Iterate(NamedTuple):
 
 def ascend(
     target: Target,
-    start: Normal,
+    start: VectorNormal,
     draws: Draws,
     *,
     diagonal: bool = False,
@@ -193,7 +193,7 @@ _MOST_NARROWINGS = 8
 
 
 def _curvature(
-    target: Target, q: Normal, bases: Float64[np.ndarray, "bases size"]
+    target: Target, q: VectorNormal, bases: Float64[np.ndarray, "bases size"]
 ) -> Float64[np.ndarray, "size size"]:
     """The mean of -∇²f over some draws, in coordinates in which q is standard."""
     count, size = bases.shape
@@ -269,9 +269,9 @@ class _Step:
             gain=float(slope @ direction + 0.5 * np.sum(abs(precisions - 1.0))),
         )
 
-    def taken(self, q: Normal, length: float) -> Normal:
+    def taken(self, q: VectorNormal, length: float) -> VectorNormal:
         precisions = (1.0 - length) + length * self.precisions
         # A lower triangular root of the covariance, without squaring it.
         root: Any = np.linalg.qr((self.axes / np.sqrt(precisions)).T, mode="r")
         root = root.T * np.sign(np.diag(root))
-        return Normal(q.loc + length * (q.tril @ self.direction), q.tril @ root)
+        return VectorNormal(q.loc + length * (q.tril @ self.direction), q.tril @ root)

@@ -16,8 +16,8 @@ from jaxtyping import Float64
 from numpyro_vips.dpvi.importance_ratios import LARGEST_GOOD_SHAPE, pareto_shape
 from numpyro_vips.dpvi.variational_newton import (
     Draws,
-    Normal,
     Target,
+    VectorNormal,
     ascend,
 )
 
@@ -53,14 +53,14 @@ class Fit(NamedTuple):
       diagnostics: See `result.diagnostics`; None while it goes on.
     """
 
-    normal: Normal
+    normal: VectorNormal
     num_steps: int
     diagnostics: dict[str, Any] | None = None
 
 
 def fit_normal(
     target: Target,
-    starts: Sequence[Normal],
+    starts: Sequence[VectorNormal],
     rng: np.random.Generator,
     *,
     diagonal: bool = False,
@@ -107,7 +107,9 @@ def fit_normal(
     yield Fit(q, num_steps, with_warnings(diagnostics | {"converged": converged}))
 
 
-def _explored(target: Target, start: Normal, draws: Draws, *, diagonal: bool) -> Normal:
+def _explored(
+    target: Target, start: VectorNormal, draws: Draws, *, diagonal: bool
+) -> VectorNormal:
     """Where a start leads."""
     last = start
     steps = ascend(
@@ -122,10 +124,10 @@ def _explored(target: Target, start: Normal, draws: Draws, *, diagonal: bool) ->
 
 def _best(
     target: Target,
-    tried: Sequence[Normal],
+    tried: Sequence[VectorNormal],
     rng: np.random.Generator,
     most_points: int,
-) -> Normal:
+) -> VectorNormal:
     """The one with the largest ELBO at draws that none of them was fitted to.
 
     At its own few draws a Normal of many coordinates may be 60 nats better than it is.
@@ -133,14 +135,14 @@ def _best(
     count = int(np.clip(most_points, _DRAWS, _FEWEST_FRESH_DRAWS))
     draws = rng.normal(size=(count, len(tried[0].loc)))
 
-    def elbo(q: Normal) -> float:
+    def elbo(q: VectorNormal) -> float:
         found = float(np.mean(target(q.at(draws))[0])) + q.entropy
         return found if math.isfinite(found) else -math.inf
 
     return max(tried, key=elbo)
 
 
-def _distance(one: Normal, other: Normal) -> float:
+def _distance(one: VectorNormal, other: VectorNormal) -> float:
     """How far apart two Normals are: means, and variances as a share of them."""
     scale = np.sqrt(np.sum(other.tril**2, axis=1))
     ratio = np.sqrt(np.sum(one.tril**2, axis=1)) / scale
@@ -149,7 +151,7 @@ def _distance(one: Normal, other: Normal) -> float:
 
 
 def _diagnostics(
-    target: Target, q: Normal, draws: Float64[np.ndarray, "draws size"]
+    target: Target, q: VectorNormal, draws: Float64[np.ndarray, "draws size"]
 ) -> dict[str, Any]:
     """What draws say that the posterior was not fitted to."""
     values, _ = target(q.at(draws))

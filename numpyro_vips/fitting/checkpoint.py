@@ -23,24 +23,21 @@ import io
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import filelock
-import numpy as np
 
 from numpyro_vips.fitting.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.pricing import PricedSteps
-from numpyro_vips.fitting.reducer import Reducer
+from numpyro_vips.fitting.reducer import Reducer, Released
 from numpyro_vips.fitting.schedule import Step, events_of
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.ledger_file import replace_file
 from numpyro_vips.privacy.secure_random import fresh_key, sealed
 
 _FORMAT = "numpyro_vips checkpoint 1"
-
-Released = Mapping[str, np.ndarray]
 
 
 class Checkpoint:

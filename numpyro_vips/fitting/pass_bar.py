@@ -8,7 +8,7 @@ from tqdm.auto import tqdm
 # Passes that take fewer seconds have no bar.
 _DELAY = 2.0
 
-# Is told how many rows are done, of how many; both are public.
+# Gets how many rows are done, of how many; both are public.
 OnRows = Callable[[int, int], None]
 
 

@@ -63,7 +63,7 @@ def release(
       step: What is released.
       random: Draws rows and noise.
       max_batch_size: Most rows that are worked on at a time.
-      on_rows: Is told after each chunk how many rows are done, as is public.
+      on_rows: Called after each chunk with how many rows are done, as is public.
       reducer: Where the batch is summed; by default in this process.
 
     Returns:

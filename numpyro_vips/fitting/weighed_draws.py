@@ -1,6 +1,6 @@
 """Whether a conjugate posterior stands for the model's own, where rows may be seen.
 
-Coordinate ascent ends at the best posterior of its kind, and nothing in it tells how
+Coordinate ascent ends at the best posterior of its kind, and nothing in it says how
 good that is: its factors are independent, and some densities are only bounded. Here
 draws of it are weighed by the model's own density, with the latents of single rows
 integrated out as DPVI does, and the weighted draws say where the means are (importance

@@ -111,7 +111,7 @@ def has_length(shape: tuple[int, ...], num_rows: int) -> bool:
 def unnamed(
     constants: list[Array], named: Mapping[str, Array], arguments: Declared
 ) -> dict[str, np.ndarray]:
-    """The constants that are told neither by `named` nor by the arguments, by a name.
+    """The constants that are known neither by `named` nor by the arguments, by a name.
 
     Zeros, ones and other arrays without information are left out.
     """

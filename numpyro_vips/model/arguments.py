@@ -41,11 +41,11 @@ from numpyro_vips.model.sparse_rows import SparseRows, keep_largest
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.rows.array_rows import ArrayRows
 from numpyro_vips.rows.reading import Selection, cannot_be_drawn_from
-from numpyro_vips.rows.source import Column, RowSource, columns
+from numpyro_vips.rows.source import RowSource, SourceColumn, columns
 from numpyro_vips.schema.encoded_rows import EncodedRows
 from numpyro_vips.schema.encoding import Encoding
 
-Constant = int | float | complex | str | bool | None
+PlainValue = int | float | complex | str | bool | None
 
 _TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
 
@@ -84,7 +84,7 @@ class ModelArguments:
     num_rows_declared: bool
     private: Mapping[str, PrivateLeaf]
     public: Mapping[str, np.ndarray]
-    constants: Mapping[str, Constant]
+    constants: Mapping[str, PlainValue]
     positional: tuple[Any, ...]
     keywords: Mapping[str, Any]
     widths: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -371,7 +371,7 @@ class _Sorter:
         self.public_names = public_names
         self.private: dict[str, PrivateLeaf] = {}
         self.public: dict[str, np.ndarray] = {}
-        self.constants: dict[str, Constant] = {}
+        self.constants: dict[str, PlainValue] = {}
         self.encodings: dict[str, Encoding] = {}
         self.seen: list[str] = []  # Every argument, container and leaf.
 
@@ -413,7 +413,7 @@ class _Sorter:
                 raise TypeError(_misplaced_constant(name, value))
             self.constants[name] = value
             return value
-        if isinstance(value, Column | RowSource) or (
+        if isinstance(value, SourceColumn | RowSource) or (
             isinstance(value, np.memmap) and value.ndim and not public
         ):
             return self._source(name, value, public=public)
@@ -430,7 +430,7 @@ class _Sorter:
         return _Slot(name)
 
     def _source(
-        self, name: str, value: Column | RowSource | np.memmap, *, public: bool
+        self, name: str, value: SourceColumn | RowSource | np.memmap, *, public: bool
     ) -> Any:
         """Files a source, or one column of it, and returns slots for its arrays."""
         if public:
@@ -445,7 +445,9 @@ class _Sorter:
             for key in found:
                 self.seen.append(f"{name}.{key}")
         else:
-            found = {None: value if isinstance(value, Column) else Column(value)}
+            found = {
+                None: value if isinstance(value, SourceColumn) else SourceColumn(value)
+            }
         slots = {}
         for key, column in found.items():
             full = name if key is None else f"{name}.{key}"

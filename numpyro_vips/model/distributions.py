@@ -59,7 +59,6 @@ class Distributed:
       components: Distributions inside it, such as those of a mixture.
       reinterpreted: Number of batch axes that `to_event` turned into event axes.
       event_dim: Number of event axes of `kind` itself.
-      static: Attributes that are not arrays, such as an integer total count.
       masked: Whether the program returns a mask after the parameters.
     """
 
@@ -68,7 +67,6 @@ class Distributed:
     components: Mapping[str, "Distributed"]
     reinterpreted: int
     event_dim: int
-    static: Mapping[str, Any]
     masked: bool
 
 
@@ -90,14 +88,11 @@ def take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
         mask = array if mask is None else mask & array
     arrays: dict[str, Any] = {}
     components: dict[str, Distributed] = {}
-    static: dict[str, Any] = {}
     for name in _parameter_names(fn):
         value = getattr(fn, name, None)
         if isinstance(value, Distribution):
             components[name], arrays[name] = take_apart(value)
-        elif value is None or isinstance(value, (str, bool)):
-            static[name] = value
-        else:
+        elif value is not None and not isinstance(value, (str, bool)):
             arrays[name] = jnp.asarray(value)
     for name, part in _parts(fn).items():
         components[name], arrays[name] = take_apart(part)
@@ -107,7 +102,6 @@ def take_apart(fn: Distribution) -> tuple[Distributed, dict[str, Any]]:
         components=components,
         reinterpreted=reinterpreted,
         event_dim=fn.event_dim,
-        static=static,
         masked=mask is not None,
     )
     if mask is not None:

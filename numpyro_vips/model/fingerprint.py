@@ -60,7 +60,7 @@ def fingerprint(*values: Any) -> Fingerprint:
 
 
 def _content(value: Any) -> bytes | None:
-    """What a value is, without what it refers to; None if only its identity tells."""
+    """What a value is, without what it refers to; None if it is only itself."""
     if isinstance(value, (*NUMBERS, str, bytes, range, np.dtype, type(None))):
         # A number of NumPy is printed with all its digits, and its type is known.
         return repr(value).encode()
@@ -99,5 +99,5 @@ def _content_of_code(code: types.CodeType) -> bytes:
 
 
 def _joined(*parts: bytes) -> bytes:
-    """Several strings of bytes as one that tells where each of them ends."""
+    """Several strings of bytes as one that has in it where each of them ends."""
     return b"".join(len(part).to_bytes(8, "little") + part for part in parts)

@@ -22,11 +22,11 @@ from numpyro_vips.model.sparse_rows import (
 )
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.rows.reading import Selection, read_ahead, read_columns
-from numpyro_vips.rows.source import Column
+from numpyro_vips.rows.source import SourceColumn
 
 Csr = scipy.sparse.csr_matrix | scipy.sparse.csr_array
 # What holds the rows of one private argument.
-PrivateLeaf = np.ndarray | jax.Array | Csr | Column
+PrivateLeaf = np.ndarray | jax.Array | Csr | SourceColumn
 
 # Rows of a source that are looked at together where none are worked on.
 _PART = 65_536
@@ -70,7 +70,7 @@ def row_chunks(
     Returns:
       A context, in which sources are read a few chunks ahead.
     """
-    columns = {k: leaf for k, leaf in leaves.items() if isinstance(leaf, Column)}
+    columns = {k: leaf for k, leaf in leaves.items() if isinstance(leaf, SourceColumn)}
     dtypes = {
         name: jax.dtypes.canonicalize_dtype(leaf.dtype) for name, leaf in leaves.items()
     }
@@ -115,7 +115,7 @@ def row_chunks(
 
 def most_entries(leaf: PrivateLeaf) -> int:
     """The largest number of entries of a row that may differ from zero."""
-    if isinstance(leaf, Column):
+    if isinstance(leaf, SourceColumn):
         pieces = split_batch(range(shape_of(leaf)[0]), _PART)
         read = read_columns({"": leaf}, pieces)
         return max((most_entries(part[""]) for part in read), default=0)

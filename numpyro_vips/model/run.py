@@ -53,7 +53,7 @@ class UnitPlate(Messenger):
         if msg["name"] != self.unit:
             return
         size, subsample_size = msg["args"]
-        # A model may be told the number of all rows, as a public number of its own.
+        # A model may know the number of all rows, as a public number of its own.
         rows_given = self.num_rows in (size, subsample_size) or size == self.all_rows
         if not rows_given:
             raise ValueError(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from numpyro_vips.errors import quoted
-from numpyro_vips.rows.source import Column, RandomAccess, Rows, RowSource
+from numpyro_vips.rows.source import RandomAccess, Rows, RowSource, SourceColumn
 
 # How many times what is handed over at once may wait.
 _READ_AHEAD = 2
@@ -29,12 +29,13 @@ def cannot_be_drawn_from(leaves: Mapping[str, Any]) -> list[str]:
     return [
         name
         for name, leaf in leaves.items()
-        if isinstance(leaf, Column) and not isinstance(leaf.source, RandomAccess)
+        if isinstance(leaf, SourceColumn) and not isinstance(leaf.source, RandomAccess)
     ]
 
 
 def read_columns(
-    columns: Mapping[str, Column], pieces: Sequence[Selection] | Iterable[Selection]
+    columns: Mapping[str, SourceColumn],
+    pieces: Sequence[Selection] | Iterable[Selection],
 ) -> Iterator[dict[str, np.ndarray]]:
     """Reads columns piece by piece, each source once for all of its columns.
 
@@ -64,7 +65,7 @@ def read_columns(
 
 
 def _pieces_of(
-    source: RowSource, columns: Mapping[str, Column], pieces: Sequence[Selection]
+    source: RowSource, columns: Mapping[str, SourceColumn], pieces: Sequence[Selection]
 ) -> Iterator[dict[str, np.ndarray]]:
     """The pieces of one source's columns."""
     if not pieces:
@@ -114,7 +115,7 @@ def _taken(held: list[dict[str, np.ndarray]], count: int) -> dict[str, np.ndarra
     return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
 
 
-def _none_of(columns: Mapping[str, Column]) -> dict[str, np.ndarray]:
+def _none_of(columns: Mapping[str, SourceColumn]) -> dict[str, np.ndarray]:
     return {
         name: np.zeros((0, *column.row.shape), column.dtype)
         for name, column in columns.items()
@@ -126,7 +127,7 @@ def _length(part: Mapping[str, np.ndarray]) -> int:
 
 
 def _checked(
-    rows: Rows, columns: Mapping[str, Column], count: int | None
+    rows: Rows, columns: Mapping[str, SourceColumn], count: int | None
 ) -> dict[str, np.ndarray]:
     """A source's rows, by the names of the columns, if they are as declared."""
 

@@ -84,7 +84,7 @@ class RandomAccess(RowSource, Protocol):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Column:
+class SourceColumn:
     """One array of a source's rows; it stands for the array.
 
     Attributes:
@@ -114,10 +114,10 @@ class Column:
 
     def __repr__(self) -> str:
         # Shapes alone: messages must not quote private values.
-        return f"Column({self.dtype}{list(self.shape)})"
+        return f"SourceColumn({self.dtype}{list(self.shape)})"
 
 
-def columns(source: RowSource) -> dict[str, Column]:
+def columns(source: RowSource) -> dict[str, SourceColumn]:
     """The arrays of a source by name, for models that take them one by one.
 
     Where a model takes `X` and `y`, and a source's rows are mappings of both, write
@@ -126,7 +126,7 @@ def columns(source: RowSource) -> dict[str, Column]:
         >>> from numpyro_vips import RecordRows, columns
         >>> row = {"x": np.zeros(()), "y": np.zeros(2, int)}
         >>> columns(RecordRows([{"x": 1.0, "y": [0, 1]}], row))
-        {'x': Column(float64[1]), 'y': Column(int64[1, 2])}
+        {'x': SourceColumn(float64[1]), 'y': SourceColumn(int64[1, 2])}
 
     Raises:
       TypeError: It is no source whose rows are mappings.
@@ -136,4 +136,4 @@ def columns(source: RowSource) -> dict[str, Column]:
             "Expected a source whose rows are mappings of arrays by name, got "
             f"{type(source).__name__}."
         )
-    return {name: Column(source, name) for name in source.row}
+    return {name: SourceColumn(source, name) for name in source.row}

@@ -1,6 +1,6 @@
-"""What clipping takes off released sums, told by rows of the model itself.
+"""What clipping takes off released sums, estimated from simulated rows.
 
-Rows that are simulated at the released posterior, through the same clipped sum, tell by
+Rows that are simulated at the released posterior, through the same clipped sum, show by
 how much less than all of it is released. What is added back moves the posterior, and so
 the rows: the correction is where this comes to an end (indirect inference, Gourieroux,
 Monfort and Renault, 1993). It is made of released numbers alone.
@@ -15,7 +15,7 @@ from jaxtyping import Float, Float64
 from numpyro_vips.vips.named_arrays import NewSums, Sums
 
 Vector = Float64[np.ndarray, " coordinates"]
-# What is missing for a correction; None where that cannot be told.
+# What is missing for a correction; None where that is not known.
 Correction = Callable[[Vector], Vector | None]
 
 # Most rounds, and how near to its end a correction is good enough, in standard
@@ -49,7 +49,7 @@ class Lost(NamedTuple):
     """What else makes a corrected sum uncertain, as a variance of each coordinate.
 
     Attributes:
-      of_rows: By how much the variance over samples of rows, of what clipped sums tell,
+      of_rows: By how much the variance over samples of rows, of what clipped sums say,
         is larger than that of whole sums. With ρ their correlation, it is 1/ρ² − 1
         times the variance of whole sums.
       of_simulation: That of what is missing, over simulations.
@@ -84,11 +84,11 @@ def without_clipping(
       statistics: The sums, as they were released.
       noise_stddev: Standard deviation of the noise in them.
       missing: By how much the clipped sums of rows fall short, by statistic, where the
-        posterior is that of some sums. None where that cannot be told.
+        posterior is that of some sums. None where that is not known.
       lost: What clipping hides, by statistic, where the posterior is that of some sums.
 
     Returns:
-      The corrected sums; None if that cannot be told, or nothing is missing.
+      The corrected sums; None if that is not known, or nothing is missing.
     """
     first = missing(statistics)
     if first is None:

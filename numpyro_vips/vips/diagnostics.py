@@ -10,7 +10,7 @@ from numpyro_vips.vips.reading import ObservedSums
 from numpyro_vips.vips.state import VipsState, is_noisy
 from numpyro_vips.vips.statistic_roles import StatisticRoles
 
-# The relative change from which on globals count as moving, after too few steps to tell
+# The relative change from which on globals count as moving, after too few steps to know
 # how far they still have to go,
 _STILL = 1e-3
 # and how many standard deviations they may have to go otherwise.

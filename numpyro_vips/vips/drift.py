@@ -16,7 +16,7 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # How likely noise alone is to be taken for drift, by statistic.
 _FALSE_ALARM = 1e-4
-# Of many numbers the mean tells movements that are small beside the noise of each.
+# Of many numbers the mean shows movements that are small beside the noise of each.
 # They count from here on, where they are two thirds of it.
 _SMALLEST = 1.2
 

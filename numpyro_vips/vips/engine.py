@@ -364,7 +364,7 @@ class VipsEngine:
         return state._replace(clipped=clipped)
 
     def compile_update(self, state: VipsState) -> None:
-        """Starts to compile the solution for the globals; see `Engine.compile_update`."""
+        """Starts to compile the solution for the globals; see `Engine`."""
         deviations = {n: np.hypot(of, 0.0) for n, of in state.noise_stddev.items()}
         sums = Unclipped(dict(state.statistics), deviations)
         self.on_globals.solve(state, sums, 0.0)

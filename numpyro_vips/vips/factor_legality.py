@@ -28,16 +28,15 @@ _DRAWS = 40
 _TOLERANCE = 1e-6
 
 
-def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
+def illegal_factors(program: ConjugateProgram) -> dict[str, str]:
     """The reasons, by site, against factors that rows can turn the wrong way.
 
     Args:
       program: The compiled model, in double precision.
-      seed: Seed of the free numbers.
     """
     reasons = {}
     for site, terms in program.factor_terms.items():
-        factor = _first_illegal(program, terms, seed)
+        factor = _first_illegal(program, terms)
         if factor is not None:
             names = ", ".join(map(repr, factor.latents))
             reasons[site] = (
@@ -50,8 +49,19 @@ def illegal_factors(program: ConjugateProgram, seed: int = 0) -> dict[str, str]:
 
 
 def _first_illegal(
-    program: ConjugateProgram, terms: Sequence[Term], seed: int
+    program: ConjugateProgram, terms: Sequence[Term]
 ) -> PosteriorFactor | None:
+    """The first posterior factor that a site's terms take out of its family.
+
+    It is looked for at random numbers in the place of those that a row is free to hold.
+
+    Args:
+      program: The compiled model, in double precision.
+      terms: Those of one `numpyro.factor`.
+
+    Returns:
+      None if at none of them a factor's natural parameters have to be projected.
+    """
     free = _free_arrays(terms)
     structure = program.structure
     factors = structure.posterior_factors
@@ -81,11 +91,11 @@ def _first_illegal(
             found[factor.name] = jnp.asarray(change), size
         return found
 
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     evaluate = None
     for draw in range(_DRAWS):
         arrays = {token: _draw(*what, rng) for token, what in free.items()}
-        values = synthetic_latents(program.graph, 1, seed + draw)
+        values = synthetic_latents(program.graph, 1, draw)
         chosen = _random_auxiliaries(program, rng)
         if evaluate is None:
             evaluate = trace_in_double(changes, arrays, values, chosen)

@@ -53,7 +53,7 @@ _Parts = tuple[Part, ...]
 
 
 class _Unclear(Exception):
-    """What a coefficient is multiplied by cannot be told."""
+    """What a coefficient is multiplied by is not known."""
 
 
 def with_own_products(

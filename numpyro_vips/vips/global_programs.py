@@ -192,16 +192,16 @@ class GlobalPrograms:
         """The posterior with these natural parameters."""
         structure = self.program.structure
         factors, families = [], []
-        for group in structure.posterior_factors_of("global"):
-            if structure.latents[group.latents[0]].family is not None:
+        for factor in structure.posterior_factors_of("global"):
+            if structure.latents[factor.latents[0]].family is not None:
                 continue  # An auxiliary variable is no part of the user's posterior.
-            factor: dict[str, Any] = {"name": group.name, "family": group.family.name}
-            if group.family.num_states is not None:
-                factor["num_states"] = group.family.num_states
-            if group.layout is not None:
-                factor["layout"] = group.layout.to_dict()
-            factors.append(factor)
-            families.append((group.name, group.family))
+            entry: dict[str, Any] = {"name": factor.name, "family": factor.family.name}
+            if factor.family.num_states is not None:
+                entry["num_states"] = factor.family.num_states
+            if factor.layout is not None:
+                entry["layout"] = factor.layout.to_dict()
+            factors.append(entry)
+            families.append((factor.name, factor.family))
         with jax.enable_x64(True):
             chosen = {name: dict(natural[name]) for name, _ in families}
             parameters = _parameters(tuple(families), chosen)

@@ -7,9 +7,7 @@ every step would bias it.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
 
-import jax
 import numpy as np
 from jaxtyping import Float, Float64
 
@@ -20,6 +18,7 @@ from numpyro_vips.vips.column_units import column_units
 from numpyro_vips.vips.convergence import Trail
 from numpyro_vips.vips.drift import drift_of
 from numpyro_vips.vips.global_programs import GlobalPrograms
+from numpyro_vips.vips.m_step import largest_change
 from numpyro_vips.vips.named_arrays import Sums, as_rows_know
 from numpyro_vips.vips.newton_steps import Target, Way, step_from
 from numpyro_vips.vips.program import ConjugateProgram
@@ -215,7 +214,9 @@ class GlobalStep:
                 newton = self._program.structure.newton
                 visited = {**moments, **{n: state.visited[n] for n in newton}}
             # A step from the prior is no sign of what the next would do.
-            change = _relative_change(state.moments, moments) if state.natural else 0.0
+            change = (
+                float(largest_change(state.moments, moments)) if state.natural else 0.0
+            )
             state = state._replace(
                 statistics=statistics,
                 moments=moments,
@@ -274,7 +275,7 @@ class GlobalStep:
         structure = self._program.structure
         if any(statistic.release == "adaptive" for statistic in self._statistics):
             return 1
-        names = {group.name for group in structure.posterior_factors_of("local")}
+        names = {factor.name for factor in structure.posterior_factors_of("local")}
         return PUBLIC_SWEEPS if names - structure.data_dependent_factors else 1
 
     def _trail_after(self, state: VipsState) -> Trail:
@@ -292,13 +293,3 @@ def _gain(step_size: float) -> float:
     still get from anywhere to anywhere (Polyak and Juditsky, 1992).
     """
     return (step_size / (2.0 - step_size)) ** GAIN_DECAY
-
-
-def _relative_change(before: Any, after: Any) -> float:
-    def of_array(
-        x: Float[np.ndarray, "*shape"], y: Float[np.ndarray, "*shape"]
-    ) -> float:
-        size = np.max(np.abs(y), initial=0.0)
-        return float(np.max(np.abs(x - y), initial=0.0) / (size or 1.0))
-
-    return max(jax.tree.leaves(jax.tree.map(of_array, before, after)), default=0.0)

@@ -6,10 +6,11 @@ to convergence.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from numpyro_vips.conjugacy.algebra import forms
@@ -30,6 +31,7 @@ from numpyro_vips.vips.expectations import (
 )
 from numpyro_vips.vips.frames import Frame
 from numpyro_vips.vips.named_arrays import (
+    AnyMoments,
     ByStatistic,
     MomentsByFactor,
     NewByStatistic,
@@ -104,7 +106,9 @@ def _perturbed(
     structure, prior = program.structure, program.prior_terms_by_site
     factors = structure.posterior_factors_of("global")
     symmetric = symmetric_factors(program)
-    close = any(g.layout for g in factors) and not _has_real_products(structure)
+    close = any(factor.layout for factor in factors) and not _has_real_products(
+        structure
+    )
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
     covariances = _covariances_of_rows(program)
     moments = neutral_auxiliaries(structure, factors)
@@ -209,7 +213,7 @@ def _parents_first(
 ) -> list[PosteriorFactor]:
     """The factors in the model's order, each after the parents of all its sites."""
     position = {name: i for i, name in enumerate(structure.latents)}
-    return sorted(factors, key=lambda g: max(position[n] for n in g.latents))
+    return sorted(factors, key=lambda factor: max(position[n] for n in factor.latents))
 
 
 def symmetric_factors(program: ConjugateProgram) -> frozenset[str]:
@@ -491,6 +495,10 @@ def second_moments(
     return found
 
 
+# Sweeps come to rest where no moment changes by more of its size.
+_TOLERANCE = 1e-9
+
+
 def update_globals(
     program: ConjugateProgram,
     statistics: ByStatistic,
@@ -498,7 +506,6 @@ def update_globals(
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     max_sweeps: int | Int[Array, ""] = 500,
-    tolerance: float = 1e-9,
     noise_read: float | Float[Array, ""] = 0.0,
     frames: Mapping[str, Frame] | None = None,
 ) -> Solution:
@@ -511,7 +518,7 @@ def update_globals(
       moments: Where to start.
       centre: By factor, the point about which its linear statistics were taken; about
         zero for other factors.
-      max_sweeps, tolerance: When to stop.
+      max_sweeps: When to stop, if the moments still move then.
       noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
         the sums as they are, at which rows are asked.
       frames: By recentred factor, the coordinates in which its statistics were taken.
@@ -585,7 +592,7 @@ def update_globals(
     # rounding keeps the changes far above its resolution. Sweeps that no longer
     # bring the globals closer together stop.
     resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
-    enough = max(tolerance, resolution)
+    enough = max(_TOLERANCE, resolution)
 
     def going(carry: tuple) -> Bool[Array, ""]:
         count, change, _, stalled, _ = carry
@@ -596,7 +603,7 @@ def update_globals(
         after, *found = sweep(before)
         # The first sweep is one in the loop too, so that it is compiled once, but how
         # far it leads says nothing about the distance to the end.
-        change = jnp.where(count > 0, _relative_change(before, after), jnp.inf)
+        change = jnp.where(count > 0, largest_change(before, after), jnp.inf)
         # Far from the end the largest change may well grow for a while.
         stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
         least = jnp.minimum(least, change)
@@ -611,13 +618,21 @@ def update_globals(
     return solution(current, natural, below_noise, change)
 
 
-def _relative_change(
-    before: MomentsByFactor, after: MomentsByFactor
-) -> Float[Array, ""]:
-    """The largest change in an array, over the largest of its entries."""
-    changes = jax.tree.map(
-        lambda x, y: jnp.max(jnp.abs(x - y)) / (1e-12 + jnp.max(jnp.abs(y))),
-        before,
-        after,
-    )
-    return jnp.max(jnp.stack(jax.tree.leaves(changes)))
+def largest_change(
+    before: Mapping[str, AnyMoments], after: Mapping[str, AnyMoments]
+) -> float | Float[Array | np.ndarray, ""] | np.floating[Any]:
+    """The largest change in an array, over the largest of its entries.
+
+    Args:
+      before, after: By factor, arrays of the same shapes, either all in NumPy, as the
+        result is then, or some in JAX; 0 if there are none.
+    """
+    pairs = list(zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True))
+    if not pairs:
+        return 0.0
+    in_numpy = all(isinstance(x, np.ndarray) for pair in pairs for x in pair)
+    xp: Any = np if in_numpy else jnp
+    changes = [
+        xp.max(xp.abs(x - y)) / (1e-12 + xp.max(xp.abs(y))) for x, y in pairs if x.size
+    ]
+    return xp.max(xp.stack(changes))

@@ -69,7 +69,7 @@ def as_targets(found: Mapping[str, Mapping[str, Array]]) -> dict[str, Target]:
     }
 
 
-class Block(NamedTuple):
+class StepAverages(NamedTuple):
     """Averages over some steps in a row.
 
     Attributes:
@@ -82,14 +82,14 @@ class Block(NamedTuple):
     place: Vectors
     gradient: Vectors
 
-    def after(self, place: Vectors, gradient: Vectors) -> "Block":
+    def after(self, place: Vectors, gradient: Vectors) -> "StepAverages":
         """The block with another step in it."""
         weight = 1.0 / (self.num_steps + 1)
 
         def average(old: Vectors, new: Vectors) -> Vectors:
             return {name: old[name] + weight * (new[name] - old[name]) for name in new}
 
-        return Block(
+        return StepAverages(
             self.num_steps + 1,
             average(self.place, place),
             average(self.gradient, gradient),
@@ -106,9 +106,9 @@ class Way(NamedTuple):
       kept: Share of the average's nominal weight that is left since it started again.
     """
 
-    block: Block | None = None
-    before: Block | None = None
-    first: Block | None = None
+    block: StepAverages | None = None
+    before: StepAverages | None = None
+    first: StepAverages | None = None
     kept: float = 1.0
 
     def weight(self, step_size: float) -> float:
@@ -142,7 +142,7 @@ def step_from(
       step_size: The weight of the last residuals in the average over all steps.
     """
     gradient = gradients(place, targets)
-    block = (way.block or Block(0, place, gradient)).after(place, gradient)
+    block = (way.block or StepAverages(0, place, gradient)).after(place, gradient)
     kept = way.kept_with(step_size)
     found = {
         name: place[name] + gain * (targets[name].mean - place[name])
@@ -173,12 +173,12 @@ def _solved(
     return np.linalg.solve(matrices, vectors[..., None])[..., 0]
 
 
-def _between(first: Block, last: Block) -> Vectors:
+def _between(first: StepAverages, last: StepAverages) -> Vectors:
     return {name: last.place[name] - first.place[name] for name in last.place}
 
 
 def _noise_along(
-    direction: Vectors, block: Block, targets: Mapping[str, Target]
+    direction: Vectors, block: StepAverages, targets: Mapping[str, Target]
 ) -> float:
     """The variance of the noise in a block's gradient times a direction."""
     total = sum(
@@ -193,7 +193,10 @@ def _product(one: Vectors, other: Vectors) -> float:
 
 
 def _is_on_its_way(
-    first: Block, before: Block, after: Block, targets: Mapping[str, Target]
+    first: StepAverages,
+    before: StepAverages,
+    after: StepAverages,
+    targets: Mapping[str, Target],
 ) -> bool:
     """Whether a block's gradient points further along the way, beyond its noise.
 
@@ -205,7 +208,10 @@ def _is_on_its_way(
 
 
 def _secant_step(
-    first: Block, before: Block, after: Block, targets: Mapping[str, Target]
+    first: StepAverages,
+    before: StepAverages,
+    after: StepAverages,
+    targets: Mapping[str, Target],
 ) -> tuple[Vectors, float]:
     """The way, and how much of it is still to go beyond what the matrix says.
 

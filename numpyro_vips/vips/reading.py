@@ -96,7 +96,7 @@ class Reading:
         """Sums as rows know them; see `missing_information`.
 
         None where the model does not say how rows are distributed, or rows have nothing
-        to tell.
+        to say.
         """
         simulator, covariates = self._rows.simulator, None
         if not state.asked or simulator is None:
@@ -158,10 +158,10 @@ class Reading:
         return self._globals.newton_targets(sums, state.moments, state.centre)
 
     def _without_clipping(self, state: VipsState) -> Unclipped | None:
-        """The sums with what clipping took off them; None where nothing tells.
+        """The sums with what clipping took off them; None where nothing shows it.
 
         Where the model says how rows are distributed, rows simulated from the released
-        posterior tell.
+        posterior show it.
         """
         if state.units:
             return None  # Their rows have covariates, of which no model says anything.

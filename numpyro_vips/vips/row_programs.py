@@ -334,7 +334,7 @@ class RowPrograms:
         return jit_ahead(counts, static_argnums=(4, 5))
 
     def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
-        """The sums of what tells the information, of all rows as they are.
+        """The sums that the information is made of, of all rows as they are.
 
         For fits without privacy. See `bounded_sum` for what is asked for.
         """

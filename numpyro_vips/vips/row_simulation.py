@@ -11,14 +11,14 @@ from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.clipping_bias import Bound, Lost
 from numpyro_vips.vips.named_arrays import Means, NewMeans, NewSums, Sums
 
-# Rows that are simulated for one of a fit, where they tell what clipping takes off, so
+# Rows that are simulated for one of a fit, where they show what clipping takes off, so
 # many at least and at most,
 _SIMULATED, _FEWEST_SIMULATED, _MOST_SIMULATED = 8, 16_384, 65_536
 # and at most where rows have latents of their own to be solved for.
 _MOST_WITH_LATENTS = 16_384
 # How often they are worked on at most: chunks are as short as a fit has few rows.
 _MOST_CHUNKS = 16
-# Groups of them whose sums tell how much clipped sums vary with whole ones, and how
+# Groups of them whose sums show how much clipped sums vary with whole ones, and how
 # little these are taken to do so.
 _GROUPS = 48
 _LEAST_CORRELATION = 0.1

@@ -31,7 +31,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     labels_of,
 )
 from numpyro_vips.conjugacy.structure.centring import Means
-from numpyro_vips.conjugacy.structure.geometry import is_global
+from numpyro_vips.conjugacy.structure.geometry import Entry, is_global
 from numpyro_vips.conjugacy.structure.repeated_diagonals import (
     with_diagonal,
     without_diagonal,
@@ -57,9 +57,6 @@ from numpyro_vips.vips.named_arrays import (
     Sums,
 )
 from numpyro_vips.vips.program import ConjugateProgram
-
-# A term, and for each label of its statistic the term's own.
-Entry = tuple[Term, Labels]
 
 # Rounding errors of a contraction, in units of the machine epsilon times the sum of
 # magnitudes: far more than blocked summation makes.

@@ -1,4 +1,4 @@
-"""Which statistics play which part in a fit, told by model and settings alone."""
+"""Which statistics play which part in a fit, by model and settings alone."""
 
 import functools
 import math

@@ -5,7 +5,7 @@ import pytest
 from _symmetric_noise import symmetric_noise
 
 from numpyro_vips.dpvi.score_likelihood import Score, normal_of
-from numpyro_vips.dpvi.variational_newton import Normal
+from numpyro_vips.dpvi.variational_newton import VectorNormal
 from numpyro_vips.vips.noisy_information import (
     Information,
     rows_information,
@@ -33,7 +33,7 @@ def test_a_gaussian_prior_gives_the_closed_form():
         score,
         Information(matrix, 0.0),
         gaussian_prior(mean, stddev),
-        Normal(np.zeros(4), 0.1 * np.eye(4)),
+        VectorNormal(np.zeros(4), 0.1 * np.eye(4)),
         stddev,
     )
     assert found is not None
@@ -72,7 +72,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(noise):
             Score(gradient, place, noise**2),
             Information(released, noise / 10.0),
             gaussian_prior(np.zeros(size), stddev),
-            Normal(np.zeros(size), 0.1 * np.eye(size)),
+            VectorNormal(np.zeros(size), 0.1 * np.eye(size)),
             stddev,
         )
         assert found is not None
@@ -88,7 +88,7 @@ def test_information_below_its_noise_leaves_the_prior():
         Score(100.0 * rng.normal(size=5), np.zeros(5), 1e6),
         Information(symmetric_noise(rng, 5, 1e3), 1e3),
         gaussian_prior(np.zeros(5), stddev),
-        Normal(np.zeros(5), 0.1 * np.eye(5)),
+        VectorNormal(np.zeros(5), 0.1 * np.eye(5)),
         stddev,
     )
     assert found is not None
@@ -103,7 +103,7 @@ def test_a_prior_that_is_not_finite_gives_no_posterior():
         Score(np.zeros(2), np.zeros(2), 1.0),
         Information(np.eye(2), 0.0),
         nowhere,
-        Normal(np.zeros(2), np.eye(2)),
+        VectorNormal(np.zeros(2), np.eye(2)),
         np.ones(2),
     )
     assert found is None
@@ -121,7 +121,7 @@ def test_directions_hidden_by_noise_stay_where_the_iterates_are():
         Score(30.0 * rng.normal(size=size), place, 25.0),
         Information(released, noise),
         gaussian_prior(np.zeros(size), np.ones(size)),
-        Normal(iterates, 0.1 * np.eye(size)),
+        VectorNormal(iterates, 0.1 * np.eye(size)),
         np.ones(size),
     )
     assert found is not None

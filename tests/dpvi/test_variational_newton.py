@@ -9,7 +9,7 @@ import pytest
 from scipy import integrate, special, stats
 
 from numpyro_vips.dpvi.importance_ratios import pareto_shape
-from numpyro_vips.dpvi.variational_newton import Draws, Normal, ascend
+from numpyro_vips.dpvi.variational_newton import Draws, VectorNormal, ascend
 from numpyro_vips.dpvi.without_noise import fit_normal
 
 
@@ -36,8 +36,8 @@ def last(steps: Any) -> Any:
     return found
 
 
-def far_start() -> Normal:
-    return Normal(np.zeros(3), 0.1 * np.eye(3))
+def far_start() -> VectorNormal:
+    return VectorNormal(np.zeros(3), 0.1 * np.eye(3))
 
 
 def test_a_normal_is_found_whatever_its_units():
@@ -77,7 +77,7 @@ def test_the_normal_is_the_best_one_of_a_skewed_density():
     fit = last(
         fit_normal(
             log_gamma_density,
-            [Normal(np.array([5.0]), np.array([[0.1]]))],
+            [VectorNormal(np.array([5.0]), np.array([[0.1]]))],
             np.random.default_rng(0),
         )
     )
@@ -100,7 +100,7 @@ def test_a_density_without_an_end_does_not_count_as_converged():
     def slope(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return np.sum(points, axis=1), np.ones_like(points)
 
-    start = Normal(np.zeros(2), np.eye(2))
+    start = VectorNormal(np.zeros(2), np.eye(2))
     fit = last(fit_normal(slope, [start], np.random.default_rng(0)))
     assert fit.diagnostics is not None
     assert not fit.diagnostics["converged"]
@@ -112,7 +112,7 @@ def test_tails_that_a_normal_misses_are_reported():
         values = stats.cauchy.logpdf(points).sum(1)
         return values, -2.0 * points / (1.0 + points**2)
 
-    start = Normal(np.zeros(20), np.eye(20))
+    start = VectorNormal(np.zeros(20), np.eye(20))
     fit = last(fit_normal(cauchy, [start], np.random.default_rng(0)))
     assert fit.diagnostics is not None
     assert fit.diagnostics["pareto_k"] > 0.7
@@ -131,7 +131,7 @@ def test_the_better_of_two_starts_is_taken():
         slopes = share[0] * (-10.0 - points[:, 0]) + share[1] * (10.0 - points[:, 0])
         return special.logsumexp(log, axis=0), slopes[:, None]
 
-    starts = [Normal(np.array([loc]), 0.1 * np.eye(1)) for loc in (-9.0, 9.0)]
+    starts = [VectorNormal(np.array([loc]), 0.1 * np.eye(1)) for loc in (-9.0, 9.0)]
     fit = last(fit_normal(two_peaks, starts, np.random.default_rng(0)))
     assert abs(fit.normal.loc[0] - 10.0) < 0.1
 

@@ -14,8 +14,8 @@ import pytest
 from scipy import optimize, stats
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.full_batch import LogJoint
-from numpyro_vips.dpvi.variational_newton import Draws, Iterate, Normal, ascend
+from numpyro_vips.dpvi.full_batch import FullBatchDensity
+from numpyro_vips.dpvi.variational_newton import Draws, Iterate, VectorNormal, ascend
 from numpyro_vips.dpvi.without_noise import _best, with_warnings
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
@@ -198,7 +198,7 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
     def with_rows(*_: Any) -> Any:
         raise AssertionError("All rows were looked at.")
 
-    monkeypatch.setattr(LogJoint, "with_rows", with_rows)
+    monkeypatch.setattr(FullBatchDensity, "with_rows", with_rows)
     X, y = raw_columns()
     share: Any = {} if budget else {"epsilon": 1.0, "delta": 1e-5}
     vi = nv.PrivateVI(
@@ -238,7 +238,7 @@ def test_the_best_start_is_not_the_one_that_fits_its_own_draws_best() -> None:
         return values, -z - 16.0 * (residuals * np.cos(angles)) @ X
 
     def fitted(points: int) -> Iterate:
-        start = Normal(np.zeros(size), 0.1 * np.eye(size))
+        start = VectorNormal(np.zeros(size), 0.1 * np.eye(size))
         draws = np.random.default_rng(1)
         few = Draws.of(draws, size, points=points, bases=min(16, points))
         *_, last = itertools.islice(ascend(target, start, few, diagonal=False), 30)

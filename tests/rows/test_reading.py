@@ -10,7 +10,7 @@ import pytest
 
 from numpyro_vips.rows.array_rows import ArrayRows
 from numpyro_vips.rows.reading import read_ahead, read_columns
-from numpyro_vips.rows.source import Column
+from numpyro_vips.rows.source import SourceColumn
 
 
 class Parts:
@@ -39,14 +39,14 @@ def test_pieces_are_the_rows_in_order(lengths, length):
     pieces = [range(10)[first : first + length] for first in range(0, 10, length)]
     pieces.append(range(10, 10))
     source = Parts(*lengths)
-    found = [part["x"] for part in read_columns({"x": Column(source)}, pieces)]
+    found = [part["x"] for part in read_columns({"x": SourceColumn(source)}, pieces)]
     assert [len(part) for part in found] == [len(piece) for piece in pieces]
     np.testing.assert_array_equal(np.concatenate(found), np.arange(10))
     assert source.scans == 1
 
 
 def test_no_rows_at_all_are_pieces_without_any():
-    (part,) = read_columns({"x": Column(ArrayRows(np.ones((0, 3))))}, [range(0)])
+    (part,) = read_columns({"x": SourceColumn(ArrayRows(np.ones((0, 3))))}, [range(0)])
     assert part["x"].shape == (0, 3)
 
 
@@ -64,8 +64,8 @@ def test_columns_of_one_source_are_read_together():
             yield {"x": np.arange(4.0), "y": np.ones((4, 2)), "other": 0}
 
     source = Both()
-    columns = {name: Column(source, name) for name in ("x", "y")}
-    columns["z"] = Column(ArrayRows(-np.arange(4.0)))
+    columns = {name: SourceColumn(source, name) for name in ("x", "y")}
+    columns["z"] = SourceColumn(ArrayRows(-np.arange(4.0)))
     for part, expected in zip(
         read_columns(columns, [range(3), range(3, 4)]), ([0, 1, 2], [3]), strict=True
     ):

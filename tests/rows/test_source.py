@@ -7,7 +7,7 @@ import pytest
 
 from numpyro_vips.rows.array_rows import ArrayRows
 from numpyro_vips.rows.record_rows import RecordRows
-from numpyro_vips.rows.source import Column, RandomAccess, RowSource, columns
+from numpyro_vips.rows.source import RandomAccess, RowSource, SourceColumn, columns
 
 RECORDS = [{"x": np.ones((2, 3), np.float32) * n, "y": n} for n in range(4)]
 
@@ -37,8 +37,8 @@ def test_columns_look_like_the_arrays_they_stand_for():
     assert list(found) == ["x", "y"]
     assert (found["x"].shape, found["x"].dtype) == ((4, 2, 3), np.float32)
     assert found["y"].shape == (4,)
-    assert repr(found["x"]) == "Column(float32[4, 2, 3])"
-    assert Column(ArrayRows(np.ones((5, 2)))).shape == (5, 2)
+    assert repr(found["x"]) == "SourceColumn(float32[4, 2, 3])"
+    assert SourceColumn(ArrayRows(np.ones((5, 2)))).shape == (5, 2)
 
 
 @pytest.mark.parametrize("value", [np.ones(3), ArrayRows(np.ones(3)), {"x": 1}])

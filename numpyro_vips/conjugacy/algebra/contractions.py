@@ -116,8 +116,6 @@ def contract(
     # The sum of truth values is a number, and einsum's own is whether there is any.
     arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
     all_public = all(is_public(array) for array, _ in arrays)
-    if not all_public:
-        arrays = _equally_precise(arrays)
     xp: Any = np if all_public else jnp
     if not arrays:
         return np.broadcast_to(np.asarray(scale), [label.size for label in output])
@@ -205,18 +203,6 @@ def _selected(
         )
         found.append((equal.astype(np.float32), union))
     return found
-
-
-def _equally_precise(
-    arrays: "Sequence[tuple[ArrayLike, Labels]]",
-) -> "list[tuple[ArrayLike, Labels]]":
-    """Arrays in JAX, all in the widest type of reals that one of them has."""
-    found = [(jnp.asarray(array), labels) for array, labels in arrays]
-    reals = {x.dtype for x, _ in found if jnp.issubdtype(x.dtype, jnp.floating)}
-    if not reals:
-        return found
-    widest = max(reals, key=lambda dtype: jnp.finfo(dtype).bits)
-    return [(array.astype(widest), labels) for array, labels in found]
 
 
 def _densified(

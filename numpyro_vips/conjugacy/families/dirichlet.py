@@ -224,4 +224,5 @@ def indicator(
     value: Num[Array, "*batch"], num_states: int
 ) -> Float[Array, "*batch states"]:
     """Which of the states 0, 1, ... each value is, one-hot."""
-    return (value[..., None] == jnp.arange(num_states)).astype(float)
+    states = jnp.arange(num_states, dtype=value.dtype)
+    return (value[..., None] == states).astype(float)

@@ -283,7 +283,7 @@ class Family(abc.ABC):
         distribution = self.distribution(parameters)
         beneath = getattr(distribution, "base_dist", distribution)
         for name, constraint in beneath.arg_constraints.items():
-            # Of a matrix the moments tell, which scale its columns first; bounds that
+            # Of a matrix the moments decide, which scale its columns first; bounds that
             # depend on other parameters are for the family to add.
             if (
                 name not in parameters
@@ -317,7 +317,7 @@ class Family(abc.ABC):
     def of_copies(
         self, parameters: Moments, copies: Float[Array, "..."] | None
     ) -> NewMoments:
-        """Standard parameters of what is told of so many independent copies.
+        """Standard parameters of what depends on so many independent copies.
 
         Args:
           parameters: Those of one copy.

@@ -147,21 +147,21 @@ def _slice(eqn: Any, x: Form) -> Form:
     starts, limits = eqn.params["start_indices"], eqn.params["limit_indices"]
     strides = eqn.params["strides"] or (1,) * len(starts)
     for axis, (a, b, step) in enumerate(zip(starts, limits, strides, strict=True)):
-        x = take_known(x, axis, np.arange(a, b, step))
+        x = take_public(x, axis, np.arange(a, b, step))
     return x
 
 
 @_structural("rev")
 def _rev(eqn: Any, x: Form) -> Form:
     for axis in eqn.params["dimensions"]:
-        x = take_known(x, axis, np.arange(x.axes[axis].size)[::-1])
+        x = take_public(x, axis, np.arange(x.axes[axis].size)[::-1])
     return x
 
 
 @_structural("tile")
 def _tile(eqn: Any, x: Form) -> Form:
     for axis, count in enumerate(eqn.params["reps"]):
-        x = take_known(x, axis, np.tile(np.arange(x.axes[axis].size), count))
+        x = take_public(x, axis, np.tile(np.arange(x.axes[axis].size), count))
     return x
 
 
@@ -191,7 +191,7 @@ def along_axis(
         return Transformed(
             x.function, as_form(along_axis(x.form, axis, indices, squeeze))
         )
-    taken = take_known(as_form(x), axis, indices)
+    taken = take_public(as_form(x), axis, indices)
     return forms.sum_over(taken, [axis]) if squeeze else taken
 
 
@@ -218,7 +218,7 @@ def _applied_to_all(
     return function([as_form(part) for part in parts])
 
 
-def take_known(
+def take_public(
     x: Form, axis: int, indices: np.ndarray, branch: Branch | None = None
 ) -> Form:
     """Selects public positions along one axis, -1 giving zero."""
@@ -265,7 +265,7 @@ def _merged(
     axes = tuple(map(Label, shape))
     group, terms, exclusive = object(), [], True
     for number, (form, indices) in enumerate(taken):
-        placed = take_known(form, axis, indices, branch=(group, number))
+        placed = take_public(form, axis, indices, branch=(group, number))
         terms += forms.place(placed, axes).terms
         exclusive = exclusive and form.exclusive and bool(form.terms)
     return Form(axes, tuple(terms), exclusive)
@@ -290,9 +290,9 @@ def _padded(eqn: Any, form: Form, fill: float) -> Form:
         line = line[: len(line) + min(high, 0)]
         line = np.concatenate([line, np.full(max(high, 0), -1)])
         if np.all(line >= 0):
-            form = take_known(form, axis, line)
+            form = take_public(form, axis, line)
         elif fill == 0.0:
-            taken = take_known(form, axis, line)
+            taken = take_public(form, axis, line)
             form = dataclasses.replace(taken, exclusive=False)
         else:
             before, behind = form.shape[:axis], form.shape[axis + 1 :]

@@ -196,7 +196,10 @@ def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
     for number, case in enumerate(cases):
         form = as_form(case)
         mask = elementwise.map_discrete(
-            lambda c, number=number: (c == number) * np.float32(1.0), chooser
+            lambda c, number=number: (c == np.asarray(number, c.dtype)).astype(
+                np.float32
+            ),
+            chooser,
         )
         if others == [number] and chooser.latents:
             # Where a latent chooses, where(z == 1, p, 0) is p · z, and read alike.

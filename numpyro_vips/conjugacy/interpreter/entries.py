@@ -97,18 +97,18 @@ def _elementwise(
 
 def apply_elementwise(eqn: Any, arrays: Sequence[Any]) -> Any:
     """An elementwise operation on arrays that broadcast; in NumPy if all are public."""
-    is_known = all(map(is_public, arrays))
+    all_public = all(map(is_public, arrays))
     dtypes = [aval_of(var).dtype for var in eqn.invars]
     function = NUMPY.get(eqn.primitive.name)
-    if is_known and function is not None:
+    if all_public and function is not None:
         typed = map(np.asarray, arrays, dtypes)
         with np.errstate(all="ignore"):
             result = function(eqn.params, *np.broadcast_arrays(*typed))
         return np.asarray(result, aval_of(eqn.outvars[0]).dtype)
-    with jax.ensure_compile_time_eval() if is_known else contextlib.nullcontext():
+    with jax.ensure_compile_time_eval() if all_public else contextlib.nullcontext():
         typed = jnp.broadcast_arrays(*map(jnp.asarray, arrays, dtypes))
         result = eqn.primitive.bind(*typed, **eqn.params)
-        return np.asarray(result) if is_known else result
+        return np.asarray(result) if all_public else result
 
 
 # Operations that may give or take axes of length 1, and leave the last one.

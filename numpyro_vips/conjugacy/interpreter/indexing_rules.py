@@ -19,7 +19,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     is_public,
     split_selectors,
 )
-from numpyro_vips.conjugacy.interpreter.axis_rules import reshape_to, take_known
+from numpyro_vips.conjugacy.interpreter.axis_rules import reshape_to, take_public
 from numpyro_vips.conjugacy.interpreter.values import (
     Constant,
     Rule,
@@ -57,12 +57,12 @@ def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
         start = _start(where, numbers.start_index_map.index(axis)) if indexed else 0
         if start is None or not 0 <= start <= source.axes[axis].size - length:
             raise NotInAlgebra("a gather of part of an axis")
-        source = take_known(source, axis, np.arange(start, start + length))
+        source = take_public(source, axis, np.arange(start, start + length))
     selections: list[tuple[int, Form]] = []
     for component, axis in enumerate(numbers.start_index_map):
         if axis in full:
             continue
-        index = take_known(where, len(where.axes) - 1, np.asarray([component]))
+        index = take_public(where, len(where.axes) - 1, np.asarray([component]))
         index = forms.sum_over(index, [len(index.axes) - 1])
         if forms.is_single_choice(index):
             index = Form(index.axes, index.terms)
@@ -131,7 +131,7 @@ def _dynamic_slice(eqn: Any, operand: Value, *starts: Value) -> Value:
             continue
         if isinstance(start, Constant) and start.is_public:
             first = int(np.clip(int(start.array), 0, length - size))
-            form = take_known(form, axis, np.arange(first, first + size))
+            form = take_public(form, axis, np.arange(first, first + size))
             continue
         if size != 1:
             raise NotInAlgebra("a slice that starts at a value that is not public")
@@ -159,7 +159,7 @@ def _scatter(eqn: Any, operand: Value, indices: Value, updates: Value) -> Value:
 
     def flat(form: Form, indices: np.ndarray, number: int) -> Form:
         form = reshape_to(form, (math.prod(form.shape),))
-        form = take_known(form, 0, indices, branch=(group, number))
+        form = take_public(form, 0, indices, branch=(group, number))
         form = reshape_to(form, shape)
         complete = form.exclusive and bool(form.terms)
         return Form(form.axes, form.terms, complete or bool(np.all(indices >= 0)))

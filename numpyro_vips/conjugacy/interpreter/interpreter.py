@@ -37,7 +37,7 @@ from numpyro_vips.conjugacy.interpreter.entries import (
 from numpyro_vips.conjugacy.interpreter.reduction_rules import apply_to_shift
 from numpyro_vips.conjugacy.interpreter.signs import (
     is_nonnegative,
-    known_is_nonnegative,
+    public_is_nonnegative,
 )
 from numpyro_vips.conjugacy.interpreter.values import (
     Constant,
@@ -196,7 +196,7 @@ def _apply_to_constants(
             return [of_entries]
     arrays = [operand.array for operand in operands]
     if all(operand.is_public for operand in operands):
-        results = _evaluate_known(eqn, arrays)
+        results = _evaluate_public(eqn, arrays)
     else:
         results = apply_equation(eqn, _match_dtypes(eqn, arrays))
     return [Constant(result, is_private, nonnegative) for result in results]
@@ -204,7 +204,7 @@ def _apply_to_constants(
 
 def _has_no_negative(x: Constant) -> bool:
     if x.is_public:
-        return known_is_nonnegative(x.array)
+        return public_is_nonnegative(x.array)
     return x.nonnegative or x.array.dtype == bool
 
 
@@ -225,7 +225,7 @@ def _match_dtypes(eqn: jex_core.JaxprEqn, arrays: Sequence[Any]) -> list[Any]:
     ]
 
 
-def _evaluate_known(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
+def _evaluate_public(eqn: jex_core.JaxprEqn, arrays: Sequence[np.ndarray]) -> list[Any]:
     function = NUMPY.get(eqn.primitive.name)
     aval = aval_of(eqn.outvars[0])
     if function is not None:

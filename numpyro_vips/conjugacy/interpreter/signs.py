@@ -67,5 +67,5 @@ def _is_finite(var: Any) -> bool:
     return isinstance(var, jex_core.Literal) and bool(np.all(np.isfinite(var.val)))
 
 
-def known_is_nonnegative(array: np.ndarray) -> bool:
+def public_is_nonnegative(array: np.ndarray) -> bool:
     return array.dtype.kind in "biuf" and bool(np.all(array >= 0))

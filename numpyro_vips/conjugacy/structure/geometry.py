@@ -27,13 +27,13 @@ from numpyro_vips.conjugacy.algebra.terms import (
     same_labels,
 )
 from numpyro_vips.conjugacy.families import supports
+from numpyro_vips.conjugacy.families.family import Interval
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 
-Geometry = Literal["signed", "nonnegative", "psd"]
+StatisticGeometry = Literal["signed", "nonnegative", "psd"]
 # A term, and for each label of its statistic the term's own.
 Entry = tuple[Term, Labels]
 Matrix = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
-Interval = tuple[float, float]
 
 # Room for rounding errors in single precision, in units of the sum of magnitudes.
 _ROUNDING = 2.0**-16
@@ -41,7 +41,7 @@ _ROUNDING = 2.0**-16
 
 def geometry(
     entries: Sequence[Entry], matrix: Matrix | None, latents: Latents
-) -> Geometry:
+) -> StatisticGeometry:
     """The geometry of a statistic that is the sum of some terms' coefficients.
 
     "nonnegative" and "psd" also stand for numbers and matrices that all have the

@@ -27,7 +27,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
     reachable,
 )
 from numpyro_vips.conjugacy.structure.repeated_diagonals import repeated_diagonal
-from numpyro_vips.conjugacy.structure.statistic import Release, Statistic
+from numpyro_vips.conjugacy.structure.statistic import Statistic, StatisticRelease
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -232,7 +232,7 @@ def _release(
     latents: Latents,
     factor_of: Mapping[str, str],
     data_dependent: frozenset[str],
-) -> Release:
+) -> StatisticRelease:
     mine = set().union(*(_local_factors(term, latents, factor_of) for term in terms))
     if mine & data_dependent or (mine and any(term.is_private for term in terms)):
         return "adaptive"

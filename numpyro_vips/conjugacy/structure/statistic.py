@@ -5,8 +5,8 @@ import math
 from typing import Any, Literal
 
 from numpyro_vips.conjugacy.structure.geometry import (
-    Geometry,
     Matrix,
+    StatisticGeometry,
 )
 
 
@@ -30,7 +30,7 @@ class Diagonal:
         return self.factor * values.transpose(self.axes)
 
 
-Release = Literal["public", "once", "refreshed", "adaptive"]
+StatisticRelease = Literal["public", "once", "refreshed", "adaptive"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,9 +62,9 @@ class Statistic:
     name: str
     atoms: tuple[tuple[str, str, float, tuple[int, ...]], ...]
     shape: tuple[int, ...]
-    release: Release
+    release: StatisticRelease
     matrix: Matrix | None
-    geometry: Geometry = "signed"
+    geometry: StatisticGeometry = "signed"
     lower: float = -math.inf
     upper: float = math.inf
     diagonal: Diagonal | None = None

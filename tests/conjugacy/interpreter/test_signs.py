@@ -10,7 +10,7 @@ from jax import lax
 
 from numpyro_vips.conjugacy.interpreter.signs import (
     is_nonnegative,
-    known_is_nonnegative,
+    public_is_nonnegative,
 )
 
 HOSTILE = np.array(
@@ -62,7 +62,7 @@ def _claims(closed, signs):
 
     def sign(x):
         if hasattr(x, "val"):
-            return known_is_nonnegative(np.asarray(x.val))
+            return public_is_nonnegative(np.asarray(x.val))
         return known.get(x, False)
 
     claim = False
