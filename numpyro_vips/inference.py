@@ -323,6 +323,23 @@ class PrivateVI:
         reducer: Reducer,
         checkpoint: Checkpoint | None,
     ) -> PrivateVIResult:
+        """Prices, rehearses, charges and runs the steps of a prepared fit.
+
+        The charge comes after the rehearsal, which reads no row, and before the first
+        step. A fit that goes on from a checkpoint was charged before.
+
+        Args:
+          rng_key: Of draws that are public: where the fit starts, guides' draws.
+          prepared: The model, its engine and the steps.
+          plan: What `explain` says of them, for the result.
+          started: When the call began, by `time.perf_counter`.
+          reducer: Where batches are summed.
+          checkpoint: Where released numbers are kept; None for nowhere, or in a process
+            that is not the first.
+
+        Raises:
+          BudgetExceededError: The ledger cannot pay; no row was read.
+        """
         priced, resumed = priced_by_first(
             prepared.steps, reducer, checkpoint, lambda: self._price(prepared.steps)
         )

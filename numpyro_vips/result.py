@@ -41,7 +41,7 @@ _PRIVACY_ATTRIBUTES = (
 
 
 class MeanAndStddev(NamedTuple):
-    """Of the entries of one site, each in the shape of the site."""
+    """Mean and standard deviation of a site's entries, each in the site's shape."""
 
     mean: np.ndarray
     stddev: np.ndarray

@@ -98,7 +98,10 @@ def _smallest_noise(
     delta: float,
     accountant: Accountant,
 ) -> float:
-    """As `calibrate_events`, for a finite target that can be met."""
+    """The smallest factor on the noise that meets a finite target, which can be met.
+
+    As `calibrate_events` finds it; see there.
+    """
     groups = groups_of(events)
 
     def price(factor: float) -> float:

@@ -196,7 +196,10 @@ class NormalGuide:
         )
 
     def _by_site(self, vector: Float[Array, " size"]) -> dict[str, Float[Array, "..."]]:
-        """As `UnconstrainedSpace.split`, in NumPy, which compiles nothing."""
+        """A flat vector's entries by site, in the site's shape.
+
+        As `UnconstrainedSpace.split`, in NumPy, which compiles nothing.
+        """
         shapes = [site.unconstrained_shape for site in self.space.sites]
         stops = np.cumsum([math.prod(shape) for shape in shapes], dtype=int)[:-1]
         parts = np.split(np.asarray(vector), stops)

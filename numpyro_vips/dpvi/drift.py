@@ -55,11 +55,15 @@ class Drift(NamedTuple):
 
     @classmethod
     def of(cls, origin: Float64[np.ndarray, " size"]) -> "Drift":
-        """No iterates yet."""
+        """A run without iterates yet, which are going to be compared with `origin`."""
         return cls(origin, 1, (), _empty(origin))
 
     def with_iterate(self, iterate: Float64[np.ndarray, " size"]) -> "Drift":
-        """One more."""
+        """The run with one more iterate, in the open block.
+
+        A block that is full then joins the others, of which each two become one when
+        there are too many.
+        """
         away = iterate - self.origin
         block = self.open.joined(IterateSums(1, away, away**2))
         if block.number < self.length:

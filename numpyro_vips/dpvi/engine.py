@@ -229,7 +229,7 @@ class DpviEngine:
         return state
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:
-        """None."""
+        """No block: nothing is recentred, so that no norm grows by it."""
         return {}
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
@@ -492,7 +492,7 @@ class DpviEngine:
         return states[0]
 
     def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
-        """The same: the guide is fitted to its own width."""
+        """The state as it is: the guide is fitted to its own width."""
         return state
 
     # --- the model's density, for posteriors that others have found -------------------
@@ -618,20 +618,20 @@ class DpviEngine:
         return {} if user_guide is None else user_guide.captured
 
     def describe_site(self, name: str) -> dict[str, Any]:
-        """See `description.describe_site`."""
+        """What a row of `Plan.sites` says of a site; see `description`."""
         return describe_site(self.program, name)
 
     def describe_statistics(self) -> list[dict[str, Any]]:
-        """See `description.describe_statistics`."""
+        """The rows of `Plan.statistics`, one for each block; see `description`."""
         kinds: tuple[Release, ...] = ("adaptive", "information")
         return describe_statistics({kind: self.blocks(kind) for kind in kinds})
 
     def notes(self) -> Iterable[str]:
-        """See `description.notes`."""
+        """What else `explain` says of the guide and of the model; see `description`."""
         return notes(self.program, self.captured)
 
     def describe_sparse_rows(self, name: str) -> str:
-        """See `description.describe_sparse_rows`."""
+        """How a sparse argument is worked on, as the end of a sentence."""
         return describe_sparse_rows(name)
 
 

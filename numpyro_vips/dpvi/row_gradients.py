@@ -169,6 +169,17 @@ class RowGradients:
         )
 
     def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
+        """One row's gradient of its ELBO, a mean over the draws of all particles.
+
+        Args:
+          shared: The variational parameters, the step's draws of globals, and its key.
+          row: One row of every private argument.
+
+        Returns:
+          The gradient by leaf of the tree of parameters, whole or as frame and
+          coordinates, and whether the row may count: its observations lie in their
+          supports, its indices in range, and its ELBO is finite at every draw.
+        """
         tree, draws, key = shared
         # Of the row's content, not its place in the batch: otherwise taking one row
         # away would change what the others contribute.

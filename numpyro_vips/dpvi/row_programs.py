@@ -40,7 +40,7 @@ class RowPrograms:
         scales: Mapping[str, Any],
         clipping_norm: Any,
     ) -> dict[str, Float[Array, "..."]]:
-        """See `DpviEngine.bounded_sum`."""
+        """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
         shared = self._compiled.program.shared(variational, key, draws)
         return self._compiled.row_gradients.clipped_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm
@@ -53,7 +53,7 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
     ) -> Float[Array, "read read"]:
-        """See `NoiseAware.clipped_sum`."""
+        """The clipped sum of a chunk's information; see `NoiseAware.clipped_sum`."""
         assert self._compiled.noise_aware is not None
         return self._compiled.noise_aware.clipped_sum(
             point, self._as_traced(rows), mask, clipping_norm
@@ -80,7 +80,7 @@ class RowPrograms:
         edges: Mapping[str, Any],
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
-        """See `fitting.engine.Engine.norm_counts`."""
+        """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
         norms = self._norms(variational, key, draws, rows)
         return counts_of_parts(norms, mask, parts, edges)
 

@@ -73,7 +73,7 @@ class VectorNormal(NamedTuple):
 
     @property
     def stddev(self) -> Float64[np.ndarray, " size"]:
-        """Of every coordinate."""
+        """The standard deviation of every coordinate, (size,)."""
         return np.sqrt(np.sum(self.tril**2, axis=1))
 
     @property

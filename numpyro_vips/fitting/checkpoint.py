@@ -75,6 +75,15 @@ class Checkpoint:
             self._read(steps)
 
     def _read(self, steps: Sequence[Step]) -> None:
+        """Takes over the steps that a file has, if the ledger has counted them.
+
+        Args:
+          steps: Those that the fit has planned, without noise multipliers.
+
+        Raises:
+          ValueError: The file is no checkpoint, is of another fit, or holds other steps
+            than the ledger was charged for or has counted. Nothing was charged.
+        """
         with self._path.open("rb") as file:
             header = _json_line(file)
             if header is None or header.get("format") != _FORMAT:

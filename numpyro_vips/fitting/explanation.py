@@ -97,7 +97,7 @@ class Plan:
         return str(self)
 
     def _repr_html_(self) -> str:
-        """The same for notebooks; cells of tables are not cut."""
+        """The tables for notebooks, as HTML; cells are not cut."""
         parts = [_html.heading(f"Engine: {self.engine}")]
         if self.reasons:
             reasons = [f"{site}: {reason}" for site, reason in self.reasons.items()]

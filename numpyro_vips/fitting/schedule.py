@@ -165,7 +165,7 @@ class Step:
         )
 
     def scaled(self, factor: float) -> "Step":
-        """The same step with `factor` times the noise."""
+        """The step with `factor` times the noise, the rest as it is."""
         return dataclasses.replace(
             self, noise_multiplier=self.noise_multiplier * factor
         )

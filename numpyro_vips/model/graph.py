@@ -222,6 +222,17 @@ _ONE_DENSITY = (
 
 
 def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
+    """What the traces of one, two and three rows say of a site.
+
+    Args:
+      name, msg: The site, and NumPyro's message of it from the trace of one row.
+      unit: Name of the unit plate.
+      one, two, three: The model's traces on so many rows.
+
+    Raises:
+      UnsafeModelError: It has `obs_mask=`, an axis of rows outside the unit plate, no
+        such axis or another growing one inside, or is observed outside.
+    """
     fn = msg["fn"]
     # NumPyro splits a site with obs_mask= into an observed and an unobserved one.
     stem = name.removesuffix("_unobserved").removesuffix("_observed")

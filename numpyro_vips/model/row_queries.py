@@ -43,7 +43,7 @@ class RowQuery:
     programs: dict[str, Any]
 
     def sparse(self) -> "RowQuery":
-        """The same query, with arguments sparse where the fit's were."""
+        """The query with those arguments sparse that were sparse in the fit."""
         names = self.settings.get("max_nonzeros", {})
         arguments = self.arguments.sparse(names)
         return dataclasses.replace(self, arguments=arguments)

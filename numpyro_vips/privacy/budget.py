@@ -415,6 +415,18 @@ class PrivacyBudget:
         _check_price(entry)
 
     def _check_budget(self, charges: tuple[Charge, ...], entry: Charge) -> None:
+        """Refuses what the ledger cannot pay.
+
+        Args:
+          charges: What was charged before.
+          entry: What is asked for.
+
+        Raises:
+          BudgetExceededError: By the ledger's composition, all of them together are
+            more than its budget, or the entry has no noise at all.
+          ValueError: A Rényi filter gets an entry without events, which it would
+            count as free.
+        """
         if math.isinf(entry.epsilon):
             raise BudgetExceededError(
                 "The fit has no noise, so its epsilon is infinite. "

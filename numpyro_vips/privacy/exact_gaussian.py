@@ -88,6 +88,11 @@ def _rounded_piece(
     spacing: float,
     rng: np.random.Generator,
 ) -> Float64[np.ndarray, " piece"]:
+    """`rounded_gaussian` of a piece, its numbers drawn together.
+
+    Double precision decides nearly all of them, with a bound on its error. What it
+    leaves undecided goes to `nearest_point`, one number after the other.
+    """
     words = rng.integers(
         np.iinfo(np.uint64).max, size=mean.shape, dtype=np.uint64, endpoint=True
     )

@@ -111,7 +111,10 @@ class Block:
 
     @property
     def num_directions(self) -> int:
-        """See `directions`; by default the number of coordinates."""
+        """In how many directions a row can move the block; see `directions`.
+
+        By default the number of its coordinates.
+        """
         return self.num_coordinates if self.directions is None else self.directions
 
     @property
@@ -225,7 +228,7 @@ class GaussianMechanism:
         return (1.0 + self.rounding) * self._exact_sensitivity(relation)
 
     def _exact_sensitivity(self, relation: Relation) -> float:
-        """That of sums without rounding."""
+        """The L2 sensitivity of the sums as real numbers, without rounding."""
         squared_norm = self.clipping_norm**2
         shares = [block.scaled_norm_bound**2 for block in self.blocks]
         if relation == "add_or_remove":

@@ -265,7 +265,7 @@ class PrivacyStatement:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The same for notebooks."""
+        """The statement for notebooks, as HTML."""
         return (
             _html.heading("Privacy statement")
             + "".join(map(_html.paragraph, self._guarantee()))

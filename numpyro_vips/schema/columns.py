@@ -310,7 +310,7 @@ class Categorical(Column):
         return {label: code for code, label in enumerate(labels)}
 
     def _indicators(self) -> dict[str | int, int]:
-        """The same without the reference."""
+        """The labels that have a column of zeros and ones: all but the reference."""
         codes = self._codes()
         if self.reference is not None:
             del codes[self.reference]

@@ -148,7 +148,7 @@ class VipsEngine:
 
     @property
     def balanced(self) -> frozenset[str]:
-        """See `StatisticRoles.balanced`."""
+        """Blocks whose sums end near zero; see `StatisticRoles.balanced`."""
         return self._roles.balanced
 
     @property
@@ -162,12 +162,12 @@ class VipsEngine:
 
     @property
     def together(self) -> tuple[Together, ...]:
-        """See `StatisticRoles.together`."""
+        """Blocks that share a clipping norm; see `StatisticRoles.together`."""
         return self._roles.together
 
     @property
     def growing(self) -> frozenset[str]:
-        """See `StatisticRoles.growing`."""
+        """Blocks whose norms the start halves; see `StatisticRoles.growing`."""
         return self._roles.growing
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
@@ -498,7 +498,7 @@ class VipsEngine:
         return total if math.isfinite(total) else -math.inf
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
-        """See `diagnostics.diagnostics_of`."""
+        """What is known of how good the posterior is; see `diagnostics_of`."""
         seen = None
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
@@ -528,7 +528,7 @@ class VipsEngine:
         return {}
 
     def describe_site(self, name: str) -> dict[str, Any]:
-        """See `description.describe_site`."""
+        """What a row of `Plan.sites` says of a site; see `description`."""
         return describe_site(self.program, name)
 
     def describe_statistics(self) -> list[dict[str, Any]]:

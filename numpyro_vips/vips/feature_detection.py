@@ -188,7 +188,7 @@ def entries_of(atom: Atom, layout: GaussianLayout, term: Term) -> Labels:
 
 
 def long_labels(labels: Labels) -> Labels:
-    """Those along which there are several entries."""
+    """The labels along which there are several entries."""
     return tuple(label for label in labels if label.size > 1)
 
 

@@ -229,7 +229,14 @@ def _rewritten(
 def _with_slot(
     term: Term, atom: Atom, layout: GaussianLayout, product: Product
 ) -> Term:
-    """The same for one atom of a term."""
+    """The term with a product's slot in the place of all that one atom is times.
+
+    Args:
+      term: A term that has the atom.
+      atom: Of a latent in the block.
+      layout: The latent's place in it.
+      product: What the atom is multiplied by, as a number of the row.
+    """
     entries = entries_of(atom, layout, term)
     rest: list[Factor] = list(term.factors)
     rest.remove(atom)

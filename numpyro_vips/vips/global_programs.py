@@ -73,7 +73,7 @@ class GlobalPrograms:
         )
 
     def start(self, rng_key: PRNGKeyArray) -> m_step.Start:
-        """See `m_step.start`."""
+        """The moments from which the globals start; see `m_step.start`."""
         return self._start(rng_key)
 
     def solve(
@@ -125,7 +125,10 @@ class GlobalPrograms:
         moments: MomentsByFactor | InDouble,
         centre: Mapping[str, Any],
     ) -> dict[str, Target]:
-        """See `m_step.newton_targets`."""
+        """By factor, what Newton's method needs to know, in double precision.
+
+        See `m_step.newton_targets`.
+        """
         with jax.enable_x64(True):
             found = self._newton_targets(
                 sums.statistics, sums.noise_stddev, moments, centre

@@ -331,6 +331,19 @@ def _goes_astray(rounds: Sequence[_Correction]) -> bool:
 def _correct(
     sums: Vector, now: Vector, stddev: Vector, depends: Choice, answers: Answers
 ) -> _Correction | None:
+    """One round: sums less what is left in them of the errors of early steps.
+
+    Rows are simulated where the sums lead; what they answer there replaces what they
+    answered in the steps, and the slopes say how far that carries.
+
+    Args:
+      sums: The average of all releases.
+      now: The sums as the last round has left them.
+      stddev, depends, answers: As of `observed`.
+
+    Returns:
+      None where some sums on the way have no posterior, or slopes are not finite.
+    """
     # Counts that noise has taken below zero count nothing: there no slope is seen.
     near = answers.inside(now, stddev)
     rows = answers.rows(near)
@@ -409,13 +422,17 @@ class _Slopes:
         return self._root @ ((self._root.T @ error) / (1.0 - self._known))
 
     def covariance_of_noise(self, stddev: Vector) -> Covariance:
-        """That of n̄, by noise of these standard deviations in the sums."""
+        """The covariance of n̄ that comes from noise in the sums.
+
+        Args:
+          stddev: Standard deviation of the noise in each coordinate.
+        """
         gained = self._root / (1.0 - self._known)
         carried = gained @ self._root.T * stddev
         return carried @ carried.T
 
     def covariance_of_rows(self) -> Covariance:
-        """That of n̄, by what rows leave open."""
+        """The covariance of n̄ that comes from what rows leave open."""
         gained = self._root * (self._known / (1.0 - self._known))
         return gained @ self._root.T
 

@@ -174,12 +174,12 @@ class RowPrograms:
 
     @functools.cached_property
     def covariates_that_are_features(self) -> dict[int, tuple[str, int]]:
-        """See `covariates.covariates_that_are_features`."""
+        """Which covariates are features, and of which factor; see `covariates`."""
         return covariates_that_are_features(self.program, self.covariates)
 
     @functools.cached_property
     def positive_covariates(self) -> Bool[np.ndarray, " covariates"]:
-        """See `covariates.positive_covariates`."""
+        """Which covariates of a row must be positive, or else it counts as zero."""
         return positive_covariates(self.program, self.covariates)
 
     def units_of_covariates(self, standards: Standards) -> Units:

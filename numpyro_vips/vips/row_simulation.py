@@ -93,7 +93,14 @@ class RowSimulation:
                 yield found
 
     def missing(self, sums: Sums) -> NewSums | None:
-        """See `without_clipping`."""
+        """How much clipped sums fall short of whole ones, by statistic.
+
+        Args:
+          sums: Those whose posterior rows are simulated from.
+
+        Returns:
+          None if these have no posterior, or what is missing is not finite.
+        """
         latents = self._means_of_latents(sums)
         if latents is None:
             return None
@@ -106,7 +113,11 @@ class RowSimulation:
         return found if finite else None
 
     def lost(self, sums: Sums) -> dict[str, Lost]:
-        """See `without_clipping`."""
+        """What clipping hides of the rows, by statistic; see `Lost`.
+
+        Args:
+          sums: As of `missing`, for which it was not None.
+        """
         latents = self._means_of_latents(sums)
         assert latents is not None  # So it was for `missing`.
         num_groups = math.ceil(_GROUPS / self._number)

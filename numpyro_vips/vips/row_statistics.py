@@ -355,6 +355,18 @@ def scattered_statistics(
 def _scattered(
     structure: Structure, entry: Entry, local_moments: MomentsByFactor
 ) -> Scattered | None:
+    """A term's coefficients as values at the entries that a row's indices pick.
+
+    Args:
+      structure: What was found in the model.
+      entry: A term of one row, and its labels of the statistic.
+      local_moments: Moments of the row's latents.
+
+    Returns:
+      None where a row has no such indices, where their entries are more than the
+      statistic has, or where values would be added up that might cancel: their norm
+      would be no bound then.
+    """
     term, labels = entry
     scatters = [
         factor

@@ -64,11 +64,11 @@ class SimulatedAnswers:
         return self._sums._replace(statistics={**self._sums.statistics, **blocks})
 
     def inside(self, sums: Vector, margins: Vector) -> Vector:
-        """See `missing_information.Coordinates.inside`."""
+        """The sums with those of one sign kept off zero; see `Coordinates.inside`."""
         return self._coordinates.inside(sums, margins)
 
     def sizes(self, sums: Vector) -> Vector:
-        """See `missing_information.Coordinates.sizes`."""
+        """The root mean square of each block; see `Coordinates.sizes`."""
         return self._coordinates.sizes(sums)
 
     def natural(self, sums: Vector) -> Vector | None:
@@ -84,7 +84,7 @@ class SimulatedAnswers:
         return found if np.isfinite(found).all() else None
 
     def rows(self, sums: Vector) -> Sequence[Rows] | None:
-        """See `missing_information.Answers`."""
+        """Rows simulated where sums lead, in chunks; None if there is no posterior."""
         latents = self._globals.means_of_latents(self._state, self._with(sums), 0.0)
         if latents is None:
             return None
@@ -116,14 +116,14 @@ class SimulatedAnswers:
         return float(found[ZERO_ROWS]) <= _MOST_LOST * self._size
 
     def sums(self, sums: Vector, rows: Sequence[Rows]) -> Vector | None:
-        """See `missing_information.Answers`."""
+        """The whole sums of rows at the globals of some sums, if these have any."""
         moments = self._moments(sums)
         if self._natural_of(moments) is None:
             return None
         return self._sums_at(self._rows.expected_natural_of(moments), rows)
 
     def early_sums(self, rows: Sequence[Rows]) -> Vector:
-        """See `missing_information.Answers`."""
+        """The average of what rows release where those of the fit were asked."""
         parts = [
             weight * self._sums_at(place, rows, bound)
             for weight, place, bound in self._state.asked

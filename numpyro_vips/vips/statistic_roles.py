@@ -195,7 +195,7 @@ class StatisticRoles:
 
     @functools.cached_property
     def residuals(self) -> frozenset[str]:
-        """Those of factors that take Newton steps."""
+        """The statistics of factors that take Newton steps, which are residuals."""
         return self._linear_in(self._structure.newton)
 
     def _linear_in(self, factors: frozenset[str]) -> frozenset[str]:

@@ -244,7 +244,7 @@ class Term:
         return self.with_arrays(lambda factor: arrays[factor.array.token])
 
     def refreshed(self) -> "Term":
-        """The same term with bound labels of its own."""
+        """An equal term, with bound labels that no other term has."""
         fresh = {label: Label(label.size) for label in self.bound}
         renamed = self.renamed(fresh)
         return Term(self.scale, renamed.factors, frozenset(fresh.values()))

@@ -486,7 +486,7 @@ class _Root(Family):
         return self._of_root(self._square.starting_moments(self._of_square(natural)))
 
     def parameters(self, natural: Elementwise) -> NewElementwise:
-        """Those of the distribution of x²."""
+        """The standard parameters of the distribution of x²."""
         return self._square.parameters(self._of_square(natural))
 
     def requirements(self, parameters: Elementwise) -> Requirements:

@@ -35,6 +35,17 @@ RULES: dict[str, Rule] = {}
 
 @rule_for(RULES, "gather")
 def _gather(eqn: Any, operand: Value, indices: Value) -> Value:
+    """A gather as selections by one-hots, one along each indexed axis.
+
+    Args:
+      eqn: The gather.
+      operand: What is picked from.
+      indices: Which entries, with the components of an index along the last axis.
+
+    Raises:
+      NotInAlgebra: It takes a part of an axis at a place that is not public, or an
+        index depends on a continuous latent.
+    """
     if isinstance(operand, Transformed):
         inner = _gather(eqn, operand.form, indices)
         return Transformed(operand.function, as_form(inner))

@@ -80,7 +80,7 @@ class GaussianLayout:
     def sites(
         self, coordinates: _Coordinates, leading: int = 0
     ) -> dict[str, _Coordinates]:
-        """The same for every site of the block."""
+        """The values of every site of the block, each as `site` returns them."""
         return {name: self.site(name, coordinates, leading) for name in self.shapes}
 
     def coordinates(self, values: Mapping[str, jax.Array]) -> jax.Array:
