@@ -83,7 +83,8 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
 
 def prior_median(prior: Any) -> jax.Array:
     """The middle of a prior of single numbers: its median, or else its mean."""
-    return _centre(prior, biject_to(prior.support), threefry_key(0))
+    key = functools.partial(threefry_key, 0)
+    return _centre(prior, biject_to(prior.support), key)
 
 
 def prior_quantile(prior: Any, q: float) -> np.ndarray:

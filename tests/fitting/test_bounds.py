@@ -507,10 +507,8 @@ def test_encoded_numbers_that_vary_are_counted_in_a_histogram():
 
 def test_rows_that_are_longer_than_their_schema_allows_are_clipped():
     table = binary_table(400)
-    X, y = (
-        SEXES.encode(table).astype("f4"),
-        np.random.default_rng(1).permutation(400) % 2,
-    )
+    X: Any = SEXES.encode(table).astype("f4")
+    y = np.random.default_rng(1).permutation(400) % 2
     X[:200] = 10.0 * np.asarray(X[:200])
     assert X.encoding == SEXES
     result = fit(logistic, X, y, budget=50.0, num_steps=4)

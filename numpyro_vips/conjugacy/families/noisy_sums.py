@@ -125,7 +125,7 @@ def rate_of_noisy_sums(
     def closer(
         _: int, found: tuple[Float[Array, "..."], ...]
     ) -> tuple[Float[Array, "..."], ...]:
-        low, high, *_ = found
+        low, high = found[:2]
         points = low + (high - low) * steps
         logs = log_density(points)
         counts = logs > logs.max(0) - _NEGLIGIBLE
