@@ -7,7 +7,7 @@ import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_vips.model.prior_centre import _centre, unconstrained_scale
+from numpyro_vips.model.prior_centre import _centre, prior_median, unconstrained_scale
 
 QUARTILES = np.array([0.25, 0.75])
 # Between the quartiles of a standard Normal.
@@ -61,3 +61,13 @@ def test_centre_of_a_vague_variance_is_one_over_the_mean_precision(concentration
     prior = dist.InverseGamma(concentration, 3.0 * concentration)
     centre = _centre(prior, dist.biject_to(prior.support), lambda: jax.random.key(0))
     np.testing.assert_allclose(centre, 3.0, rtol=1e-6)
+
+
+def test_a_median_without_a_formula_is_that_of_draws():
+    """Two Cauchys have neither an inverse distribution function nor a mean."""
+    prior = dist.MixtureSameFamily(
+        dist.Categorical(np.array([0.5, 0.5])), dist.Cauchy(np.array([0.0, 2.0]), 1.0)
+    )
+    draws = np.asarray(prior.sample(jax.random.key(1), (4000,)))
+    below = (draws < float(prior_median(prior))).mean()
+    np.testing.assert_allclose(below, 0.5, atol=0.1)

@@ -140,7 +140,7 @@ def rate_of_noisy_sums(
     # Loops here and below: stages written out take as many times as long to compile.
     nothing = jnp.zeros((_POINTS, *low.shape), low.dtype)
     stages = jax.lax.fori_loop(0, _STAGES, closer, (low, high, nothing, nothing))
-    *_, points, logs = stages
+    points, logs = stages[2:]
     weights = jnp.exp(logs - logs.max(0))
     weights = weights / weights.sum(0)
     mean_log = (weights * points).sum(0)
