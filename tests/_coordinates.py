@@ -1,5 +1,6 @@
 """A block of what is released as a vector, to check norms and noise."""
 
+import functools
 import math
 
 import numpy as np
@@ -21,8 +22,17 @@ def isometric_coordinates(block: Block, value: np.ndarray) -> np.ndarray:
     leading = value.shape[: value.ndim - len(block.shape)]
     if not block.symmetric:
         return value.reshape(*leading, block.num_coordinates)
-    rows, columns = np.triu_indices(block.shape[-1], k=int(block.hollow))
-    factors = np.where(rows == columns, 1.0, math.sqrt(2.0))
+    rows, columns, factors = _triangle(block.shape[-1], block.hollow)
     return (value[..., rows, columns] * factors).reshape(
         *leading, block.num_coordinates
     )
+
+
+@functools.cache
+def _triangle(order: int, hollow: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where the free entries of a symmetric matrix lie, and what each counts.
+
+    Searches ask for it a hundred thousand times.
+    """
+    rows, columns = np.triu_indices(order, k=int(hollow))
+    return rows, columns, np.where(rows == columns, 1.0, math.sqrt(2.0))
