@@ -3,7 +3,8 @@
 A cell of a CSV file is read by itself: libraries that guess dtypes look at all rows,
 and a single word among the ages would make them texts. Here a cell that is no number is
 missing where a number is expected. So is an empty cell; `NA` among texts is a text. A
-line with too few or too many cells is left out.
+line with too few or too many cells is left out. Quotes have to be closed, as programs
+that write such files see to: an open one takes the lines after it along.
 """
 
 import math

@@ -72,7 +72,7 @@ def test_encoded_rows_compute_and_print_as_any_array():
     assert type(plain) is np.ndarray
     assert repr(X) == repr(plain)
     w = jnp.ones(5)
-    for found in (X @ w, jnp.asarray(X) @ w, jax.jit(jnp.matmul)(X, w)):
+    for found in (X @ w, w @ X.T, jnp.asarray(X) @ w, jax.jit(jnp.matmul)(X, w)):
         assert isinstance(found, jax.Array)
         np.testing.assert_allclose(found, plain @ np.ones(5), rtol=1e-5)
 
