@@ -132,6 +132,37 @@ def compare(draws: dict[str, np.ndarray], sites: dict[str, Any]) -> dict[str, fl
     }
 
 
+def prior_medians(foreign: Foreign, arguments: Arguments) -> dict[str, np.ndarray]:
+    """Medians of what is compared, under the prior; none where it cannot be drawn."""
+    names = global_sites(foreign, arguments)
+    try:
+        draw = numpyro.infer.Predictive(
+            foreign.model, num_samples=500, return_sites=names
+        )
+        draws = draw(jax.random.key(2), **arguments)
+        compared = foreign.to_compare({k: np.asarray(draws[k], float) for k in names})
+    except Exception:  # Improper, or latents that are summed out.
+        return {}
+    return {name: np.median(values, axis=0) for name, values in compared.items()}
+
+
+def half_way(
+    means: dict[str, np.ndarray], prior: dict[str, np.ndarray], sites: dict[str, Any]
+) -> float | None:
+    """The share of means that are half way from the prior's to the reference or more.
+
+    Of entries that are more than two reference sds away from the prior's; None where
+    there are none, or the prior is not known.
+    """
+    found: list[bool] = []
+    for name in sites.keys() & prior.keys():
+        mean, sd = (np.ravel(sites[name][key]) for key in ("mean", "sd"))
+        away = np.abs(np.ravel(prior[name]) - mean)
+        left = np.abs(np.ravel(means[name]) - mean)
+        found += list((left <= 0.5 * away)[away > 2.0 * sd])
+    return float(np.mean(found)) if found else None
+
+
 def fit(
     foreign: Foreign, arguments: Arguments, budget: nv.PrivacyBudget, sites: Any
 ) -> dict[str, Any]:
@@ -142,11 +173,18 @@ def fit(
         warnings.simplefilter("always")
         try:
             vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            vi.explain(**arguments)
+            explained = time.process_time() - started
             result = vi.run(jax.random.key(0), **arguments)
             seconds = time.process_time() - started
             draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
             found = foreign.to_compare({k: np.asarray(draws[k], float) for k in draws})
             record = {"engine": result.engine, **compare(dict(found), sites)}
+            record["explain_seconds"] = round(explained, 2)
+            if budget.is_private:
+                means = {name: np.mean(values, 0) for name, values in found.items()}
+                prior = prior_medians(foreign, arguments)
+                record["half_way"] = half_way(means, prior, sites)
             record["bounds"] = sorted(
                 set(result.diagnostics.get("bounds", {}).values())
             )
@@ -228,17 +266,51 @@ def table(records: dict[str, Any], references: dict[str, Any]) -> str:
     ]
     counts = (
         f"{len(inside)} of {len(records)} models have a private posterior. Without "
-        f"noise the means of {np.sum(errors < 0.3)} of {len(errors)} are within 0.3 "
-        f"reference sds and of {np.sum(errors < 1)} within 1; {len(silent)} of the "
+        f"noise the means of {np.sum(errors < 0.3)} of {len(errors)} "
+        f"({100 * np.mean(errors < 0.3):.0f} %) are within 0.3 reference sds "
+        f"and of {np.sum(errors < 1)} within 1; {len(silent)} of the "
         "others neither warn nor name a bound. "
         f"Private 90 % intervals hold {100 * np.mean(inside):.0f} % of the reference "
         f"means in the mean over models. {len(GALLERY) - len(records)} more models are "
         "in the gallery and have no record yet."
     )
+    counts += _on_progress(records) + _on_explain(private)
     found = "\n".join(lines) + "\n\n" + counts
     if reasons:
         found += "\n\nRefused, with the message:\n\n" + "\n".join(reasons)
     return found
+
+
+# Rows from which a private posterior is asked to leave its prior.
+_MANY_ROWS = 500
+
+
+def _on_progress(records: dict[str, Any]) -> str:
+    """How many private posteriors leave their priors; records may not know."""
+    shares = [
+        record["private"]["half_way"]
+        for record in records.values()
+        if record["rows"] >= _MANY_ROWS
+        and record["private"].get("half_way") is not None
+    ]
+    if not shares:
+        return ""
+    return (
+        f" Of {len(shares)} models with {_MANY_ROWS} rows or more, a prior away "
+        "from the reference and a record of it, "
+        f"{100 * np.mean(shares):.0f} % of the private means are at least half way."
+    )
+
+
+def _on_explain(private: list[dict[str, Any]]) -> str:
+    """Seconds of `explain`; records may not know."""
+    seconds = [p["explain_seconds"] for p in private if "explain_seconds" in p]
+    if not seconds:
+        return ""
+    return (
+        f" `explain` takes {np.median(seconds):.1f} s of the processor in the median "
+        f"of {len(seconds)} models, {np.max(seconds):.1f} s at most."
+    )
 
 
 def finished(path: Path, names: list[str], again: bool) -> Finished:
