@@ -16,6 +16,7 @@ from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.late_globals import late_globals, waiting_coordinates
 from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
@@ -99,6 +100,11 @@ def compile_model(
     def density(free: Mapping[str, Any], params: Any) -> Float[Array, ""]:
         return elbo(free, params, row, threefry_key(0))[0]
 
+    def density_at(values: Mapping[str, Any]) -> Float[Array, ""]:
+        others = {s.name: s.transform(centres[s.name]) for s in sites}
+        constant = constrained(params, constraints)
+        return row_elbo({**others, **values}, constant, row, threefry_key(0))[0]
+
     reads_site, reads_param = _reads(density, centres, params)
     if not any(jax.tree.leaves((reads_site, reads_param))):
         raise UnsafeModelError(
@@ -118,7 +124,10 @@ def compile_model(
         [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
     )
     normal_guide = None
+    late: frozenset[str] = frozenset()
     if not callable(guide):
+        if not (options.takes_newton_steps or options.has_own_optimizer):
+            late = late_globals(read.sites, centres, density_at)
         num_rows = graph.arguments.public_num_rows
         normal_guide = NormalGuide(space, guide, num_rows=num_rows)
     used_guide = user_guide if normal_guide is None else normal_guide
@@ -131,6 +140,7 @@ def compile_model(
         prior_scale=prior_scale,
         reach=_reach(prior_scale).astype(start.dtype),
         ranges=public_ranges(space, start),
+        is_late=waiting_coordinates(space.sites, late),
         guide=normal_guide,
         user_guide=user_guide,
         locals_of_rows=locals_of_rows,

@@ -1,7 +1,10 @@
 """What `explain` says of a model that DPVI runs."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from numpyro_vips.dpvi.program import DpviProgram
 from numpyro_vips.jax_tools.program_constants import listed
@@ -70,10 +73,27 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
             "replaced by a bound. It is looser the less a row says of them, and "
             "makes them matter less: globals that scale them come out too small."
         )
+    late = late_names(program)
+    if late and program.options.num_waiting:
+        yield (
+            f"{', '.join(map(repr, late))} stay at the prior's centre in the first "
+            f"{program.options.num_waiting} steps, in which components that could "
+            "change places go apart. This costs nothing."
+        )
     if program.options.takes_newton_steps:
         yield "Newton steps until fresh draws leave the posterior where it is."
     if names := listed(sorted(captured)):
         yield f"Treated as public because the guide holds them: {', '.join(names)}."
+
+
+def late_names(program: DpviProgram) -> list[str]:
+    """Names of the globals that wait in the first steps, in the guide's order."""
+    if not program.is_late.any():
+        return []
+    sites = program.space.sites
+    sizes = [math.prod(site.unconstrained_shape) for site in sites]
+    parts = np.split(program.is_late, np.cumsum(sizes)[:-1])
+    return [s.name for s, part in zip(sites, parts, strict=True) if part.any()]
 
 
 def describe_sparse_rows(name: str) -> str:

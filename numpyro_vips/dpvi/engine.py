@@ -58,6 +58,7 @@ from numpyro_vips.dpvi.iterates import (
     for_program,
     with_drift,
 )
+from numpyro_vips.dpvi.late_globals import WAITING
 from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
@@ -120,6 +121,7 @@ class DpviEngine:
         perturb: Perturb | None = None,
         averaging: float | None = 3.0,
         local_steps: int | None = None,
+        num_steps: int | None = None,
         until_converged: bool = False,
     ) -> None:
         """Traces the model on a single synthetic row; no private value is read.
@@ -144,6 +146,8 @@ class DpviEngine:
             horizon to be fixed beforehand. None keeps the last iterate.
           local_steps: Sweeps over the latents of a row, where the conjugacy layer
             solves for them.
+          num_steps: Number of steps, if the caller fixed it. Late globals wait for a
+            part of them.
           until_converged: Whether the fit is without noise and free to run until it has
             converged. With few globals, no parameters beside them and no settings that
             say how to go, this is by Newton's method, see `without_noise.py`.
@@ -186,6 +190,7 @@ class DpviEngine:
             is_analytic=isinstance(loss, TraceMeanField_ELBO),
             has_own_optimizer=optimizer is not None,
             takes_newton_steps=takes_newton_steps,
+            num_waiting=math.floor(WAITING * (num_steps or DEFAULT_STEPS)),
         )
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program

@@ -48,7 +48,7 @@ def stepped(
         lambda u: step_size * jnp.where(jnp.isfinite(u), u, 0.0), updates
     )
     if program.guide is not None and not program.options.has_own_optimizer:
-        loc = program.reach * updates.guide["loc"]
+        loc = program.reach_of_step(state.step) * updates.guide["loc"]
         updates = updates._replace(guide={**updates.guide, "loc": loc})
     variational: Any = optax.apply_updates(params, updates)
     if program.guide is not None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
@@ -46,6 +46,7 @@ class ProgramOptions:
       is_analytic: Whether Kullback-Leibler divergences are taken in closed form.
       has_own_optimizer: Whether the caller gave the optimiser.
       takes_newton_steps: Whether the fit is without noise, by Newton's method.
+      num_waiting: How many steps, the first ones, late globals wait.
     """
 
     num_particles: int
@@ -54,6 +55,7 @@ class ProgramOptions:
     is_analytic: bool
     has_own_optimizer: bool
     takes_newton_steps: bool
+    num_waiting: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -69,6 +71,7 @@ class DpviProgram:
       prior_scale: Standard deviations of the prior, in the units of `space`.
       reach: How far a step may go in each global, as a factor on the optimiser's.
       ranges: Where iterates are held.
+      is_late: Which coordinates wait in the first steps, see `late_globals.py`.
       guide: The Normal on the unconstrained globals; None beside a user's guide.
       user_guide: The guide that the caller gave, if any.
       locals_of_rows: How a row's continuous latents are dealt with, if there are any.
@@ -85,6 +88,7 @@ class DpviProgram:
     prior_scale: Float[np.ndarray, " size"]
     reach: Float[np.ndarray, " size"]
     ranges: PublicRanges
+    is_late: Bool[np.ndarray, " size"]
     guide: NormalGuide | None
     user_guide: UserGuide | None
     locals_of_rows: LocalsOfRows | None
@@ -97,6 +101,13 @@ class DpviProgram:
     def perturbs_location(self) -> bool:
         """Whether gradients in the globals are released, not those in φ."""
         return self.options.perturb == "location"
+
+    def reach_of_step(self, step: Int[Array, ""]) -> Float[Array, " size"]:
+        """How far the step with this number may go; where globals wait, nowhere."""
+        if not self.is_late.any():
+            return jnp.asarray(self.reach)
+        waits = self.is_late & (step < self.options.num_waiting)
+        return jnp.where(waits, 0.0, self.reach)
 
     def constrained(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters without a prior, as the model takes them."""

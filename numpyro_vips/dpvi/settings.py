@@ -92,7 +92,7 @@ class DPVI:
         Raises:
           UnsafeModelError: DPVI cannot run the model, or not with this guide.
         """
-        del model, num_steps  # The graph says it all, and no step differs by them.
+        del model  # The graph says it all.
         return DpviEngine(
             graph,
             guide=self.guide,
@@ -101,6 +101,7 @@ class DPVI:
             perturb=self.perturb,
             averaging=self.averaging,
             local_steps=self.local_steps,
+            num_steps=num_steps,
             until_converged=until_converged,
         )
 
