@@ -14,6 +14,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Float32, Int
 
 from numpyro_vips.conjugacy.families.noisy_sums import nonnegative
@@ -138,11 +139,10 @@ def _grouped(
 ) -> Int[Array, "groups learnt"]:
     """Some cells to learn from, in groups of about the same background, in order."""
     number = min(place.size, groups * _MOST_TO_LEARN_FROM)
-    # Every so many of all, through all columns of all rows.
-    every = place.size // number
-    while math.gcd(every, place.size) > 1:
-        every += 1
-    some = jnp.arange(number) * every % place.size
+    # Spread over all, as columns may be sorted by frequency; in 64 bits, lest products
+    # overflow.
+    spread = np.arange(number, dtype=np.int64) * place.size // number
+    some = jnp.asarray(spread.astype(np.int32))
     some = some[jnp.argsort(place[some])]
     size = math.ceil(number / groups)
     # The last group is filled up with the last cell.

@@ -143,6 +143,20 @@ def test_components_are_those_of_bayes_rule(level: float) -> None:
         np.testing.assert_allclose(level - float(towards[0, number]), mean, atol=1e-4)
 
 
+@pytest.mark.parametrize(("size", "groups"), [(500, 1), (4000, 1), (120_000, 24)])
+def test_cells_to_learn_from_are_spread_over_all(size: int, groups: int) -> None:
+    rng = np.random.default_rng(10)
+    place = jnp.asarray(rng.gamma(0.3, size=size), jnp.float32)
+    members = np.asarray(noisy_counts._grouped(place, groups))
+    chosen = np.unique(members)
+    number = min(size, groups * noisy_counts._MOST_TO_LEARN_FROM)
+    assert members.shape[0] == groups and len(chosen) == number
+    share = np.histogram(chosen, bins=10, range=(0, size))[0] / number
+    np.testing.assert_allclose(share, 0.1, atol=0.02)
+    backgrounds = np.asarray(place)[members]
+    assert (np.diff(backgrounds.ravel()) >= 0).all()
+
+
 # --- on topics ----------------------------------------------------------------------
 
 
