@@ -28,7 +28,11 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
-from numpyro_vips.model.synthetic_rows import rows_of_other_sizes, rows_of_unit_size
+from numpyro_vips.model.synthetic_rows import (
+    encoded_rows,
+    rows_of_other_sizes,
+    rows_of_unit_size,
+)
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
 from numpyro_vips.privacy.releases import INFORMATION, Release, Together
 
@@ -106,10 +110,12 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
     # About other points than zero norms are others, whatever they were.
-    others = [
-        trial.norms(sized) for sized in rows_of_other_sizes(rows, graph.arguments)
-    ]
+    others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
     varying = _varying(others, largest) | engine.recentred
+    # The grid of what is counted all the same stays that of rows of unit size.
+    bounded = _bounded_by_encodings(trial, graph.arguments, rows)
+    largest |= {name: bounded[name] for name in varying & bounded.keys()}
+    varying -= bounded.keys() - engine.recentred
     grown = dict.fromkeys(engine.growing.difference(varying), _MOST_GROWN)
     parts = tuple(
         NormPart(
@@ -126,6 +132,25 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     # Every histogram adds to the noise of all.
     is_few = graph.arguments.public_num_rows < _ROWS_PER_HISTOGRAM * len(parts)
     return joined(parts, engine.together) if is_few else parts
+
+
+def _bounded_by_encodings(
+    trial: "_Trial", arguments: ModelArguments, rows: Mapping[str, np.ndarray]
+) -> dict[str, float]:
+    """Norms of the blocks that do not vary with what a schema can encode."""
+    if not arguments.encodings:
+        return {}
+    ordinary = {**rows, **encoded_rows(arguments, NUM_TYPICAL_ROWS, "any")}
+    ends = encoded_rows(arguments, NUM_TYPICAL_ROWS, "ends")
+    typical = trial.norms(ordinary)
+    if any(len(norms) == 0 for norms in typical.values()):
+        return {}
+    largest = {name: float(np.max(norms)) for name, norms in typical.items()}
+    others = [trial.norms(sized) for sized in rows_of_other_sizes(ordinary, ends)]
+    varying = _varying(others, largest)
+    return {
+        name: norm for name, norm in largest.items() if norm > 0 and name not in varying
+    }
 
 
 # Rows for each of several histograms, below which their noise hides too much.

@@ -49,31 +49,27 @@ def rows_of_unit_size(
     """Guesses at what a row looks like whose features were scaled as advised.
 
     Arrays of floats are directions of L2 norm 1; single floats and integers are as in
-    `synthetic_rows`; what a schema encodes is as it encodes it. Observations may have
-    to be zeros and ones, so every float is tried both ways; the caller takes the first
-    guess whose rows are valid.
+    `synthetic_rows`. Observations may have to be zeros and ones, so every float is
+    tried both ways; the caller takes the first guess whose rows are valid.
     """
     rng = np.random.default_rng(0)
     rows = synthetic_rows(arguments, count, seed=0)
     floats = [name for name, row in rows.items() if row.dtype.kind == "f"]
-    encoded = _encoded_rows(arguments, count, "any")
     for name in floats:
-        if name in encoded:
-            rows[name] = encoded[name]
-        elif rows[name].ndim > 1:
+        if rows[name].ndim > 1:
             drawn = directions(rng, rows[name].shape)
             rows[name] = drawn.astype(rows[name].dtype)
     # The last arguments are the likeliest observations.
     for binary in itertools.product((False, True), repeat=min(len(floats), 6)):
         guess = dict(rows)
         for name, is_binary in zip(reversed(floats), reversed(binary), strict=False):
-            if is_binary and name not in encoded:
+            if is_binary:
                 values = rng.integers(0, 2, rows[name].shape)
                 guess[name] = values.astype(rows[name].dtype)
         yield guess
 
 
-def _encoded_rows(
+def encoded_rows(
     arguments: ModelArguments, count: int, places: Literal["any", "ends"]
 ) -> dict[str, np.ndarray]:
     """Rows of the arguments that a schema encodes, such as it may return."""
@@ -116,17 +112,19 @@ def synthetic_latents(
 
 
 def rows_of_other_sizes(
-    rows: Mapping[str, np.ndarray], arguments: ModelArguments
+    rows: Mapping[str, np.ndarray], encoded: Mapping[str, np.ndarray] | None = None
 ) -> Iterator[dict[str, np.ndarray]]:
     """Rows like these, but with arguments that are far from unit size.
 
     One argument at a time, and all counts together, since counts may be out of totals.
-    Many of these rows are no valid observations. What a schema encodes is as large as
-    it may become, in all of them.
+    Many of these rows are no valid observations.
+
+    Args:
+      rows: Ordinary rows.
+      encoded: Rows of those arguments that a schema encodes, in place of other sizes.
     """
     rng = np.random.default_rng(1)
-    count = len(next(iter(rows.values())))
-    encoded = _encoded_rows(arguments, count, "ends")
+    encoded = encoded or {}
     if encoded:
         rows = {**rows, **encoded}
         yield dict(rows)

@@ -503,6 +503,10 @@ def test_encoded_numbers_that_vary_are_counted_in_a_histogram():
     table = {**binary_table(400), "age": np.linspace(20, 90, 400)}
     found = bounds(logistic, schema.encode(table), table["a"])
     assert found["⟨w⟩"] == found["⟨w w⟩"] == "histogram"
+    # On the same grid as for numbers of which nothing is known.
+    X = schema.encode(table)
+    known, plain = (prepared(logistic, rows, table["a"]) for rows in (X, np.array(X)))
+    assert known.parts == plain.parts
 
 
 def test_rows_that_are_longer_than_their_schema_allows_are_clipped():
