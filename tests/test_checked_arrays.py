@@ -1,11 +1,14 @@
-"""That annotations of arrays are checked at all while tests run."""
+"""That annotations of arrays are checked at all while tests run, and their dtypes."""
 
+import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 
+from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.dpvi import guides, row_gradients
+from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
 from numpyro_vips.vips import bounded_sum, evidence_bound
 from numpyro_vips.vips.certificate import rows_apart
@@ -51,3 +54,14 @@ def test_whatever_a_row_holds_is_looked_at():
     row = {"x": {"indices": "none"}}
     with pytest.raises(jaxtyping.TypeCheckError, match="row"):
         evidence_bound.row_bound_at(None, {}, row, {})  # pyright: ignore[reportArgumentType]
+
+
+def test_two_precisions_do_not_meet_unnoticed():
+    with jax.enable_x64(True):
+        norms = jnp.ones(3, jnp.float64)
+        with pytest.raises(jax.dtypes.TypePromotionError):
+            row_sums.clipping_factor(norms, jnp.ones((), jnp.float32))
+        with pytest.raises(jax.dtypes.TypePromotionError):
+            positive_matrices.times(jnp.eye(3, dtype=jnp.float32), norms)
+        # The promotion is that of the caller again.
+        assert (norms + jnp.ones(3, jnp.float32)).dtype == jnp.float64

@@ -8,7 +8,7 @@ all of the second derivative is in the edge. The outer product of the first one 
 itself stands in: over rows it has the same mean at the truth.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
-from numpyro_vips.jax_tools.jaxprs import inlined
+from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.program_constants import (
     Declared,
     constants_of,
@@ -66,19 +66,31 @@ def has_edges(program: jex_core.ClosedJaxpr, num_globals: int) -> bool:
       program: A row's log density.
       num_globals: The number of its first inputs that are made of the globals.
     """
-    flat = inlined(program)
-    depends = set(flat.jaxpr.invars[:num_globals])
-    edges = set[Any]()
-    for equation in flat.jaxpr.eqns:
-        name = equation.primitive.name
-        operands = {v for v in equation.invars if not isinstance(v, jex_core.Literal)}
-        if not depends.isdisjoint(operands):
-            depends.update(equation.outvars)
-            if name == "abs" or (name in _LINEAR and not edges.isdisjoint(operands)):
-                edges.update(equation.outvars)
-    return any(
-        not isinstance(v, jex_core.Literal) and v in edges for v in flat.jaxpr.outvars
-    )
+    inputs = [
+        _Made(of_globals=number < num_globals, has_edges=False)
+        for number in range(len(program.in_avals))
+    ]
+    nothing = _Made(of_globals=False, has_edges=False)
+    outputs = evaluate(program, inputs, _made, constant=lambda _: nothing)
+    return any(output.has_edges for output in outputs)
+
+
+class _Made(NamedTuple):
+    """What a number is made of: of globals, and of absolute values of such numbers."""
+
+    of_globals: bool
+    has_edges: bool
+
+
+def _made(equation: jex_core.JaxprEqn, operands: Sequence[_Made]) -> list[_Made] | None:
+    """What the results of an equation are made of; None of a call."""
+    if called_program(equation) is not None:
+        return None
+    name = equation.primitive.name
+    of_globals = any(operand.of_globals for operand in operands)
+    keeps_edges = name in _LINEAR and any(operand.has_edges for operand in operands)
+    made = _Made(of_globals, of_globals and (name == "abs" or keeps_edges))
+    return [made] * len(equation.outvars)
 
 
 class RowInformation:

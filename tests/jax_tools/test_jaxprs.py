@@ -93,6 +93,23 @@ def test_calls_are_looked_into(name: str) -> None:
     np.testing.assert_allclose(found, factor * CALLS[name](X), rtol=1e-6)
 
 
+def test_notes_come_back_in_the_order_of_the_equations() -> None:
+    def function(x: Any) -> Any:
+        return jax.jit(lambda y: jnp.sin(jnp.exp(y)))(x) * jnp.cos(x)
+
+    def rule(equation: Any, operands: Any) -> tuple[None, list[str]]:
+        return None, [equation.primitive.name]
+
+    program = jax.make_jaxpr(function)(X)
+    (found,), notes = jaxprs.evaluate_and_note(program, [X], rule)
+    # A call is noted before what it calls.
+    call, *rest = notes
+    assert jaxprs.called_program(program.jaxpr.eqns[0]) is not None
+    assert call == program.jaxpr.eqns[0].primitive.name
+    assert rest == ["exp", "sin", "cos", "mul"]
+    np.testing.assert_allclose(found, function(X), rtol=1e-6)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_what_runs_not_exactly_once_is_no_call(name: str) -> None:
     program = jax.make_jaxpr(LOOPS[name])(X)
