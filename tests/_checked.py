@@ -74,8 +74,11 @@ def strict_dtypes(definition: Any) -> Any:
     """Runs functions where JAX promotes no dtypes, so that they say what they mean.
 
     An array of integers and one of reals, or two of different precision, then need a
-    cast to be combined. Python's own numbers do not.
+    cast to be combined. Python's own numbers do not. A family's `distribution` is
+    NumPyro's, and so are the formulas that are asked of it.
     """
+    if getattr(definition, "__name__", "") == "distribution":
+        return users_dtypes(definition)
     return _with_promotion(definition, "strict")
 
 
