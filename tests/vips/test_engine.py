@@ -471,6 +471,7 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
             """Keeps what a step hands on, and changes nothing."""
 
             bounded_sum = staticmethod(engine.bounded_sum)
+            with_bound = staticmethod(engine.with_bound)
 
             @staticmethod
             def update(state: Any, values: Any, deviations: Any, rho: float) -> Any:
