@@ -487,10 +487,12 @@ def test_networks_learn(kind, tmp_path):
 
         net: Any = plain
         if kind == "equinox":
-            net = jax.vmap(module.eqx_module("net", network))
+            of_one: Any = module.eqx_module("net", network)
+            net = jax.vmap(of_one)
         elif kind == "random equinox":
             prior = dist.Normal(0.0, 2.0)
-            net = jax.vmap(module.random_eqx_module("net", network, prior))
+            of_one = module.random_eqx_module("net", network, prior)
+            net = jax.vmap(of_one)
         observed(net, x, y)
 
     if kind != "plain":
