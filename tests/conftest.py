@@ -49,9 +49,15 @@ CALL_NUMPYRO = [
     "numpyro_vips.vips.posterior",
     "numpyro_vips.vips.row_queries",
 ]
+# So may the sums of a model's terms, whose constants have the dtypes of its numbers.
+SUM_TERMS = [
+    "numpyro_vips.vips.expectations",
+    "numpyro_vips.vips.row_statistics",
+]
 _checked.install(CHECKED, _checked.strict_dtypes, _checked.all_of)
 _checked.install(CHECKED_ARRAYS, _checked.strict_dtypes, _checked.arrays)
 _checked.install(CALL_NUMPYRO, _checked.users_dtypes, _checked.arrays)
+_checked.install(SUM_TERMS, _checked.users_dtypes, _checked.arrays)
 _checked.install(READ_MODELS, _checked.users_dtypes)
 
 REPOSITORY = Path(__file__).resolve().parents[1]

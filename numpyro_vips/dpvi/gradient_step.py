@@ -44,8 +44,11 @@ def stepped(
     updates, optimizer_state = optimizer.update(
         loss_gradient, state.optimizer_state, params
     )
+    # An optimiser of the caller's that overflows is no longer on its way to a posterior,
+    # and where it would be held is none either: the fit ends in an error.
+    instead = jnp.nan if program.options.has_own_optimizer else 0.0
     updates = jax.tree.map(
-        lambda u: step_size * jnp.where(jnp.isfinite(u), u, 0.0), updates
+        lambda u: step_size * jnp.where(jnp.isfinite(u), u, instead), updates
     )
     if program.guide is not None and not program.options.has_own_optimizer:
         loc = program.reach_of_step(state.step) * updates.guide["loc"]

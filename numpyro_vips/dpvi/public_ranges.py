@@ -46,8 +46,7 @@ class PublicRanges(NamedTuple):
     ) -> dict[str, Float[Array, "size ..."]]:
         """The arrays of an automatic guide, moved to where all of its draws are.
 
-        Inside the ranges nothing is changed. What is not a number becomes the centre,
-        or the smallest scale.
+        Inside the ranges nothing is changed. What is not a number stays so.
 
         Args:
           arrays: `loc` and `log_scale`, and `factor` if there is one.
@@ -56,12 +55,10 @@ class PublicRanges(NamedTuple):
         dtype = loc.dtype
         centre = jnp.asarray(self.centre, dtype)
         distance = jnp.asarray(self.distance, dtype)
-        loc = jnp.where(jnp.isnan(loc), centre, loc)
         loc = jnp.clip(loc, centre - 0.5 * distance, centre + 0.5 * distance)
         largest = jnp.log(0.5 / _STDDEVS * distance)
         resolution = _ROUNDINGS * jnp.finfo(dtype).eps
         smallest = jnp.log(resolution * jnp.maximum(jnp.abs(loc), resolution))
-        log_scale = jnp.where(jnp.isnan(log_scale), smallest, log_scale)
         held = {
             "loc": loc,
             "log_scale": jnp.clip(log_scale, jnp.minimum(smallest, largest), largest),
