@@ -44,8 +44,8 @@ def stepped(
     updates, optimizer_state = optimizer.update(
         loss_gradient, state.optimizer_state, params
     )
-    # An optimiser of the caller's that overflows is no longer on its way to a posterior,
-    # and where it would be held is none either: the fit ends in an error.
+    # Where an optimiser of the caller's overflows it is no longer on its way, and where
+    # it would be held is no posterior either: the fit ends in an error.
     instead = jnp.nan if program.options.has_own_optimizer else 0.0
     updates = jax.tree.map(
         lambda u: step_size * jnp.where(jnp.isfinite(u), u, instead), updates
