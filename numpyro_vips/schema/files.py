@@ -69,7 +69,12 @@ def _csv(
     )
     with csv.open_csv(path, parse_options=options) as reader:
         known = reader.schema.names
-    _check(names, known)
+    for name in names:
+        if name not in known:
+            # No hint: in a file without a header the first line is somebody's.
+            raise ValueError(
+                f"Expected the first line of the file to name a column {name!r}."
+            )
     # Bytes, since whether they are texts is for each cell.
     table = csv.read_csv(
         path,
