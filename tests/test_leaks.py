@@ -14,7 +14,7 @@ import struct
 import traceback
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -461,6 +461,12 @@ class Watched:
             assert np.all(np.isfinite(value))
         (charge,) = vi.budget.charges
         messages = [record.getMessage() for record in self._caplog.records]
+
+        def without_shares(texts: Iterable[str]) -> list[str]:
+            """Texts that are not about the released shares of rows."""
+            return [text for text in texts if "of the rows" not in text]
+
+        statement = result.privacy.to_dict()
         return {
             # Chunks of one step may run at the same time, in any order.
             "calls": sorted(map(repr, self.steps)),
@@ -469,15 +475,15 @@ class Watched:
             "events": charge.events,
             "price": (charge.epsilon, charge.delta),
             # But for the released shares of rows.
-            "statement": {**result.privacy.to_dict(), "shares": None},
+            "statement": {
+                **statement,
+                "shares": None,
+                "remarks": without_shares(statement["remarks"]),
+            },
             "plan": result.plan,
             "settings": result.settings,
             "params": _shapes(result.params),
-            "warnings": [
-                text
-                for text in map(str, (warning.message for warning in warned))
-                if "of the rows" not in text  # These are about the released shares.
-            ],
+            "warnings": without_shares(str(warning.message) for warning in warned),
             "printed": tuple(self._capfd.readouterr()),
         }
 
