@@ -22,7 +22,8 @@ class Fingerprint(NamedTuple):
     Attributes:
       digest: Equal for objects that refer to equal numbers, texts and arrays by equal
         code, through closures, globals, attributes and containers. Instances of the
-        caller's classes, and what cannot be looked into, also count by identity.
+        caller's classes, what cannot be looked into, and the namespaces in which
+        functions look up their globals also count by identity.
       referents: All that counts by identity. As long as these are kept, an identity in
         the digest cannot come to mean another object.
     """
@@ -54,6 +55,10 @@ def fingerprint(*values: Any) -> Fingerprint:
             if is_whole and not isinstance(value, jax.Array):
                 # It may change in place and keep its identity.
                 content += os.urandom(16)
+        elif isinstance(value, types.FunctionType):
+            # Another namespace may come to hold other objects under the same names.
+            identified.append(value)
+            content += str(id(value.__globals__)).encode()
         kind = f"{name} {type(value).__module__}.{type(value).__qualname__}"
         hashed.update(_joined(kind.encode(), content))
     return Fingerprint(hashed.digest(), tuple(identified))

@@ -362,6 +362,19 @@ def test_fingerprints_tell_code_and_values_apart() -> None:
     assert len({digest(value) for value in different}) == len(different)
 
 
+def test_models_of_two_namespaces_are_two_fits() -> None:
+    """What is traced late would look names up where the first model does."""
+    code = compile("def model(y): return scale", "model.py", "exec")
+
+    def digest(namespace: dict[str, Any]) -> bytes:
+        exec(code, namespace)
+        return fingerprint(namespace["model"]).digest
+
+    mine, other = {"scale": 2.0}, {"scale": 2.0}
+    assert digest(mine) != digest(other)
+    assert digest(mine) == digest(mine)
+
+
 def test_classes_without_a_module_of_their_own_have_fingerprints() -> None:
     """A model may refer to such classes through what it imports: Cython makes them."""
 
