@@ -46,7 +46,8 @@ class PublicRanges(NamedTuple):
     ) -> dict[str, Float[Array, "size ..."]]:
         """The arrays of an automatic guide, moved to where all of its draws are.
 
-        Inside the ranges nothing is changed. What is not a number stays so.
+        Inside the ranges nothing is changed. A mean or a scale that is not a number
+        stays so; entries of a factor that are not finite become zero.
 
         Args:
           arrays: `loc` and `log_scale`, and `factor` if there is one.
