@@ -107,6 +107,23 @@ def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("numpyro_vips.inference.prior_disagreements", lambda *_: [])
 
 
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one for every fit that is prepared anew."""
+    # Not at the top: modules are imported once the hook above is there.
+    from numpyro_vips.fitting import engine_choice, prepared_fits
+
+    calls: list[Any] = []
+    prepare_fit = engine_choice.prepare_fit
+
+    def counted(*args: Any) -> Any:
+        calls.append(args)
+        return prepare_fit(*args)
+
+    monkeypatch.setattr(prepared_fits, "prepare_fit", counted)
+    return calls
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

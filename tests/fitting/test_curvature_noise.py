@@ -12,7 +12,6 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.errors import UnsafeModelError
-from numpyro_vips.fitting import engine_choice, prepared_fits
 from numpyro_vips.fitting.curvature_noise import (
     FEW_COLUMNS,
     HIDDEN,
@@ -218,17 +217,9 @@ def test_a_model_that_dpvi_cannot_run_stays_with_vips(
 
 
 def test_budgets_share_what_was_prepared_unless_they_differ_in_this(
-    monkeypatch: pytest.MonkeyPatch,
+    prepared: list[Any],
 ) -> None:
-    calls: list[Any] = []
-    prepare_fit = engine_choice.prepare_fit
-
-    def counted(*args: Any) -> Any:
-        calls.append(args)
-        return prepare_fit(*args)
-
-    monkeypatch.setattr(prepared_fits, "prepare_fit", counted)
     tried = [SMALL, 2 * SMALL, LARGE, 2 * LARGE, SMALL]
     engines = [plan_of(epsilon=epsilon).engine for epsilon in tried]
     assert engines == ["dpvi", "dpvi", "vips", "vips", "dpvi"]
-    assert len(calls) == 2
+    assert len(prepared) == 2

@@ -16,7 +16,7 @@ import pytest
 from jax.core import Tracer
 
 import numpyro_vips as nv
-from numpyro_vips.fitting import engine_choice, prepared_fits
+from numpyro_vips.fitting import prepared_fits
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.fingerprint import fingerprint
 
@@ -30,20 +30,6 @@ def nothing_kept() -> Iterator[None]:
     forget_prepared_fits()
     yield
     forget_prepared_fits()
-
-
-@pytest.fixture
-def prepared(monkeypatch: Any) -> list[Any]:
-    """Grows by one for every fit that is prepared anew."""
-    calls: list[Any] = []
-    prepare_fit = engine_choice.prepare_fit
-
-    def counted(*args: Any) -> Any:
-        calls.append(args)
-        return prepare_fit(*args)
-
-    monkeypatch.setattr(prepared_fits, "prepare_fit", counted)
-    return calls
 
 
 @nv.private(unit="rows")
