@@ -259,7 +259,9 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
             )
         warned += bool(result.diagnostics["warnings"] or caught)
         engine = result.engine
-        draws = result.sample_posterior(jax.random.key(1), sample_shape=(400,))
+        # A key of its own: what all repetitions shared would look like a bias.
+        drawn = jax.random.fold_in(jax.random.key(seed), 1)
+        draws = result.sample_posterior(drawn, sample_shape=(400,))
         parts = [
             np.ravel(np.mean(np.asarray(draws[site], float), 0) - found[site])
             for site in sorted(draws)
