@@ -7,6 +7,7 @@ constants in all others. The statistics that occur in the result, and the auxili
 variables that it asks for, are what the table shows.
 """
 
+import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ from numpyro.distributions.discrete import ZeroInflatedProbs
 
 from numpyro_vips.conjugacy import families
 from numpyro_vips.conjugacy.algebra import elementwise, forms
+from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import Dense, NotInAlgebra, OneHot, Slot
 from numpyro_vips.conjugacy.densities import log_densities, logistic_bounds
 from numpyro_vips.conjugacy.families import supports
@@ -30,7 +32,7 @@ from numpyro_vips.conjugacy.interpreter.values import (
     Value,
     as_form,
 )
-from numpyro_vips.conjugacy.structure.augmentation import Augmentation
+from numpyro_vips.conjugacy.structure.augmentation import augmented
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.structure import (
     _by_latent,
@@ -213,12 +215,18 @@ def _probe(
         support=support,
         states=None if place != "value" else _states(kind),
     )
-    augmentation = Augmentation("site", "local", {"latent": latent})
+    density = functools.partial(log_densities.REGISTRY[kind], x_form, **values)
     try:
-        form = log_densities.REGISTRY[kind](x_form, augment=augmentation, **values)
+        form, auxiliaries = augmented(
+            lambda augment: density(augment=augment),
+            "site",
+            "local",
+            {"latent": latent},
+        )
     except NotInAlgebra:
         return None
-    latents = {one.name: one for one in (latent, *augmentation.latents)}
+    added = [auxiliary.latent for auxiliary in auxiliaries]
+    latents = {one.name: one for one in (latent, *added)}
     used: set[str] = set()
     slots = _Slots()
     terms = [term.with_arrays(slots) for term in form.terms]
@@ -232,7 +240,7 @@ def _probe(
         family = families.find_family(support, used)
     if family is None or not (used or place == "value"):
         return None
-    introduced = {latent.family or "" for latent in augmentation.latents}
+    introduced = {one.family or "" for one in added}
     return family.name, introduced
 
 
@@ -290,14 +298,21 @@ def wrappers() -> str:
     return "\n".join(lines)
 
 
+def _bounded(
+    bound: logistic_bounds.LogisticBound, logits: Form, trials: Form, augment: Any
+) -> Form:
+    return bound(augment, logits, trials)
+
+
 def bounds() -> str:
     """The table of bounds for logistic likelihoods."""
     lines = ["| `augmentation=` | auxiliary | source |", "|---|---|---|"]
     logits, one = forms.latent("latent", (), signed=True), forms.as_form(1.0)
     for name, bound in logistic_bounds.REGISTRY.items():
-        augmentation = Augmentation("site", "local", {})
-        bound(augmentation, logits, one)
-        families_used = ", ".join(str(x.family) for x in augmentation.latents)
+        _, auxiliaries = augmented(
+            functools.partial(_bounded, bound, logits, one), "site", "local", {}
+        )
+        families_used = ", ".join(str(x.latent.family) for x in auxiliaries)
         source = (bound.__doc__ or "").splitlines()[0]
         default = " (default)" if name == logistic_bounds.DEFAULT else ""
         lines.append(f"| `{name}`{default} | {families_used} | {source} |")

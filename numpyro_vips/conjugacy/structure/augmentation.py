@@ -1,9 +1,11 @@
 """The auxiliary variables that make a site's log density conjugate.
 
-`Augmentation` is what a log density calls for one; see `log_densities.Augment`.
+A log density asks for one while it is written down, by `log_densities.Augment`;
+`augmented` returns what was asked for beside the density.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -40,23 +42,58 @@ class Places(NamedTuple):
     one_hot: OneHot
 
 
+class Auxiliary(NamedTuple):
+    """An auxiliary variable of a site.
+
+    Attributes:
+      latent: The variable.
+      places: Where its elements are, if only the entries of a row have one.
+    """
+
+    latent: Latent
+    places: Places | None
+
+
+def augmented(
+    density: "Callable[[Augmentation], Form]",
+    site: str,
+    role: str,
+    model_latents: Latents,
+    choice: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+) -> tuple[Form, tuple[Auxiliary, ...]]:
+    """A site's log density, and the auxiliary variables that it asks for.
+
+    Args:
+      density: Writes the log density down, given what it may ask.
+      site, role: Name and role of the site.
+      model_latents: The latents that are known, by name.
+      choice: The bound for logistic likelihoods, by site or for all.
+    """
+    augmentation = Augmentation(site, role, model_latents, choice)
+    form = density(augmentation)
+    return form, augmentation.asked_for
+
+
 class Augmentation:
-    """Collects the auxiliary variables that a site's log density asks for."""
+    """Answers a site's log density; see `augmented` and `log_densities.Augment`."""
 
     def __init__(
         self,
         site: str,
         role: str,
         model_latents: Latents,
-        choice: logistic_bounds.Choice = logistic_bounds.DEFAULT,
+        choice: logistic_bounds.Choice,
     ) -> None:
-        self.site = site
-        self.choice = choice
         self.role = role
-        self.model_latents = model_latents
-        self.latents: list[Latent] = []
-        # Of auxiliary variables that only the entries of a row have, where these are.
-        self.places: dict[str, Places] = {}
+        self._site = site
+        self._model_latents = model_latents
+        self._choice = choice
+        self._asked_for: list[Auxiliary] = []
+
+    @property
+    def asked_for(self) -> tuple[Auxiliary, ...]:
+        """The auxiliary variables so far."""
+        return tuple(self._asked_for)
 
     def auxiliary(
         self,
@@ -66,28 +103,36 @@ class Augmentation:
         family: str,
         weight: Form | None = None,
         num_states: int | None = None,
+        places: Places | None = None,
     ) -> Form:
         """A new variable per element of `axes`, as a form with these axes.
 
         A discrete one comes as its indicator, with the states as the last axis.
+
+        Args:
+          kind: What it is, for its name.
+          axes: Of its elements.
+          family: The name of its posterior's family.
+          weight: How many independent copies each element stands for; 1 if left out.
+          num_states: How many states a discrete one has.
+          places: Where the elements are, if only a row's entries have one.
         """
-        name = f"{self.site}:{kind}"
-        taken = sum(latent.name.startswith(name) for latent in self.latents)
+        name = f"{self._site}:{kind}"
+        taken = sum(asked.latent.name.startswith(name) for asked in self._asked_for)
         name = f"{name}_{taken + 1}" if taken else name
         shape = tuple(axis.size for axis in axes)
         one = forms.as_form(1.0)
         states = None if num_states is None else np.arange(num_states)
-        self.latents.append(
-            Latent(
-                name=name,
-                role=self.role,
-                shape=shape,
-                support=None,
-                states=states,
-                family=family,
-                weight=forms.broadcast(one if weight is None else weight, axes),
-            )
+        latent = Latent(
+            name=name,
+            role=self.role,
+            shape=shape,
+            support=None,
+            states=states,
+            family=family,
+            weight=forms.broadcast(one if weight is None else weight, axes),
         )
+        self._asked_for.append(Auxiliary(latent, places))
         if num_states is None:
             return Form(axes, (Term(1.0, (Atom(name, "x", axes),)),))
         all_axes = (*axes, Label(num_states))
@@ -96,7 +141,7 @@ class Augmentation:
 
     def adds_up_to_one(self, form: Form, *, logarithms: bool = False) -> bool | None:
         """Whether the last axis of a form holds probabilities; None: rows decide."""
-        return adds_up_to_one(form, self.model_latents, logarithms=logarithms)
+        return adds_up_to_one(form, self._model_latents, logarithms=logarithms)
 
     def logistic(self, logits: Form, trials: Form) -> Form:
         """-trials · log(2 cosh(logits / 2)), as a tight quadratic lower bound.
@@ -106,7 +151,7 @@ class Augmentation:
         if not trials.is_constant:
             names = names_of(trials.latents)
             raise NotInAlgebra(f"a number of trials that depends on {names}")
-        return logistic_bounds.chosen(self.choice, self.site)(self, logits, trials)
+        return logistic_bounds.chosen(self._choice, self._site)(self, logits, trials)
 
     def log_sum(self, form: Form, weight: Form) -> Form:
         """weight · log(form) for a sum of positive terms, as its lower bound.
@@ -126,10 +171,10 @@ class Augmentation:
             return self._log_sum_at(form, entries)
         return self._log_sum(form, weight)
 
-    def _log_sum(self, form: Form, weight: Form) -> Form:
+    def _log_sum(self, form: Form, weight: Form, places: Places | None = None) -> Form:
         # A term whose coefficient is zero in a row has no share in it.
         each = elementwise.log(alternatives(form), finite=True)
-        return self.allocate(each, weight)
+        return self._allocate(each, weight, places)
 
     def _log_sum_at(self, form: Form, weight: Scatter) -> Form:
         """The same where only a row's entries have a weight: the others add nothing."""
@@ -139,16 +184,22 @@ class Augmentation:
         axes = (*form.axes[:axis], entry, *form.axes[axis + 1 :])
         picked = dataclasses.replace(where, target=Label(where.target.size))
         each = forms.select(form, axis, picked, axes)
-        made = len(self.latents)
-        found = self._log_sum(each, Form(axes, (Term(1.0, (weight.values,)),)))
         leading = tuple(form.axes.index(label) for label in where.labels[:-1])
-        for latent in self.latents[made:]:
-            self.places[latent.name] = Places(leading, axis, where)
+        found = self._log_sum(
+            each,
+            Form(axes, (Term(1.0, (weight.values,)),)),
+            Places(leading, axis, where),
+        )
         back = Form((*axes, where.target), (Term(1.0, (where,)),))
         return forms.product(found, back, form.axes, (entry,))
 
     def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
         """weight · logsumexp of a form over its last axis, as the same bound."""
+        return self._allocate(log_terms, weight)
+
+    def _allocate(
+        self, log_terms: Form, weight: Form | None, places: Places | None = None
+    ) -> Form:
         axes, states = log_terms.axes[:-1], log_terms.axes[-1]
         weight = forms.broadcast(forms.as_form(1.0) if weight is None else weight, axes)
         chosen = self.auxiliary(
@@ -157,6 +208,7 @@ class Augmentation:
             family="Categorical",
             weight=weight,
             num_states=states.size,
+            places=places,
         )
         chosen = forms.place(chosen, log_terms.axes)
         expected = forms.sum_over(chosen * log_terms, [len(axes)])

@@ -39,8 +39,12 @@ from numpyro_vips.conjugacy.interpreter.values import (
     as_form,
     latents_of,
 )
-from numpyro_vips.conjugacy.structure.augmentation import Augmentation, auxiliary_weight
-from numpyro_vips.conjugacy.structure.latents import Latents, model_latents
+from numpyro_vips.conjugacy.structure.augmentation import (
+    Augmentation,
+    augmented,
+    auxiliary_weight,
+)
+from numpyro_vips.conjugacy.structure.latents import Latent, Latents, model_latents
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants, with_slots
 from numpyro_vips.model.distributions import Distributed
 from numpyro_vips.model.graph import ModelGraph, Site
@@ -201,18 +205,18 @@ def _interpreted(
     for site in graph.sites.values():
         output = outputs[site.name]
         value = output.get("value", latent_values.get(site.name))
-        role = "global" if site.row_axis is None else "local"
-        augment = Augmentation(site.name, role, latents, augmentation)
         try:
             if check_parameters:
                 checks += _legal_parameters(site.distributed, output["parameters"])
-            density, more = _symbolic_site_density(site, value, output, augment)
+            density, auxiliaries, more = _symbolic_site_density(
+                site, value, output, latents, augmentation
+            )
         except NotInAlgebra as error:
             failures[site.name] = str(error)
             continue
         densities.append(density)
         checks += more
-        latents |= {latent.name: latent for latent in augment.latents}
+        latents |= {latent.name: latent for latent in auxiliaries}
         if _checked(output):
             checks.append(_observed_part(site, output))
     for name, latent in latents.items():
@@ -294,17 +298,38 @@ def _symbolic_site_density(
     site: Site,
     value: Value,
     output: Mapping[str, Any],
-    augmentation: Augmentation,
-) -> tuple[SiteLogDensity, list[Any]]:
+    latents: Latents,
+    choice: logistic_bounds.Choice,
+) -> tuple[SiteLogDensity, list[Latent], list[Any]]:
     """The log density of one site, masked and scaled, summed over its elements.
 
-    And what must hold of the row's numbers.
+    Args:
+      site: The site.
+      value: Its value.
+      output: What the model's program returns of it.
+      latents: The latents that are known, by name.
+      choice: The bound for logistic likelihoods, by site or for all.
+
+    Returns:
+      The density, the auxiliary variables that it adds, and what must hold of the
+      row's numbers.
+
+    Raises:
+      NotInAlgebra: It is not a form.
     """
     x = as_form(value)
     lowest, highest = supports.bounds(site.support)
     if _checked(output) and lowest >= 0:
         x = forms.within(x, 0.0, highest)
-    form = _density(site.distributed, output["parameters"], x, augmentation)
+    form, auxiliaries = augmented(
+        lambda augment: _density(
+            site.distributed, output["parameters"], x, latents, augment
+        ),
+        site.name,
+        "global" if site.row_axis is None else "local",
+        latents,
+        choice,
+    )
     mask = scale = None
     checks = []
     if site.distributed.masked:
@@ -333,14 +358,11 @@ def _symbolic_site_density(
     form = unweighted = forms.broadcast(form, batch)
     for factor in factors:
         form = form * forms.broadcast(factor, batch)
-    augmentation.latents = [
+    added = [
         dataclasses.replace(
-            latent,
-            weight=auxiliary_weight(
-                latent.weight, factors, rank, augmentation.places.get(latent.name)
-            ),
+            latent, weight=auxiliary_weight(latent.weight, factors, rank, places)
         )
-        for latent in augmentation.latents
+        for latent, places in auxiliaries
     ]
     is_factor = site.distributed.kind is dist.Unit
     density = SiteLogDensity(
@@ -351,7 +373,7 @@ def _symbolic_site_density(
         mask=mask,
         scale=scale,
     )
-    return density, checks
+    return density, added, checks
 
 
 def _copies(site: Site, densities: list[SiteLogDensity]) -> Form | None:
@@ -402,7 +424,8 @@ def _density(
     distributed: Distributed,
     parameters: Mapping[str, Any],
     x: Form,
-    augmentation: "Augmentation",
+    model_latents: Latents,
+    augmentation: Augmentation,
 ) -> Form:
     """The registered log density of a distribution, per element."""
     kind = distributed.kind.__name__
@@ -419,9 +442,7 @@ def _density(
             value = dataclasses.replace(value, reason=where)
         values[name] = value
     for name, component in distributed.components.items():
-        values[name] = _Component(
-            component, parameters[name], augmentation.model_latents
-        )
+        values[name] = _Component(component, parameters[name], model_latents)
     try:
         return function(x, augment=augmentation, **values)
     except NotInAlgebra as error:
@@ -452,9 +473,15 @@ class _Component:
         self.event_dim = distributed.event_dim + distributed.reinterpreted
 
     def log_density(self, x: Form) -> Form:
-        inner = Augmentation("", "", self._latents)
-        form = _density(self._distributed, self.parameters, x, inner)
-        if inner.latents:
+        form, auxiliaries = augmented(
+            lambda inner: _density(
+                self._distributed, self.parameters, x, self._latents, inner
+            ),
+            site="",
+            role="",
+            model_latents=self._latents,
+        )
+        if auxiliaries:
             raise NotInAlgebra(
                 "an augmented density inside another (sample which component it is, "
                 "as in z ~ Categorical, and index the parameters with z)"
