@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
-from numpyro.distributions import constraints
 from numpyro.infer.autoguide import AutoGuide
 
 from numpyro_vips.errors import UnsafeModelError, quoted
@@ -27,7 +26,7 @@ from numpyro_vips.model.graph import (
 )
 from numpyro_vips.model.log_joint import site_log_density, synthetic_row
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.trace import Trace
+from numpyro_vips.model.trace import Trace, TracedSite
 
 
 class GuideDraw(NamedTuple):
@@ -76,11 +75,9 @@ class UserGuide:
         except UnsafeModelError as error:
             raise UnsafeModelError(f"In the guide: {error}") from None
         self.constraints = {
-            name: msg["kwargs"].get("constraint", constraints.real)
-            for name, msg in one.params.items()
+            name: param.constraint for name, param in one.params.items()
         }
-        messages = one.all_messages
-        drawn = self._checked_sites(messages)
+        drawn = self._checked_sites(one.sites)
         model_sites = graph.sites
         self.globals = [n for n in drawn if model_sites[n].row_axis is None]
         self.locals = [n for n in drawn if model_sites[n].row_axis is not None]
@@ -93,15 +90,15 @@ class UserGuide:
                 "row with parameters that all rows share."
             )
 
-    def _checked_sites(self, messages: Mapping[str, Any]) -> list[str]:
+    def _checked_sites(self, sites: Mapping[str, TracedSite]) -> list[str]:
         """The model's latents that the guide draws; refuses all else."""
         latents = {s.name: s for s in self._graph.sites.values() if s.is_latent}
         drawn = []
-        for name, message in messages.items():
-            is_point = message["type"] == "deterministic" and name in latents
-            if message["type"] != "sample" and not is_point:
+        for name, mine in sites.items():
+            is_point = mine.kind == "deterministic" and name in latents
+            if mine.kind != "sample" and not is_point:
                 continue
-            if name not in latents or message.get("is_observed"):
+            if name not in latents or mine.is_observed:
                 raise UnsafeModelError(
                     f"The guide samples {name!r}, which is no latent of the model. Its "
                     f"latents are {quoted(latents)}."
@@ -112,25 +109,25 @@ class UserGuide:
                     f"The guide samples the discrete latent {name!r}. Leave it out: "
                     "discrete latents of a row are summed out exactly."
                 )
-            if not is_point and not message["fn"].has_rsample:
+            if not is_point and not mine.is_reparametrised:
+                kind = mine.distribution
+                assert kind is not None
                 raise UnsafeModelError(
-                    f"The guide's distribution of {name!r}, "
-                    f"{type(message['fn']).__name__}, has no reparametrised draws, so "
-                    "gradients cannot pass through them. Use another one, such as a "
-                    "transformed Normal."
+                    f"The guide's distribution of {name!r}, {kind.__name__}, has no "
+                    "reparametrised draws, so gradients cannot pass through them. Use "
+                    "another one, such as a transformed Normal."
                 )
-            frames = message.get("cond_indep_stack", ())
-            is_local = any(frame.name == self._graph.unit for frame in frames)
+            is_local = any(plate == self._graph.unit for plate, _ in mine.plates)
             if not is_point and is_local != (site.row_axis is not None):
                 inside, outside = ("guide", "model") if is_local else ("model", "guide")
                 raise UnsafeModelError(
                     f"{name!r} stands under the plate {self._graph.unit!r} in the "
                     f"{inside} and outside it in the {outside}."
                 )
-            if tuple(message["value"].shape) != site.shape:
+            if mine.shape != site.shape:
                 raise UnsafeModelError(
                     f"{name!r} has the shape {site.shape} in the model, for a single "
-                    f"row, and {tuple(message['value'].shape)} in the guide."
+                    f"row, and {mine.shape} in the guide."
                 )
             drawn.append(name)
         missing = [

@@ -17,7 +17,6 @@ import jax.core
 import jax.extend.core as jex_core
 import numpy as np
 import numpyro
-from numpyro.distributions import constraints
 
 from numpyro_vips.errors import UnsafeModelError, did_you_mean
 from numpyro_vips.handlers import private
@@ -125,9 +124,9 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     captured = captured_arrays(model.fn, arguments.num_rows)
     two, three = (Trace(model, arguments, count) for count in (2, 3))
     one = Trace(model, arguments, 1)
-    if not two.unit_plate.seen:
+    if not two.has_unit_plate:
         raise _missing_plate(model.unit, two, three)
-    if set(two.messages) != set(three.messages):
+    if set(two.samples) != set(three.samples):
         raise UnsafeModelError(
             "The model's sample statements differ with the number of rows. Put what "
             f"belongs to one row under the plate {model.unit!r}."
@@ -135,8 +134,8 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     for trace in (two, three, one):
         refuse_program_constants(trace.closed, arguments)
     sites = {}
-    for name, msg in one.messages.items():
-        sites[name] = _site(name, msg, model.unit, one, two, three)
+    for name in one.samples:
+        sites[name] = _site(name, model.unit, one, two, three)
     _check_globals(sites, two, three, model.unit)
     check_params(model, arguments, two, three)
     local = {name for name, site in sites.items() if site.role == "local"}
@@ -164,10 +163,7 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
         program_inputs=one.inputs,
         captured=captured,
         run=_runner(model, arguments),
-        params={
-            name: msg["kwargs"].get("constraint", constraints.real)
-            for name, msg in one.params.items()
-        },
+        params={name: param.constraint for name, param in one.params.items()},
     )
 
 
@@ -192,7 +188,7 @@ def retrace(graph: ModelGraph, model: private, arguments: ModelArguments) -> Mod
 
 
 def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
-    names = two.unit_plate.plate_names
+    names = two.plate_names
     message = f"The model has no plate named {unit!r}, the unit given to private()."
     nearest = did_you_mean(unit, names)
     if nearest:
@@ -204,9 +200,9 @@ def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
             " It has no plate at all: put the sample statements of one row under "
             f"`with numpyro.plate({unit!r}, X.shape[0]):`."
         )
-    for name in two.messages.keys() & three.messages.keys():
+    for name in two.samples.keys() & three.samples.keys():
         shapes = two.shape(name), three.shape(name)
-        event = two.messages[name]["fn"].event_dim
+        event = two.samples[name].event_dim
         if event and shapes[0][-event:] != shapes[1][-event:]:
             message += f" As it stands, {name!r} cannot be. {_ONE_DENSITY}"
     return UnsafeModelError(message)
@@ -221,11 +217,11 @@ _ONE_DENSITY = (
 )
 
 
-def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
+def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     """What the traces of one, two and three rows say of a site.
 
     Args:
-      name, msg: The site, and NumPyro's message of it from the trace of one row.
+      name: The site.
       unit: Name of the unit plate.
       one, two, three: The model's traces on so many rows.
 
@@ -233,25 +229,24 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
       UnsafeModelError: It has `obs_mask=`, an axis of rows outside the unit plate, no
         such axis or another growing one inside, or is observed outside.
     """
-    fn = msg["fn"]
+    traced = one.samples[name]
     # NumPyro splits a site with obs_mask= into an observed and an unobserved one.
     stem = name.removesuffix("_unobserved").removesuffix("_observed")
-    if stem != name and f"{stem}_unobserved" in one.messages:
+    if stem != name and f"{stem}_unobserved" in one.samples:
         raise UnsafeModelError(
             f"{stem!r} has obs_mask=, which is not supported. Leave missing entries "
             "out with `numpyro.handlers.mask(mask=observed)` around the sample "
             "statement instead, filled with any finite value: they then contribute "
             "nothing."
         )
-    event_dim = fn.event_dim
     plates = {}
     row_axis = None
     shape = one.shape(name)
-    for frame in msg["cond_indep_stack"]:
-        axis = len(shape) - event_dim + frame.dim
-        plates[axis] = frame.name
-        if frame.name == unit:
-            row_axis = axis
+    batch = len(shape) - traced.event_dim
+    for plate, dim in traced.plates:
+        plates[batch + dim] = plate
+        if plate == unit:
+            row_axis = batch + dim
     shapes = two.shape(name), three.shape(name)
     differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
@@ -260,7 +255,7 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
             also = f" And the rows may not act on each other. {PUBLIC_IN_ITS_PLACE}"
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
-            f"plate {unit!r}. {_where_to_put(fn, shapes, differs, plates, unit)}{also}"
+            f"plate {unit!r}. {_where_to_put(batch, differs, plates, unit)}{also}"
         )
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
@@ -277,10 +272,9 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
             f"2 and 3 rows are {shapes[0]} and {shapes[1]}.{hint}"
         )
     role: Role
-    if msg["is_observed"]:
+    if traced.is_observed:
         # A factor of globals observes nothing; `_check_globals` looks for rows in it.
-        is_factor = isinstance(fn, numpyro.distributions.Unit)
-        if row_axis is None and not is_factor:
+        if row_axis is None and not traced.is_factor:
             raise UnsafeModelError(
                 f"{name!r} is observed outside the plate {unit!r}, so no bound on one "
                 "row's influence covers it. Put it under the plate. If it is a latent "
@@ -290,29 +284,34 @@ def _site(name: str, msg: Any, unit: str, one: Trace, two: Trace, three: Trace) 
         role = "observed"
     else:
         role = "global" if row_axis is None else "local"
-    value = one.output_shapes[name].get("value", one.inputs[1].get(name))
+    outputs = one.output_shapes[name]
+    value = outputs.get("value", one.inputs[1].get(name))
+    structure = traced.structure
+    assert structure is not None
     return Site(
         name=name,
         role=role,
-        distributed=one.structures[name],
+        distributed=structure,
         shape=shape,
         dtype=np.dtype(value.dtype),
         plates=plates,
         row_axis=row_axis,
-        support=fn.support if not isinstance(fn, numpyro.distributions.Unit) else None,
-        num_states=_num_states(one, name, fn),
+        support=traced.support,
+        num_states=_num_states(structure, outputs["parameters"], traced.support),
     )
 
 
 def _where_to_put(
-    fn: Any,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
-    differs: Sequence[int],
-    plates: Mapping[int, str],
-    unit: str,
+    batch: int, differs: Sequence[int], plates: Mapping[int, str], unit: str
 ) -> str:
-    """What to do about a site with an axis of rows outside the unit plate."""
-    batch = len(shapes[0]) - fn.event_dim
+    """What to do about a site with an axis of rows outside the unit plate.
+
+    Args:
+      batch: The number of its batch axes.
+      differs: Its axes of rows.
+      plates: The plates of its axes.
+      unit: The unit plate.
+    """
     if any(axis >= batch for axis in differs):
         return _ONE_DENSITY
     others = [repr(plates[axis]) for axis in differs if axis in plates]
@@ -324,21 +323,29 @@ def _where_to_put(
     return "Put it under the plate."
 
 
-def _num_states(trace: Trace, name: str, fn: Any) -> int | None:
-    kind = trace.structures[name].kind
+def _num_states(
+    structure: Distributed, parameters: Mapping[str, Any], support: Any
+) -> int | None:
+    """How many values a discrete site has, 0, 1, ...; None if that is not known.
+
+    Args:
+      structure: What its distribution is made of.
+      parameters: Shapes of the parameters.
+      support: Its support.
+    """
+    kind = structure.kind
     if issubclass(
         kind,
         numpyro.distributions.BernoulliProbs | numpyro.distributions.BernoulliLogits,
     ):
         return 2
-    parameters = trace.output_shapes[name]["parameters"]
     if issubclass(kind, numpyro.distributions.CategoricalProbs):
         return parameters["probs"].shape[-1]
     if issubclass(kind, numpyro.distributions.CategoricalLogits):
         return parameters["logits"].shape[-1]
     if issubclass(kind, numpyro.distributions.DiscreteUniform):
         # States are counted from zero.
-        low, high = fn.support.lower_bound, fn.support.upper_bound
+        low, high = support.lower_bound, support.upper_bound
         is_known = isinstance(low, int | np.integer) and isinstance(
             high, int | np.integer
         )

@@ -13,6 +13,8 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
+import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
@@ -21,7 +23,7 @@ from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.row_programs import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import Distributed, in_support, take_apart
-from numpyro_vips.model.run import UnitPlate, run_model
+from numpyro_vips.model.run import run_model
 from numpyro_vips.model.sparse_rows import SparseRows
 
 
@@ -47,12 +49,80 @@ def abstract_taken_rows(arguments: ModelArguments, count: int) -> dict[str, Any]
     return rows
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TracedSite:
+    """What is known of a statement of the model without running it.
+
+    Attributes:
+      kind: NumPyro's word for it: "sample", "param" or "deterministic".
+      is_observed: Whether a sample has a value of its own.
+      plates: Name and axis of the plates that it stands under; the axis is counted
+        from the right, event axes left out.
+      shape: That of its value, if this is an array.
+      distribution: The class of a sample's distribution, wrappers included.
+      event_dim: The number of its event axes.
+      support: What it has probability on; None of a `numpyro.factor`. Its bounds are
+        variables of the trace where they are no numbers, and then mean nothing else.
+      is_reparametrised: Whether gradients pass through its draws.
+      structure: What it is made of.
+      constraint: What a parameter without a prior keeps to; None of others.
+    """
+
+    kind: str
+    is_observed: bool
+    plates: tuple[tuple[str, int], ...]
+    shape: tuple[int, ...]
+    distribution: type[dist.Distribution] | None = None
+    event_dim: int = 0
+    support: Any = None
+    is_reparametrised: bool = False
+    structure: Distributed | None = None
+    constraint: Any = None
+
+    @property
+    def is_factor(self) -> bool:
+        """Whether it is a `numpyro.factor`."""
+        return self.distribution is dist.Unit
+
+
+def _traced_site(msg: Mapping[str, Any], structure: Distributed | None) -> TracedSite:
+    """What NumPyro's message says of a statement, without what was traced."""
+    site = TracedSite(
+        kind=msg["type"],
+        is_observed=bool(msg.get("is_observed")),
+        plates=tuple((f.name, f.dim) for f in msg.get("cond_indep_stack", ())),
+        shape=tuple(getattr(msg["value"], "shape", ())),
+    )
+    if site.kind == "param":
+        constraint = msg["kwargs"].get("constraint", constraints.real)
+        return dataclasses.replace(site, constraint=constraint)
+    if site.kind != "sample":
+        return site
+    fn = msg["fn"]
+    return dataclasses.replace(
+        site,
+        distribution=type(fn),
+        event_dim=fn.event_dim,
+        support=None if isinstance(fn, dist.Unit) else fn.support,
+        is_reparametrised=bool(fn.has_rsample),
+        structure=structure,
+    )
+
+
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Noted:
-    """What a trace returns beside arrays: its messages, its unit plate, structures."""
+    """What a trace returns beside arrays.
 
-    found: tuple[dict[str, Any], UnitPlate, dict[str, Distributed]]
+    Attributes:
+      sites: Every statement of the model, by name, in its order.
+      has_unit_plate: Whether it has the unit plate.
+      plate_names: The names of all plates, in their order.
+    """
+
+    sites: dict[str, TracedSite]
+    has_unit_plate: bool
+    plate_names: tuple[str, ...]
 
 
 class Trace:
@@ -61,9 +131,9 @@ class Trace:
     Attributes:
       closed: The program of the sites' parameters, given the latents.
       drawn: The program that draws the latents and initialises the parameters.
-      all_messages: NumPyro's messages of `closed`, by site.
-      unit_plate: What was found about the unit plate.
-      structures: What the distributions of its samples are made of.
+      sites: Every statement of the model, by name, in its order.
+      has_unit_plate: Whether it has the unit plate.
+      plate_names: The names of all plates, in their order.
     """
 
     def __init__(self, model: private, arguments: ModelArguments, count: int):
@@ -83,10 +153,14 @@ class Trace:
 
         def program(rows: Any, latents: Any) -> tuple[dict[str, Any], _Noted]:
             messages, unit_plate = self._run(rows, latents=latents)
-            structures, outputs = {}, {}
-            for name, msg in _of_type("sample", messages).items():
-                structures[name], outputs[name] = site_outputs(msg)
-            return outputs, _Noted((messages, unit_plate, structures))
+            sites, outputs = {}, {}
+            for name, msg in messages.items():
+                structure = None
+                if msg["type"] == "sample":
+                    structure, outputs[name] = site_outputs(msg)
+                sites[name] = _traced_site(msg, structure)
+            plates = tuple(unit_plate.plate_names)
+            return outputs, _Noted(sites, unit_plate.seen, plates)
 
         self.drawn, (latents, _) = _traced(
             lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
@@ -95,21 +169,20 @@ class Trace:
         self.closed, (self.output_shapes, noted) = _traced(
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
-        self.all_messages: dict[str, Any]
-        self.unit_plate: UnitPlate
-        self.structures: dict[str, Distributed]
-        self.all_messages, self.unit_plate, self.structures = noted.found
+        self.sites: dict[str, TracedSite] = noted.sites
+        self.has_unit_plate: bool = noted.has_unit_plate
+        self.plate_names: tuple[str, ...] = noted.plate_names
         check_row_program(self.closed)
 
     @property
-    def messages(self) -> dict[str, Any]:
-        """The messages of samples."""
-        return _of_type("sample", self.all_messages)
+    def samples(self) -> dict[str, TracedSite]:
+        """The sample statements."""
+        return {name: s for name, s in self.sites.items() if s.kind == "sample"}
 
     @property
-    def params(self) -> dict[str, Any]:
-        """The messages of parameters without a prior."""
-        return _of_type("param", self.all_messages)
+    def params(self) -> dict[str, TracedSite]:
+        """The parameters without a prior."""
+        return {name: s for name, s in self.sites.items() if s.kind == "param"}
 
     def programs(self) -> list[Any]:
         """All that the model computes: its draws, its parameters, its densities."""
