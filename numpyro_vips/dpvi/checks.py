@@ -1,14 +1,22 @@
 """What DPVI cannot do, reported before anything else: options, and models with a
 remedy."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import jax.extend.core as jex_core
 import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.automatic_guides import FAMILIES
 from numpyro_vips.dpvi.guides import support_to_json
+from numpyro_vips.jax_tools.program_constants import (
+    Declared,
+    constants_of,
+    refuse_program_constants,
+)
+from numpyro_vips.jax_tools.row_programs import row_program
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.model.prior_centre import global_values, moved_supports
@@ -124,3 +132,31 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
                 "a fixed support, such as (0, 1), and rescale it in the model."
             )
     return None
+
+
+def check_derivatives(
+    of_row: Any,
+    shared: Any,
+    row: Mapping[str, Any],
+    *,
+    density: jex_core.ClosedJaxpr,
+    arguments: Declared,
+    what: str,
+) -> None:
+    """Refuses derivatives by which rows could meet, leave or enter unseen.
+
+    Args:
+      of_row: A compiled function of what rows share and one row, which takes
+        derivatives.
+      shared, row: Its arguments, of which only shapes and types are looked at.
+      density: What it takes derivatives of. The arrays in it were looked at with the
+        model.
+      arguments: The model's.
+      what: Whose derivatives they are, for the message.
+
+    Raises:
+      UnsafeModelError: See `row_programs.check_row_program`, or a derivative that the
+        author gave holds an array that is as long as the data.
+    """
+    program, _ = row_program(of_row, shared, row)
+    refuse_program_constants(program, arguments, what, looked_at=constants_of(density))

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
@@ -163,7 +164,14 @@ def compile_model(
     shared = jax.eval_shape(
         program.shared, program.initial(key), *program.draws(key, np.int32(0))
     )
-    row_gradients.check(shared, row, graph.arguments)
+    check_derivatives(
+        row_gradients.of_row,
+        shared,
+        row,
+        density=traced,
+        arguments=graph.arguments,
+        what="model or guide",
+    )
     return CompiledModel(
         program=program,
         read=tuple(site.name for site in read.sites),
@@ -303,7 +311,14 @@ def _noise_aware(
         has_second_derivative=program.locals_of_rows is None
         and not has_edges(traced, len(globals_in_program)),
     )
-    found.check(program.start, program.row, program.graph.arguments)
+    check_derivatives(
+        found.of_row,
+        program.start,
+        program.row,
+        density=traced,
+        arguments=program.graph.arguments,
+        what="model",
+    )
     return found
 
 

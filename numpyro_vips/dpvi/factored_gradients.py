@@ -27,6 +27,7 @@ from numpyro_vips.jax_tools.jaxprs import (
     aval_of,
     evaluate_and_note,
     inlined,
+    only_use,
 )
 from numpyro_vips.jax_tools.row_sums import in_double
 
@@ -172,8 +173,7 @@ class FactoredProgram:
         """Looks for uses of some inputs; `program` takes floats, integers and keys."""
         # Derivatives are taken of what runs here, so they stay their authors'.
         self._program = inlined(program, keep_rules=True)
-        jaxpr = self._program.jaxpr
-        found = {number: _only_use(jaxpr, number) for number in inputs}
+        found = {number: _only_use(self._program, number) for number in inputs}
         self.uses = {number: use for number, use in found.items() if use is not None}
 
     def __call__(
@@ -208,25 +208,20 @@ class FactoredProgram:
         return results, dict(others)
 
 
-def _only_use(jaxpr: Any, number: int) -> AffineUse | None:
+def _only_use(program: jex_core.ClosedJaxpr, number: int) -> AffineUse | None:
     """The one affine use of an input; None if there is none or another beside it."""
-    var, views = jaxpr.invars[number], []
-    if not jnp.issubdtype(var.aval.dtype, jnp.floating):
+    var, views = program.jaxpr.invars[number], []
+    if not jnp.issubdtype(aval_of(var).dtype, jnp.floating):
         return None
     while True:
-        users = [
-            (equation, side)
-            for equation in jaxpr.eqns
-            for side, operand in enumerate(equation.invars)
-            if operand is var
-        ]
-        if len(users) != 1 or any(var is output for output in jaxpr.outvars):
+        use = only_use(program, var)
+        if use is None:
             return None
-        ((equation, side),) = users
+        equation, side = use
         name, (result, *_) = equation.primitive.name, equation.outvars
-        if result.aval.dtype != var.aval.dtype:
+        if aval_of(result).dtype != aval_of(var).dtype:
             return None
-        if name not in _VIEWS or result.aval.size != var.aval.size:
+        if name not in _VIEWS or aval_of(result).size != aval_of(var).size:
             break
         views.append(equation)
         var = result

@@ -71,6 +71,7 @@ class NoiseAware:
 
     Attributes:
       block: The information.
+      of_row, clipped_sum: Those of `RowInformation`.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class NoiseAware:
         self._prior_mean = prior_mean
         self._prior_stddev = prior_stddev
         self._num_read = num_read
-        self.check = rows.check
+        self.of_row = rows.of_row
         self.clipped_sum = rows.clipped_sum
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 

@@ -15,22 +15,14 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
-from numpyro_vips.jax_tools.program_constants import (
-    Declared,
-    constants_of,
-    refuse_program_constants,
-)
-from numpyro_vips.jax_tools.row_programs import (
-    check_row_program,
-    over_rows,
-    row_program,
-)
+from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     diagnostic_counts,
     in_double,
-    in_pieces,
+    map_over_rows,
     piece_length,
+    sum_over_rows,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -114,7 +106,11 @@ class _PartialSum(NamedTuple):
 
 
 class RowGradients:
-    """Gradients of a row's part of the ELBO in a tree of public arrays."""
+    """Gradients of a row's part of the ELBO in a tree of public arrays.
+
+    Attributes:
+      of_row: What one row's program is: `_gradient_of_row`, compiled.
+    """
 
     def __init__(
         self,
@@ -146,27 +142,8 @@ class RowGradients:
         leaves = [leaf for entry in released for leaf in entry.leaves]
         is_direct = arguments is None and num_particles == 1
         self._program = FactoredProgram(program, leaves if is_direct else ())
-        self._of_row = jax.jit(self._gradient_of_row)
-        self._of_rows = over_rows(self._of_row)
-
-    def check(
-        self, shared: Shared, row: Mapping[str, Any], arguments: Declared
-    ) -> None:
-        """Refuses a model or guide by which rows could meet, leave or enter unseen.
-
-        Args:
-          shared, row: Of which only shapes and types are looked at.
-          arguments: The model's.
-
-        Raises:
-          UnsafeModelError: See `row_programs.check_row_program`, or a derivative that
-            the author gave holds an array that is as long as the data.
-        """
-        program, _ = row_program(self._of_row, shared, row)
-        # What is in the row's program without derivatives was looked at with the model.
-        refuse_program_constants(
-            program, arguments, "model or guide", looked_at=constants_of(self._closed)
-        )
+        self.of_row = jax.jit(self._gradient_of_row)
+        self._of_rows = over_rows(self.of_row)
 
     def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
         """One row's gradient of its ELBO, a mean over the draws of all particles.
@@ -229,7 +206,6 @@ class RowGradients:
           rows: With a leading axis of rows.
         """
         is_double = jnp.result_type(float) == jnp.float64
-        count = len(jax.tree.leaves(rows)[0])
 
         def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
             norms = {}
@@ -246,9 +222,7 @@ class RowGradients:
 
         size = self._rows_at_a_time(jax.tree.leaves(shared.tree))
         with jax.enable_x64(True):
-            pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), size)
-            norms = jax.lax.map(of_piece, pieces)
-            return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
+            return map_over_rows(of_piece, rows, size)
 
     def clipped_sum(
         self,
@@ -299,29 +273,9 @@ class RowGradients:
             return _PartialSum(sums, diagnostic_counts(norms, mask, bound))
 
         with jax.enable_x64(True):
-            total = self._in_pieces(piece_sum, rows, mask, like)
+            size = self._rows_at_a_time(like)
+            total, _ = sum_over_rows(piece_sum, rows, mask, size)
             return self._blocks(total.leaves) | total.counts
-
-    def _in_pieces(
-        self,
-        piece_sum: Any,
-        rows: Any,
-        mask: Bool[Array, " rows"],
-        like: Sequence[Float[Array, "..."]],
-    ) -> _PartialSum:
-        """The sum over rows, of which few enough are worked on at a time."""
-        split = in_pieces(dict(rows), mask, self._rows_at_a_time(like))
-        first = jax.tree.map(lambda x: x[0], split)
-        if len(split[1]) == 1:
-            return piece_sum(*first)
-        zeros = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(piece_sum, *first)
-        )
-
-        def add_piece(total: Any, piece: Any) -> tuple[Any, None]:
-            return jax.tree.map(jnp.add, total, piece_sum(*piece)), None
-
-        return jax.lax.scan(add_piece, zeros, split)[0]
 
     def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:
         numbers = 0

@@ -18,17 +18,12 @@ from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
-from numpyro_vips.jax_tools.program_constants import (
-    Declared,
-    constants_of,
-    refuse_program_constants,
-)
-from numpyro_vips.jax_tools.row_programs import over_rows, row_program
+from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     in_double,
-    in_pieces,
     piece_length,
+    sum_over_rows,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION
@@ -99,6 +94,7 @@ class RowInformation:
     Attributes:
       block: What is released: a symmetric matrix, whose directions count as those of
         the vector that it is multiplied with.
+      of_row: What one row's program is: `_matrix_of_row`, compiled.
     """
 
     def __init__(
@@ -125,24 +121,8 @@ class RowInformation:
         self._program = program
         self._inputs = inputs
         self._has_second_derivative = has_second_derivative
-        self._of_row = jax.jit(self._matrix_of_row)
-        self._of_rows = over_rows(self._of_row)
-
-    def check(self, point: Point, row: Mapping[str, Any], arguments: Declared) -> None:
-        """Refuses a model by whose derivatives rows could meet, leave or enter unseen.
-
-        Args:
-          point, row: Of which only shapes and types are looked at.
-          arguments: The model's.
-
-        Raises:
-          UnsafeModelError: See `row_programs.check_row_program`, or a derivative that
-            the author gave holds an array that is as long as the data.
-        """
-        program, _ = row_program(self._of_row, point, row)
-        refuse_program_constants(
-            program, arguments, "model", looked_at=constants_of(self._program)
-        )
+        self.of_row = jax.jit(self._matrix_of_row)
+        self._of_rows = over_rows(self.of_row)
 
     def clipped_sum(
         self,
@@ -170,13 +150,7 @@ class RowInformation:
 
         is_double = jnp.result_type(float) == jnp.float64
         with jax.enable_x64(True):
-            pieces = in_pieces(dict(rows), mask, self._at_a_time)
-            zero = jnp.zeros(self.block.shape, jnp.float64)
-
-            def add(total: Any, piece: Any) -> tuple[Any, None]:
-                return total + of_piece(*piece), None
-
-            total = jax.lax.scan(add, zero, pieces)[0]
+            total, _ = sum_over_rows(of_piece, rows, mask, self._at_a_time)
             # Symmetric but for rounding; this makes no matrix longer.
             return 0.5 * (total + total.T)
 

@@ -20,9 +20,10 @@ from numpyro_vips.jax_tools.jaxprs import (
     apply_equation,
     aval_of,
     called_program,
+    chosen_branch,
     equations_of,
     evaluate,
-    scan_sizes,
+    unrolled_scan,
     without_dead_code,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY, NUMPY_SEVERAL
@@ -92,9 +93,8 @@ def _apply(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any] | None:
         is_random = name.startswith("random_")
         return (_apply_random if is_random else _apply_jax)(eqn, operands)
     if name == "cond":
-        branches = params["branches"]
-        which = int(np.clip(int(operands[0]), 0, len(branches) - 1))
-        return evaluate(branches[which], operands[1:], _apply, constant=_in_double)
+        branch = chosen_branch(eqn, int(operands[0]))
+        return evaluate(branch, operands[1:], _apply, constant=_in_double)
     if name == "scan" and _is_short(eqn):
         return _apply_scan(eqn, operands)
     if name == "bitcast_convert_type" and _is_of_equal_width(eqn):
@@ -125,22 +125,25 @@ def _is_short(scan: jex_core.JaxprEqn) -> bool:
 
 
 def _apply_scan(eqn: jex_core.JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    num_consts, num_carry = scan_sizes(eqn)
-    consts, rest = operands[:num_consts], operands[num_consts:]
-    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
-    avals = [aval_of(var) for var in eqn.outvars[num_carry:]]
+    carried, entries, _ = unrolled_scan(
+        eqn,
+        operands,
+        run=lambda program, values: (
+            evaluate(program, values, _apply, constant=_in_double),
+            [],
+        ),
+        take=lambda array, step: array[step],
+    )
+    avals = [aval_of(var) for var in eqn.outvars[len(carried) :]]
     stacked = [
-        np.zeros(aval.shape, np.float64 if _is_real(aval) else aval.dtype)
-        for aval in avals
+        np.asarray(values, np.float64 if _is_real(aval) else aval.dtype)
+        for values, aval in zip(entries, avals, strict=True)
     ]
-    steps = range(eqn.params["length"])
-    for step in reversed(steps) if eqn.params["reverse"] else steps:
-        here = [*consts, *carry, *(array[step] for array in inputs)]
-        found = evaluate(eqn.params["jaxpr"], here, _apply, constant=_in_double)
-        carry = found[:num_carry]
-        for array, value in zip(stacked, found[num_carry:], strict=True):
-            array[step] = value
-    return [*carry, *stacked]
+    # Of a loop without steps no entry tells the shape.
+    return [
+        *carried,
+        *(x.reshape(aval.shape) for x, aval in zip(stacked, avals, strict=True)),
+    ]
 
 
 def _platform(choices: Sequence[Sequence[str] | None]) -> np.ndarray:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from numpyro_vips.jax_tools.jaxprs import aval_of, inlined, without_dead_code
+from numpyro_vips.jax_tools.jaxprs import aval_of, inlined, with_results
 
 
 def indices_in_range(
@@ -37,13 +37,11 @@ def indices_in_range(
     flat = inlined(program)
     looked_up = [
         (equation.invars[position], largest)
-        for equation in flat.jaxpr.eqns
+        for equation in flat.jaxpr.eqns  # Loops and branches are not looked into.
         if equation.params.get("mode") is not GatherScatterMode.FILL_OR_DROP
         for position, largest in index_operands(equation)
     ]
-    # What comes out of this program are the indices.
-    jaxpr = flat.jaxpr.replace(outvars=[index for index, _ in looked_up])
-    indices = without_dead_code(jex_core.ClosedJaxpr(jaxpr, flat.consts))
+    indices = with_results(flat, [index for index, _ in looked_up])
     found = jex_core.jaxpr_as_fun(indices)(*arguments)
     in_range = jnp.ones((), bool)
     for index, (_, largest) in zip(found, looked_up, strict=True):

@@ -245,14 +245,46 @@ def inlined(
     return without_dead_code(jax.make_jaxpr(run)(*shapes))
 
 
-def without_dead_code(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+def without_dead_code(
+    program: jex_core.ClosedJaxpr, outputs: Sequence[bool] | None = None
+) -> jex_core.ClosedJaxpr:
     """The program, all inputs kept, without what no output needs.
 
     Such as its unused random keys.
+
+    Args:
+      program: The program.
+      outputs: Which of its outputs are kept; all by default.
     """
-    wanted = [True] * len(program.jaxpr.outvars)
+    wanted = [True] * len(program.jaxpr.outvars) if outputs is None else list(outputs)
     jaxpr, _ = partial_eval.dce_jaxpr(program.jaxpr, wanted, instantiate=True)
     return jex_core.ClosedJaxpr(jaxpr, program.consts)
+
+
+def with_results(
+    program: jex_core.ClosedJaxpr, results: Sequence[Any]
+) -> jex_core.ClosedJaxpr:
+    """The program, all inputs kept, with other variables of it as its outputs."""
+    jaxpr = program.jaxpr.replace(outvars=list(results))
+    return without_dead_code(jex_core.ClosedJaxpr(jaxpr, program.consts))
+
+
+def only_use(
+    program: jex_core.ClosedJaxpr, variable: Any
+) -> tuple[jex_core.JaxprEqn, int] | None:
+    """The equation that alone uses a variable, and which of its operands that is.
+
+    Returns:
+      None if the variable is used more often than once, not at all, or is an output.
+    """
+    uses = [
+        (equation, place)
+        for equation in program.jaxpr.eqns
+        for place, operand in enumerate(equation.invars)
+        if operand is variable
+    ]
+    is_output = any(output is variable for output in program.jaxpr.outvars)
+    return uses[0] if len(uses) == 1 and not is_output else None
 
 
 def representatives(program: jex_core.ClosedJaxpr) -> dict[Any, Any]:
@@ -315,6 +347,52 @@ def scan_sizes(equation: jex_core.JaxprEqn) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     constants, carried, _ = params["ft_in"].unpack()  # Since JAX 0.12.
     return len(constants), len(carried)
+
+
+def unrolled_scan(
+    equation: jex_core.JaxprEqn,
+    operands: Sequence[Any],
+    run: Callable[[jex_core.ClosedJaxpr, list[Any]], tuple[Sequence[Any], list[Any]]],
+    take: Callable[[Any, int], Any],
+) -> tuple[list[Any], list[list[Any]], list[Any]]:
+    """A loop of a known number of steps, step by step.
+
+    Args:
+      equation: A `scan`.
+      operands: Their values.
+      run: From the program of a step and its operands to its results, and to what is
+        noted of it.
+      take: From an array that the loop goes along and the number of a step to the entry
+        of this step.
+
+    Returns:
+      What is carried at the end; for each other output, its entry of every step, in the
+      order of the array that they make; and all notes.
+    """
+    params, (num_constants, num_carried) = equation.params, scan_sizes(equation)
+    constants, rest = operands[:num_constants], operands[num_constants:]
+    carried, arrays = list(rest[:num_carried]), rest[num_carried:]
+    steps, notes = [], []
+    numbers = range(params["length"])
+    for number in reversed(numbers) if params["reverse"] else numbers:
+        here = [take(array, number) for array in arrays]
+        found, noted = run(params["jaxpr"], [*constants, *carried, *here])
+        carried = list(found[:num_carried])
+        steps.append(found[num_carried:])
+        notes += noted
+    if params["reverse"]:
+        steps.reverse()
+    entries = [
+        [step[output] for step in steps]
+        for output in range(len(equation.outvars) - num_carried)
+    ]
+    return carried, entries, notes
+
+
+def chosen_branch(equation: jex_core.JaxprEqn, index: int) -> jex_core.ClosedJaxpr:
+    """The program of a `cond` that an index chooses, the nearest if there is none."""
+    branches = equation.params["branches"]
+    return branches[min(max(index, 0), len(branches) - 1)]
 
 
 def aval_of(variable: Any) -> Any:

@@ -11,7 +11,7 @@ contribute something else. So nothing may be left over: rows are worked on toget
 `aligned` lengths, or one by one. `tests/test_rounding.py` tests that for both engines.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -220,3 +220,71 @@ def in_pieces(
     pieces = jax.tree.map(split, rows), split(mask)
     # Else XLA may work on the rows as they were and fill up what comes out.
     return jax.lax.optimization_barrier(pieces) if missing else pieces
+
+
+def _zeros_like(partial: Any) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), partial)
+
+
+def _plus(total: Any, partial: Any) -> Any:
+    return jax.tree.map(jnp.add, total, partial)
+
+
+def sum_over_rows(
+    piece_sum: Callable[[Any, Bool[Array, " length"]], Any],
+    rows: Mapping[str, Shaped[Array | np.ndarray, "rows ..."]],
+    mask: Mask,
+    size: int | None,
+    *,
+    zeros: Callable[[Any], Any] = _zeros_like,
+    add: Callable[[Any, Any], Any] = _plus,
+) -> tuple[Any, Any]:
+    """A sum over rows, of which few enough are worked on at a time.
+
+    Args:
+      piece_sum: From the rows of a piece and their mask to what they add, a tree of
+        arrays.
+      rows: Arrays with a leading axis of rows.
+      mask: Whether each row counts.
+      size: Most rows of a piece; see `in_pieces`.
+      zeros: From what a piece adds, or its shapes, to the total of none.
+      add: From a total and what a piece adds to the next total.
+
+    Returns:
+      The total, and what the first piece adds or its shapes.
+    """
+    pieces = in_pieces(dict(rows), mask, size)
+    first = jax.tree.map(lambda x: x[0], pieces)
+    if len(pieces[1]) == 1:  # It needs no loop, which takes longer to compile.
+        partial = piece_sum(*first)
+        return add(zeros(partial), partial), partial
+    shapes = jax.eval_shape(piece_sum, *first)
+    total, _ = jax.lax.scan(
+        lambda total, piece: (add(total, piece_sum(*piece)), None),
+        zeros(shapes),
+        pieces,
+    )
+    return total, shapes
+
+
+def map_over_rows(
+    function: Callable[[Any], Any],
+    rows: Mapping[str, Shaped[Array | np.ndarray, "rows ..."]],
+    size: int | None,
+) -> PyTree[Shaped[Array, "rows ..."]]:
+    """What a function makes of rows, of which few enough are worked on at a time.
+
+    Args:
+      function: From the rows of a piece to a tree of arrays, whose first axis is that
+        of the rows.
+      rows: Arrays with a leading axis of rows.
+      size: Most rows of a piece; see `in_pieces`.
+    """
+    count = len(jax.tree.leaves(rows)[0])
+    pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), size)
+    if len(jax.tree.leaves(pieces)[0]) > 1:
+        found = jax.lax.map(function, pieces)
+        found = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), found)
+    else:
+        found = function(jax.tree.map(lambda x: x[0], pieces))
+    return jax.tree.map(lambda x: x[:count], found)

@@ -6,7 +6,7 @@ checked for a single row; see `jax_tools.row_programs`.
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +21,9 @@ from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     diagnostic_counts,
     in_double,
-    in_pieces,
+    map_over_rows,
     piece_length,
+    sum_over_rows,
 )
 from numpyro_vips.vips.e_step import couples_latents, moments_of_row
 from numpyro_vips.vips.expectations import expected
@@ -47,11 +48,19 @@ from numpyro_vips.vips.row_statistics import (
 )
 
 
-class Shared(NamedTuple):
-    """What the rows of a step share; see `bounded_sum`."""
+class RowInputs(NamedTuple):
+    """What rows' statistics depend on beside the rows: public, and the same for all.
+
+    Attributes:
+      expected_natural: n̄, one array per statistic.
+      means: The points about which statistics are taken, by latent; zero if left out.
+      units: What each entry of a statistic is multiplied by for the norm, by the
+        statistic's name; 1 if left out.
+      standards: How the features of each factor are standardised beforehand; see
+        `features.py`. They stay as they are if left out.
+    """
 
     expected_natural: ByStatistic
-    scales: Scales
     means: Means
     units: ByStatistic
     standards: Standards
@@ -96,21 +105,24 @@ def bounded_sum(
     """
     # Which precision latents are solved for in is for the caller to say.
     is_double = jnp.result_type(float) == jnp.float64
-    units = {name: array for name, array in (units or {}).items() if name in scales}
-    shared = Shared(
-        dict(expected_natural), dict(scales), means or {}, units, standards or {}
+    inputs = RowInputs(
+        dict(expected_natural),
+        means or {},
+        {name: array for name, array in (units or {}).items() if name in scales},
+        standards or {},
     )
     with jax.enable_x64(True):
-        double, norm = in_double((shared, clipping_norm))
+        double, double_scales, norm = in_double((inputs, dict(scales), clipping_norm))
         shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
-
         shapes |= dict.fromkeys(DIAGNOSTICS, ())
 
         def of_piece(rows: Rows, mask: Bool[Array, " rows"]) -> dict[str, PartialSum]:
             with jax.enable_x64(is_double):
-                contributions = _row_contributions(program, shared, rows, sweeps)
+                contributions = _row_contributions(
+                    program, inputs, scales, rows, sweeps
+                )
             return _sum_of_contributions(
-                program, double, in_double(contributions), mask, norm
+                program, double, double_scales, in_double(contributions), mask, norm
             )
 
         def add_to(
@@ -121,18 +133,9 @@ def bounded_sum(
         def zeros(partial_sums: Mapping[str, ShapeOfSum]) -> NewByStatistic:
             return {name: zero_sum(partial_sums[name], shapes[name]) for name in shapes}
 
-        pieces = in_pieces(dict(rows), mask, _piece_size(program))
-        first = jax.tree.map(lambda x: x[0], pieces)
-        if len(pieces[1]) == 1:
-            partial_sums = of_piece(*first)
-            sums = add_to(zeros(partial_sums), partial_sums)
-        else:
-            partial_sums = jax.eval_shape(of_piece, *first)
-            sums, _ = jax.lax.scan(
-                lambda sums, piece: (add_to(sums, of_piece(*piece)), None),
-                zeros(partial_sums),
-                pieces,
-            )
+        sums, partial_sums = sum_over_rows(
+            of_piece, rows, mask, _piece_size(program), zeros=zeros, add=add_to
+        )
         blocks = {
             s.name: as_block(
                 s, in_order(sums[s.name], partial_sums[s.name], shapes[s.name])
@@ -145,13 +148,10 @@ def bounded_sum(
 
 def norms_of_rows(
     program: ConjugateProgram,
-    expected_natural: ByStatistic,
+    inputs: RowInputs,
     rows: Rows,
     names: Collection[str],
     sweeps: int,
-    means: Means | None = None,
-    units: ByStatistic | None = None,
-    standards: Standards | None = None,
     *,
     in_any_state: bool = False,
 ) -> dict[str, Float[Array, " rows"]]:
@@ -161,25 +161,23 @@ def norms_of_rows(
     where a row counts as zero.
 
     Args:
-      program, expected_natural, rows, sweeps, means, units, standards: As in
-        `bounded_sum`.
+      program, rows, sweeps: As in `bounded_sum`.
+      inputs: What they depend on beside the rows.
       names: The statistics.
       in_any_state: Whether they are the largest that a row may come to have, in any
         state of a discrete latent of which it has one; see `_num_states`.
     """
     is_double = jnp.result_type(float) == jnp.float64
     scales = dict.fromkeys(names, 1.0)
-    shared = Shared(
-        dict(expected_natural), scales, means or {}, units or {}, standards or {}
-    )
-    count = len(jax.tree.leaves(rows)[0])
 
     def of_piece(
         rows: Rows, state: Int[Array, ""] | None = None
     ) -> dict[str, Float[Array, " rows"]]:
         with jax.enable_x64(is_double):
-            contributions = _row_contributions(program, shared, rows, sweeps, state)
-        means, units = in_double((shared.means, shared.units))
+            contributions = _row_contributions(
+                program, inputs, scales, rows, sweeps, state
+            )
+        means, units = in_double((inputs.means, inputs.units))
 
         def of_row(mine: RowContribution) -> dict[str, Float[Array, ""]]:
             return {
@@ -189,26 +187,20 @@ def norms_of_rows(
 
         return jax.vmap(of_row)(in_double(contributions))
 
+    size = _piece_size(program)
     with jax.enable_x64(True):
-        pieces, _ = in_pieces(dict(rows), jnp.ones(count, bool), _piece_size(program))
-        norms = _map_pieces(of_piece, pieces)
+        norms = map_over_rows(of_piece, rows, size)
         if in_any_state and _num_states(program):
             states = jnp.arange(_num_states(program), dtype=jnp.int32)
             found = jax.lax.map(
-                lambda state: _map_pieces(lambda rows: of_piece(rows, state), pieces),
+                lambda state: map_over_rows(
+                    lambda rows: of_piece(rows, state), rows, size
+                ),
                 states,
             )
             # Norms that are not finite stay so.
             norms = {n: jnp.maximum(norms[n], jnp.max(found[n], 0)) for n in norms}
-        return {name: norm.reshape(-1)[:count] for name, norm in norms.items()}
-
-
-def _map_pieces(function: Callable[[Rows], Any], pieces: Rows) -> Any:
-    """As `jax.lax.map`; one piece needs no loop, which takes longer to compile."""
-    if len(jax.tree.leaves(pieces)[0]) > 1:
-        return jax.lax.map(function, pieces)
-    first = function(jax.tree.map(lambda x: x[0], pieces))
-    return jax.tree.map(lambda x: x[None], first)
+        return norms
 
 
 # States of a row's discrete latent beyond which its rows are not tried in each.
@@ -255,7 +247,8 @@ def _in_state(
 
 def _row_contributions(
     program: ConjugateProgram,
-    shared: Shared,
+    inputs: RowInputs,
+    scales: Scales,
     rows: Rows,
     sweeps: int,
     state: Int[Array, ""] | None = None,
@@ -266,25 +259,26 @@ def _row_contributions(
     observed information.
 
     Args:
-      program, shared, rows, sweeps: See `bounded_sum`.
+      program, scales, rows, sweeps: See `bounded_sum`.
+      inputs: What they depend on beside the rows.
       state: See `_in_state`.
     """
-    is_information = program.refreshed.issuperset(shared.scales)
+    is_information = program.refreshed.issuperset(scales)
 
-    def solve(given: tuple[Shared, Any], row: Row) -> RowContribution:
-        shared, state = given
+    def solve(given: tuple[RowInputs, Scales, Any], row: Row) -> RowContribution:
+        inputs, scales, state = given
         arrays, valid = program.row_constants.zero_if_invalid(row)
         local_moments = moments_of_row(
-            program, shared.expected_natural, arrays, sweeps, observed=is_information
+            program, inputs.expected_natural, arrays, sweeps, observed=is_information
         )
         local_moments = _in_state(program, local_moments, state)
         # The row's latents know nothing of how statistics are released.
-        arrays = standardised(program.features, shared.standards, arrays)
+        arrays = standardised(program.features, inputs.standards, arrays)
         return row_contribution(
-            program, arrays, valid, local_moments, shared.scales, shared.means
+            program, arrays, valid, local_moments, scales, inputs.means
         )
 
-    given = jax.tree.map(jnp.asarray, (shared, state))
+    given = jax.tree.map(jnp.asarray, (inputs, dict(scales), state))
     contributions = over_rows(solve)(given, rows)
     # Else XLA may work out a number twice, for the norm and for the sum, and round it
     # in two ways.
@@ -293,13 +287,14 @@ def _row_contributions(
 
 def _sum_of_contributions(
     program: ConjugateProgram,
-    shared: Shared,
+    inputs: RowInputs,
+    scales: Scales,
     contributions: RowContribution,
     mask: Bool[Array, " rows"],
     clipping_norm: Float[Array, ""],
 ) -> "dict[str, PartialSum]":
     """Clips the rows' contributions and adds them up, in double precision."""
-    expected_natural, scales, means, units, _ = shared
+    expected_natural, means, units, _ = inputs
     norms = jax.vmap(lambda mine: norm_of(program, mine, scales, means, units))(
         contributions
     )

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
-from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import (
@@ -23,7 +22,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import COVARIATES
-from numpyro_vips.vips.bounded_sum import bounded_sum, norms_of_rows
+from numpyro_vips.vips.bounded_sum import RowInputs, bounded_sum, norms_of_rows
 from numpyro_vips.vips.covariates import (
     MOST_COVARIATES,
     Places,
@@ -51,19 +50,15 @@ from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
 
 
-class RowInputs(NamedTuple):
+class NormInputs(NamedTuple):
     """What norms of rows depend on beside the rows.
 
     Attributes:
-      expected_natural: n̄.
-      means, units, standards: See `bounded_sum`.
+      of_statistics: What those of statistics do.
       of_covariates: The units of covariates.
     """
 
-    expected_natural: ByStatistic
-    means: Means
-    units: ByStatistic
-    standards: Standards
+    of_statistics: RowInputs
     of_covariates: Units
 
 
@@ -237,58 +232,55 @@ class RowPrograms:
         arrays = {name: jnp.asarray(point) for name, point in points.items()}
         return by_latent(self.program.structure, arrays)
 
-    def _shared(self, state: VipsState) -> RowInputs:
+    def _inputs(self, state: VipsState) -> NormInputs:
         """What norms of rows depend on beside the rows."""
         means = self._means(state.visited, state.next_origins, state.next_standards)
         units = {name: jnp.asarray(of) for name, of in state.units.items()}
         standards = state.next_standards
-        return RowInputs(
+        inputs = RowInputs(
             expected_natural=state.expected_natural,
             means=means,
             units=units,
             standards=jax.tree.map(jnp.asarray, standards),
-            of_covariates=self.units_of_covariates(standards),
         )
+        return NormInputs(inputs, self.units_of_covariates(standards))
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]
     ) -> dict[str, Float[np.ndarray, " rows"]]:
         """Norms of each block, for rows that the caller may see."""
-        norms = self._row_norms(self._shared(state), dict(rows), tuple(names))
+        norms = self._row_norms(self._inputs(state), dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
     @functools.cached_property
     def _row_norms(self) -> Any:
         def norms(
-            shared: RowInputs,
+            inputs: NormInputs,
             rows: Rows,
             names: tuple[str, ...],
         ) -> dict[str, Float[Array, " rows"]]:
-            return self._norms_of_rows(shared, rows, names)
+            return self._norms_of_rows(inputs, rows, names)
 
         return jit_unoptimized(norms, static_argnums=2)
 
     def _norms_of_rows(
         self,
-        shared: RowInputs,
+        inputs: NormInputs,
         rows: Rows,
         names: Sequence[str],
         in_any_state: bool = True,
     ) -> dict[str, Float[Array, " rows"]]:
         norms = norms_of_rows(
             self.program,
-            shared.expected_natural,
+            inputs.of_statistics,
             rows,
             [name for name in names if name != COVARIATES],
             self.local_steps,
-            shared.means,
-            shared.units,
-            shared.standards,
             in_any_state=in_any_state,
         )
         if COVARIATES in names:
             norms[COVARIATES] = moment_norms(
-                rows, self.covariates, shared.of_covariates
+                rows, self.covariates, inputs.of_covariates
             )
         return norms
 
@@ -313,14 +305,14 @@ class RowPrograms:
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._norm_counts(
-            self._shared(state), dict(rows), mask, double, names, in_any_state
+            self._inputs(state), dict(rows), mask, double, names, in_any_state
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
     @functools.cached_property
     def _norm_counts(self) -> Any:
         def counts(
-            shared: RowInputs,
+            inputs: NormInputs,
             rows: Rows,
             mask: Bool[Array, " rows"],
             edges: Mapping[str, Float[Array, " _edges"]],
@@ -328,7 +320,7 @@ class RowPrograms:
             in_any_state: bool,
         ) -> dict[str, Float[Array, " _bins"]]:
             names = sorted({name for _, blocks in parts for name in blocks})
-            norms = self._norms_of_rows(shared, rows, names, in_any_state)
+            norms = self._norms_of_rows(inputs, rows, names, in_any_state)
             return counts_of_parts(norms, mask, parts, edges)
 
         return jit_ahead(counts, static_argnums=(4, 5))

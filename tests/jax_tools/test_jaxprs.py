@@ -185,6 +185,71 @@ def test_scan_sizes() -> None:
     assert constants == len(equation.invars) - carried - 1 >= 1
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [0, 1, 4])
+def test_a_loop_is_its_steps(length: int, reverse: bool) -> None:
+    arrays = np.arange(1.0, 1.0 + length, dtype=np.float32)
+
+    def looped(factor: Any, x: Any) -> Any:
+        def body(carried: Any, y: Any) -> Any:
+            total, product = carried
+            return (total + factor * y, product * y), (total, y - product)
+
+        return lax.scan(body, (factor, jnp.ones(())), x, reverse=reverse)
+
+    program = jax.make_jaxpr(looped)(2.0, arrays)
+    (equation,) = [e for e in program.jaxpr.eqns if e.primitive.name == "scan"]
+    carried, entries, notes = jaxprs.unrolled_scan(
+        equation,
+        [np.float32(2.0), np.float32(2.0), np.float32(1.0), arrays],
+        run=lambda step, values: (
+            jex_core.jaxpr_as_fun(step)(*values),
+            [float(values[-1])],
+        ),
+        take=lambda array, step: array[step],
+    )
+    expected = looped(2.0, arrays)
+    found = [*carried, *(np.asarray(one, np.float32) for one in entries)]
+    for one, other in zip(found, jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other)
+    assert notes == (list(arrays[::-1]) if reverse else list(arrays))
+
+
+@pytest.mark.parametrize(
+    ("index", "factor"), [(-1, 1), (0, 1), (1, 10), (2, 100), (9, 100)]
+)
+def test_a_branch_is_chosen_as_jax_does(index: int, factor: int) -> None:
+    functions = [lambda x, f=f: f * x for f in (1, 10, 100)]
+    program = jax.make_jaxpr(lambda i, x: lax.switch(i, functions, x))(0, 3)
+    (equation,) = [e for e in program.jaxpr.eqns if e.primitive.name == "cond"]
+    branch = jaxprs.chosen_branch(equation, index)
+    assert jex_core.jaxpr_as_fun(branch)(jnp.int32(3)) == [3 * factor]
+    assert lax.switch(index, functions, 3) == 3 * factor
+
+
+def test_the_only_use_of_a_variable_is_found_if_there_is_one() -> None:
+    def function(
+        once: Any, twice: Any, squared: Any, returned: Any, unused: Any
+    ) -> Any:
+        return jnp.sin(twice) + once - twice, squared * squared, -returned, returned
+
+    program = jax.make_jaxpr(function)(*np.ones(5, np.float32))
+    uses = [jaxprs.only_use(program, x) for x in program.jaxpr.invars]
+    assert uses[0] is not None
+    equation, place = uses[0]
+    assert (equation.primitive.name, place) == ("add", 1)
+    assert uses[1:] == [None] * 4
+
+
+def test_a_program_may_return_what_is_on_the_way() -> None:
+    program = jax.make_jaxpr(lambda x, y: jnp.cos(jnp.sin(x) * 2) + y)(1.0, 2.0)
+    equations = {e.primitive.name: e for e in program.jaxpr.eqns}
+    inner = jaxprs.with_results(program, equations["mul"].outvars)
+    assert [e.primitive.name for e in inner.jaxpr.eqns] == ["sin", "mul"]
+    (found,) = jex_core.jaxpr_as_fun(inner)(0.5, 7.0)
+    np.testing.assert_allclose(found, 2 * np.sin(0.5), rtol=1e-6)
+
+
 def test_dead_code_goes_and_inputs_stay() -> None:
     def function(x: Any, y: Any) -> Any:
         jnp.cos(y)

@@ -1,4 +1,6 @@
-"""What is counted beside a sum of clipped rows."""
+"""Sums over pieces of rows, and what is counted beside a sum of clipped rows."""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,8 @@ from numpyro_vips.jax_tools.row_sums import (
     counts_in_bins,
     diagnostic_counts,
     increasing_edges,
+    map_over_rows,
+    sum_over_rows,
 )
 
 
@@ -45,3 +49,41 @@ def test_a_row_is_counted_in_the_bin_that_ends_at_its_norm_or_above():
 def test_bins_in_which_a_row_could_be_twice_are_refused(ends):
     with pytest.raises(AssertionError):
         increasing_edges(np.array(ends))
+
+
+@pytest.mark.parametrize("size", [None, 1, 64, 128])
+@pytest.mark.parametrize("count", [1, 63, 64, 200])
+def test_pieces_of_rows_are_all_rows_once(count: int, size: int | None) -> None:
+    rng = np.random.default_rng(count)
+    rows = {"x": rng.normal(size=(count, 3)), "group": rng.integers(0, 5, size=count)}
+    mask = rng.random(count) < 0.7
+    with jax.enable_x64(True):
+
+        def piece_sum(rows: Any, mask: Any) -> Any:
+            each = jnp.where(mask[:, None], rows["x"], 0.0)
+            return {"sum": jnp.sum(each, 0), "count": jnp.sum(mask, dtype=np.int32)}
+
+        total, like = sum_over_rows(piece_sum, rows, mask, size)
+        each = map_over_rows(lambda rows: rows["x"] @ jnp.arange(3.0), rows, size)
+    np.testing.assert_allclose(total["sum"], rows["x"][mask].sum(0), rtol=1e-12)
+    assert total["count"] == mask.sum()
+    assert jax.tree.map(jnp.shape, like) == {"sum": (3,), "count": ()}
+    np.testing.assert_allclose(each, rows["x"] @ np.arange(3.0), rtol=1e-12)
+
+
+def test_a_total_may_be_laid_out_otherwise_than_what_a_piece_adds() -> None:
+    group = np.arange(150) % 4
+
+    def piece_sum(rows: Any, mask: Any) -> Any:
+        # Rows that are filled in lie outside the total.
+        return jnp.where(mask, rows["group"], 4)
+
+    total, _ = sum_over_rows(
+        piece_sum,
+        {"group": group},
+        np.ones(150, bool),
+        64,
+        zeros=lambda partial: jnp.zeros(4, partial.dtype),
+        add=lambda total, group: total.at[group].add(1, mode="drop"),
+    )
+    np.testing.assert_array_equal(total, np.bincount(group))

@@ -55,8 +55,9 @@ from numpyro_vips.jax_tools.jaxprs import (
     apply_equation,
     aval_of,
     called_program,
+    chosen_branch,
     evaluate_and_note,
-    scan_sizes,
+    unrolled_scan,
 )
 from numpyro_vips.jax_tools.numpy_primitives import NUMPY
 
@@ -313,28 +314,15 @@ _MOST_STEPS = 500
 
 def _scan(eqn: Any, operands: Sequence[Value]) -> tuple[list[Value], list[Any]]:
     """A loop of a known number of steps, written out."""
-    params = eqn.params
-    length = params["length"]
-    num_consts, num_carry = scan_sizes(eqn)
+    length = eqn.params["length"]
     if length > _MOST_STEPS:
         raise NotInAlgebra(f"a loop of {length} steps")
-    constants, rest = operands[:num_consts], operands[num_consts:]
-    carry, inputs = list(rest[:num_carry]), rest[num_carry:]
-    outputs: dict[int, list[Value]] = {}
-    checks: list[Any] = []
-    steps = range(length)
-    for step in reversed(steps) if params["reverse"] else steps:
-        now = [_step_of(x, step) for x in inputs]
-        found, more = interpret(params["jaxpr"], [*constants, *carry, *now])
-        checks += more
-        carry, outputs[step] = found[:num_carry], found[num_carry:]
+    carried, entries, checks = unrolled_scan(eqn, operands, interpret, _step_of)
     stacked = []
-    for number, var in enumerate(eqn.outvars[num_carry:]):
-        shape = tuple(aval_of(var).shape)
-        parts = [outputs[step][number] for step in steps]
+    for var, parts in zip(eqn.outvars[len(carried) :], entries, strict=True):
         single = [_with_leading_axis(part) for part in parts]
-        stacked.append(concatenated(single, 0, shape))
-    return [*carry, *stacked], checks
+        stacked.append(concatenated(single, 0, tuple(aval_of(var).shape)))
+    return [*carried, *stacked], checks
 
 
 def _with_leading_axis(x: Value) -> Value:
@@ -351,9 +339,7 @@ def _cond(eqn: Any, operands: Sequence[Value]) -> tuple[list[Value], list[Any]]:
     index, *rest = operands
     if not isinstance(index, Constant) or not index.is_public:
         raise NotInAlgebra("a lax.cond, in place of jnp.where,")
-    branches = eqn.params["branches"]
-    chosen = int(np.clip(int(index.array), 0, len(branches) - 1))
-    return interpret(branches[chosen], rest)
+    return interpret(chosen_branch(eqn, int(index.array)), rest)
 
 
 _CONTROL_FLOW = {"scan": _scan, "cond": _cond}

@@ -15,10 +15,13 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import partial_eval
 
 from numpyro_vips.conjugacy.algebra.terms import ArrayLike, Dense, OneHot, Slot
-from numpyro_vips.jax_tools.jaxprs import representatives
+from numpyro_vips.jax_tools.jaxprs import (
+    representatives,
+    with_used_inputs,
+    without_dead_code,
+)
 
 
 class Part(NamedTuple):
@@ -190,9 +193,9 @@ def with_slots(
         return dataclasses.replace(factor.array, token=tokens[factor.array.token])
 
     kept = sorted({0, *tokens})
-    wanted = [i in kept for i in range(len(closed.jaxpr.outvars))]
-    jaxpr, _ = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=True)
-    program = jex_core.ClosedJaxpr(jaxpr, closed.consts)
+    program = without_dead_code(
+        closed, [i in kept for i in range(len(closed.out_avals))]
+    )
     constants = RowConstants(program=program, tokens=tuple(kept[1:]), row=row)
     return shapes.found.with_arrays(final), constants
 
@@ -213,12 +216,11 @@ def _tokens(closed: jex_core.ClosedJaxpr, count: int) -> list[int]:
 
 def _evaluated(closed: jex_core.ClosedJaxpr, start: int) -> list[np.ndarray]:
     """The outputs from a place on, which no row must have a part in."""
-    wanted = [i >= start for i in range(len(closed.jaxpr.outvars))]
+    wanted = [i >= start for i in range(len(closed.out_avals))]
     if not any(wanted):
         return []
-    jaxpr, used = partial_eval.dce_jaxpr(closed.jaxpr, wanted, instantiate=False)
+    program, used = with_used_inputs(closed, wanted)
     if any(used):
         raise AssertionError("a constant that is called public depends on the row")
-    program = jex_core.ClosedJaxpr(jaxpr, closed.consts)
     with jax.ensure_compile_time_eval():
         return [np.asarray(x) for x in jex_core.jaxpr_as_fun(program)()]
