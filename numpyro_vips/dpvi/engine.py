@@ -63,7 +63,7 @@ from numpyro_vips.dpvi.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
 from numpyro_vips.dpvi.score_likelihood import NoiseAwareNormal
-from numpyro_vips.dpvi.variational_newton import Target, VectorNormal
+from numpyro_vips.dpvi.variational_newton import VectorNormal
 from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
@@ -499,36 +499,6 @@ class DpviEngine:
     def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
         """The state as it is: the guide is fitted to its own width."""
         return state
-
-    # --- the model's density, for posteriors that others have found -------------------
-
-    @property
-    def integrates_exactly(self) -> bool:
-        """Whether rows have their own density, at most by quadrature, and no bound."""
-        solved = self.program.locals_of_rows
-        return solved is None or solved.method != "bound"
-
-    def unconstrained(
-        self, draws: Mapping[str, Shaped[Array, "draws ..."]]
-    ) -> tuple[Float[Array, "draws size"], Float[Array, " draws"]]:
-        """Draws of the globals as vectors.
-
-        Returns:
-          The vectors, and what the log density of a draw lacks to that of its vector.
-        """
-
-        def of_draw(values: Mapping[str, Any]) -> tuple[Array, Array]:
-            free = {s.name: s.transform.inv(values[s.name]) for s in self.space.sites}
-            vector = self.space.join(free)
-            return vector, self.space.constrain(vector)[1]
-
-        return jax.vmap(of_draw)(dict(draws))
-
-    def log_joint(
-        self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
-    ) -> tuple[Target, int]:
-        """See `FullBatchDensity.with_rows`; only where rows may be looked at."""
-        return self.compiled.log_joint.with_rows(arguments, tried)
 
     def _newton_states(
         self, state: DpviState, arguments: ModelArguments

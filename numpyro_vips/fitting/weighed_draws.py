@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.importance_ratios import LARGEST_GOOD_SHAPE, pareto_shape
+from numpyro_vips.dpvi.model_density import ModelDensity
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
@@ -63,11 +63,10 @@ def weighed_draws(
     if not own or graph.params or arguments.num_rows > MOST_ROWS:
         return {}
     try:
-        # Nothing of DPVI but the density is asked for.
-        engine = DpviEngine(graph, until_converged=True)
+        density = ModelDensity(graph)
     except UnsafeModelError:
         return {}
-    if engine.space.size > MOST_GLOBALS or not engine.integrates_exactly:
+    if density.size > MOST_GLOBALS or not density.is_exact:
         return {}
     rng_key = threefry_key(0)
     with jax.enable_x64(True):
@@ -75,11 +74,11 @@ def weighed_draws(
         if found is None:
             return {}
         draws, log_q = found
-        points, log_volumes = engine.unconstrained(draws)
+        points, log_volumes = density.unconstrained(draws)
     log_q, points = np.asarray(log_q), np.asarray(points)
     if not np.all(np.isfinite(points)):
         return {}
-    target, per_second = engine.log_joint(arguments, points[:_TRIED])
+    target, per_second = density.with_rows(arguments, points[:_TRIED])
     count = min(_MOST_DRAWS, _SECONDS * per_second)
     if count < _FEWEST_DRAWS:
         return {}
