@@ -1,0 +1,188 @@
+"""The ledger's file by itself: what is written is read, or is refused."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from numpyro_vips.accounting import GaussianEvent
+from numpyro_vips.privacy.charges import Charge, FitInSteps
+from numpyro_vips.privacy.ledger_file import LedgerFile, replace_file
+
+EVENT = GaussianEvent(
+    noise_stddev=3.0,
+    sensitivity=1.5,
+    sampling="poisson",
+    sampling_rate=0.1,
+    num_steps=7,
+    relation="add_or_remove",
+)
+
+
+def charge(label: str, epsilon: float = 0.1) -> Charge:
+    return Charge(
+        label=label,
+        unit="patients",
+        epsilon=epsilon,
+        delta=1e-7,
+        relation="add_or_remove",
+        accountant="pld",
+        events=(EVENT,),
+        time="2026-01-02T03:04:05+00:00",
+    )
+
+
+CHARGES = (charge("first"), charge("sécond", 0.25))
+FITS = {"a": FitInSteps(charge=1, steps=4, key="ff00")}
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> LedgerFile:
+    return LedgerFile(tmp_path / "ledger.json", 1.0, 1e-6, "sum", "pld")
+
+
+def rewritten(ledger: LedgerFile, change) -> None:
+    """Changes the body of a file and puts the checksum right."""
+    body = json.loads(ledger.path.read_text())["ledger"]
+    change(body)
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    checksum = hashlib.sha256(text.encode()).hexdigest()
+    ledger.path.write_text(json.dumps({"sha256": checksum, "ledger": body}))
+
+
+def test_what_is_written_is_read(ledger: LedgerFile) -> None:
+    ledger.write(CHARGES, FITS)
+    assert ledger.contents() == (CHARGES, FITS)
+    assert ledger.read() == CHARGES
+    ledger.write(CHARGES[:1], {})
+    assert ledger.contents() == (CHARGES[:1], {})
+    assert "fits" not in json.loads(ledger.path.read_text())["ledger"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("epsilon", 2.0),
+        ("delta", 1e-5),
+        ("composition", "joint"),
+        ("accountant", "moments"),
+    ],
+)
+def test_another_budget_cannot_read_it(ledger: LedgerFile, name, value) -> None:
+    ledger.write(CHARGES, {})
+    other = dataclasses.replace(ledger, **{name: value})
+    with pytest.raises(ValueError, match="Open it with its own settings") as error:
+        other.read()
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("place", range(0, 200, 13))
+def test_no_byte_can_be_lost(ledger: LedgerFile, place: int) -> None:
+    """A charge that is left out could be spent twice."""
+    ledger.write(CHARGES, FITS)
+    content = ledger.path.read_bytes()
+    ledger.path.write_bytes(content[: len(content) - place - 2])
+    with pytest.raises(ValueError, match="damaged or was edited"):
+        ledger.read()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("0.25", "0.02"), ('"num_steps": 7', '"num_steps": 1')]
+)
+def test_an_edited_number_is_noticed(ledger: LedgerFile, old: str, new: str) -> None:
+    ledger.write(CHARGES, {})
+    text = ledger.path.read_text()
+    assert old in text
+    ledger.path.write_text(text.replace(old, new))
+    with pytest.raises(ValueError, match="damaged or was edited"):
+        ledger.read()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda body: body.update(format="numpyro_vips privacy ledger 4"),
+        lambda body: body.pop("composition"),
+        lambda body: body["charges"][0].update(epsilon=-0.1),
+        lambda body: body["charges"][0].update(epsilon="nan"),
+        lambda body: body["charges"][0].pop("unit"),
+        lambda body: body.update(fits={"a": {"charge": -1}}),
+    ],
+)
+def test_a_body_that_makes_no_sense_is_refused(ledger: LedgerFile, change) -> None:
+    ledger.write(CHARGES, {})
+    rewritten(ledger, lambda body: None)
+    assert ledger.read() == CHARGES
+    rewritten(ledger, change)
+    with pytest.raises(ValueError, match="damaged or was edited"):
+        ledger.read()
+
+
+def test_older_formats_are_read(ledger: LedgerFile) -> None:
+    ledger.write(CHARGES, {})
+
+    def second(body) -> None:
+        body["format"] = "numpyro_vips privacy ledger 2"
+        del body["accountant"]
+
+    rewritten(ledger, second)
+    assert ledger.read() == CHARGES
+
+    def first(body) -> None:
+        body["format"] = "numpyro_vips privacy ledger 1"
+        for entry in body["charges"]:
+            del entry["unit"]
+
+    rewritten(ledger, first)
+    expected = tuple(dataclasses.replace(one, unit=None) for one in CHARGES)
+    assert ledger.read() == expected
+
+
+def test_a_file_that_is_not_there_is_no_empty_ledger(ledger: LedgerFile) -> None:
+    with pytest.raises(OSError, match="cannot be read, and nothing was charged"):
+        ledger.read()
+    missing = dataclasses.replace(ledger, path=ledger.path.parent / "no" / "ledger")
+    with pytest.raises(OSError, match="nothing was spent"), missing.locked():
+        pass
+    assert not missing.path.parent.exists()
+
+
+def test_the_lock_keeps_other_threads_out(ledger: LedgerFile) -> None:
+    order: list[str] = []
+    waiting, inside = threading.Event(), threading.Event()
+
+    def other() -> None:
+        inside.wait(10)
+        waiting.set()
+        with ledger.locked():
+            order.append("other")
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with ledger.locked():
+        inside.set()
+        assert waiting.wait(10)
+        thread.join(0.1)  # Time in which it could go in, if it were let in.
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "other"]
+
+
+def test_a_file_that_cannot_be_replaced_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    replace_file(path, "before")
+
+    def fails(*_) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="no space"):
+        replace_file(path, "after")
+    assert path.read_text() == "before"
+    assert os.listdir(tmp_path) == ["file"]
