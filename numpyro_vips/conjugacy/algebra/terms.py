@@ -212,8 +212,11 @@ class Term:
         return any(factor.is_private for factor in self.constants)
 
     def without(self, *factors: Factor) -> "Term":
-        rest = tuple(f for f in self.factors if f not in factors)
-        return Term(self.scale, rest, self.bound)
+        """The term divided by some of its factors: of one that occurs twice, once."""
+        rest = list(self.factors)
+        for factor in factors:
+            rest.remove(factor)
+        return Term(self.scale, tuple(rest), self.bound)
 
     def renamed(self, substitution: Mapping[Label, Label]) -> "Term":
         """The term with labels replaced; a bound label that is replaced is unbound."""
