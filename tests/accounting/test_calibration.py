@@ -1,6 +1,7 @@
 """The search for the least noise, on prices in closed form."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,13 +84,11 @@ def test_full_batches_take_the_noise_of_the_gaussian_mechanism() -> None:
 
     def excess(factor: float) -> float:
         m = mu / factor
-        return (
-            stats.norm.cdf(m / 2 - epsilon / m)
-            - math.exp(epsilon) * stats.norm.cdf(-m / 2 - epsilon / m)
-            - delta
-        )
+        found = stats.norm.cdf(m / 2 - epsilon / m)
+        found -= math.exp(epsilon) * stats.norm.cdf(-m / 2 - epsilon / m)
+        return float(found) - delta
 
-    exact = optimize.brentq(excess, 0.1, 100.0, xtol=1e-12)
+    exact: Any = optimize.brentq(excess, 0.1, 100.0, xtol=1e-12)
     found = calibrate_events(events, epsilon=epsilon, delta=delta)
     np.testing.assert_allclose(found, exact, rtol=1e-6)
     assert excess(found * (1 + 1e-9)) <= 0.0
@@ -97,9 +96,12 @@ def test_full_batches_take_the_noise_of_the_gaussian_mechanism() -> None:
 
 @pytest.mark.parametrize("accountant", ["pld", "moments", "strong"])
 def test_the_answer_is_affordable_and_a_little_less_noise_is_not(accountant) -> None:
-    arguments = {"epsilon": 1.5, "delta": 1e-5}
     noise = calibrate(
-        **arguments, sampling_rate=0.05, num_steps=20, accountant=accountant
+        epsilon=1.5,
+        delta=1e-5,
+        sampling_rate=0.05,
+        num_steps=20,
+        accountant=accountant,
     )
 
     def price(noise: float) -> float:

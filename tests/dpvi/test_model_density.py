@@ -17,14 +17,14 @@ Y = np.array([0.3, 2.1, -1.4, 0.9], np.float32)
 DRAWS = {"mu": np.array([0.2, -1.0, 3.0]), "sd": np.array([0.5, 1.5, 2.5])}
 
 
-def plain(y=None):
+def plain(y):
     mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
     sd = numpyro.sample("sd", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):
         numpyro.sample("y", dist.Normal(mu, sd), obs=y)
 
 
-def with_effects(y=None):
+def with_effects(y):
     mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
     sd = numpyro.sample("sd", dist.LogNormal(0.0, 1.0))
     with numpyro.plate("rows", y.shape[0]):

@@ -1,5 +1,7 @@
 """What comes out of the one place where private rows are read."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +24,7 @@ LEAVES = {
 }
 
 
-def read(leaves, selection, length=5, widths=None):
+def read(leaves, selection, length=5, widths=None) -> list[tuple[Any, np.ndarray]]:
     """All chunks, one after the other: rows and masks."""
     pieces = split_batch(selection, length)
     with row_chunks(leaves, widths or {}, pieces, length) as chunks:

@@ -73,6 +73,7 @@ def test_ten_tenths_are_one() -> None:
 
 def test_a_fit_in_steps_has_come_no_less_far_than_nowhere() -> None:
     assert FitInSteps(charge=0) == FitInSteps(charge=0, steps=0, key="")
-    for wrong in ({"charge": -1}, {"charge": 0, "steps": -1}):
-        with pytest.raises(ValueError, match=list(wrong)[-1]):
-            FitInSteps(**wrong)
+    with pytest.raises(ValueError, match="charge"):
+        FitInSteps(charge=-1)
+    with pytest.raises(ValueError, match="steps"):
+        FitInSteps(charge=0, steps=-1)

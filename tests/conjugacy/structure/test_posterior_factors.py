@@ -179,7 +179,7 @@ def test_constants_join_nothing() -> None:
 
 
 def test_what_is_reachable_is_so_by_any_number_of_groups() -> None:
-    groups = [{1, 2}, {4, 5}, {2, 3}, {6}]
-    assert reachable({1}, groups) == {1, 2, 3}
-    assert reachable({6, 5}, groups) == {4, 5, 6}
-    assert reachable({7}, groups) == {7}
+    groups = [{"a", "b"}, {"d", "e"}, {"b", "c"}, {"f"}]
+    assert reachable({"a"}, groups) == {"a", "b", "c"}
+    assert reachable({"f", "e"}, groups) == {"d", "e", "f"}
+    assert reachable({"g"}, groups) == {"g"}
