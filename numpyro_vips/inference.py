@@ -366,6 +366,7 @@ class PrivateVI:
         programs: dict[str, Any] = {}
 
         def result_of(state: Any, progress: Progress) -> PrivateVIResult:
+            """What the caller gets of a state: released numbers and public facts."""
             posterior = engine.posterior(state)
             jax.block_until_ready(posterior.params)
             on_rows = warnings_on_rows(prepared, self.schedule_options, state, progress)

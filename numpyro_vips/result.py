@@ -446,6 +446,13 @@ def load(
 
 
 def _load(path: Path, model: private | None) -> PrivateVIResult:
+    """A result from a file that `save` has written.
+
+    Raises:
+      ValueError: Its format is newer than this version, or its posterior is of a kind
+        that nothing here has registered.
+      KeyError, TypeError: It is no such file.
+    """
     dataset = _read(path)
     version = json.loads(str(dataset.attrs["format_version"]))
     if not isinstance(version, int):

@@ -93,6 +93,7 @@ class IntegratedLocals:
         def integral(
             latents: Mapping[str, Any],
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+            """The log of the integral, and whether the row is valid at all nodes."""
             known = {k: v for k, v in latents.items() if k not in self.solved}
 
             def density(

@@ -71,6 +71,7 @@ def noisy_adam(
     def update(
         updates: Any, state: Any, params: Any = None
     ) -> tuple[Any, NoisyAdamState]:
+        """One step: the moves, and the next state, as optax has them."""
         gradient = updates  # The name that optax gives its argument.
         steps = state.steps + 1
         first = jax.tree.map(

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float64
 from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
@@ -96,7 +96,7 @@ def public_ranges(
     return PublicRanges(centre, np.concatenate([np.zeros(0), *distances]))
 
 
-def _distance_of(site: GuideSite, place: np.ndarray) -> float:
+def _distance_of(site: GuideSite, place: Float64[np.ndarray, "*site"]) -> float:
     """The largest distance up to which all that were tried are inside."""
     dtype = jnp.result_type(float)
     steps = np.concatenate([_DISTANCES, -_DISTANCES])

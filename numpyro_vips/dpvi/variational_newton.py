@@ -249,6 +249,13 @@ class _Step:
         *,
         diagonal: bool,
     ) -> "_Step":
+        """The step from a Normal q, in coordinates in which q is standard.
+
+        Args:
+          slope: The gradient of the expected log density at the mean of q.
+          curvature: Minus its expected second derivative.
+          diagonal: Whether q is to keep independent coordinates.
+        """
         found, axes = np.linalg.eigh(curvature)
         slopes = axes.T @ slope
         # Where the density is not log-concave a Newton step would go downhill. Where it

@@ -239,6 +239,11 @@ def _sensitivity(step: Step, options: ScheduleOptions) -> float | None:
 
 
 def _schedule(steps: Sequence[Step]) -> Iterable[dict[str, Any]]:
+    """What `explain` says of the steps, those that are alike together.
+
+    What a step spends on counts of clipped rows beside its release is a line of its
+    own, with no clipping norm. Shares are of the whole schedule, and add up to 1.
+    """
     shares: dict[Step, list[float]] = {}
     reports: dict[Step, list[float]] = {}
     for step in steps:
@@ -286,6 +291,7 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
 
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
+    """What a person should know of a fit that no table of `explain` says."""
     engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)

@@ -182,6 +182,10 @@ def statement_of(
 
 
 def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
+    """All that the privacy statement takes for public beside the number of rows.
+
+    Every one of them is what the caller has declared, or has let the model hold.
+    """
     arguments = prepared.arguments
     facts = [
         "the model, its priors and plates, and every setting of the fit",

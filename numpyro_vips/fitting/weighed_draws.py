@@ -92,6 +92,12 @@ def _found(
     log_ratios: Float64[np.ndarray, " draws"],
     draws: dict[str, Float64[np.ndarray, "draws ..."]],
 ) -> dict[str, Any]:
+    """What `weighed_draws` returns.
+
+    Args:
+      log_ratios: Of the model's density to that of the draws, up to a constant.
+      draws: By site.
+    """
     k = pareto_shape(log_ratios)
     weights = np.exp(log_ratios - np.max(log_ratios))
     weights = np.nan_to_num(weights) / np.sum(np.nan_to_num(weights))
@@ -117,6 +123,12 @@ def _found(
 
 
 def _warnings(found: dict[str, Any], is_known: bool) -> list[str]:
+    """What a person should know of it: that it is far off, or how far and where.
+
+    Args:
+      found: What `weighed_draws` returns, without warnings.
+      is_known: Whether the weights are good enough to tell.
+    """
     reason = (
         "VIPS takes latents as independent and bounds some densities; engine='dpvi' "
         "integrates the rows' own latents out instead."

@@ -138,6 +138,12 @@ class _Draw:
     def __call__(
         self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any]
     ) -> dict[str, np.ndarray]:
+        """Rows whose observed entries are drawn given the others and the latents.
+
+        Args:
+          rows: Synthetic rows, `_NUM_TRIED` of them; every call takes the same shapes.
+          latents: Values of the latents.
+        """
         # Words of NumPy's: to split a key is one more program to compile.
         keys = {}
         for site in self.graph.latents("observed"):

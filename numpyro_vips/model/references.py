@@ -224,6 +224,11 @@ def _parts_of_class(cls: type) -> Parts:
 
 
 def _parts_of_object(value: Any) -> Parts:
+    """What an object refers to, by the names of its attributes; none of its code runs.
+
+    Of distributions, plates and handlers only what a model has given them counts, not
+    what NumPyro notes for itself.
+    """
     attributes = objects.attributes_of(value)
     if isinstance(value, (Distribution, numpyro.plate)):
         # Shapes and indices that they keep for themselves are no data.

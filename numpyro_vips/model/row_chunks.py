@@ -76,6 +76,8 @@ def row_chunks(
     }
 
     def chunk(piece: Selection, read: Mapping[str, np.ndarray]) -> Chunk:
+        """The chunk of a piece, given what was read of it from sources."""
+
         def of_leaf(name: str) -> np.ndarray | SparseRows:
             width, dtype = widths.get(name), dtypes[name]
             leaf, places = leaves[name], piece

@@ -40,6 +40,11 @@ class UnitPlate(Messenger):
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
+        """Gives the unit plate its rows, and takes its factor off what is in it.
+
+        Raises:
+          ValueError: The plate is as long as neither the rows nor all of them.
+        """
         inside = msg["type"] == "sample" and any(
             frame.name == self.unit for frame in msg["cond_indep_stack"]
         )
@@ -121,6 +126,12 @@ class _Substitute(Messenger):
             msg["value"] = jax.tree.map(lambda leaf: leaf, self.params[name])
 
     def process_message(self, msg: Any) -> None:
+        """Gives a site its value, a point if it has no spread, and unrolls loops.
+
+        Raises:
+          UnsafeModelError: A state goes from call to call, a latent has a value that
+            keeps it a latent, or a parameter belongs to a row.
+        """
         if msg["type"] == "param":
             self._set_param(msg)
             return

@@ -52,6 +52,7 @@ class RowSimulator:
         def draw(
             graph: ModelGraph, rows: Any, latents: Any, key: jax.Array
         ) -> dict[str, jax.Array]:
+            """A row whose observed entries are drawn, its own latents first."""
             # In the model's order, each site given those before it.
             rows, latents = dict(rows), dict(latents)
             sites = [s for s in graph.sites.values() if s.row_axis is not None]

@@ -76,6 +76,12 @@ class Block:
     directions: int | None = None
 
     def __post_init__(self) -> None:
+        """Refuses a block whose shape or bounds do not fit what is said of it.
+
+        Raises:
+          ValueError: A number is out of range, a matrix is not square, or a geometry is
+            one that such an array cannot have.
+        """
         _validate.moderate(scale=self.scale)
         _validate.positive(norm_bound=self.norm_bound)
         _validate.one_of(GEOMETRIES, geometry=self.geometry)

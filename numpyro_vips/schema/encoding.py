@@ -182,6 +182,16 @@ class Encoding(abc.ABC):
         return self._decode_arrays(weights, intercept)
 
     def _decode_arrays(self, weights: Any, intercept: Any) -> dict[str, np.ndarray]:
+        """Weights of the columns, from those of the encoded ones; see `decode`.
+
+        Args:
+          weights: With a last axis of encoded columns.
+          intercept: A number, or one for each vector of weights.
+
+        Raises:
+          TypeError: The intercept is the name of a site.
+          ValueError: A shape is another one.
+        """
         encoded = self._encoded
         weights = np.asarray(weights, np.float64)
         if isinstance(intercept, str):
@@ -218,6 +228,17 @@ class Encoding(abc.ABC):
         return decoded
 
     def _decode_draws(self, draws: Any, intercept: Any, site: str | None) -> Any:
+        """The same of a site in draws; see `decode`.
+
+        Args:
+          draws: An xarray data set, or what has one as its group of posterior draws.
+          intercept: The name of a site, or a number.
+          site: The weights; None for the one site with an axis of encoded columns.
+
+        Raises:
+          TypeError: The intercept is an array.
+          ValueError: There is no such site, or there are several.
+        """
         import xarray
 
         is_posterior = hasattr(draws, "data_vars") and "posterior" not in draws

@@ -61,6 +61,16 @@ def _check(names: Iterable[str], known: Iterable[str]) -> None:
 def _csv(
     path: Path, names: list[str], columns: Mapping[str, Column]
 ) -> dict[str, np.ndarray]:
+    """The cells of columns of a CSV file: texts, or numbers that are NaN if missing.
+
+    Args:
+      path: The file.
+      names: The columns.
+      columns: What is known of them, by name.
+
+    Raises:
+      ValueError: The file's first line does not name a column.
+    """
     import pyarrow as pa
     from pyarrow import csv
 

@@ -52,6 +52,15 @@ def _pull(
     clipped: Sequence[Statistic],
     recentred: Collection[str],
 ) -> Pull:
+    """Which way clipping of its statistics draws a latent.
+
+    Args:
+      structure: What was found in the model.
+      factor: The latent's posterior factor.
+      latent: Its name.
+      clipped: The statistics of which rows were clipped.
+      recentred: Names of those that are about a point.
+    """
     mine = [
         statistic
         for statistic in structure.statistics

@@ -260,6 +260,16 @@ def moment(
 def _gaussian_moment(
     factor: PosteriorFactor, atoms: Sequence[Atom], moments: AnyMoments
 ) -> LabelledArray:
+    """The first or second moment of a Gaussian factor, with the labels of a term.
+
+    Args:
+      factor: One with a layout.
+      atoms: The latents of it in the term, one or two.
+      moments: "x", and "xx" for two.
+
+    Raises:
+      NotConjugate: A second moment is asked for between independent coordinates.
+    """
     layout = factor.layout
     assert layout is not None
     if len(atoms) == 1:

@@ -66,7 +66,9 @@ class Spectrum(NamedTuple):
     axes: Float64[np.ndarray, "read read"]
     values: Float64[np.ndarray, " read"]
 
-    def matrix(self, values: Float64[np.ndarray, " read"]) -> np.ndarray:
+    def matrix(
+        self, values: Float64[np.ndarray, " read"]
+    ) -> Float64[np.ndarray, "read read"]:
         """The matrix of these axes and other eigenvalues."""
         return (self.axes * values) @ self.axes.T
 

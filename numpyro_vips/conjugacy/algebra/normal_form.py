@@ -193,6 +193,17 @@ class _Picked:
 
 
 def _follow(factor: Dense | OneHot, selection: OneHot) -> list[Factor]:
+    """What a selection picks from a constant, as one factor or two.
+
+    Args:
+      factor: The constant, which has the selection's target among its labels.
+      selection: Where it is looked up. What picks no entry picks zero: an index of -1
+        stays one where indices are picked from; of numbers the caller masks it.
+
+    Returns:
+      The constant with the selection's labels in the place of the target. Where rows
+      bring indices of which some pick nothing, a second factor says which do.
+    """
     if factor.branch is not None and not isinstance(factor.branch[0], OperandMark):
         # Entry i may come from another alternative than entry j.
         group = (factor.branch[0], _Picked(selection.indices))

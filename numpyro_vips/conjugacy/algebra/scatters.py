@@ -71,6 +71,12 @@ def as_scatter(axes: Labels, terms: Iterable[Term]) -> Scatter | None:
 
 
 def _of_term(axes: Labels, term: Term) -> Scatter | None:
+    """The scatter that one term without latents makes along `axes`.
+
+    Returns:
+      None if it has a latent, or does not put the entries of one argument at their
+      places along one of the axes and sum over them.
+    """
     one_hots = [f for f in term.factors if isinstance(f, OneHot)]
     if len(one_hots) != 1 or one_hots[0].origin is None:
         return None

@@ -134,6 +134,7 @@ class Normal(Family):
             return {"x": kept * data["x"], "xx": kept[..., None] * data["xx"]}
 
         def with_noise() -> NewMoments:
+            """The share where some coordinate has noise."""
             # By eigenvalues, in units of the noise: a product of three matrices would
             # leave a direction of which rows say nothing a negative precision, where
             # others are large. Room for rounding, where coordinates have no noise.

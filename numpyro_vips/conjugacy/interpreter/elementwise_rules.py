@@ -185,6 +185,11 @@ def _convert(eqn: Any, x: Value) -> Value:
 
 @rule_for(RULES, "select_n")
 def _select_n(eqn: Any, which: Value, *cases: Value) -> Value:
+    """The case that `which` chooses, as a sum of all of them, each with its mask.
+
+    Raises:
+      NotInAlgebra: The choice depends on a latent that is not discrete.
+    """
     chooser = as_form(which)
     if not chooser.is_discrete:
         raise NotInAlgebra("a choice that depends on a continuous latent")

@@ -66,6 +66,12 @@ def apply_to_entries(
 def _elementwise(
     eqn: Any, operands: Sequence[Constant], nonnegative: bool
 ) -> Constant | None:
+    """An elementwise operation, done on a row's entries and once for all other places.
+
+    Returns:
+      None if another operand has no entries and is no public number, or has them at
+      other places, or if the result has another shape.
+    """
     sparse = [operand for operand in operands if operand.entries is not None]
     first = sparse[0].entries
     assert first is not None
