@@ -193,15 +193,16 @@ class Augmentation:
         back = Form((*axes, where.target), (Term(1.0, (where,)),))
         return forms.product(found, back, form.axes, (entry,))
 
-    def allocate(self, log_terms: Form, weight: Form | None = None) -> Form:
-        """weight · logsumexp of a form over its last axis, as the same bound."""
-        return self._allocate(log_terms, weight)
+    def allocate(self, log_terms: Form) -> Form:
+        """The logsumexp of a form over its last axis, as the same bound."""
+        return self._allocate(log_terms, forms.as_form(1.0))
 
     def _allocate(
-        self, log_terms: Form, weight: Form | None, places: Places | None = None
+        self, log_terms: Form, weight: Form, places: Places | None = None
     ) -> Form:
+        """weight · logsumexp over the last axis; see `auxiliary` for `places`."""
         axes, states = log_terms.axes[:-1], log_terms.axes[-1]
-        weight = forms.broadcast(forms.as_form(1.0) if weight is None else weight, axes)
+        weight = forms.broadcast(weight, axes)
         chosen = self.auxiliary(
             "allocation",
             axes,
