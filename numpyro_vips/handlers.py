@@ -16,7 +16,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpyro
 from numpyro.primitives import Messenger
+
+from numpyro_vips.points import in_structure_of
 
 
 class private(Messenger):
@@ -25,7 +28,8 @@ class private(Messenger):
     The decorated model stays a plain NumPyro model: `NUTS`, `SVI`, `Predictive`,
     `log_density` and `render_model` run it unchanged. The handler adds nothing to
     the model and protects nothing by itself; `PrivateVI` reads from it which rows to
-    protect.
+    protect. Points of a network that were read from a file, nested dicts, become what
+    the model has in their place.
 
     Four ways to write it:
 
@@ -94,6 +98,11 @@ class private(Messenger):
         # A new handler, so that one `private(unit=...)` may decorate many models.
         return self._with_fn(args[0])
 
+    def postprocess_message(self, msg: Any) -> None:
+        """Gives a parameter that another handler has set the model's own structure."""
+        if msg["type"] == "param":
+            msg["value"] = in_own_structure(msg)
+
     def __get__(self, instance: Any, owner: type | None = None) -> "private":
         """Binds a decorated method to its object, as Python does for functions."""
         bind = getattr(type(self.fn), "__get__", None)
@@ -109,6 +118,19 @@ class private(Messenger):
 
     def _with_fn(self, fn: Callable[..., Any]) -> "private":
         return type(self)(fn, unit=self.unit, public=self.public)
+
+
+def in_own_structure(msg: Any) -> Any:
+    """The value of a parameter's message, in the structure of its initial value.
+
+    See `in_structure_of`. The initial value may be drawn, but no key that other sites
+    are drawn with.
+    """
+    if not isinstance(msg["value"], dict):
+        return msg["value"]
+    with numpyro.handlers.block(), numpyro.handlers.seed(rng_seed=0):
+        own = msg["fn"](*msg["args"], **msg["kwargs"])
+    return in_structure_of(own, msg["value"])
 
 
 def _check_unit(unit: Any) -> str:

@@ -34,6 +34,7 @@ ORDER = (
     "schema/",
     "_settings.py",
     "handlers.py",
+    "points.py",
     "errors.py",
     "_html.py",
     "_validate.py",

@@ -22,6 +22,7 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
+from numpyro_vips.points import named_points, paths_of_points, points_at
 from numpyro_vips.result import MeanAndStddev, register_posterior
 from numpyro_vips.uncertainty import VarianceParts
 
@@ -162,32 +163,6 @@ class UnconstrainedSpace:
         return values, log_determinant
 
 
-# The separator of netCDF's groups would be a poor choice for names within a file.
-_PATH_SEPARATOR = "::"
-
-
-def named_points(points: Mapping[str, Any]) -> dict[str, Float[Array, "..."]]:
-    """Point estimates leaf by leaf: a network's are `net$params::Dense_0::kernel`."""
-    named = {}
-    for name, tree in points.items():
-        for path, leaf in jax.tree.leaves_with_path(tree):
-            keys = (jax.tree_util.keystr((key,), simple=True) for key in path)
-            named[_PATH_SEPARATOR.join((name, *keys))] = leaf
-    return named
-
-
-def _points_from(named: Mapping[str, Float[Array, "..."]]) -> dict[str, Any]:
-    """The inverse of `named_points` for nested dicts."""
-    points: dict[str, Any] = {}
-    for name, leaf in named.items():
-        *path, last = name.split(_PATH_SEPARATOR)
-        place = points
-        for key in path:
-            place = place.setdefault(key, {})
-        place[last] = leaf
-    return points
-
-
 # Draws that are looked at before a posterior is handed out, and those that show what
 # mean and standard deviation about are.
 _CHECKED_DRAWS = 16
@@ -211,7 +186,8 @@ class _GuidePosterior(abc.ABC):
       arrays: Fields that hold an array, or one by site.
       sites: The latents.
       points: Values of the parameters without a prior, by name, as
-        `Predictive(model, samples, params=points)` takes them.
+        `Predictive(model, samples, params=points)` takes them. After loading a network
+        is nested dicts, and what `private` marks takes these for its own.
     """
 
     kind: ClassVar[str]
@@ -290,7 +266,7 @@ class _GuidePosterior(abc.ABC):
         """What a file says beside `params`."""
         return {
             "kind": self.kind,
-            "points": list(named_points(self.points)),
+            "points": paths_of_points(self.points),
             "sites": [
                 {
                     "name": site.name,
@@ -321,8 +297,8 @@ class _GuidePosterior(abc.ABC):
             for described in specification["sites"]
         ]
         arrays = {field: cls._array(field, sites, params) for field in cls.arrays}
-        points = {name: params[name] for name in specification.get("points", ())}
-        return cls(sites=tuple(sites), points=_points_from(points), **arrays)
+        points = points_at(specification.get("points", ()), params)
+        return cls(sites=tuple(sites), points=points, **arrays)
 
     @classmethod
     def _array(

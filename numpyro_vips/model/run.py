@@ -19,7 +19,7 @@ from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
 from numpyro_vips.errors import UnsafeModelError
-from numpyro_vips.handlers import private
+from numpyro_vips.handlers import in_own_structure, private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import unwrapped
@@ -124,6 +124,7 @@ class _Substitute(Messenger):
         if name in self.params:
             # A copy of the containers, since NumPyro's modules write into them.
             msg["value"] = jax.tree.map(lambda leaf: leaf, self.params[name])
+            msg["value"] = in_own_structure(msg)
 
     def process_message(self, msg: Any) -> None:
         """Gives a site its value, a point if it has no spread, and unrolls loops.

@@ -507,10 +507,10 @@ def test_networks_learn(kind, tmp_path):
     for name, value in result.params.items():
         np.testing.assert_array_equal(again.params[name], value)
     if kind != "random equinox":
-        # A file has no classes: of an equinox module it keeps the arrays by path.
-        one: Any = result if kind == "equinox" else again
-        points = one.posterior.points
-        predictive = Predictive(model, {}, params=points, num_samples=1)
+        # The marked model knows what the network is, which a file does not.
+        marked = private(model, unit="people")
+        points = again.posterior.points
+        predictive = Predictive(marked, {}, params=points, num_samples=1)
         assert predictive(KEY, np.zeros((5, 1), np.float32))["y"].shape == (1, 5)
 
 
