@@ -34,6 +34,7 @@ from numpyro_vips.schema.columns import (
     LogBounded,
 )
 from numpyro_vips.schema.design import Design
+from numpyro_vips.schema.moments import PrivateMoments
 from numpyro_vips.schema.schema import Schema
 from numpyro_vips.vips.settings import VIPS
 
@@ -59,6 +60,7 @@ __all__ = [
     "PolyaGamma",
     "PrivacyBudget",
     "PrivacyStatement",
+    "PrivateMoments",
     "PrivateVI",
     "PrivateVIResult",
     "Processes",

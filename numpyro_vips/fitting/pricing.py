@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from numpyro_vips import _validate, accounting
-from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.errors import BudgetExceededError, quoted
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
@@ -194,6 +194,13 @@ def _public_facts(prepared: PreparedFit) -> tuple[str, ...]:
     facts += [
         f"how {name!r} was encoded: names, ranges and categories of its columns"
         for name in arguments.encodings
+    ]
+    facts += [
+        f"the means and standard deviations by which {name!r} is standardised, of "
+        f"{quoted(encoding.standardised_columns)}: known without the rows, or released "
+        "before at a price that is in the ledger and not in this statement"
+        for name, encoding in arguments.encodings.items()
+        if encoding.standardised_columns
     ]
     facts += [f"the argument {name!r}" for name in arguments.public]
     facts += [

@@ -100,7 +100,7 @@ class NoisyShare:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrivacyStatement:
-    """The guarantee of one fit, as `result.privacy` holds it.
+    """The guarantee of one fit, as `result.privacy` holds it, or of other releases.
 
         >>> noise = accounting.GaussianEvent(
         ...     noise_stddev=20.0,
@@ -148,7 +148,7 @@ class PrivacyStatement:
       noise_source: Where sampling and noise come from.
       public: Everything that is treated as public: a sentence or a name each.
       clipping_norm: Bound on each row's contribution, or one for each kind of step.
-      engine: `"vips"` or `"dpvi"`.
+      engine: `"vips"` or `"dpvi"`; `"moments"` of `Schema.private_moments`.
       platform: JAX's name for what worked on the rows, such as `"cpu"`; several are
         separated by commas.
       num_rows: The number of rows that the scale, the sampling rate and delta use.

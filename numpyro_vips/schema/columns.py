@@ -1,8 +1,8 @@
 """Kinds of columns: what is public of each, and how a cell of it is encoded.
 
-A cell becomes a few numbers of L2 norm at most 1 that depend on it alone: a number its
-place in its range, from -1 to 1, a category an indicator for each. All are zero where
-nothing is known.
+A cell becomes a few numbers of bounded L2 norm that depend on it alone: a number its
+place in its range, from -1 to 1, or how many standard deviations it lies above a public
+mean; a category an indicator for each. All are zero where nothing is known.
 """
 
 import abc
@@ -10,7 +10,7 @@ import dataclasses
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Float, Int, Shaped
@@ -48,7 +48,12 @@ class Column(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
-        """The column `name` of a table, encoded; each row has norm 1 at most."""
+        """The column `name` of a table, encoded; each row has norm `norm` at most."""
+
+    @property
+    def norm(self) -> float:
+        """The largest L2 norm of what encodes a cell."""
+        return 1.0
 
     @abc.abstractmethod
     def synthetic(
@@ -93,24 +98,40 @@ class _Number(Column):
     def _scaled_name(self, name: str) -> str:
         return name
 
-    def _centre_and_radius(self) -> tuple[float, float]:
+    @property
+    def centre_and_radius(self) -> tuple[float, float]:
+        """The middle of the range and half of its length, on the scale of `_scaled`."""
         low, high = self._range()
         radius = (high - low) / 2
         return low + radius, radius
 
+    def _origin_and_unit(self) -> tuple[float, float]:
+        """What is encoded as 0, and by how much more as 1, on the same scale."""
+        return self.centre_and_radius
+
+    def _ends(self) -> tuple[float, float]:
+        """What the ends of the range are encoded as."""
+        return -1.0, 1.0
+
+    @property
+    def norm(self) -> float:
+        """The largest L2 norm of what encodes a cell."""
+        longest = max(map(abs, self._ends()))
+        return longest if self.missing == "centre" else max(longest, 1.0)
+
     def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
-        centre, radius = self._centre_and_radius()
-        place = EncodedColumn(self._scaled_name(name), 1 / radius, -centre / radius)
+        origin, unit = self._origin_and_unit()
+        place = EncodedColumn(self._scaled_name(name), 1 / unit, -origin / unit)
         if self.missing == "centre":
             return (place,)
         return place, EncodedColumn(f"{name}=missing")
 
     def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:
-        centre, radius = self._centre_and_radius()
-        place = (self._scaled(self.response(frame, name)) - centre) / radius
+        origin, unit = self._origin_and_unit()
+        place = (self._scaled(self.response(frame, name)) - origin) / unit
         is_missing = np.isnan(place)
         # Rounding may lead out of the range.
-        place = np.where(is_missing, 0.0, place.clip(-1.0, 1.0))
+        place = np.where(is_missing, 0.0, place.clip(*self._ends()))
         if self.missing == "centre":
             return place[:, None]
         return np.column_stack([place, is_missing])
@@ -118,9 +139,10 @@ class _Number(Column):
     def synthetic(
         self, rng: np.random.Generator, count: int, *, places: Places
     ) -> Float[np.ndarray, "rows width"]:
-        place = rng.uniform(-1.0, 1.0, count)
+        low, high = self._ends()
+        place = rng.uniform(low, high, count)
         if places == "ends" or self._has_ends_alone:
-            place = np.where(place < 0, -1.0, 1.0)
+            place = np.where(place < (low + high) / 2, low, high)
         if self.missing == "centre":
             return place[:, None]
         return np.column_stack([place, np.zeros(count)])
@@ -130,11 +152,14 @@ class _Number(Column):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class _Interval(_Number):
+class Interval(_Number):
     """A number between two others."""
 
     low: float
     high: float
+    _: dataclasses.KW_ONLY
+    mean: float | None = None
+    sd: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,12 +168,57 @@ class _Interval(_Number):
             _validate.finite(**{name: value})
             object.__setattr__(self, name, float(value))
         low, high = self._range()
-        centre, _ = self._centre_and_radius()
+        centre, _ = self.centre_and_radius
         if not low < centre < high:
             raise ValueError(
                 f"Expected low={self.low!r} to be less than high={self.high!r}, with "
                 "numbers in between."
             )
+        self._check_moments()
+
+    def _check_moments(self) -> None:
+        if self.mean is None or self.sd is None:
+            if self.mean is not self.sd:
+                raise ValueError(
+                    f"Expected mean={self.mean!r} and sd={self.sd!r} together, or "
+                    "neither of them."
+                )
+            return
+        _validate.finite(mean=self.mean, sd=self.sd)
+        _validate.positive(sd=self.sd)
+        for name in ("mean", "sd"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        if not math.isfinite(self.norm):
+            raise ValueError(
+                f"Expected sd={self.sd!r} not to be that small: a number in the range "
+                "would be infinitely many of it from the mean."
+            )
+
+    def _origin_and_unit(self) -> tuple[float, float]:
+        if self.mean is None or self.sd is None:
+            return self.centre_and_radius
+        return self.mean, self.sd
+
+    def _ends(self) -> tuple[float, float]:
+        if self.mean is None:
+            return super()._ends()
+        origin, unit = self._origin_and_unit()
+        low, high = self._range()
+        return (low - origin) / unit, (high - origin) / unit
+
+    def place(self, frame: Any, name: str) -> Float[np.ndarray, " rows"]:
+        """Where a number lies in its range, from -1 to 1; NaN where it is missing.
+
+        On the scale that is encoded, such as that of logarithms, and by the range
+        alone, also where there is a mean.
+        """
+        centre, radius = self.centre_and_radius
+        place = (self._scaled(self.response(frame, name)) - centre) / radius
+        return place.clip(-1.0, 1.0)  # Rounding may lead out of the range.
+
+    def about(self, mean: float, sd: float) -> Self:
+        """The column encoded about a mean, in units of a standard deviation."""
+        return dataclasses.replace(self, mean=mean, sd=sd)
 
     @property
     def is_text(self) -> bool:
@@ -159,18 +229,24 @@ class _Interval(_Number):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Bounded(_Interval):
+class Bounded(Interval):
     """A number in a public range, encoded linearly from -1 to 1.
 
     What lies outside, infinity too, is moved to the nearest end.
 
         >>> Bounded(0, 120).encode({"age": [30, 60, 500]}, "age").ravel()
         array([-0.5,  0. ,  1. ])
+        >>> standardised = Bounded(0, 120, mean=45, sd=15)
+        >>> standardised.encode({"age": [30, 60, 500]}, "age").ravel()
+        array([-1.,  1.,  5.])
 
     Args:
       low, high: The range, known without the rows.
       missing: What encodes a missing number: `"centre"`, a zero, which is the middle of
-        the range, or `"indicator"`, that and a 1 in a further column.
+        the range, or the mean if it is given, or `"indicator"`, that and a 1 in a
+        further column.
+      mean, sd: What is encoded as 0, and by how much more as 1, in place of the range;
+        known without the rows, or released, see `Schema.private_moments`.
 
     Raises:
       TypeError, ValueError: There is no such range or rule.
@@ -181,7 +257,7 @@ class Bounded(_Interval):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class LogBounded(_Interval):
+class LogBounded(Interval):
     """A positive number in a public range, its logarithm encoded from -1 to 1.
 
     What lies outside, zero and negative numbers too, is moved to the nearest end.
@@ -192,7 +268,10 @@ class LogBounded(_Interval):
     Args:
       low, high: The range, known without the rows.
       missing: What encodes a missing number: `"centre"`, a zero, which is the geometric
-        mean of the range's ends, or `"indicator"`, that and a 1 in a further column.
+        mean of the range's ends, or the mean if it is given, or `"indicator"`, that and
+        a 1 in a further column.
+      mean, sd: Of the logarithm: what is encoded as 0, and by how much more as 1, in
+        place of the range; known without the rows, or released.
 
     Raises:
       TypeError, ValueError: There is no such range or rule.

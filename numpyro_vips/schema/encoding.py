@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from numpyro_vips.errors import quoted
-from numpyro_vips.schema.columns import Column, EncodedColumn, Intercept
+from numpyro_vips.schema.columns import Column, EncodedColumn, Intercept, Interval
 from numpyro_vips.schema.encoded_rows import encoded_rows
 from numpyro_vips.schema.files import opened
 
@@ -25,7 +25,7 @@ class Encoding(abc.ABC):
     """Rows of numbers for the rows of a table, by public facts alone.
 
     A term's part of a row is the product of its columns' parts, every number of one
-    with every number of the others, and so of L2 norm at most 1 as theirs are.
+    with every number of the others, and so of L2 norm at most the product of theirs.
     """
 
     @property
@@ -55,9 +55,25 @@ class Encoding(abc.ABC):
     def row_norm(self) -> float:
         """The largest L2 norm that an encoded row can have, whatever the row.
 
-        A term adds 1 at most to the square, so it is the root of their number.
+        A term of columns that are not standardised adds 1 at most to the square: where
+        none is, it is the root of the number of terms.
         """
-        return math.sqrt(len(self.terms))
+        norms = (
+            math.prod(column.norm for column in term.values()) for term in self.terms
+        )
+        return math.sqrt(sum(norm**2 for norm in norms))
+
+    @property
+    def standardised_columns(self) -> tuple[str, ...]:
+        """The table's columns that are encoded by a mean and a standard deviation."""
+        return tuple(
+            dict.fromkeys(
+                name
+                for term in self.terms
+                for name, column in term.items()
+                if isinstance(column, Interval) and column.mean is not None
+            )
+        )
 
     def encode(self, frame: Any) -> Float[np.ndarray, "rows columns"]:
         """The table's columns as numbers, as public as the table is.
@@ -78,8 +94,9 @@ class Encoding(abc.ABC):
 
         Returns:
           One row for each row of the table, one column for each of `design_columns`, in
-          double precision. Numbers lie in [-1, 1], and rows have the norm `row_norm` at
-          most. A fit to them names axes of its result after the columns.
+          double precision. Numbers lie in [-1, 1], but for those of columns that are
+          standardised, and rows have the norm `row_norm` at most. A fit to them names
+          axes of its result after the columns.
 
         Raises:
           ImportError: The table is no mapping, and narwhals or, for files, pyarrow is

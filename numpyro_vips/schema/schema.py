@@ -6,11 +6,14 @@ from typing import Any
 import numpy as np
 from jaxtyping import Shaped
 
-from numpyro_vips.errors import did_you_mean
-from numpyro_vips.schema.columns import Column, Intercept
+from numpyro_vips.accounting import Relation
+from numpyro_vips.errors import did_you_mean, quoted
+from numpyro_vips.privacy.budget import PrivacyBudget
+from numpyro_vips.schema.columns import Column, Intercept, Interval
 from numpyro_vips.schema.design import Design, design_of
 from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
 from numpyro_vips.schema.files import opened
+from numpyro_vips.schema.moments import PrivateMoments, released
 
 
 class Schema(Encoding, Mapping[str, Column]):
@@ -131,6 +134,122 @@ class Schema(Encoding, Mapping[str, Column]):
             or has functions, such as `scale(age)`, that are computed from the rows.
         """
         return design_of(formula, self)
+
+    def private_moments(
+        self,
+        frame: Any,
+        *,
+        budget: PrivacyBudget,
+        unit: str,
+        epsilon: float | None = None,
+        delta: float | None = None,
+        relation: Relation = "add_or_remove",
+        num_rows: int | None = None,
+        label: str | None = None,
+        insecure_seed: int | None = None,
+    ) -> PrivateMoments:
+        """Releases means and standard deviations of bounded columns, for a price.
+
+        Those of all columns with a range, `Bounded` and `LogBounded`, come in one
+        release, under noise that the ledger pays for before the rows are looked at.
+        Missing numbers are left out; others are moved into their ranges.
+
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary())
+            >>> people = {"age": np.arange(20.0, 70.0).repeat(200)}
+            >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> moments = schema.private_moments(people, budget=budget, unit="people")
+            >>> abs(moments["age"].mean - 44.5) < 5 * moments["age"].mean_noise
+            True
+            >>> features = schema.drop("ill").standardised(moments)
+            >>> print(features.encode(people).std().round())
+            1.0
+            >>> print(round(budget.remaining().epsilon, 3))
+            0.9
+
+        Args:
+          frame: A table, as for `encode`.
+          budget: The ledger that pays, and whose accountant prices. An infinite one
+            adds no noise, unless `epsilon` asks for it.
+          unit: Whose rows they are: the name of the plate that fits will protect.
+          epsilon, delta: This release's share of the budget; each by default a tenth of
+            what is left, but for the delta of a ledger that composes by `"rdp"`, which
+            all releases share.
+          relation: `"add_or_remove"` or `"replace_one"`, as of the fits of the ledger.
+          num_rows: Public number of rows; by default the actual one, which is then
+            treated as public.
+          label: What the ledger calls the release.
+          insecure_seed: Makes the noise repeatable, and protects nobody.
+
+        Returns:
+          The moments, for `standardised`; they print as a table beside their noise.
+
+        Raises:
+          ImportError, TypeError, ValueError: As `encode`; or no column has a range, or
+            the ledger is about other neighbours.
+          BudgetExceededError: The ledger cannot pay. In all these cases nothing has
+            been charged.
+        """
+        columns = {n: c for n, c in self.items() if isinstance(c, Interval)}
+        if not columns:
+            raise ValueError(
+                "Expected a column with a range, Bounded(low, high) or LogBounded(low, "
+                f"high), got {self!r}."
+            )
+        frame = opened(frame, columns)
+        places = [column.place(frame, name) for name, column in columns.items()]
+        if len({*map(len, places)}) > 1:
+            raise ValueError("Expected the columns of the table to have one length.")
+        return released(
+            np.stack(places, axis=1),
+            columns,
+            budget=budget,
+            unit=unit,
+            epsilon=epsilon,
+            delta=delta,
+            relation=relation,
+            num_rows=num_rows,
+            label=label,
+            insecure_seed=insecure_seed,
+        )
+
+    def standardised(self, moments: PrivateMoments) -> "Schema":
+        """The schema that encodes columns about released means, in units of their sds.
+
+        It encodes the same columns under the same names, and `decode` leads back to the
+        units of the table. `private_moments` has an example.
+
+        Args:
+          moments: From `private_moments` of this schema or of one with the same facts
+            about these columns; of others that it has, nothing is taken.
+
+        Raises:
+          TypeError: These are no moments.
+          ValueError: They are of another range of a column, or of none of the columns.
+        """
+        if not isinstance(moments, PrivateMoments):
+            raise TypeError(
+                "Expected moments from Schema.private_moments, got "
+                f"{type(moments).__name__}. Means and sds that are public go into the "
+                "column: Bounded(low, high, mean=, sd=)."
+            )
+        columns: dict[str, Column] = dict(self)
+        shared = [name for name in self if name in moments.columns]
+        if not shared:
+            raise ValueError(
+                f"Expected moments of {quoted(self)}, got those of "
+                f"{quoted(moments.columns)}."
+            )
+        for name in shared:
+            column = columns[name]
+            if column != moments.columns[name]:
+                raise ValueError(
+                    f"Expected moments of {name!r} as {column!r}, got those of it as "
+                    f"{moments.columns[name]!r}."
+                )
+            found = moments[name]
+            columns[name] = moments.columns[name].about(found.mean, found.sd)
+        return Schema(columns)
 
     def response(self, frame: Any, name: str) -> Shaped[np.ndarray, " rows"]:
         """One column of the table as a likelihood takes it, not scaled.

@@ -370,6 +370,45 @@ def covariate_scores(
     return absent, present, 1.0 / noise_multiplier
 
 
+def moment_scores(
+    count: int, *, epsilon: float, weights: tuple[float, float] = (1.0, 1.0)
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What released moments of a column betray of a row at the end of its range.
+
+    The others lie where neither the mean nor the variance is cut off. Of the joint
+    vector the row moves the sum and twice the sum of squares, both by one.
+
+    Args:
+      count: Releases of either data set.
+      epsilon: Of a release.
+      weights: Of the two in what is returned; equal ones show most.
+
+    Returns:
+      The two, weighed, without the row and with it, and the μ that is claimed.
+    """
+    schema = nv.Schema(x=nv.Bounded(-1, 1))
+    others = np.tile([-0.7, 0.7], 500)
+    scores, claimed = [], math.nan
+    for x in (others, np.append(others, 1.0)):
+        of_world = []
+        for _ in range(count):
+            moments = schema.private_moments(
+                {"x": x},
+                budget=nv.PrivacyBudget(epsilon, DELTA),
+                unit="patients",
+                epsilon=epsilon,
+                delta=DELTA,
+                num_rows=len(others),
+            )
+            mean, sd, *_ = moments["x"]
+            both = mean, 2 * (sd**2 + mean**2)
+            of_world.append(len(others) * np.dot(weights, both))
+            (event,) = moments.privacy.events
+            claimed = 1.0 / event.noise_multiplier
+        scores.append(np.array(of_world))
+    return scores[0], scores[1], claimed
+
+
 def level(x: Any) -> None:
     """Rows release x - c, with c from a pilot."""
     m = numpyro.sample("m", dist.Normal(0.0, 10.0))

@@ -25,6 +25,7 @@ from _worst_cases import (
     fresh_start,
     histogram_scores,
     information_scores,
+    moment_scores,
     one_run,
     pilot_scores,
     reporting_scores,
@@ -41,6 +42,7 @@ from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
+from numpyro_vips.schema.moments import PLACES, SQUARES
 from numpyro_vips.vips.engine import VipsEngine
 
 CONFIDENCE = 0.99
@@ -377,6 +379,31 @@ def test_information_without_noise_is_caught(monkeypatch, scores, name):
     absent, present, mu = scores(200, noise_multiplier=4.0)
     bound = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
     assert bound > epsilon_of_full_batch(mu)
+
+
+@pytest.mark.audit
+def test_moments_of_a_column_stay_below_their_claim(record_property):
+    absent, present, claimed = moment_scores(RUNS, epsilon=8.0)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    record_property("audit", f"moments: mu >= {mu:.3f} (claimed {claimed:.3f})")
+    assert 0.8 * claimed < mu < claimed
+
+
+@pytest.mark.parametrize(
+    ("bug", "weights"),
+    [(None, (1.0, 1.0)), (PLACES, (1.0, 0.0)), (SQUARES, (0.0, 1.0))],
+)
+def test_moments_without_noise_are_caught(bug, weights, monkeypatch):
+    add_noise = GaussianMechanism.add_noise
+
+    def forgetful(self: Any, sums: Any, rng: Any) -> Any:
+        noisy = add_noise(self, sums, rng)
+        return noisy if bug is None else {**noisy, bug: sums[bug]}
+
+    monkeypatch.setattr(GaussianMechanism, "add_noise", forgetful)
+    absent, present, claimed = moment_scores(200, epsilon=2.0, weights=weights)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    assert mu < claimed if bug is None else mu > claimed
 
 
 def papers_e_step(*, warm: bool) -> Any:
