@@ -223,6 +223,7 @@ class PrivateVIResult:
         return Uncertainty(
             parts=self.posterior.variance_parts(),
             means={name: np.asarray(found.mean) for name, found in moments.items()},
+            axis_labels=self.axis_labels,
         )
 
     @one_blas_thread

@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from numpyro_vips.model.axis_labels import AxisLabels
+
 # Entries of a site that get a row each; of longer ones there is one row for all.
 _MOST_ROWS = 12
 
@@ -61,10 +63,13 @@ class Uncertainty:
     Attributes:
       parts: By site.
       means: The means of the posterior, by site.
+      axis_labels: By site, for each axis what its entries belong to, such as the
+        columns of an encoded table; None where they are numbered.
     """
 
     parts: Mapping[str, VarianceParts]
     means: Mapping[str, np.ndarray]
+    axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
 
     def __str__(self) -> str:
         header = ("", "mean", "sd", "sd of the data alone", "width due to privacy")
@@ -89,7 +94,12 @@ class Uncertainty:
                 medians = (np.median(each) for each in (mean, total, data))
                 yield label, *(f"{m:.3g}" for m in medians), f"{np.median(share):.0%}"
                 continue
+            labels = self.axis_labels.get(name) or [None] * mean.ndim
             for index in np.ndindex(mean.shape):
-                label = name + (f"[{', '.join(map(str, index))}]" if index else "")
+                places = (
+                    str(place) if known is None else known[place]
+                    for place, known in zip(index, labels, strict=True)
+                )
+                label = name + (f"[{', '.join(places)}]" if index else "")
                 numbers = (each[index] for each in (mean, total, data))
                 yield label, *(f"{n:.3g}" for n in numbers), f"{share[index]:.0%}"

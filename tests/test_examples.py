@@ -198,10 +198,17 @@ def test_python_blocks_of_the_readme_run(
     assert blocks
     script = tmp_path / "readme.py"
     script.write_text("\n".join(blocks))
-    (tmp_path / "people.csv").write_text("age,job,ill\n54,cook,1\n?,spy,0\n")
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(script))
-    np.testing.assert_array_equal(names["X"], [[0, 1, 0, 0], [0, 0, 0, 1]])
-    assert names["y_new"]["y"].shape == (1000, 5)
+    assert (tmp_path / "patients.csv").read_text().startswith("age,dose,ill\n")
+    assert names["X"].shape == (5000, 2)
+    # What the table was made with, per year and per unit of dose.
+    for name, true in (("age", 0.06), ("dose", -0.05)):
+        slopes = names["slopes"][name]
+        assert abs(float(slopes.mean()) - true) < 6 * float(slopes.std())
+        assert float(slopes.std()) < abs(true) / 2
+    assert names["predicted"].shape == (1000, 2)
+    older = np.diff(names["predicted"].mean(0)).item()
+    assert older > 0.3
     assert names["result"].privacy.epsilon <= 1.0
     assert names["fit"].privacy.epsilon == names["result"].privacy.epsilon

@@ -49,6 +49,19 @@ def test_the_parts_add_up_to_the_variance_and_the_data_have_theirs() -> None:
     assert math.sqrt(parts["mean"].data) == pytest.approx(0.5 / 2000**0.5, rel=0.15)
 
 
+def test_entries_bear_the_names_of_their_columns() -> None:
+    parts = {
+        "w": VarianceParts(data=np.ones((2, 3)), privacy=np.zeros((2, 3))),
+        "v": VarianceParts(data=np.ones(2), privacy=np.zeros(2)),
+    }
+    means = {"w": np.zeros((2, 3)), "v": np.zeros(2)}
+    labels = {"w": [None, ["age", "job=cook", "log(pay)"]]}
+    printed = str(Uncertainty(parts=parts, means=means, axis_labels=labels))
+    names = [line.partition("  ")[0] for line in printed.splitlines()[1:]]
+    assert names[:2] == ["w[0, age]", "w[0, job=cook]"]
+    assert names[5:] == ["w[1, log(pay)]", "v[0]", "v[1]"]
+
+
 def test_more_privacy_is_a_larger_part_of_the_width() -> None:
     shares = []
     for epsilon in (0.3, 1.0, 10.0):

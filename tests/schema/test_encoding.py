@@ -90,6 +90,14 @@ def test_axes_are_labelled_whose_length_follows_the_columns(result, tmp_path):
     assert tuple(given.posterior["feature"].values) == (*"vwxyz",)
 
 
+def test_the_table_of_uncertainty_names_columns(result, tmp_path):
+    result.save(tmp_path / "fit.nc")
+    for found in (result, nv.load(tmp_path / "fit.nc")):
+        printed = str(found.uncertainty())
+        assert all(f"w[{column}]" in printed for column in COLUMNS)
+        assert "other[0]" in printed
+
+
 def test_a_result_holds_names_and_no_encoded_row(result):
     texts = [type(value).__name__ for value in vars(result).values()]
     assert EncodedRows.__name__ not in texts
