@@ -25,7 +25,7 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.privacy.statement import PrivacyStatement
-from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty
+from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty, VarianceParts
 
 if TYPE_CHECKING:
     import xarray
@@ -208,20 +208,27 @@ class PrivateVIResult:
     def uncertainty(self) -> Uncertainty:
         """How much of the posterior's width is due to data, and how much to privacy.
 
+        Without noise nothing of it is due to privacy.
+
         Returns:
           The two parts of each global's variance; they print as a table.
 
         Raises:
           ValueError: The posterior cannot tell them apart.
         """
-        if not isinstance(self.posterior, KnowsItsParts):
+        if self.privacy.is_private and not isinstance(self.posterior, KnowsItsParts):
             raise ValueError(
                 f"A posterior of the engine {self.engine!r} cannot tell noise from "
                 "what the rows leave open."
             )
         moments = self.posterior.moments()
+        parts = (
+            self.posterior.variance_parts()
+            if isinstance(self.posterior, KnowsItsParts)
+            else {name: _of_data_alone(found) for name, found in moments.items()}
+        )
         return Uncertainty(
-            parts=self.posterior.variance_parts(),
+            parts=parts,
             means={name: np.asarray(found.mean) for name, found in moments.items()},
             axis_labels=self.axis_labels,
         )
@@ -507,6 +514,11 @@ def _read(path: Path) -> "xarray.Dataset":
             "are read by arviz.from_netcdf."
         )
     return dataset
+
+
+def _of_data_alone(moments: MeanAndStddev) -> VarianceParts:
+    variance = np.asarray(moments.stddev) ** 2
+    return VarianceParts(data=variance, privacy=np.zeros_like(variance))
 
 
 # Names of axes ------------------------------------------------------------------

@@ -13,7 +13,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.result import PrivateVIResult
-from numpyro_vips.uncertainty import Uncertainty, VarianceParts
+from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty, VarianceParts
 
 Y = np.random.default_rng(0).normal(1.0, 0.5, 2000).astype(np.float32)
 
@@ -103,8 +103,18 @@ def test_the_table() -> None:
 def test_a_posterior_that_does_not_know_says_so() -> None:
     result = PrivateVIResult(
         posterior=SimpleNamespace(),  # type: ignore[arg-type]
-        privacy=None,  # type: ignore[arg-type]
+        privacy=SimpleNamespace(is_private=True),  # type: ignore[arg-type]
         engine="other",
     )
     with pytest.raises(ValueError, match="cannot tell"):
         result.uncertainty()
+
+
+def test_without_noise_all_is_due_to_the_data_whichever_the_engine() -> None:
+    result = fitted(math.inf, engine="dpvi", num_steps=2)
+    assert not isinstance(result.posterior, KnowsItsParts)
+    parts, moments = result.uncertainty().parts, result.posterior.moments()
+    assert parts.keys() == moments.keys() == {"mean", "precision"}
+    for site, found in parts.items():
+        np.testing.assert_allclose(np.sqrt(found.data), moments[site].stddev)
+        np.testing.assert_array_equal(found.share_of_width, 0.0)
