@@ -26,8 +26,9 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
             f"statistics of {sites} still moved, by more than the noise explains "
             f"(drift up to {max(found['drift'].values()):.3g}). The average still has "
             "the sums of earlier steps in it, and intervals do not say so. More steps "
-            "(num_steps=), or weights that forget the first ones sooner, such as "
-            "VIPS(step_size=lambda t: min(1.0, 6 / (t + 6))), would help."
+            "(num_steps=), or weights that forget the first ones sooner, would help: "
+            "VIPS(step_size=lambda t: min(1.0, 6 / (t + 6))) does beside the default "
+            "2 / (t + 2)."
         )
     elif found["converged"] is False:
         left = found["remaining"]
