@@ -349,6 +349,24 @@ def test_coefficients_come_back_in_the_units_of_the_table(formula):
     np.testing.assert_allclose(predictor[there], (0.5 + X @ weights)[there], atol=1e-9)
 
 
+def test_a_standardised_schema_prints_as_the_code_that_makes_it():
+    standardised = SCHEMA.standardised(of_table(table(50)))
+    again = eval(repr(standardised), dict(vars(nv)))
+    assert again == standardised
+    assert hash(again) == hash(standardised) != hash(SCHEMA)
+
+
+def test_moments_print_as_a_table_in_the_units_of_the_encoding():
+    moments = of_table(table(1000), nv.PrivacyBudget(INF))
+    header, age, income = repr(moments).splitlines()
+    assert header.split() == ["mean", "±", "noise", "sd", "±", "noise"]
+    assert age.split() == ["age", f"{moments['age'].mean:.4g}", "0"] + [
+        f"{moments['age'].sd:.4g}",
+        "0",
+    ]
+    assert income.startswith("log(income)")
+
+
 def test_public_means_need_no_budget():
     column = nv.Bounded(0, 120, mean=45, sd=15)
     assert eval(repr(column), dict(vars(nv))) == column
