@@ -5,10 +5,11 @@ Of each column a row has three numbers, where u is its place in the range, from 
     u,  u² - 1/2,  0      if the number is there,
     0,  0,         1      if it is missing.
 
-With the scales 1, 2 and √2 of these blocks a row's vector has norm √2 per column at
-most: u² + 4(u² - 1/2)² is convex in u², and so largest at 0 or 1, where it is 1 or 2.
-Halving the square halves its noise, and that missing numbers are counted costs nothing.
-The number of rows, which is public, makes sums of these.
+With the scales 1, 2 and √2 of these blocks a column's part of a row's vector has norm
+√2 at most: u² + 4(u² - 1/2)² is convex in u², and so largest at 0 or 1, where it is 1
+or 2. Without taking off the half, squares would have twice the noise; counting what is
+missing costs nothing. How many numbers are there follows from that count and from the
+number of rows, which is public.
 """
 
 import dataclasses
