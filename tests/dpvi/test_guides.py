@@ -509,8 +509,8 @@ def test_networks_learn(kind, tmp_path):
     if kind != "random equinox":
         # The marked model knows what the network is, which a file does not.
         marked = private(model, unit="people")
-        points = again.posterior.points
-        predictive = Predictive(marked, {}, params=points, num_samples=1)
+        posterior: Any = again.posterior
+        predictive = Predictive(marked, {}, params=posterior.points, num_samples=1)
         assert predictive(KEY, np.zeros((5, 1), np.float32))["y"].shape == (1, 5)
 
 
