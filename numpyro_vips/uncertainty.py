@@ -9,7 +9,7 @@ enter.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -94,6 +94,7 @@ class Uncertainty:
                 medians = (np.median(each) for each in (mean, total, data))
                 yield label, *(f"{m:.3g}" for m in medians), f"{np.median(share):.0%}"
                 continue
+            labels: Sequence[Sequence[str] | None]
             labels = self.axis_labels.get(name) or [None] * mean.ndim
             for index in np.ndindex(mean.shape):
                 places = (
