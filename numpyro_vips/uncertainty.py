@@ -9,7 +9,7 @@ enter.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -94,13 +94,12 @@ class Uncertainty:
                 medians = (np.median(each) for each in (mean, total, data))
                 yield label, *(f"{m:.3g}" for m in medians), f"{np.median(share):.0%}"
                 continue
-            labels: Sequence[Sequence[str] | None]
             labels = self.axis_labels.get(name) or [None] * mean.ndim
             for index in np.ndindex(mean.shape):
-                places = (
-                    str(place) if known is None else known[place]
+                places: list[str] = [
+                    str(place) if known is None else str(known[place])
                     for place, known in zip(index, labels, strict=True)
-                )
+                ]
                 label = name + (f"[{', '.join(places)}]" if index else "")
                 numbers = (each[index] for each in (mean, total, data))
                 yield label, *(f"{n:.3g}" for n in numbers), f"{share[index]:.0%}"
