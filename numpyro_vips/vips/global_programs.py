@@ -24,6 +24,7 @@ from numpyro_vips.vips.named_arrays import (
     NewMomentsByFactor,
     NewSums,
 )
+from numpyro_vips.vips.newton_posterior import Natural, shares_of_rows
 from numpyro_vips.vips.newton_steps import Target, as_targets
 from numpyro_vips.vips.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
@@ -101,7 +102,24 @@ class GlobalPrograms:
                 self.max_sweeps,
                 noise_read=noise_read,
                 frames=self.frames_of(state),
+                given=self._shares_of_newton(state, sums, noise_read),
             )
+
+    def _shares_of_newton(
+        self, state: VipsState, sums: Unclipped, noise_read: float
+    ) -> dict[str, Natural]:
+        """What rows say of the factors that take Newton steps; see `newton_posterior`.
+
+        That depends on the prior, given the state's other globals, by as much as it
+        says how large information that noise hides may be.
+        """
+        if not self.program.structure.newton:
+            return {}
+        return shares_of_rows(
+            self.newton_targets(sums, state.moments, state.centre),
+            state.centre,
+            knows_noise=noise_read > 0,
+        )
 
     def natural_of(
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
@@ -124,6 +142,7 @@ class GlobalPrograms:
         sums: Unclipped,
         moments: MomentsByFactor | InDouble,
         centre: Mapping[str, Any],
+        gain: float = 1.0,
     ) -> dict[str, Target]:
         """By factor, what Newton's method needs to know, in double precision.
 
@@ -131,7 +150,7 @@ class GlobalPrograms:
         """
         with jax.enable_x64(True):
             found = self._newton_targets(
-                sums.statistics, sums.noise_stddev, moments, centre
+                sums.statistics, sums.noise_stddev, moments, centre, gain
             )
         return as_targets(found)
 

@@ -206,7 +206,9 @@ class GlobalStep:
             moments, natural = in_double(found.moments), in_double(found.natural)
             visited, way = moments, state.way
             if latest is not None:
-                targets = self._on_globals.newton_targets(latest, moments, asked_about)
+                targets = self._on_globals.newton_targets(
+                    latest, moments, asked_about, _gain(step_size)
+                )
                 visited, way = self._next_visited(
                     state, asked_about, targets, moments, step_size
                 )

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
+from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.statistic import Statistic
@@ -353,10 +354,13 @@ def _projected(
         share = factor.family.project_either(data, noise, to_widen)
     below = factor.family.num_below_noise(data, noise)
     if factor.name in centre:
-        # Linear statistics about m count for those about 0 less 2 · xx · m.
-        shift = times(share["xx"], centre[factor.name])
-        share["x"] = share["x"] - 2.0 * shift
+        share = _about_zero(share, centre[factor.name])
     return share, below
+
+
+def _about_zero(share: Moments, centre: Float[Array, "..."]) -> NewMoments:
+    """Linear statistics about m count for those about 0 less 2 · xx · m."""
+    return {"x": share["x"] - 2.0 * times(share["xx"], centre), "xx": share["xx"]}
 
 
 def _widened(
@@ -435,6 +439,7 @@ def newton_targets(
     noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
+    gain: float | Float[Array, ""] = 1.0,
 ) -> dict[str, dict[str, Float[Array, "..."]]]:
     """Where full steps lead of the factors that take Newton steps: a `Target` of each.
 
@@ -448,6 +453,7 @@ def newton_targets(
       moments: Those of the posterior.
       centre: By factor, the point about which the latest residuals were taken, and from
         which the step goes.
+      gain: Which part of the step will be taken.
     """
     structure = program.structure
     found = {}
@@ -456,7 +462,9 @@ def newton_targets(
         released, noise = _released_share(
             structure, factor, statistics, noise_stddev, moments
         )
-        share, _ = _projected(structure, factor, released, noise, centre)
+        assert isinstance(factor.family, Normal)
+        share = factor.family.project_for_step(released, noise, gain)
+        share = _about_zero(share, centre[name])
         own = _from_prior(structure, factor, moments, program.prior_terms)
         end = _moments(structure, factor, _total(structure, factor, own, share))
         found[name] = {
@@ -508,6 +516,7 @@ def update_globals(
     max_sweeps: int | Int[Array, ""] = 500,
     noise_read: float | Float[Array, ""] = 0.0,
     frames: Mapping[str, Frame] | None = None,
+    given: NewMomentsByFactor | None = None,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
@@ -523,8 +532,10 @@ def update_globals(
         the sums as they are, at which rows are asked.
       frames: By recentred factor, the coordinates in which its statistics were taken.
         Such factors are solved for in these; the prior is one of the model's own.
+      given: By factor, what rows add to its natural parameters where that is known
+        already, see `newton_posterior.share_of_rows`.
     """
-    structure, frames = program.structure, frames or {}
+    structure, frames, given = program.structure, frames or {}, given or {}
     factors = structure.posterior_factors_of("global")
     prior = program.prior_terms
 
@@ -548,7 +559,14 @@ def update_globals(
             structure, factor, statistics, noise_stddev, moments, centre, noise_read
         )
         for factor in factors
-        if not _depends_on_others(structure, factor)
+        if factor.name not in given and not _depends_on_others(structure, factor)
+    }
+    of_given = {
+        factor.name: factor.family.num_below_noise(
+            *_released_share(structure, factor, statistics, noise_stddev, moments)
+        )
+        for factor in factors
+        if factor.name in given
     }
 
     def sweep(
@@ -556,20 +574,26 @@ def update_globals(
     ) -> tuple[MomentsByFactor, NewMomentsByFactor, dict[str, Int[Array, ""]]]:
         current, natural, below_noise = dict(moments), {}, {}
         for factor in factors:
-            found = fixed.get(factor.name)
-            if found is None:
-                found = _from_data(
-                    structure,
-                    factor,
-                    statistics,
-                    noise_stddev,
-                    current,
-                    centre,
-                    noise_read,
-                )
-            share, noise, below_noise[factor.name] = found
             own = from_prior(factor, current)
-            share = _widened(factor, own, share, noise, current, centre, noise_read)
+            if factor.name in given:
+                share, below_noise[factor.name] = (
+                    given[factor.name],
+                    of_given[factor.name],
+                )
+            else:
+                found = fixed.get(factor.name)
+                if found is None:
+                    found = _from_data(
+                        structure,
+                        factor,
+                        statistics,
+                        noise_stddev,
+                        current,
+                        centre,
+                        noise_read,
+                    )
+                share, noise, below_noise[factor.name] = found
+                share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
             current[factor.name] = _moments(structure, factor, natural[factor.name])
         return current, natural, below_noise

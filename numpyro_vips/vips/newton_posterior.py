@@ -5,15 +5,27 @@ Residuals R̄, averaged over places with the average m̄, say of the coordinates
     R̄ = I (w − m̄) + N(0, I) + N(0, V),
 
 I being the rows' information, of which there is a noisy release, and V the variance of
-the noise in R̄. See `noisy_information` for what that is worth. Where noise hides the
-information the posterior's mean stays at m̄, where new residuals have led in every step,
-and its width is nearly the prior's: nothing is taken off a matrix that is noise.
+the noise in R̄. See `noisy_information` for what that is worth: K = I (I + V)⁻¹ I, about
+m̄ + I⁻¹ R̄.
+
+- The posterior that is handed out stays at m̄ where noise hides the information, where
+  new residuals have led in every step, and its width is nearly the prior's there:
+  nothing is taken off a matrix that is noise.
+- Other globals, such as a precision α of the weights, are solved for given the Gaussian
+  of the prior times that likelihood, without exception. Coordinate ascent on the
+  evidence of what was released, q(w) ∝ exp⟨log p(w | α)⟩ p(R̄ | w) and
+  q(α) ∝ p(α) exp⟨log p(w | α)⟩, has the expected squares of this q(w) for α. Of a
+  direction of which nothing is known they are the prior's, which leaves α as it is. A
+  ridge that is taken for information makes them smaller: α grows until the weights are
+  shrunk to nothing. A mean at m̄, with the prior's width beside it, counts twice, and α
+  falls.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Float64, Int
 
 from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.noisy_information import (
@@ -24,6 +36,26 @@ from numpyro_vips.vips.noisy_information import (
 
 # Natural parameters of a Gaussian, with the batch axes of its factor in front.
 Natural = dict[str, Float64[np.ndarray, "..."]]
+
+
+class _Known(NamedTuple):
+    """What was released says of one vector, of the coordinates that rows read.
+
+    Attributes:
+      read: Which these are. Of the others, such as the mean of effects, rows know
+        through the prior alone.
+      precision: K, or I for the same information without noise in the residuals.
+      slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
+      hidden: The part of each direction that noise hides, a matrix in units of the
+        noise.
+      units: Those; K is in units of the coordinates.
+    """
+
+    read: Int[np.ndarray, " read"]
+    precision: Float64[np.ndarray, "read read"]
+    slope: Float64[np.ndarray, " read"]
+    hidden: Float64[np.ndarray, "read read"]
+    units: Float64[np.ndarray, " read"]
 
 
 def natural_under_noise(
@@ -37,20 +69,44 @@ def natural_under_noise(
       knows_noise: Otherwise the posterior is that of the same information without noise
         in the residuals.
     """
-    batch = centre.shape[:-1]
-    natural = {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
-    for index in np.ndindex(*batch):
+    natural = _nothing(target, centre)
+    for index in np.ndindex(*centre.shape[:-1]):
         one = Target(*(np.asarray(field)[index] for field in target))
         x, precision = _of_one(one, centre[index], knows_noise)
         natural["x"][index], natural["xx"][index] = x, -0.5 * precision
     return natural
 
 
-def _of_one(
-    target: Target, centre: Float64[np.ndarray, " size"], knows_noise: bool
-) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
-    """Linear natural parameter and precision of one vector."""
-    # Of the others, such as the mean of effects, rows know through the prior alone.
+def share_of_rows(
+    target: Target, centre: Float64[np.ndarray, "..."], *, knows_noise: bool
+) -> Natural:
+    """What rows add to the natural parameters of one factor, for the other globals.
+
+    Args:
+      target, centre, knows_noise: See `natural_under_noise`. Without noise these are
+        the sums as they are.
+    """
+    share = _nothing(target, centre)
+    for index in np.ndindex(*centre.shape[:-1]):
+        one = Target(*(np.asarray(field)[index] for field in target))
+        if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
+            precision, slope = one.curvature, one.residual
+        else:
+            known = _known(one, knows_noise)
+            precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
+            precision[np.ix_(known.read, known.read)] = known.precision
+            slope[known.read] = known.slope
+        share["x"][index] = precision @ centre[index] + slope
+        share["xx"][index] = -0.5 * precision
+    return share
+
+
+def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
+    return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
+
+
+def _known(target: Target, knows_noise: bool) -> _Known:
+    """What the release says of one vector; see `_Known`."""
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
     # In these units noise is as large in every entry of the information's diagonal.
@@ -63,18 +119,27 @@ def _of_one(
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2
     found = rows_information(information, prior, variance)
-    matrix = found.matrix(found.values)
-    prior_slope = target.prior_linear - target.prior_precision @ centre
-    residual = target.residual[read] / units
-    hidden = found.matrix(1.0 - share_known(found, information))
+    matrix, slope = found.matrix(found.values), target.residual[read] / units
     if knows_noise:
-        kept = matrix @ np.linalg.pinv(matrix + np.diag(variance), hermitian=True)
-        matrix, residual = kept @ matrix, kept @ residual
+        # I (I + V)⁻¹, V being positive for every coordinate that is read.
+        kept = np.linalg.solve(matrix + np.diag(variance), matrix).T
+        matrix, slope = kept @ matrix, kept @ slope
         matrix = 0.5 * (matrix + matrix.T)
-    residual = residual - hidden @ (residual + prior_slope[read] / units)
-    total, slope = target.prior_precision.copy(), prior_slope.copy()
-    total[block] += matrix * np.outer(units, units)
-    slope[read] += residual * units
+    hidden = found.matrix(1.0 - share_known(found, information))
+    return _Known(read, matrix * np.outer(units, units), slope * units, hidden, units)
+
+
+def _of_one(
+    target: Target, centre: Float64[np.ndarray, " size"], knows_noise: bool
+) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
+    """Linear natural parameter and precision of one vector."""
+    known = _known(target, knows_noise)
+    read, units = known.read, known.units
+    total = target.prior_precision.copy()
+    slope = target.prior_linear - total @ centre
+    away = known.hidden @ ((known.slope + slope[read]) / units) * units
+    total[np.ix_(read, read)] += known.precision
+    slope[read] += known.slope - away
     return total @ centre + slope, total
 
 
@@ -88,5 +153,23 @@ def all_under_noise(
     return {
         name: natural_under_noise(target, centres[name], knows_noise=knows_noise)
         for name, target in targets.items()
-        if np.all(np.linalg.eigvalsh(target.prior_precision) > 0)
+        if _is_proper(target)
     }
+
+
+def shares_of_rows(
+    targets: Mapping[str, Target],
+    centres: Mapping[str, Float64[np.ndarray, "..."]],
+    *,
+    knows_noise: bool,
+) -> dict[str, Natural]:
+    """`share_of_rows` of every factor whose prior is proper."""
+    return {
+        name: share_of_rows(target, centres[name], knows_noise=knows_noise)
+        for name, target in targets.items()
+        if _is_proper(target)
+    }
+
+
+def _is_proper(target: Target) -> bool:
+    return bool(np.all(np.linalg.eigvalsh(target.prior_precision) > 0))

@@ -26,6 +26,9 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
 
 # Which part of the noise's spectral norm is added to a precision under which rows are
 # asked again: a step that is too long there leads away. Half of it is safe, and slow.
+# With a quarter a whole step by the largest precision that noise of this size can hide
+# (half of the norm; Benaych-Georges and Nadakuditi, 2011) is at most twice as long as
+# it should be, where steps just do not lead away.
 _ROOM = 0.25
 
 # Precisions that are smaller than so many standard deviations of the noise in them
@@ -86,6 +89,20 @@ class Normal(Family):
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
         return self._projected(prior, data, noise, room=_ROOM)
+
+    def project_for_step(
+        self, data: Moments, noise: Moments, gain: float | Float[Array, ""]
+    ) -> NewMoments:
+        """As `project` has it without a prior, where only a part of a step is taken.
+
+        The ridge is there lest a step be too long, so that it may be as much smaller.
+
+        Args:
+          data, noise: As in `project`.
+          gain: Which part of the step is taken.
+        """
+        nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
+        return self._projected(nothing, data, noise, room=_ROOM * gain)
 
     def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
         """Without the ridge, which would draw every coefficient towards zero.
