@@ -268,6 +268,11 @@ class DpviEngine:
             return (1.0,) * num_steps
         return (min(LONGEST_STEP, DEFAULT_STEPS / num_steps),) * num_steps
 
+    def forgotten_steps(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> int:
+        return 0  # Iterates lose their weight by and by.
+
     def initial_state(self, rng_key: PRNGKeyArray) -> DpviState:
         """The guide at the prior's centre, slightly jittered, with small scales."""
         start_key, key = jax.random.split(as_threefry(rng_key))

@@ -84,6 +84,18 @@ class Engine(Protocol):
         """
         ...
 
+    def forgotten_steps(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> int:
+        """How many of these steps, the first ones, have no part in the result.
+
+        They lead to where the others start from, and get less of the budget.
+
+        Args:
+          num_steps, is_private, is_full: See `step_sizes`.
+        """
+        ...
+
     # --- one step ---------------------------------------------------------------------
 
     def initial_state(self, rng_key: jax.Array) -> Any:

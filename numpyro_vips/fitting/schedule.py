@@ -249,6 +249,9 @@ REFRESH_SHARE = 0.01
 # budget its means are within three times the noise of those of the whole, and what they
 # are wrong by adds to the rows' spread as a square.
 PILOT_SHARE = 0.08
+# Of a step that has no part in the result, to one that has. It finds where the others
+# start, and with less noise it finds no better place.
+FORGOTTEN_SHARE = 0.2
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
 # Of the release for the posterior's intervals, by what it is of, after this part of the
@@ -377,14 +380,19 @@ def plan_steps(
             is_private=options.private,
             is_full=options.sampling.scheme == "full",
         )
+        forgotten = engine.forgotten_steps(
+            num_steps,
+            is_private=options.private,
+            is_full=options.sampling.scheme == "full",
+        )
+        # What a step of the result has for one share, where it is as many in all.
+        shares = num_steps - forgotten + FORGOTTEN_SHARE * forgotten
         blocks, norm = _bounded(adaptive, parts, options, engine)
         first = Step(
             parts=shared_norms(adaptive, parts),
             blocks=blocks,
             clipping_norm=norm,
-            noise_multiplier=unit
-            * options.sampling.rate
-            * math.sqrt(num_steps / share),
+            noise_multiplier=unit * options.sampling.rate * math.sqrt(shares / share),
             sampling=options.sampling,
         )
         silent = num_steps - max(1, math.floor(REPORTING * num_steps))
@@ -408,6 +416,8 @@ def plan_steps(
                 dataclasses.replace(
                     first,
                     step_size=size,
+                    noise_multiplier=first.noise_multiplier
+                    / math.sqrt(FORGOTTEN_SHARE if number < forgotten else 1.0),
                     reports=reports and number >= silent,
                 )
             )

@@ -8,6 +8,7 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.waiting_globals import WAITING, waiting_factors
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
@@ -166,6 +167,16 @@ def describe_statistics(
         {"statistic": b.name, "shape": list(b.shape), "released": "information"}
         for b in for_intervals
     ]
+
+
+def note_on_waiting(program: ConjugateProgram) -> str:
+    """Which globals wait for the components of a mixture, and for how long."""
+    names = ", ".join(sorted(waiting_factors(program)))
+    return (
+        f"Under noise, with full batches, {names} stay where they start for the first "
+        f"{WAITING:.0%} of the steps, in which the components part. These steps leave "
+        "nothing in the average, and get less of the budget."
+    )
 
 
 def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[str]:

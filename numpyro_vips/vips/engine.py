@@ -6,6 +6,7 @@ sums are averaged over the steps and the globals are brought to convergence for 
 (`global_step.py`).
 """
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -35,6 +36,7 @@ from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
     describe_statistics,
+    note_on_waiting,
     notes_on,
 )
 from numpyro_vips.vips.diagnostics import diagnostics_of
@@ -51,9 +53,12 @@ from numpyro_vips.vips.state import (
     in_double,
 )
 from numpyro_vips.vips.statistic_roles import StatisticRoles
+from numpyro_vips.vips.waiting_globals import num_waiting, waiting_factors
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
+# Of mixtures, in which components have to part first; see `waiting_globals`.
+DEFAULT_STEPS_OF_MIXTURES = 20
 # Of Newton's method for centred factors, whose matrix is noisy and so held away from
 # zero: directions of which rows say little take many steps to their optimum.
 DEFAULT_NEWTON_STEPS = 50
@@ -111,6 +116,7 @@ class VipsEngine:
         self.num_rows = num_rows
         self.local_steps = local_steps or DEFAULT_LOCAL_SWEEPS
         self._step_size = step_size
+        self._num_steps = num_steps
         self._has_norms = has_norms
         self._roles = StatisticRoles(
             program, release_once=release_once, has_norms=has_norms
@@ -178,7 +184,7 @@ class VipsEngine:
         adaptive = {block.name for block in self.blocks("adaptive")}
         if adaptive and adaptive <= self._roles.residuals:
             return DEFAULT_NEWTON_STEPS
-        return DEFAULT_STEPS
+        return DEFAULT_STEPS_OF_MIXTURES if self._may_wait else DEFAULT_STEPS
 
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
@@ -193,9 +199,24 @@ class VipsEngine:
         if not is_private and is_full:
             # Full batches without noise need no averaging at all.
             return (1.0,) * num_steps
+        waiting = self.forgotten_steps(
+            num_steps, is_private=is_private, is_full=is_full
+        )
         # Near 2/t, so that early statistics, which belong to poor globals, fade while
         # noise still averages out.
-        return tuple(2.0 / (t + 2.0) for t in range(num_steps))
+        averaged = tuple(2.0 / (t + 2.0) for t in range(num_steps - waiting))
+        return (1.0,) * waiting + averaged
+
+    def forgotten_steps(
+        self, num_steps: int, *, is_private: bool, is_full: bool
+    ) -> int:
+        """Those in which globals wait; see `fitting.engine.Engine.forgotten_steps`.
+
+        With minibatches sums have to be averaged from the start, and without noise
+        several starts are compared.
+        """
+        waits = self._may_wait and is_private and is_full
+        return num_waiting(num_steps) if waits else 0
 
     def _given_step_size(self, number: int) -> float:
         assert self._step_size is not None
@@ -205,6 +226,11 @@ class VipsEngine:
                 f"Expected step_size({number}) to be in (0, 1], got {value!r}."
             )
         return value
+
+    @functools.cached_property
+    def _may_wait(self) -> bool:
+        """Whether some globals wait; not where the caller weighs the steps."""
+        return self._step_size is None and bool(waiting_factors(self.program))
 
     def initial_state(self, rng_key: PRNGKeyArray) -> VipsState:
         """The globals near their priors, and no statistic released but public ones."""
@@ -246,6 +272,9 @@ class VipsEngine:
             standards=standards,
             next_standards=standards,
             start=moments if m_step.symmetric_factors(self.program) else {},
+            to_wait=num_waiting(self._num_steps or DEFAULT_STEPS_OF_MIXTURES)
+            if self._may_wait
+            else 0,
             units={name: np.ones(statistics[name].shape) for name in squares},
         )
 
@@ -304,9 +333,10 @@ class VipsEngine:
 
         About other points these are other sums: the average over those so far ends.
         Components of a mixture start anew, too. The noise in statistics about zero may
-        have made them alike, and from there they part slowly.
+        have made them alike, and from there they part slowly. But where scales wait for
+        them, they part quickly.
         """
-        again = state.start or state.moments
+        again = state.moments if state.to_wait else state.start or state.moments
         origins = {n: as_rows_know(state.visited[n]["x"]) for n in state.origins}
         return state._replace(
             next_origins=origins,
@@ -537,7 +567,9 @@ class VipsEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
-        return notes_on(self.program, self._roles.squares)
+        yield from notes_on(self.program, self._roles.squares)
+        if self._may_wait:
+            yield note_on_waiting(self.program)
 
     def describe_sparse_rows(self, name: str) -> str:
         """How an argument whose rows store few entries is worked on."""

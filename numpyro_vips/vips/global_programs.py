@@ -78,14 +78,19 @@ class GlobalPrograms:
         return self._start(rng_key)
 
     def solve(
-        self, state: VipsState, sums: Unclipped, noise_read: float
+        self,
+        state: VipsState,
+        sums: Unclipped,
+        noise_read: float,
+        *,
+        are_held: bool = False,
     ) -> m_step.Solution:
         """The posterior for these sums, from where a state is; see `m_step`.
 
         Args:
           state: Where to start from, and the points that the sums are about.
           sums: The sums, and their noise.
-          noise_read: See `m_step.update_globals`.
+          noise_read, are_held: See `m_step.update_globals`.
         """
         stddev = dict(sums.noise_stddev)
         if self._noise_by_entry:
@@ -103,6 +108,7 @@ class GlobalPrograms:
                 noise_read=noise_read,
                 frames=self.frames_of(state),
                 given=self._shares_of_newton(state, sums, noise_read),
+                are_held=are_held,
             )
 
     def _shares_of_newton(

@@ -195,6 +195,8 @@ class GlobalStep:
           asked_about, step_size: See `_averaged` and `VipsEngine.update`.
         """
         noisy = is_noisy(state.noise_stddev)
+        is_full = all(bound.sampling_rate == 1.0 for bound in state.clipped.values())
+        are_held = noisy and is_full and state.to_wait > 0
         statistics = dict(state.statistics)
         for _ in range(self._public_sweeps):
             if self._public_sweeps > 1:
@@ -202,7 +204,7 @@ class GlobalStep:
             # Rows are not asked at these where factors take Newton steps.
             noise_read = float(bool(self._roles.residuals))
             sums = Unclipped(statistics, state.noise_stddev)
-            found = self._on_globals.solve(state, sums, noise_read)
+            found = self._on_globals.solve(state, sums, noise_read, are_held=are_held)
             moments, natural = in_double(found.moments), in_double(found.natural)
             visited, way = moments, state.way
             if latest is not None:
@@ -229,6 +231,10 @@ class GlobalStep:
                 change=max(float(found.change), change),
                 below_noise={k: int(v) for k, v in found.below_noise.items()},
             )
+        state = state._replace(
+            to_wait=max(state.to_wait - 1, 0) if are_held else 0,
+            has_waited=state.has_waited or are_held,
+        )
         return state if noisy else state._replace(trail=self._trail_after(state))
 
     def _next_visited(

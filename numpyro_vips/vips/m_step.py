@@ -40,6 +40,7 @@ from numpyro_vips.vips.named_arrays import (
 )
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
+from numpyro_vips.vips.waiting_globals import waiting_factors
 
 
 class Start(NamedTuple):
@@ -517,6 +518,7 @@ def update_globals(
     noise_read: float | Float[Array, ""] = 0.0,
     frames: Mapping[str, Frame] | None = None,
     given: NewMomentsByFactor | None = None,
+    are_held: bool | Bool[Array, ""] = False,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
@@ -534,8 +536,11 @@ def update_globals(
         Such factors are solved for in these; the prior is one of the model's own.
       given: By factor, what rows add to its natural parameters where that is known
         already, see `newton_posterior.share_of_rows`.
+      are_held: Whether the moments of factors that may wait stay as they are; see
+        `waiting_globals`.
     """
     structure, frames, given = program.structure, frames or {}, given or {}
+    waiting = waiting_factors(program)
     factors = structure.posterior_factors_of("global")
     prior = program.prior_terms
 
@@ -581,9 +586,9 @@ def update_globals(
                     of_given[factor.name],
                 )
             else:
-                found = fixed.get(factor.name)
-                if found is None:
-                    found = _from_data(
+                of_data = fixed.get(factor.name)
+                if of_data is None:
+                    of_data = _from_data(
                         structure,
                         factor,
                         statistics,
@@ -592,10 +597,16 @@ def update_globals(
                         centre,
                         noise_read,
                     )
-                share, noise, below_noise[factor.name] = found
+                share, noise, below_noise[factor.name] = of_data
                 share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
-            current[factor.name] = _moments(structure, factor, natural[factor.name])
+            found = _moments(structure, factor, natural[factor.name])
+            if factor.name in waiting:
+                found = {
+                    s: jnp.where(jnp.asarray(are_held), current[factor.name][s], value)
+                    for s, value in found.items()
+                }
+            current[factor.name] = found
         return current, natural, below_noise
 
     def solution(

@@ -244,6 +244,8 @@ def observed(
     depends: Choice,
     answers: Answers,
     start: Vector | None = None,
+    *,
+    has_parted: bool = False,
 ) -> Observed | None:
     """The sums as rows know them; see the module.
 
@@ -253,6 +255,9 @@ def observed(
       depends: Which coordinates depend on the globals at all.
       answers: The model's.
       start: Sums that are nearer to the truth, if there are such.
+      has_parted: Whether the average has no part of steps before the components of a
+        mixture had parted. Then little is left of early errors, and where components
+        overlap, corrections are noise many times over: none are made.
 
     Returns:
       None if some sums on the way have no posterior. Where corrections lead nowhere,
@@ -262,14 +267,15 @@ def observed(
     if not depends.any():
         return None
     start = sums if start is None else start
-    now, rounds = start, list[_Correction]()
+    now, rounds, overlaps = start, list[_Correction](), False
     for _ in range(_ROUNDS):
         found = _correct(sums, now, stddev, depends, answers)
         if found is None:
             return None
         rounds.append(found)
         now = found.sums
-        if found.corrected < _STILL or _goes_astray(rounds):
+        overlaps = has_parted and rounds[0].slopes.missing > _MOST_MISSING_ASTRAY
+        if overlaps or found.corrected < _STILL or _goes_astray(rounds):
             break
     farthest = _MOST_MOVED * (answers.sizes(start) + stddev)
     astray, last = _goes_astray(rounds), rounds[-1]
@@ -277,6 +283,7 @@ def observed(
     nearest = min(rounds, key=lambda found: found.corrected)
     is_near = nearest.corrected < min(_NEAR, _NEARER * rounds[0].corrected)
     is_near &= bool(np.all(np.abs(nearest.sums - start) <= farthest))
+    astray, is_near = astray or overlaps, is_near and not overlaps
     if astray and is_near and not nearest.slopes.lead_nowhere:
         # Further rounds go by answers that are more noise than slope.
         astray, last, now = False, nearest, nearest.sums
@@ -297,7 +304,7 @@ def observed(
         stddev_of_rows=slopes.stddev_of_sums(
             of_rows, slopes.variances_of_sums(np.zeros_like(stddev))
         ),
-        missing=float(np.clip(np.max(slopes.kappa, initial=0.0), 0.0, 1.0)),
+        missing=slopes.missing,
         left=None if astray else _largest(left, slopes.of_natural + total),
     )
 
@@ -402,6 +409,11 @@ class _Slopes:
         both = root.T @ answered
         self.kappa, vectors = np.linalg.eigh((both + both.T) / 2.0)
         self._root, self._answered = root @ vectors, answered @ vectors
+
+    @property
+    def missing(self) -> float:
+        """The largest share of the information in a direction that is missing."""
+        return float(np.clip(np.max(self.kappa, initial=0.0), 0.0, 1.0))
 
     @property
     def lead_nowhere(self) -> bool:

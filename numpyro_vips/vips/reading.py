@@ -138,6 +138,7 @@ class Reading:
             coordinates.by_coordinate(depends) > 0,
             answers,
             start=coordinates.vector(sums.statistics),
+            has_parted=state.has_waited,
         )
         if found is None:
             return None

@@ -51,6 +51,9 @@ class VipsState(NamedTuple):
       start: Where a start has broken a symmetry, its moments; see `recentre`.
       kept: Share of the running average's weights that fell on releases about these.
       num_steps: Number of updates so far.
+      to_wait: How many more steps some globals stay where they are; see
+        `waiting_globals`.
+      has_waited: Whether some have stayed there.
       change: Largest relative change of the moments in the last step.
       drift: How far each statistic of the last step was from the average before it, as
         a root mean square in standard deviations of the noise of both.
@@ -79,6 +82,8 @@ class VipsState(NamedTuple):
     start: InDouble
     kept: float = 1.0
     num_steps: int = 0
+    to_wait: int = 0
+    has_waited: bool = False
     covariates: Float64[np.ndarray, "one_more one_more"] | None = None
     asked: tuple[AskedPlace, ...] = ()
     change: float = 0.0

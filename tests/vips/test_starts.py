@@ -145,7 +145,7 @@ def test_where_labels_are_fixed_nothing_is_said(fn: Any) -> None:
 def test_there_is_one_start_under_noise() -> None:
     result = fit(mixture, nv.PrivacyBudget(1.0, 1e-6))
     assert result.diagnostics["evidence_bounds"] == []
-    assert result.diagnostics["num_steps"] == 10
+    assert result.diagnostics["num_steps"] == 20
 
 
 def growth(Y: Any) -> None:
