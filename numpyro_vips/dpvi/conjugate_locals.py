@@ -124,7 +124,14 @@ class ConjugateLocals:
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             given = _given(graph, row, latents, params, self.solved)
             fixed = jax.lax.stop_gradient(given)
-            factors = local_factors(program, {}, fixed, self._sweeps)
+            # For an integral of its own only the place is needed.
+            factors = local_factors(
+                program,
+                {},
+                fixed,
+                self._sweeps,
+                by_quadrature=self.method != "quadrature",
+            )
             factors = jax.lax.stop_gradient(factors)
             if self.method != "quadrature":
                 return row_bound_at(program, {}, given, factors)

@@ -22,7 +22,7 @@ import numpyro
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to
 
-from numpyro_vips.dpvi.quadrature import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import row_log_density, synthetic_row

@@ -5,17 +5,16 @@ the conjugacy layer (adaptive quadrature; Naylor and Smith, 1982). What the boun
 that Gaussian loses is thereby made up for.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
 from numpyro_vips.vips.coordinates import LocalFactor
 
 # Nodes per dimension, by the number of dimensions. With five binary answers of logits
@@ -73,20 +72,6 @@ def log_integral(
 
     totals, are_valid = jax.vmap(at)(jnp.asarray(nodes, jnp.result_type(float)))
     return jax.nn.logsumexp(totals + log_weights), jnp.all(are_valid)
-
-
-def grid_of_nodes(
-    number: int, dimensions: int
-) -> tuple[Float[np.ndarray, "nodes dimensions"], Float[np.ndarray, " nodes"]]:
-    """Nodes for a standard Normal, so many in each of the dimensions.
-
-    Also the logarithms of weights for ∫ g(x) dx.
-    """
-    points, weights = np.polynomial.hermite_e.hermegauss(number)
-    log_weights = np.log(weights) + 0.5 * points**2
-    grid = np.array(list(itertools.product(points, repeat=dimensions)))
-    each = itertools.product(log_weights, repeat=dimensions)
-    return grid, np.array([sum(logs) for logs in each])
 
 
 def _root(covariance: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:

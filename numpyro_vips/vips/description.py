@@ -7,6 +7,7 @@ from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.vips.local_quadrature import integrated_latents
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.waiting_globals import WAITING, waiting_factors
 
@@ -81,20 +82,24 @@ def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
     """What a bound does to latents of single rows; those of globals are tight."""
     latents = program.structure.latents
     bounded: set[str] = set()
+    integrated: set[str] = set()
+    for found in integrated_latents(program.structure, program.row_terms):
+        integrated |= set(found.latents.latents)
     for term in program.row_terms:
         together = [latents[name] for name in {a.latent for a in term.atoms}]
         local = [known_family(x) for x in together if x.role == "local"]
         if any(family is not None and family.bounds_logits for family in local):
             bounded |= {x.name for x in together if x.family is None}
-    own = [x.name for x in latents.values() if x.name in bounded]
+    own = [x.name for x in latents.values() if x.name in bounded - integrated]
     own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
     if own:
         yield (
             f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
             "logistic likelihood is replaced by a bound. It is looser the less a "
             "row says of them: globals that scale them come out too small, "
-            "precisions too large, and both too certain. engine='dpvi' integrates "
-            "one or two such latents by quadrature."
+            "precisions too large, and both too certain. One or two such numbers, "
+            "which no other latents of the row act on, would be integrated by "
+            "quadrature."
         )
 
 
@@ -127,15 +132,54 @@ def describe_site(program: ConjugateProgram, name: str) -> dict[str, Any]:
             for latent, *_ in s.atoms
         ):
             found["role"] = "hyper"
-    auxiliary = [
-        family.augmentation or family.name
-        for latent in structure.latents.values()
-        if latent.family is not None and latent.name.startswith(f"{name}:")
-        for family in [known_family(latent)]
-        if family is not None
-    ]
-    found["augmentation"] = ", ".join(dict.fromkeys(auxiliary)) or None
+    methods = list(bounds_at(program, name))
+    if name in _sites_of(program, _exact(program)):
+        methods.append("quadrature")
+    found["augmentation"] = ", ".join(methods) or None
     return found
+
+
+def bounds_at(program: ConjugateProgram, site: str) -> tuple[str, ...]:
+    """The auxiliary variables that make a site's log density a bound.
+
+    Those of logits that are made of the row's integrated latents alone do not.
+    """
+    structure, exact = program.structure, _exact(program)
+    families = [
+        known_family(latent)
+        for latent in structure.latents.values()
+        if latent.family is not None
+        and latent.name.startswith(f"{site}:")
+        and latent.name not in exact
+    ]
+    names = [f.augmentation or f.name for f in families if f is not None]
+    return tuple(dict.fromkeys(names))
+
+
+def _exact(program: ConjugateProgram) -> set[str]:
+    """The auxiliary variables of integrated latents beside which no global stands."""
+    structure = program.structure
+    found = {
+        name
+        for integrated in integrated_latents(structure, program.row_terms)
+        for factor in integrated.auxiliaries
+        for name in factor.latents
+    }
+    for term in program.row_terms:
+        names = {atom.latent for atom in term.atoms}
+        if any(structure.latents[name].role == "global" for name in names):
+            found -= names
+    return found
+
+
+def _sites_of(program: ConjugateProgram, auxiliaries: Iterable[str]) -> set[str]:
+    """The sites that some auxiliary variables belong to."""
+    return {
+        site
+        for site in program.graph.sites
+        for name in auxiliaries
+        if name.startswith(f"{site}:")
+    }
 
 
 def _describe_factor(program: ConjugateProgram, factor: PosteriorFactor) -> str:
@@ -143,6 +187,9 @@ def _describe_factor(program: ConjugateProgram, factor: PosteriorFactor) -> str:
     structure = program.structure
     used = sorted({s for latent in factor.latents for s in structure.used[latent]})
     family = factor.family.name
+    integrated = integrated_latents(structure, program.row_terms)
+    if any(factor.name == found.latents.name for found in integrated):
+        return f"by quadrature [{', '.join(used)}]"
     if factor.layout is not None and factor.layout.size > 1:
         family = f"Normal block of {factor.layout.size}"
         if len(factor.latents) > 1:

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from numpyro_vips.vips.description import describe_site, warnings_of
+from numpyro_vips.vips.description import bounds_at, warnings_of
 from numpyro_vips.vips.drift import largest_drift
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.reading import ObservedSums
@@ -57,10 +57,7 @@ def diagnostics_of(
         for site in structure.posterior_factors[name].latents
         if count
     }
-    bounds = {
-        site: describe_site(program, site)["augmentation"]
-        for site in program.graph.sites
-    }
+    bounds = {site: ", ".join(bounds_at(program, site)) for site in program.graph.sites}
     remaining = math.inf if state.trail is None else state.trail.remaining
     is_still = state.change < _STILL
     if state.trail is not None and state.trail.is_long:

@@ -4,6 +4,8 @@ A row is solved from a fresh start: auxiliary variables at a neutral value, each
 of the model at what its parents and its own likelihood make of it. Then all are swept
 from the last to the first, so that what is observed moves first. What the globals
 contribute is put into the row's terms beforehand, so a sweep only touches what changes.
+One or two real latents under logistic likelihoods are integrated out instead; see
+`local_quadrature`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ from numpyro_vips.vips.coordinates import (
     whole,
 )
 from numpyro_vips.vips.element_updates import Elements, couples_elements
+from numpyro_vips.vips.local_quadrature import ENTROPY, integrate, integrated_latents
 from numpyro_vips.vips.named_arrays import (
     ByStatistic,
     LocalFactor,
@@ -44,11 +47,18 @@ def local_factors(
     expected_natural: ByStatistic,
     row: Row,
     sweeps: int,
+    *,
+    by_quadrature: bool = True,
 ) -> dict[str, LocalFactor]:
     """Moments and natural parameters of a row's factors; see `solve_row`."""
     arrays, _ = program.row_constants.zero_if_invalid(row)
     factors = solve_row(
-        program.structure, program.row_terms, arrays, expected_natural, sweeps
+        program.structure,
+        program.row_terms,
+        arrays,
+        expected_natural,
+        sweeps,
+        by_quadrature=by_quadrature,
     )
     return without_padding(factors)
 
@@ -72,18 +82,24 @@ def moments_of_row(
       observed: Whether they are for the observed information of the globals; see
         `Family.observed_moments`.
     """
+    structure = program.structure
     factors = solve_row(
-        program.structure, program.row_terms, arrays, expected_natural, sweeps
+        structure,
+        program.row_terms,
+        arrays,
+        expected_natural,
+        sweeps,
+        observed=observed,
     )
-    if not observed:
-        return {name: moments for name, (moments, _) in factors.items()}
-    families = {
-        name: program.structure.posterior_factors[name].family for name in factors
-    }
-    return {
-        name: families[name].observed_moments(*factor)
-        for name, factor in factors.items()
-    }
+    found = {}
+    for name, (moments, natural) in factors.items():
+        known = {s: array for s, array in moments.items() if s != ENTROPY}
+        if observed and ENTROPY not in moments:
+            known = structure.posterior_factors[name].family.observed_moments(
+                moments, natural
+            )
+        found[name] = known
+    return found
 
 
 def solve_row(
@@ -92,6 +108,9 @@ def solve_row(
     arrays: Numbers,
     expected_natural: ByStatistic,
     sweeps: int,
+    *,
+    observed: bool = False,
+    by_quadrature: bool = True,
 ) -> dict[str, LocalFactor]:
     """The factors of a row's latents.
 
@@ -101,16 +120,29 @@ def solve_row(
       arrays: What its slots stand for, zeros if the row is not valid.
       expected_natural: n̄, one array per statistic.
       sweeps: Number of sweeps where latents act on each other.
+      observed: See `local_quadrature.integrate`.
+      by_quadrature: Whether the latents that can be are integrated out; otherwise the
+        bound says where they are.
 
     Returns:
-      By factor, its moments and its natural parameters. Those of a latent of which
+      By factor, its moments and its natural parameters; what `local_quadrature` makes
+      of some of them is said there. Those of a latent of which
       there are several copies (`Latent.weight`) are of one copy. Probabilities of a
       discrete latent may be `padded` with states that it does not have; see
       `without_padding`.
     """
-    posterior_factors = structure.posterior_factors_of("local")
     of_locals = [term for term in terms if locals_of(structure, term)]
     given = Given(structure, arrays, expected_natural)
+    integrals: dict[str, LocalFactor] = {}
+    found = integrated_latents(structure, of_locals) if by_quadrature else ()
+    for integrated in found:
+        integrals |= integrate(given, integrated, of_locals, observed=observed)
+    of_locals = [t for t in of_locals if not locals_of(structure, t) & set(integrals)]
+    posterior_factors = [
+        factor
+        for factor in structure.posterior_factors_of("local")
+        if factor.name not in integrals
+    ]
     coordinates = [
         _coordinate(given, posterior_factor, of_locals)
         for posterior_factor in posterior_factors
@@ -131,7 +163,7 @@ def solve_row(
             lambda _, before: _sweep(coordinates, _moments_of(coordinates, before)),
             factors,
         )
-    return {
+    return integrals | {
         c.posterior_factor.name: c.dense(factors[c.posterior_factor.name])
         for c in coordinates
     }
@@ -206,6 +238,8 @@ def entropy(
       moments: Its moments.
       weight: Number of copies of each element; None for one.
     """
+    if ENTROPY in moments:
+        return moments[ENTROPY]
     normalizer = factor.family.log_normalizer(natural)
     if weight is None:
         linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)

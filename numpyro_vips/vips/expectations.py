@@ -44,6 +44,11 @@ from numpyro_vips.vips.named_arrays import (
 LabelledArray = tuple[ArrayLike, Labels]
 Operand = LabelledArray | OneHot
 
+# Where an auxiliary variable ω depends on Gaussian latents z of its row, what its
+# moments hold of both by the number of latents: E[ω z] and E[ω z zᵀ], with the axes of
+# ω in front.
+BESIDE = {1: "beside x", 2: "beside xx"}
+
 
 def expected(
     structure: Structure,
@@ -151,9 +156,23 @@ def moment_operands(
     for atom in term.atoms:
         if role is None or structure.latents[atom.latent].role == role:
             by_factor.setdefault(structure.factor_of[atom.latent], []).append(atom)
+    factors = structure.posterior_factors
     operands: list[Operand] = []
+    for name in [name for name in by_factor if BESIDE[1] in moments[name]]:
+        beside = [
+            other
+            for other in by_factor
+            if factors[other].role == "local" and factors[other].layout is not None
+        ]
+        if beside:
+            (other,) = beside
+            (auxiliary,) = by_factor.pop(name)
+            atoms = by_factor.pop(other)
+            operands.append(
+                _moment_beside(factors[other], atoms, auxiliary, moments[name])
+            )
     for name, atoms in by_factor.items():
-        operands += moment(structure.posterior_factors[name], atoms, moments[name])
+        operands += moment(factors[name], atoms, moments[name])
     return operands
 
 
@@ -265,18 +284,20 @@ def _gaussian_moment(
     Args:
       factor: One with a layout.
       atoms: The latents of it in the term, one or two.
-      moments: "x", and "xx" for two.
+      moments: "x", and "xx" for two; axes in front of their own stay where they are.
 
     Raises:
       NotConjugate: A second moment is asked for between independent coordinates.
     """
     layout = factor.layout
     assert layout is not None
+    num_own = len(layout.batch_shape) + len(atoms)
     if len(atoms) == 1:
         (atom,) = atoms
         batch, block = layout.labels(atom.latent, atom.labels)
         array = moments["x"][..., layout.span(atom.latent)]
-        shape = (*layout.batch_shape, *layout.block_shape(atom.latent))
+        front = array.shape[: array.ndim - num_own]
+        shape = (*front, *layout.batch_shape, *layout.block_shape(atom.latent))
         return array.reshape(shape), (*batch, *block)
     first, second = atoms
     batch, rows = layout.labels(first.latent, first.labels)
@@ -291,11 +312,31 @@ def _gaussian_moment(
         )
     array = moments["xx"][..., layout.span(first.latent), layout.span(second.latent)]
     shape = (
+        *array.shape[: array.ndim - num_own],
         *layout.batch_shape,
         *layout.block_shape(first.latent),
         *layout.block_shape(second.latent),
     )
     return array.reshape(shape), (*batch, *rows, *columns)
+
+
+def _moment_beside(
+    factor: PosteriorFactor,
+    atoms: Sequence[Atom],
+    auxiliary: Atom,
+    moments: AnyMoments,
+) -> LabelledArray:
+    """The moment of an auxiliary variable and of Gaussian latents of its row.
+
+    Args:
+      factor: The latents' factor.
+      atoms: One or two of them.
+      auxiliary: The auxiliary variable.
+      moments: Its moments, with those in `BESIDE`.
+    """
+    both = {"x": moments[BESIDE[1]], "xx": moments[BESIDE[2]]}
+    array, labels = _gaussian_moment(factor, atoms, both)
+    return array, (*auxiliary.labels, *labels)
 
 
 def pair_moment(

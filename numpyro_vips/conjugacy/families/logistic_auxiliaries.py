@@ -1,5 +1,6 @@
 """The auxiliary variables of `logistic_bounds`."""
 
+import abc
 import math
 from typing import ClassVar
 
@@ -20,8 +21,39 @@ from numpyro_vips.conjugacy.families.family import (
     no_covariance,
 )
 
+# Half logits below which a series stands for a quotient of differences.
+_SMALL = 0.1
 
-class PolyaGamma(Family):
+
+class LogitsAuxiliary(Family):
+    """What makes a logistic likelihood quadratic in its logits, as a bound.
+
+    With F the log normaliser and η the natural parameter that is best for some logits,
+    the bound at η loses `divergence(η, δ)` where η + δ would be best.
+    """
+
+    bounds_logits = True
+
+    @abc.abstractmethod
+    def divergence(
+        self, natural: Elementwise, change: Elementwise
+    ) -> Float[Array, "*batch"]:
+        """F(η + δ) - F(η) - δ F'(η), which is not negative.
+
+        Its rounding error is in proportion to δ, not to F: a row may have so many
+        trials that F's own would be larger than what is lost.
+
+        Args:
+          natural: η.
+          change: δ.
+        """
+
+    @abc.abstractmethod
+    def variance(self, natural: Elementwise) -> Float[Array, "*batch"]:
+        """F'' at the natural parameter."""
+
+
+class PolyaGamma(LogitsAuxiliary):
     """PG(b, c) with natural parameter -c²/2; b is a constant of the model.
 
     Polson, Scott and Windle (2013). Its natural parameters are those of one trial,
@@ -32,7 +64,6 @@ class PolyaGamma(Family):
     name = "PolyaGamma"
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "Pólya-Gamma"
-    bounds_logits = True
     # tanh(c/2)/(2c) is largest at c = 0.
     moment_range: ClassVar[Interval] = (0.0, 0.25)
     wider = no_covariance
@@ -48,6 +79,25 @@ class PolyaGamma(Family):
     def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
         return math.log(2.0) - jnp.logaddexp(half, -half)
+
+    def divergence(
+        self, natural: Elementwise, change: Elementwise
+    ) -> Float[Array, "*batch"]:
+        square = jnp.maximum(-2.0 * natural["x"], 0.0)
+        rise = jnp.maximum(-2.0 * change["x"], -square)
+        half = jnp.sqrt(square) / 2.0
+        both = half + jnp.sqrt(square + rise) / 2.0
+        step = 0.25 * rise / jnp.where(both > 0, both, 1.0)
+        lost = 0.5 * self.moments(natural)["x"] * rise - _log_cosh_change(half, step)
+        return jnp.maximum(lost, 0.0)
+
+    def variance(self, natural: Elementwise) -> Float[Array, "*batch"]:
+        half = jnp.sqrt(jnp.maximum(-2.0 * natural["x"], 0.0)) / 2.0
+        small = half < _SMALL
+        safe = jnp.where(small, 1.0, half)
+        slope = jnp.tanh(safe)
+        quotient = (slope - safe * (1.0 - slope**2)) / safe**3
+        return jnp.where(small, 2.0 / 3.0 - 8.0 / 15.0 * half**2, quotient) / 16.0
 
     def observed_moments(
         self, moments: Elementwise, natural: Elementwise
@@ -92,7 +142,7 @@ class PolyaGamma(Family):
         return {**parameters, "b": parameters["b"] if copies is None else copies}
 
 
-class Tangent(Family):
+class Tangent(LogitsAuxiliary):
     """Where the fixed-curvature bound touches: a point, not a random variable.
 
     Conjugate to it is f(ψ) = ψ²/8 - log(2 cosh(ψ/2)), in the place of a log normaliser:
@@ -103,7 +153,6 @@ class Tangent(Family):
     statistics = ("x",)
     augmentation: ClassVar[str | None] = "fixed curvature"
     is_tangent = True
-    bounds_logits = True
     observed_moments = moments_of_known
     wider = no_covariance
     of_copies = copies_alike
@@ -114,6 +163,16 @@ class Tangent(Family):
     def log_normalizer(self, natural: Elementwise) -> Float[Array, "*batch"]:
         half = 0.5 * natural["x"]
         return 0.5 * half**2 - jnp.logaddexp(half, -half)
+
+    def divergence(
+        self, natural: Elementwise, change: Elementwise
+    ) -> Float[Array, "*batch"]:
+        half, step = 0.5 * natural["x"], 0.5 * change["x"]
+        risen = _log_cosh_change(half, step) - jnp.tanh(half) * step
+        return jnp.maximum(0.5 * step**2 - risen, 0.0)
+
+    def variance(self, natural: Elementwise) -> Float[Array, "*batch"]:
+        return 0.25 * jnp.tanh(0.5 * natural["x"]) ** 2
 
     def at(self, value: Float[Array, "*batch"]) -> NewElementwise:
         return {"x": value}
@@ -141,3 +200,16 @@ class Tangent(Family):
 
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.Delta(parameters["v"])
+
+
+def _log_cosh_change(
+    half: Float[Array, "*batch"], step: Float[Array, "*batch"]
+) -> Float[Array, "*batch"]:
+    """log cosh(h + d) - log cosh(h), with an error in proportion to d."""
+    before, after = jnp.abs(half), jnp.abs(half + step)
+    rise = jnp.where(half * (half + step) > 0.0, jnp.sign(half) * step, after - before)
+    # From the smaller to the larger, so that nothing is large that is not in the end.
+    share = jax.nn.sigmoid(-2.0 * jnp.minimum(before, after))
+    length = jnp.abs(rise)
+    change = length + jnp.log1p(share * jnp.expm1(-2.0 * length))
+    return jnp.where(rise >= 0.0, change, -change)
