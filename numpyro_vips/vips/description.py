@@ -97,9 +97,8 @@ def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
             f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
             "logistic likelihood is replaced by a bound. It is looser the less a "
             "row says of them: globals that scale them come out too small, "
-            "precisions too large, and both too certain. One or two such numbers, "
-            "which no other latents of the row act on, would be integrated by "
-            "quadrature."
+            "precisions too large, and both too certain. engine='dpvi' integrates "
+            "one or two such latents by quadrature."
         )
 
 

@@ -31,11 +31,15 @@ def _fitted(fn: Any, *arguments: Any, epsilon: float = math.inf) -> nv.PrivateVI
 
 
 def effects(n: Any, r: Any) -> None:
-    """Shares of rows, with a logistic bound on each row's own logit."""
-    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
+    """Shares of rows, with a logistic bound on each row's own logit.
+
+    The row's group acts on it, so that it is not integrated out.
+    """
     tau = numpyro.sample("tau", dist.Gamma(1.0, 1.0))
     with numpyro.plate("rows", r.shape[0]):
-        b = numpyro.sample("b", dist.Normal(mu, 1.0 / jnp.sqrt(tau)))
+        group = numpyro.sample("group", dist.Categorical(jnp.array([0.5, 0.5])))
+        mean = jnp.array([-2.6, -2.4])[group]
+        b = numpyro.sample("b", dist.Normal(mean, 1.0 / jnp.sqrt(tau)))
         numpyro.sample("r", dist.Binomial(n, logits=b), obs=r)
 
 

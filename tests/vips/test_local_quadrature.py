@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -271,6 +272,46 @@ def test_moments_are_those_of_a_distribution_whatever_a_row_holds(
             assert all(np.isfinite(array).all() for array in arrays.values())
         omega = np.asarray(factors["r:polya_gamma"][0]["x"])
         assert np.all((omega >= 0.0) & (omega <= 0.25 * (1 + 1e-6)))
+
+
+def test_a_fit_finds_how_much_rows_differ() -> None:
+    """A bound for each row on its own would read the precision twice too large."""
+    rng = np.random.default_rng(2)
+    n = rng.integers(20, 60, 300)
+    r = rng.binomial(n, special.expit(rng.normal(-2.5, 0.4, 300)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = nv.PrivateVI(
+            nv.private(hospitals, unit="rows"),
+            budget=nv.PrivacyBudget(math.inf),
+            engine="vips",
+            progress_bar=False,
+        ).run(jax.random.key(0), n, r.astype(np.float32))
+    texts = [str(warning.message) for warning in caught]
+    assert not any("replaced by a bound" in text for text in texts)
+    assert result.diagnostics["bounds"] == {}
+    # The exact posterior, on a grid of both and with the rows' logits integrated out.
+    mus, taus = np.linspace(-2.75, -2.25, 21), np.exp(np.linspace(0.7, 3.7, 31))
+    nodes, weights = np.polynomial.hermite_e.hermegauss(61)
+    mu, tau = np.meshgrid(mus, taus, indexing="ij")
+    logits = mu[..., None] + nodes / np.sqrt(tau)[..., None]
+    logs = -0.01 * mu**2 / 2 - tau + np.log(tau)
+    for total, successes in zip(n, r, strict=True):
+        of_row = successes * logits - total * np.logaddexp(0.0, logits)
+        logs += special.logsumexp(of_row, -1, b=weights)
+    found = result.posterior.moments()
+    # Coordinate ascent ends about the mode, of the precision's logarithm. What rows
+    # leave open of their logits then lets the prior count for more.
+    for name, axis, values in (("mu", 1, mus), ("tau", 0, np.log(taus))):
+        marginal = special.logsumexp(logs, axis)
+        shares = np.exp(marginal - special.logsumexp(marginal))
+        stddev = math.sqrt(shares @ (values - shares @ values) ** 2)
+        near = slice(np.argmax(shares) - 2, np.argmax(shares) + 3)
+        square, slope, _ = np.polyfit(values[near], marginal[near], 2)
+        mode = -0.5 * slope / square
+        here = np.asarray(found[name].mean).item()
+        here = math.log(here) if name == "tau" else here
+        assert abs(here - mode) < 0.75 * stddev, (name, here, mode, stddev)
 
 
 # --- which ones ---------------------------------------------------------------------
