@@ -158,7 +158,7 @@ def pytest_configure(config: pytest.Config) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     settings = {
         "jax_compilation_cache_dir": str(folder),
-        "jax_persistent_cache_min_compile_time_secs": 0.03,
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": 0,
     }
     for name, value in settings.items():
@@ -173,7 +173,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(100_000, 20, 20)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
