@@ -6,6 +6,7 @@ come from the moments of their factors.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -48,6 +49,9 @@ Operand = LabelledArray | OneHot
 # moments hold of both by the number of latents: E[ω z] and E[ω z zᵀ], with the axes of
 # ω in front.
 BESIDE = {1: "beside x", 2: "beside xx"}
+
+# A point in the space of a factor, in JAX or in NumPy.
+_Point = TypeVar("_Point", Float[Array, "..."], Float[np.ndarray, "..."])
 
 
 def expected(
@@ -96,16 +100,19 @@ def natural_parameters(
     return jax.grad(value)({name: jnp.zeros(shape) for name, shape in shapes.items()})
 
 
-def means_of(structure: Structure, moments: MomentsByFactor) -> NewByStatistic:
-    """The points about which statistics are released, by latent; see `centring`."""
+def means_of(
+    structure: Structure, moments: Mapping[str, Mapping[str, _Point]]
+) -> dict[str, _Point]:
+    """The points about which statistics are released, by latent; see `centring`.
+
+    In NumPy where the moments are.
+    """
     return by_latent(
         structure, {name: moments[name]["x"] for name in structure.centred}
     )
 
 
-def by_latent(
-    structure: Structure, points: Mapping[str, Float[Array, "..."]]
-) -> NewByStatistic:
+def by_latent(structure: Structure, points: Mapping[str, _Point]) -> dict[str, _Point]:
     """Points in the space of Gaussian factors, by factor, as their latents' arrays."""
     found = {}
     for name in sorted(points):

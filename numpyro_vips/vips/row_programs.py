@@ -138,7 +138,7 @@ class RowPrograms:
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
             means=self._means(moments, state.origins, state.standards),
-            standards=jax.tree.map(jnp.asarray, state.standards),
+            standards=jax.device_put(state.standards),
             units={name: of for name, of in state.units.items() if name in scales},
         )
         sums = {name: np.asarray(found[name]) for name in scales}
@@ -220,28 +220,28 @@ class RowPrograms:
         standards: Standards,
     ) -> NewByStatistic:
         """The points about which rows' statistics are taken, by latent."""
-        means = means_of(self.program.structure, as_arrays(moments))
+        # In NumPy, where no shape needs a program of its own.
+        means = as_arrays({"x": means_of(self.program.structure, moments)})["x"]
         frames = frames_of(self.program.features, origins, standards)
         points = {name: frame.origin_in for name, frame in frames.items()}
         return means | self.by_latent(points)
 
     def by_latent(
-        self, points: Mapping[str, Float[Array | np.ndarray, "..."]]
+        self, points: Mapping[str, Float[np.ndarray, "..."]]
     ) -> NewByStatistic:
         """Points of recentred factors, by latent in the latents' shapes."""
-        arrays = {name: jnp.asarray(point) for name, point in points.items()}
-        return by_latent(self.program.structure, arrays)
+        return as_arrays({"x": by_latent(self.program.structure, points)})["x"]
 
     def _inputs(self, state: VipsState) -> NormInputs:
         """What norms of rows depend on beside the rows."""
         means = self._means(state.visited, state.next_origins, state.next_standards)
-        units = {name: jnp.asarray(of) for name, of in state.units.items()}
+        units = {name: jax.device_put(of) for name, of in state.units.items()}
         standards = state.next_standards
         inputs = RowInputs(
             expected_natural=state.expected_natural,
             means=means,
             units=units,
-            standards=jax.tree.map(jnp.asarray, standards),
+            standards=jax.device_put(standards),
         )
         return NormInputs(inputs, self.units_of_covariates(standards))
 

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
@@ -111,4 +110,5 @@ def as_arrays(
 ) -> NewMomentsByFactor:
     """JAX's arrays, in the precision in which programs of rows run."""
     with np.errstate(over="ignore"):
-        return jax.tree.map(lambda array: jnp.asarray(np.asarray(array)), arrays)
+        # Not by `jnp.asarray`, which compiles a program for each shape.
+        return jax.tree.map(lambda array: jax.device_put(np.asarray(array)), arrays)
