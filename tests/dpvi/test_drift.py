@@ -96,7 +96,7 @@ def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows)
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
     said = []
-    for seed in range(6):
+    for seed in range(3):
         vi = nv.PrivateVI(
             logistic,
             budget=nv.PrivacyBudget(1.0, 1e-5),

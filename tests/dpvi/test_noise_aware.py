@@ -119,9 +119,14 @@ def test_intervals_grow_with_the_noise():
     assert widths[1] > 1.1 * widths[2]
 
 
-def test_the_variance_has_two_parts(tmp_path: Any):
+@pytest.fixture(scope="module")
+def result() -> nv.PrivateVIResult:
     X, y, _ = table()
-    result = fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+    return fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+
+
+def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
+    X, _, _ = table()
     parts = result.posterior.variance_parts()["w"]
     draws = np.asarray(result.sample_posterior(KEY, (4000,))["w"])
     np.testing.assert_allclose(parts.data + parts.privacy, draws.var(0), rtol=0.35)
@@ -142,9 +147,7 @@ def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
     assert result.diagnostics["fluctuation"].keys() == {"scale", "w"}
 
 
-def test_what_was_saved_is_what_was_fitted(tmp_path: Any):
-    X, y, _ = table()
-    result = fitted(linear, X, y, insecure_seed=4, num_steps=20)
+def test_what_was_saved_is_what_was_fitted(result: Any, tmp_path: Any):
     result.save(tmp_path / "fit.nc")
     again = nv.load(tmp_path / "fit.nc")
     for result_of in (result, again):

@@ -40,8 +40,10 @@ def of_a_closure() -> Callable[..., None]:
     return model
 
 
-@pytest.mark.parametrize("engine", ["vips", "dpvi"])
-@pytest.mark.parametrize("model", [of_globals, of_a_closure()])
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [(of_globals, "vips"), (of_globals, "dpvi"), (of_a_closure(), "vips")],
+)
 def test_a_captured_index_runs(model: Callable[..., None], engine: str) -> None:
     y = (np.random.default_rng(0).uniform(size=(200, 3)) < [0.2, 0.7, 0.7]).astype(int)
     vi = nv.PrivateVI(

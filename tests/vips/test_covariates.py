@@ -305,7 +305,7 @@ def test_shares_have_no_log_normal_covariates() -> None:
 
 def test_exposures_are_simulated_however_far_apart_they_are() -> None:
     rng = np.random.default_rng(0)
-    t = np.exp(rng.normal(size=2_000)).astype(np.float32)
+    t = np.exp(rng.normal(size=ROWS)).astype(np.float32)
     y = rng.poisson(t).astype(np.int32)
     result = run(fit_of(exposures, 1e3), t, y)
     assert result.diagnostics["missing_information"] > 0.2

@@ -1,5 +1,6 @@
 """Features of regressions, standardised by what a pilot has released."""
 
+import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -188,30 +189,36 @@ class Fit(EngineFit):
         return self.standardised(means * np.ones(count), size * matrix)
 
 
+@functools.cache
+def fit_of(model: Callable[..., None]) -> Fit:
+    """The default fit of a model; what is asked of it leaves it as it is."""
+    return Fit(model)
+
+
 # --- what is a feature ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", list(WITH_FEATURES))
 def test_features_are_found(model: Callable[..., None]) -> None:
-    features = Fit(model).features
+    features = fit_of(model).features
     count, intercepts = WITH_FEATURES[model]
     assert (len(features.places), len(features.constant)) == (count, intercepts)
 
 
 @pytest.mark.parametrize("model", [one_slope, labels])
 def test_these_are_left_alone(model: Callable[..., None]) -> None:
-    fit = Fit(model)
+    fit = fit_of(model)
     assert fit.engine.recentred
     assert not fit.engine.program.features
 
 
 def test_a_coefficient_that_is_multiplied_by_a_column_is_no_intercept() -> None:
-    fit = Fit(ages_twice)
+    fit = fit_of(ages_twice)
     assert all(not of.constant for of in fit.engine.program.features.values())
 
 
 def test_a_column_may_be_a_feature_of_two_blocks() -> None:
-    features = Fit(two_responses).engine.program.features
+    features = fit_of(two_responses).engine.program.features
     assert len(features) == 2
     tokens = [of.tokens for of in features.values()]
     # Each has a copy of its own, which is standardised by itself.
@@ -228,7 +235,7 @@ def test_norms_of_the_callers_are_those_of_features_as_they_are() -> None:
 
 
 def test_statistics_are_those_of_standardised_rows() -> None:
-    fit = Fit(vector)
+    fit = fit_of(vector)
     means, matrix = np.array([45.0, 3.5]), np.array([[0.1, 0.02], [-0.05, 1.5]])
     found = fit.sums(fit.standardised(means, matrix), UNCLIPPED)
     X = (fit.rows["X"] - means) @ matrix.T
@@ -253,7 +260,7 @@ def test_statistics_are_those_of_standardised_rows() -> None:
 def test_the_posterior_is_the_same_for_any_features(
     model: Callable[..., None],
 ) -> None:
-    fit = Fit(model)
+    fit = fit_of(model)
     noise, found = dict.fromkeys(fit.scales, 0.0), []
     for state in (fit.start, fit.at_random(1), fit.at_random(2)):
         state = state._replace(kept=0.0)
@@ -267,7 +274,7 @@ def test_the_posterior_is_the_same_for_any_features(
 
 
 def test_features_become_uncorrelated_and_of_one_size() -> None:
-    fit = Fit(vector)
+    fit = fit_of(vector)
     noise = dict.fromkeys(fit.scales, 1e-6)
     state = fit.engine.update(fit.start, fit.sums(fit.start, UNCLIPPED), noise, 1.0)
     (standard,) = fit.engine.recentre(state).next_standards.values()
@@ -304,7 +311,7 @@ def test_without_a_number_of_rows_features_stay_as_they_were() -> None:
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
     model: Callable[..., None],
 ) -> None:
-    fit, norm = Fit(model), 1.0
+    fit, norm = fit_of(model), 1.0
     for size in (1e-3, 1.0, 1e4):
         state, furthest = fit.at_random(size=size), 0.0
         # An outlier, too, on real neighbouring rows.
@@ -321,7 +328,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
 
 
 def test_norms_that_are_counted_are_those_of_standardised_features() -> None:
-    fit = Fit(separate)
+    fit = fit_of(separate)
     state = fit.at_random()
     norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
     one = {name: array[:1] for name, array in fit.rows.items()}
@@ -330,7 +337,7 @@ def test_norms_that_are_counted_are_those_of_standardised_features() -> None:
 
 
 def test_all_that_features_change_is_released_anew() -> None:
-    fit = Fit(separate)
+    fit = fit_of(separate)
     products = {s.name for s in fit.engine.statistics if len(s.atoms) > 1}
     public = {s.name for s in fit.engine.statistics if s.release == "public"}
     assert products - public <= fit.engine.recentred
@@ -340,7 +347,7 @@ def test_all_that_features_change_is_released_anew() -> None:
 
 
 def test_only_released_numbers_decide_the_features() -> None:
-    fit = Fit(separate)
+    fit = fit_of(separate)
     noise = dict.fromkeys(fit.scales, 3.0)
     released = {n: np.asarray(v + 1.0) for n, v in fit.sums(fit.start, 1e6).items()}
     first, second = (
@@ -362,7 +369,9 @@ def test_only_released_numbers_decide_the_features() -> None:
 # --- fits -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("model", [separate, vector])
+@pytest.mark.parametrize(
+    "model", [separate, pytest.param(vector, marks=pytest.mark.slow)]
+)
 def test_an_intercept_is_found_beside_columns_far_from_zero(
     model: Callable[..., None],
 ) -> None:

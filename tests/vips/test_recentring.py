@@ -1,5 +1,6 @@
 """Statistics of Gaussians that are released about the mean of a pilot."""
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -111,6 +112,12 @@ class Fit(EngineFit):
         return self.start._replace(next_origins=double, kept=0.0)
 
 
+@functools.cache
+def fit_of(model: Callable[..., None]) -> Fit:
+    """The default fit of a model; what is asked of it leaves it as it is."""
+    return Fit(model)
+
+
 def _means(engine: Any, natural: Any) -> dict[str, np.ndarray]:
     moments = engine.on_globals.posterior_of(natural).moments()
     return {name: np.asarray(found.mean) for name, found in moments.items()}
@@ -121,7 +128,7 @@ def _means(engine: Any, natural: Any) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("model", [*ONCE, *ADAPTIVE])
 def test_locations_are_recentred(model: Callable[..., None]):
-    fit = Fit(model)
+    fit = fit_of(model)
     assert fit.start.origins
     moved = fit.engine.recentred
     assert moved <= set(fit.scales)
@@ -191,7 +198,7 @@ def test_norms_of_the_callers_are_those_about_zero(options: dict[str, Any]):
 def test_statistics_about_a_point_are_those_of_rows_less_the_point(
     model: Callable[..., None],
 ):
-    fit = Fit(model)
+    fit = fit_of(model)
     point = 19.0
     origins = {n: np.full_like(zero, point) for n, zero in fit.start.origins.items()}
     moved = {"y": fit.rows["y"] - np.float32(point)}
@@ -214,7 +221,7 @@ def test_statistics_about_a_point_are_those_of_rows_less_the_point(
 
 @pytest.mark.parametrize("model", [*ONCE, *ADAPTIVE])
 def test_the_posterior_is_the_same_about_any_point(model: Callable[..., None]):
-    fit = Fit(model)
+    fit = fit_of(model)
     noise = dict.fromkeys(fit.scales, 0.0)
     found = []
     for state in (fit.start, fit.about(fit.origins())):
@@ -226,7 +233,7 @@ def test_the_posterior_is_the_same_about_any_point(model: Callable[..., None]):
 
 def test_noise_in_large_squares_is_none_of_the_spread():
     """The same noise in Σ xxᵀ, once beside weights near 20 and once near zero."""
-    fit = Fit(regression)
+    fit = fit_of(regression)
     noise = dict.fromkeys(fit.scales, 5.0)
     spreads = []
     (factor,) = fit.start.origins
@@ -246,7 +253,7 @@ def test_noise_in_large_squares_is_none_of_the_spread():
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
     model: Callable[..., None],
 ):
-    fit = Fit(model)
+    fit = fit_of(model)
     norm = 1.0
     for scale in (0.0, 1.0, 1e3):
         state = fit.about(fit.origins(scale))
@@ -264,7 +271,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
 def test_norms_that_are_counted_are_those_about_the_next_origins(
     model: Callable[..., None],
 ):
-    fit = Fit(model)
+    fit = fit_of(model)
     state = fit.about(fit.origins())
     norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
     one = {n: array[:1] for n, array in fit.rows.items()}
@@ -322,7 +329,7 @@ def test_a_plan_says_that_statistics_are_recentred(model: Callable[..., None]):
 
 
 def test_only_released_numbers_decide_the_origins():
-    fit = Fit(gaussian)
+    fit = fit_of(gaussian)
     noise = dict.fromkeys(fit.scales, 3.0)
     released = {
         n: np.asarray(value + 1.0) for n, value in fit.sums(fit.start, 9.0).items()
@@ -344,7 +351,7 @@ def test_only_released_numbers_decide_the_origins():
 
 
 def test_what_is_the_same_sum_in_both_is_averaged_and_the_rest_is_not():
-    fit = Fit(regression)
+    fit = fit_of(regression)
     steps = [step for step in fit.steps if not step.counted]
     pilot, main = steps
     ones = {n: np.ones_like(v) for n, v in fit.sums(fit.start, 1.0).items()}
@@ -362,7 +369,7 @@ def test_what_is_the_same_sum_in_both_is_averaged_and_the_rest_is_not():
 
 
 def test_a_second_average_weighs_steps_as_the_first_would():
-    fit = Fit(mixture)
+    fit = fit_of(mixture)
     released = {n: np.ones_like(v) for n, v in fit.sums(fit.start, 1.0).items()}
     noise = dict.fromkeys(released, 1.0)
     state = fit.engine.update(fit.start, released, noise, 1.0)
