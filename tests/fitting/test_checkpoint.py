@@ -1,21 +1,27 @@
 """Fits that go on after an interruption: no step is lost, and none released twice."""
 
+import json
 import os
 import random
+import select
 import shutil
 import signal
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import _interrupted_fit
 import jax
 import numpy as np
 import pytest
 from _models import logistic
 
 import numpyro_vips as nv
+from numpyro_vips.fitting import checkpoint as checkpoints
 from numpyro_vips.fitting.checkpoint import Checkpoint, opened
 from numpyro_vips.fitting.pricing import PricedSteps
 from numpyro_vips.fitting.schedule import Step, events_of
@@ -293,3 +299,103 @@ def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
             refused.append(copy)
     # Steps were counted after the first one was made.
     assert tmp_path / "copy0" in refused
+
+
+# --- whole fits -----------------------------------------------------------------------
+
+FIT_STEPS = 1_000
+# Seconds: a few steps, with what their callbacks take.
+LONGEST_WAIT = 0.03
+
+
+def _said(process: subprocess.Popen[bytes]) -> str:
+    """The next word of a process, which has a minute for it."""
+    assert process.stdout is not None
+    assert select.select([process.stdout], [], [], 60.0)[0], "the process is stuck"
+    return process.stdout.readline().decode().strip()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
+def test_a_fit_that_is_killed_at_any_time_goes_on_as_if_it_had_not_been(tmp_path):
+    """What a process leaves in files when it is killed is what is there while it is
+    stopped. So one process, which has compiled the fit, stands for all: it is stopped,
+    its folder is copied, and the copy is what the next one finds.
+    """
+    waits, times = random.Random(0), 200
+    script = Path(_interrupted_fit.__file__)
+    folder = tmp_path / "0"
+    folder.mkdir()
+    command = [sys.executable, str(script), str(FIT_STEPS)]
+    tests = os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])
+    copies: list[Path] = []
+    counted = 0
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,  # So that all that is there has not been read.
+        env={**os.environ, "PYTHONPATH": tests},
+    ) as process:
+        assert process.stdin is not None
+        try:
+            for number in range(1, times + 1):
+                process.stdin.write(f"{folder}\n".encode())
+                # In a step, or while it opens files and takes over released numbers.
+                in_step = number == 1 or waits.random() < 0.75
+                if in_step:
+                    assert _said(process) == "step"
+                time.sleep(waits.uniform(0.0, LONGEST_WAIT))
+                process.send_signal(signal.SIGSTOP)
+                found = tmp_path / str(number)
+                shutil.copytree(folder, found)
+                (folder / "abandoned").touch()
+                process.send_signal(signal.SIGCONT)
+                while _said(process) != "done":
+                    assert not in_step, "it says of each folder that a step is there"
+                steps = _counted(found)
+                # What was seen is durable, and what is durable stays.
+                seen = [step for step, *_ in _interrupted_fit.published(found)]
+                assert len(seen) == len(set(seen)) and max(seen) < steps
+                assert steps >= counted
+                counted = steps
+                if number % 10 == 1:
+                    copies.append(found / "fit")
+                folder = found
+        finally:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+    assert times / 2 < counted < FIT_STEPS  # Kills have hit a fit that went on.
+    seen = _interrupted_fit.published(folder)
+    after: list[tuple[int, float, float]] = []
+
+    def callback(step: int, result: Any) -> None:
+        values = _interrupted_fit.record(step, result)
+        after.append(_interrupted_fit.PUBLISHED.unpack(values))
+
+    result = _interrupted_fit.run(folder, FIT_STEPS, callback=callback)
+    # Every step is made by one process alone.
+    made = [step for step, *_ in after]
+    assert made == list(range(counted, made[-1] + 1)) and made[-1] >= FIT_STEPS - 1
+    assert len(ledger(folder).charges) == 1
+    assert ledger(folder).spent().epsilon == pytest.approx(1.0, rel=1e-3)
+    assert _counted(folder) == made[-1] + 1
+    again = _interrupted_fit.run(folder, FIT_STEPS)
+    assert_same(again.params, result.params)
+    for number, copy in enumerate(copies):
+        shutil.copy(copy, folder / f"copy{number}")
+        with pytest.raises(ValueError, match="older copy"):
+            _interrupted_fit.run(folder, FIT_STEPS, name=f"copy{number}")
+    assert len(ledger(folder).charges) == 1
+
+
+def _counted(folder: Path) -> int:
+    """How many steps the ledger has counted, which the checkpoint has as well."""
+    with (folder / "fit").open("rb") as file:
+        header = json.loads(file.readline())
+        found = ledger(folder).fit_in_steps(header["name"])
+        records = len(list(checkpoints._records(file)))
+    assert found is not None
+    # The record of a step is written before it counts, and nobody can read it then.
+    assert records - found[1].steps in (0, 1)
+    return found[1].steps
