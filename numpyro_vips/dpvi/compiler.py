@@ -306,7 +306,6 @@ def _noise_aware(
         log_prior=lambda z: program.public_elbo.log_prior(z, {}),
         space=space,
         num_read=num_read,
-        prior_mean=np.asarray(program.start, np.float64),
         prior_stddev=program.prior_scale,
         has_second_derivative=program.locals_of_rows is None
         and not has_edges(traced, len(globals_in_program)),

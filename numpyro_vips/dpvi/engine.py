@@ -368,8 +368,12 @@ class DpviEngine:
         clipping_norm: float,
         sampling_rate: float,
     ) -> DpviState:
-        """The state as it is: a step's gradients are read as they were released."""
-        return state
+        """The state that knows how far rows are clipped; see `Information.limit`."""
+        if INFORMATION not in scales:
+            return state
+        num_rows = self.program.graph.arguments.public_num_rows
+        limit = num_rows * clipping_norm / scales[INFORMATION]
+        return state._replace(information_limit=limit)
 
     def update(
         self,
@@ -391,7 +395,9 @@ class DpviEngine:
         """
         if INFORMATION in released:
             information = Information(
-                np.asarray(released[INFORMATION], np.float64), noise_stddev[INFORMATION]
+                np.asarray(released[INFORMATION], np.float64),
+                noise_stddev[INFORMATION],
+                state.information_limit,
             )
             return state._replace(information=information)
         variance = noise_stddev.get("loc", 0.0) ** 2

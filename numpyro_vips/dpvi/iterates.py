@@ -3,6 +3,7 @@
 How iterates move is added up beside the program of a step, which is compiled without.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ class DpviState(NamedTuple):
       diagnostics: What a fit by Newton's method knows of how good it is.
       score: Averages of what the steps released; None where no posterior is made of it.
       information: The release near the end, see `noise_aware.py`; None before.
+      information_limit: See `Information.limit`, of the next release of it.
     """
 
     variational: Variational
@@ -59,12 +61,18 @@ class DpviState(NamedTuple):
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
     information: Information | None = None
+    information_limit: float = math.inf
 
 
 def for_program(state: DpviState) -> DpviState:
     """The state as the program of a step takes it."""
     return state._replace(
-        drift=None, recent=(), is_noisy=False, diagnostics=None, information=None
+        drift=None,
+        recent=(),
+        is_noisy=False,
+        diagnostics=None,
+        information=None,
+        information_limit=math.inf,
     )
 
 

@@ -22,7 +22,6 @@ from numpyro_vips.dpvi.score_likelihood import (
     Score,
     normal_of,
 )
-from numpyro_vips.dpvi.score_trail import ScoreTrail
 from numpyro_vips.dpvi.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -40,7 +39,6 @@ class RunningScore(NamedTuple):
     gradient: Float[Array, " read"]
     place: Float[Array, " size"]
     variance: Float[Array, ""]
-    trail: ScoreTrail
 
     def after(
         self,
@@ -62,7 +60,6 @@ class RunningScore(NamedTuple):
             self.gradient + weight * (gradient - self.gradient),
             self.place + weight * (place - self.place),
             (1.0 - weight) ** 2 * self.variance + weight**2 * variance,
-            self.trail.after(gradient, place[: len(gradient)], variance),
         )
 
 
@@ -82,7 +79,6 @@ class NoiseAware:
         log_prior: Callable[[Point], Float[Array, ""]],
         space: UnconstrainedSpace,
         num_read: int,
-        prior_mean: Float64[np.ndarray, " size"],
         prior_stddev: Float64[np.ndarray, " size"],
         has_second_derivative: bool,
     ) -> None:
@@ -92,7 +88,7 @@ class NoiseAware:
           program, inputs, num_read, has_second_derivative: See `RowInformation`.
           log_prior: Log density of the unconstrained globals.
           space: The globals, those that rows depend on first.
-          prior_mean, prior_stddev: Where the prior is, and how wide, by coordinate.
+          prior_stddev: How wide the prior is, by coordinate.
         """
         rows = RowInformation(
             program,
@@ -102,7 +98,6 @@ class NoiseAware:
         )
         self.block: Block = rows.block
         self._space = space
-        self._prior_mean = prior_mean
         self._prior_stddev = prior_stddev
         self._num_read = num_read
         self.of_row = rows.of_row
@@ -115,7 +110,6 @@ class NoiseAware:
             jnp.zeros(self._num_read, dtype),
             jnp.zeros(self._space.size, dtype),
             jnp.zeros((), dtype),
-            ScoreTrail.empty(self._num_read, dtype),
         )
 
     # --- what is public ---------------------------------------------------------------
@@ -138,17 +132,11 @@ class NoiseAware:
             gradient=np.asarray(score.gradient, np.float64),
             place=np.asarray(score.place, np.float64),
             variance=float(score.variance),
-            trail=ScoreTrail(*(np.asarray(m, np.float64) for m in score.trail)),
         )
-        if not all(np.all(np.isfinite(v)) for v in jax.tree.leaves(averages)):
+        if not all(np.all(np.isfinite(value)) for value in averages):
             return None
         return normal_of(
-            averages,
-            information,
-            self._log_prior,
-            start,
-            self._prior_mean,
-            self._prior_stddev,
+            averages, information, self._log_prior, start, self._prior_stddev
         )
 
     def posterior(self, found: NoiseAwareNormal) -> NoiseAwarePosterior:

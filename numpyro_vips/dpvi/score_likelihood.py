@@ -13,9 +13,10 @@ is the Normal with the largest ELBO under this likelihood and the model's own pr
 
 A matrix that is known badly must not lead away from z̄: where I is taken for smaller
 than it is, I⁻¹ḡ goes too far. The iterates, which a new score corrects at every step,
-do not. So in directions in which noise hides the information the posterior goes by the
-iterates, as far as the scores of all steps say that rows have led them, see
-`score_trail.py`; and as far as noise has, it stays with the prior.
+do not. So in directions in which noise hides the information the posterior's mean is
+the average of the iterates, and its width alone is as above. But iterates that follow
+nothing but noise say nothing: where as much information as so few rows can have would
+not be heard beside the prior, the mean is as above too, which is the prior's.
 
 Nothing but released numbers and their noise levels enters.
 """
@@ -25,13 +26,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.dpvi.score_trail import ScoreTrail, led_by_rows
 from numpyro_vips.dpvi.variational_newton import Draws, Target, VectorNormal, ascend
 from numpyro_vips.vips.noisy_information import (
     Information,
-    Spectrum,
     known_precision,
     rows_information,
+    share_heard,
     share_known,
 )
 
@@ -50,13 +50,11 @@ class Score(NamedTuple):
       gradient: The released gradients in the globals that rows depend on.
       place: Where these were asked for.
       variance: Of the noise in an entry of `gradient`.
-      trail: The scores of all steps, the first ones included.
     """
 
     gradient: Float64[np.ndarray, " read"]
     place: Float64[np.ndarray, " size"]
     variance: float
-    trail: ScoreTrail
 
 
 class NoiseAwareNormal(NamedTuple):
@@ -76,7 +74,6 @@ def normal_of(
     information: Information,
     log_prior: Target,
     start: VectorNormal,
-    prior_mean: Float64[np.ndarray, " size"],
     prior_stddev: Float64[np.ndarray, " size"],
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.
@@ -86,21 +83,18 @@ def normal_of(
       log_prior: Log density of the prior at points of the unconstrained space, with its
         gradient.
       start: The average of the iterates, where the posterior is looked for first.
-      prior_mean, prior_stddev: Where the prior is, and how wide, by coordinate.
+      prior_stddev: How wide the prior is, by coordinate.
 
     Returns:
       The Normal with the largest ELBO; None if it, or the prior at the start, is not
       finite.
     """
     size, num_read = len(score.place), len(score.gradient)
-    known = rows_information(
-        information, prior_stddev[:num_read] ** -2.0, score.variance
-    )
-    values, pull = _along_axes(
-        score, known, information, start.loc, prior_mean, prior_stddev
-    )
-    precision = known.matrix(known_precision(values, score.variance))
-    slope = known.axes @ pull
+    prior_precision = prior_stddev[:num_read] ** -2.0
+    found = rows_information(information, prior_precision, score.variance)
+    total = np.where(found.values > 0, found.values + score.variance, 1.0)
+    slope = found.matrix(found.values / total) @ score.gradient
+    precision = found.matrix(known_precision(found.values, score.variance))
 
     def log_joint(
         points: Float64[np.ndarray, "points size"],
@@ -123,51 +117,16 @@ def normal_of(
             break
     if normal is None:
         return None
+    # Afterwards, as hyperparameters must not answer to how hidden means are held.
+    hidden = 1.0 - share_known(found, information)
+    heard = share_heard(found, information, prior_precision, score.variance)
+    loc = normal.loc.copy()
+    loc[:num_read] += found.matrix(hidden * heard) @ (start.loc - loc)[:num_read]
+    normal = normal._replace(loc=loc)
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root
-    without_noise[:num_read, :num_read] += known.matrix(values) - precision
+    without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
     data_stddev = np.sqrt(np.diag(np.linalg.inv(without_noise)))
     if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
         return None
     return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))
-
-
-def _along_axes(
-    score: Score,
-    found: Spectrum,
-    information: Information,
-    iterate: Float64[np.ndarray, " size"],
-    prior_mean: Float64[np.ndarray, " size"],
-    prior_stddev: Float64[np.ndarray, " size"],
-) -> tuple[Float64[np.ndarray, " read"], Float64[np.ndarray, " read"]]:
-    """The information along each axis, and the likelihood's slope at the score's place.
-
-    Args:
-      found: What the release says.
-      iterate: The average of the iterates.
-      score, information, prior_mean, prior_stddev: See `normal_of`.
-    """
-    read = slice(len(score.gradient))
-    prior = found.along(prior_stddev[read] ** -2.0)
-    way = found.axes.T @ (iterate - prior_mean)[read]
-    led = led_by_rows(
-        score.trail,
-        found,
-        information,
-        variance=score.variance,
-        way=way,
-        prior_mean=found.axes.T @ prior_mean[read],
-        prior_precision=prior,
-    )
-    is_known = share_known(found, information)
-    total = np.where(found.values > 0, found.values + score.variance, 1.0)
-    solved = found.values / total * (found.axes.T @ score.gradient)
-    # With this slope a prior that is Normal gives the mean that `led` means.
-    place = found.axes.T @ (score.place - prior_mean)[read]
-    held = (prior + led.precision) * led.share * way - led.precision * place
-    precision = known_precision(found.values, score.variance)
-    precision = is_known * precision + (1.0 - is_known) * led.precision
-    values = 0.5 * (
-        precision + np.sqrt(precision**2 + 4.0 * precision * score.variance)
-    )
-    return values, is_known * solved + (1.0 - is_known) * held

@@ -19,6 +19,9 @@ from scipy import special
 _QUANTILES = 0.025 + 0.95 * (np.arange(20) + 0.5) / 20
 # How far below zero an eigenvalue may be found, in standard deviations.
 _MOST_STDDEVS = 30.0
+# How much larger than it was taken for an eigenvalue may be, in standard deviations of
+# the noise in it.
+_MOST_HIDDEN = 2.0
 # How probable it is beforehand that rows say nothing along a direction, as of the
 # weight of a column of zeros.
 _NOTHING = 0.1
@@ -31,10 +34,14 @@ class Information(NamedTuple):
       matrix: With noise, symmetric.
       noise_stddev: Of the noise in each entry. One number is that of the diagonal, and
         off it the noise is smaller by √2.
+      limit: What its trace is at most if each row informs of one direction: the number
+        of rows times the norm that each was clipped to. Infinite where nothing is made
+        of it.
     """
 
     matrix: Float64[np.ndarray, "read read"]
     noise_stddev: Float64[np.ndarray, "read read"] | float
+    limit: float = math.inf
 
     @property
     def is_noisy(self) -> bool:
@@ -103,6 +110,33 @@ def share_known(
     """
     total = found.values**2 + np.sum(information.noise_between(found.axes), axis=1)
     return np.where(total > 0, found.values**2 / np.where(total > 0, total, 1.0), 0.0)
+
+
+def share_heard(
+    found: Spectrum,
+    information: Information,
+    prior_precision: Float64[np.ndarray, " read"],
+    variance: Float64[np.ndarray, " read"] | float,
+) -> Float64[np.ndarray, " read"]:
+    """How far rows can have led iterates along each eigenvector, from 0 to 1.
+
+    It is the part of the posterior's precision that is due to scores if the rows have
+    as much information as its release leaves possible, and as clipped rows can have.
+    Where that is next to nothing beside the prior's, iterates have followed noise.
+
+    Args:
+      found: The rows' information.
+      information: What was released of it.
+      prior_precision: Of each coordinate.
+      variance: Of the noise in an entry of the score.
+    """
+    stddev = np.sqrt(2.0 * np.diag(information.noise_between(found.axes)))
+    most = found.values + _MOST_HIDDEN * stddev
+    # What rows can say is spread over the axes.
+    evenly = information.limit / len(most)
+    most = np.maximum(np.minimum(most, evenly), found.values)
+    known = known_precision(most, found.along(variance))
+    return known / (known + found.along(prior_precision))
 
 
 def rows_information(
