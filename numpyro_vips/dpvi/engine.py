@@ -394,10 +394,11 @@ class DpviEngine:
           step_size: Factor on the optimiser's update.
         """
         if INFORMATION in released:
+            limit = state.information_limit
             information = Information(
                 np.asarray(released[INFORMATION], np.float64),
                 noise_stddev[INFORMATION],
-                state.information_limit,
+                math.inf if limit is None else limit,
             )
             return state._replace(information=information)
         variance = noise_stddev.get("loc", 0.0) ** 2

@@ -3,7 +3,6 @@
 How iterates move is added up beside the program of a step, which is compiled without.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -47,7 +46,8 @@ class DpviState(NamedTuple):
       diagnostics: What a fit by Newton's method knows of how good it is.
       score: Averages of what the steps released; None where no posterior is made of it.
       information: The release near the end, see `noise_aware.py`; None before.
-      information_limit: See `Information.limit`, of the next release of it.
+      information_limit: See `Information.limit`, of the next release of it; None before
+        its bound is known.
     """
 
     variational: Variational
@@ -61,7 +61,7 @@ class DpviState(NamedTuple):
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
     information: Information | None = None
-    information_limit: float = math.inf
+    information_limit: float | None = None
 
 
 def for_program(state: DpviState) -> DpviState:
@@ -72,7 +72,7 @@ def for_program(state: DpviState) -> DpviState:
         is_noisy=False,
         diagnostics=None,
         information=None,
-        information_limit=math.inf,
+        information_limit=None,
     )
 
 

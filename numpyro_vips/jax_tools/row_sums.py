@@ -197,7 +197,7 @@ def in_pieces(
     """Splits rows into equal pieces, filled up with rows that the mask leaves out.
 
     Args:
-      rows: Arrays with a leading axis of rows.
+      rows: Arrays with a leading axis of rows, or trees of them as sparse rows are.
       mask: Whether each row counts.
       size: Most rows of a piece, a multiple of `ROW_ALIGNMENT` or one; None for all
         rows in one piece.
@@ -232,7 +232,7 @@ def _plus(total: Any, partial: Any) -> Any:
 
 def sum_over_rows(
     piece_sum: Callable[[Any, Bool[Array, " length"]], Any],
-    rows: Mapping[str, Shaped[Array | np.ndarray, "rows ..."]],
+    rows: Mapping[str, Any],
     mask: Mask,
     size: int | None,
     *,
@@ -244,7 +244,7 @@ def sum_over_rows(
     Args:
       piece_sum: From the rows of a piece and their mask to what they add, a tree of
         arrays.
-      rows: Arrays with a leading axis of rows.
+      rows: Arrays with a leading axis of rows, or trees of them as sparse rows are.
       mask: Whether each row counts.
       size: Most rows of a piece; see `in_pieces`.
       zeros: From what a piece adds, or its shapes, to the total of none.
@@ -269,7 +269,7 @@ def sum_over_rows(
 
 def map_over_rows(
     function: Callable[[Any], Any],
-    rows: Mapping[str, Shaped[Array | np.ndarray, "rows ..."]],
+    rows: Mapping[str, Any],
     size: int | None,
 ) -> PyTree[Shaped[Array, "rows ..."]]:
     """What a function makes of rows, of which few enough are worked on at a time.
@@ -277,7 +277,7 @@ def map_over_rows(
     Args:
       function: From the rows of a piece to a tree of arrays, whose first axis is that
         of the rows.
-      rows: Arrays with a leading axis of rows.
+      rows: Arrays with a leading axis of rows, or trees of them as sparse rows are.
       size: Most rows of a piece; see `in_pieces`.
     """
     count = len(jax.tree.leaves(rows)[0])
