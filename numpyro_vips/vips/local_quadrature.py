@@ -151,6 +151,10 @@ class _Logits(NamedTuple):
         """`at(z + step)` less `at(z)`, without taking two large numbers apart."""
         return {"x": _quadratic(self.slope(z), self.quadratic, step)}
 
+    def weighed_quadratic(self, weight: Float[Array, " logits"]) -> _Matrix:
+        """The sum over the logits of a weight times the quadratic coefficients."""
+        return _matrix([[_dot(weight, each) for each in row] for row in self.quadratic])
+
 
 class _Target(NamedTuple):
     """The logarithm of q(z), up to a constant.
@@ -176,8 +180,7 @@ class _Target(NamedTuple):
         quadratic = self.quadratic
         for one in self.logits:
             weight = one.copies * one.family.moments(one.at(z))["x"]
-            rows = [[_dot(weight, each) for each in row] for row in one.quadratic]
-            quadratic += jnp.stack([jnp.stack(row) for row in rows])
+            quadratic += one.weighed_quadratic(weight)
         return quadratic
 
     def change(
@@ -196,8 +199,7 @@ class _Target(NamedTuple):
         for one in self.logits:
             slope = one.slope(z)
             weight = one.copies * one.family.variance(one.at(z))
-            rows = [[_dot(weight * a, b) for b in slope] for a in slope]
-            total -= jnp.stack([jnp.stack(row) for row in rows])
+            total -= _matrix([[_dot(weight * a, b) for b in slope] for a in slope])
         least = -2.0 * _rounding(bound) * bound
         for i in range(len(z)):
             total = total.at[i, i].max(least[i, i])
@@ -372,11 +374,11 @@ class _Nodes(NamedTuple):
         """Mean and covariance."""
         mean = jnp.stack([jnp.sum(shares * x) for x in self.steps.T])
         away = [x - middle for x, middle in zip(self.steps.T, mean, strict=True)]
-        rows = [[jnp.sum(shares * a * b) for b in away] for a in away]
-        return mean, jnp.stack([jnp.stack(row) for row in rows])
+        return mean, _matrix([[jnp.sum(shares * a * b) for b in away] for a in away])
 
 
 def _target(given: Given, integrated: Integrated, terms: Sequence[Term]) -> _Target:
+    """The density that is integrated, from the arguments of `integrate`."""
     factor = integrated.latents
     own = [t for t in terms if any(a.latent in factor.latents for a in t.atoms)]
     alone, _ = by_coupling(given.structure, given.row_terms(own))
@@ -399,6 +401,13 @@ def _logits(
     auxiliary: PosteriorFactor,
     terms: Sequence[Term],
 ) -> _Logits:
+    """How the natural parameter of one auxiliary factor depends on the latents.
+
+    Args:
+      given, terms: See `integrate`.
+      factor: The latents' factor.
+      auxiliary: The auxiliary factor.
+    """
     structure, family = given.structure, auxiliary.family
     assert isinstance(family, LogitsAuxiliary)
     mine = [t for t in terms if any(a.latent in auxiliary.latents for a in t.atoms)]
@@ -453,8 +462,7 @@ def _start(target: _Target) -> _Point:
     for one in target.logits:
         neutral = one.copies * one.family.neutral_moments(one.copies.shape)["x"]
         linear += jnp.stack([_dot(neutral, each) for each in one.linear])
-        rows = [[_dot(neutral, each) for each in row] for row in one.quadratic]
-        quadratic += jnp.stack([jnp.stack(row) for row in rows])
+        quadratic += one.weighed_quadratic(neutral)
     return _solve(-2.0 * quadratic, linear)
 
 
@@ -478,6 +486,10 @@ def _quadratic(
     for i in range(len(z)):
         total += z[i] * linear[i]
     return total
+
+
+def _matrix(rows: Sequence[Sequence[Any]]) -> _Matrix:
+    return jnp.stack([jnp.stack(row) for row in rows])
 
 
 def _times(matrix: _Matrix, vector: _Point) -> _Point:
@@ -512,7 +524,7 @@ def _inverse_root(matrix: _Matrix) -> _Matrix:
 
 def _square(root: _Matrix) -> _Matrix:
     """R Rᵀ."""
-    return jnp.stack([jnp.stack([sum(a * b) for b in root]) for a in root])
+    return _matrix([[sum(a * b) for b in root] for a in root])
 
 
 def _solve(matrix: _Matrix, vector: _Point) -> _Point:
