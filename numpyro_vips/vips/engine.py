@@ -227,6 +227,15 @@ class VipsEngine:
             )
         return value
 
+    def _num_waiting(self) -> int:
+        """How many steps of a fit under noise, with full batches, some globals wait."""
+        return self.forgotten_steps(
+            self._num_steps
+            or self.default_num_steps(is_private=True, until_converged=False),
+            is_private=True,
+            is_full=True,
+        )
+
     @functools.cached_property
     def _may_wait(self) -> bool:
         """Whether some globals wait; not where the caller weighs the steps."""
@@ -272,9 +281,7 @@ class VipsEngine:
             standards=standards,
             next_standards=standards,
             start=moments if m_step.symmetric_factors(self.program) else {},
-            to_wait=num_waiting(self._num_steps or DEFAULT_STEPS_OF_MIXTURES)
-            if self._may_wait
-            else 0,
+            to_wait=self._num_waiting(),
             units={name: np.ones(statistics[name].shape) for name in squares},
         )
 
