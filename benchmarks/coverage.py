@@ -313,7 +313,9 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
             result = vi.run(jax.random.key(seed), rows, *covariates, observed)
         warned += bool(caught)
         engine = result.engine
-        draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
+        # A key of its own: what all repetitions shared would look like a bias.
+        drawn = jax.random.fold_in(jax.random.key(seed), 1)
+        draws = result.sample_posterior(drawn, sample_shape=(2000,))
         values = {site: np.asarray(draws[site], float) for site in sorted(draws)}
         truth = np.concatenate([np.ravel(found[site]) for site in values])
         table = np.concatenate([v.reshape(len(v), -1) for v in values.values()], 1)
