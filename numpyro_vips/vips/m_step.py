@@ -465,8 +465,9 @@ def newton_targets(
         )
         assert isinstance(factor.family, Normal)
         share = factor.family.project_for_step(released, noise, gain)
-        share = _about_zero(share, centre[name])
         own = _from_prior(structure, factor, moments, program.prior_terms)
+        share = _held_back(share, own, noise["x"])
+        share = _about_zero(share, centre[name])
         end = _moments(structure, factor, _total(structure, factor, own, share))
         found[name] = {
             "mean": end["x"],
@@ -479,6 +480,28 @@ def newton_targets(
             "prior_precision": -2.0 * symmetric_part(own["xx"]),
         }
     return found
+
+
+def _held_back(
+    share: Moments, prior: Moments, noise_stddev: Float[Array, "..."]
+) -> NewMoments:
+    """A share of rows with a ridge, so that noise does not carry steps off.
+
+    Where rows say less than noise, residuals are a random walk, which the prior alone
+    holds back: with few rows it went ten of the prior's standard deviations away, where
+    residuals are no longer linear in the coordinates. Steps of noise with standard
+    deviation s through a ridge s/σ have the size of the prior's σ. The ridge is about
+    the point where rows were asked, so that it moves no optimum.
+
+    Args:
+      share: Of a Gaussian factor, about that point.
+      prior: Natural parameters of the prior, given the other factors.
+      noise_stddev: Of the noise in the residuals of a step.
+    """
+    precision = -2.0 * jnp.diagonal(prior["xx"], axis1=-2, axis2=-1)
+    ridge = noise_stddev * jnp.sqrt(jnp.maximum(precision, 0.0))
+    matrix = ridge[..., None] * jnp.eye(ridge.shape[-1])
+    return {"x": share["x"], "xx": share["xx"] - 0.5 * matrix}
 
 
 def second_moments(

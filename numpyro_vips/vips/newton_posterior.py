@@ -10,7 +10,8 @@ m̄ + I⁻¹ R̄.
 
 - The posterior that is handed out stays at m̄ where noise hides the information, where
   new residuals have led in every step, and its width is nearly the prior's there:
-  nothing is taken off a matrix that is noise.
+  nothing is taken off a matrix that is noise. Where so few rows cannot have led
+  anywhere, m̄ is noise as well, and the posterior is the prior.
 - Other globals, such as a precision α of the weights, are solved for given the Gaussian
   of the prior times that likelihood, without exception. Coordinate ascent on the
   evidence of what was released, q(w) ∝ exp⟨log p(w | α)⟩ p(R̄ | w) and
@@ -21,6 +22,7 @@ m̄ + I⁻¹ R̄.
   falls.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -31,6 +33,7 @@ from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.noisy_information import (
     Information,
     rows_information,
+    share_heard,
     share_known,
 )
 
@@ -46,8 +49,8 @@ class _Known(NamedTuple):
         through the prior alone.
       precision: K, or I for the same information without noise in the residuals.
       slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
-      hidden: The part of each direction that noise hides, a matrix in units of the
-        noise.
+      hidden: The part of each direction that noise hides, though rows can have led
+        residuals there, a matrix in units of the noise.
       units: Those; K is in units of the coordinates.
     """
 
@@ -59,7 +62,11 @@ class _Known(NamedTuple):
 
 
 def natural_under_noise(
-    target: Target, centre: Float64[np.ndarray, "..."], *, knows_noise: bool
+    target: Target,
+    centre: Float64[np.ndarray, "..."],
+    *,
+    knows_noise: bool,
+    limit: float = math.inf,
 ) -> Natural:
     """Natural parameters of one factor.
 
@@ -68,11 +75,14 @@ def natural_under_noise(
       centre: m̄.
       knows_noise: Otherwise the posterior is that of the same information without noise
         in the residuals.
+      limit: See `Information.limit`, in standard deviations of the noise in an entry of
+        the diagonal. It is shared by the factor's vectors.
     """
     natural = _nothing(target, centre)
+    evenly = limit / max(math.prod(centre.shape[:-1]), 1)
     for index in np.ndindex(*centre.shape[:-1]):
         one = Target(*(np.asarray(field)[index] for field in target))
-        x, precision = _of_one(one, centre[index], knows_noise)
+        x, precision = _of_one(one, centre[index], knows_noise, evenly)
         natural["x"][index], natural["xx"][index] = x, -0.5 * precision
     return natural
 
@@ -92,7 +102,7 @@ def share_of_rows(
         if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
             precision, slope = one.curvature, one.residual
         else:
-            known = _known(one, knows_noise)
+            known = _known(one, knows_noise, math.inf)
             precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
             precision[np.ix_(known.read, known.read)] = known.precision
             slope[known.read] = known.slope
@@ -105,7 +115,7 @@ def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
     return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
 
 
-def _known(target: Target, knows_noise: bool) -> _Known:
+def _known(target: Target, knows_noise: bool, limit: float) -> _Known:
     """What the release says of one vector; see `_Known`."""
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
@@ -115,6 +125,7 @@ def _known(target: Target, knows_noise: bool) -> _Known:
     information = Information(
         target.curvature[block] / np.outer(units, units),
         target.curvature_noise[block] / np.outer(units, units),
+        limit,
     )
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2
@@ -125,15 +136,19 @@ def _known(target: Target, knows_noise: bool) -> _Known:
         kept = np.linalg.solve(matrix + np.diag(variance), matrix).T
         matrix, slope = kept @ matrix, kept @ slope
         matrix = 0.5 * (matrix + matrix.T)
-    hidden = found.matrix(1.0 - share_known(found, information))
+    heard = share_heard(found, information, prior, variance)
+    hidden = found.matrix((1.0 - share_known(found, information)) * heard)
     return _Known(read, matrix * np.outer(units, units), slope * units, hidden, units)
 
 
 def _of_one(
-    target: Target, centre: Float64[np.ndarray, " size"], knows_noise: bool
+    target: Target,
+    centre: Float64[np.ndarray, " size"],
+    knows_noise: bool,
+    limit: float,
 ) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
     """Linear natural parameter and precision of one vector."""
-    known = _known(target, knows_noise)
+    known = _known(target, knows_noise, limit)
     read, units = known.read, known.units
     total = target.prior_precision.copy()
     slope = target.prior_linear - total @ centre
@@ -148,10 +163,13 @@ def all_under_noise(
     centres: Mapping[str, Float64[np.ndarray, "..."]],
     *,
     knows_noise: bool,
+    limit: float = math.inf,
 ) -> dict[str, Natural]:
     """`natural_under_noise` of every factor whose prior is proper."""
     return {
-        name: natural_under_noise(target, centres[name], knows_noise=knows_noise)
+        name: natural_under_noise(
+            target, centres[name], knows_noise=knows_noise, limit=limit
+        )
         for name, target in targets.items()
         if _is_proper(target)
     }

@@ -10,6 +10,8 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped, without_clipping
 from numpyro_vips.vips.covariates import Covariates
@@ -158,6 +160,20 @@ class Reading:
             return {}
         return self._globals.newton_targets(sums, state.moments, state.centre)
 
+    def _limit(self, state: VipsState) -> float:
+        """What clipped rows can inform of; see `newton_posterior`.
+
+        The curvatures were clipped as one vector, with noise in proportion to its norm.
+        """
+        limits = (
+            self._rows.num_rows
+            * state.clipped[name].clipping_norm
+            / (state.clipped[name].scales[name] * float(state.noise_stddev[name]))
+            for name in self._roles.curvatures
+            if name in state.clipped and np.any(state.noise_stddev[name])
+        )
+        return min(limits, default=math.inf)
+
     def _without_clipping(self, state: VipsState) -> Unclipped | None:
         """The sums with what clipping took off them; None where nothing shows it.
 
@@ -216,7 +232,9 @@ class Reading:
         if sums.statistics is not state.statistics or not self._roles.residuals:
             found = self._globals.natural_of(state, sums)
         targets = self._targets_of(state, sums)
-        newton = all_under_noise(targets, state.centre, knows_noise=True)
+        newton = all_under_noise(
+            targets, state.centre, knows_noise=True, limit=self._limit(state)
+        )
         posterior = self._globals.posterior_of({**found, **newton})
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior

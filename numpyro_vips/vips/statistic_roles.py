@@ -191,19 +191,24 @@ class StatisticRoles:
     @functools.cached_property
     def linear(self) -> frozenset[str]:
         """The statistics that are others when taken about the current mean."""
-        return self._linear_in(self._structure.centred)
+        return self._of_degree(1, self._structure.centred)
 
     @functools.cached_property
     def residuals(self) -> frozenset[str]:
         """The statistics of factors that take Newton steps, which are residuals."""
-        return self._linear_in(self._structure.newton)
+        return self._of_degree(1, self._structure.newton)
 
-    def _linear_in(self, factors: frozenset[str]) -> frozenset[str]:
+    @functools.cached_property
+    def curvatures(self) -> frozenset[str]:
+        """The curvature of the factors that take Newton steps."""
+        return self._of_degree(2, self._structure.newton)
+
+    def _of_degree(self, degree: int, factors: frozenset[str]) -> frozenset[str]:
         factor_of = self._structure.factor_of
         return frozenset(
             s.name
             for s in self.statistics
-            if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == 1
+            if sum(factor_of[latent] in factors for latent, *_ in s.atoms) == degree
         )
 
     @functools.cached_property

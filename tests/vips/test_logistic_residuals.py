@@ -10,9 +10,11 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _coordinates import isometric_coordinates
+from _engine_fit import EngineFit
 from scipy.special import expit
 
 import numpyro_vips as nv
+from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.engine import VipsEngine
 
 ROWS, COLUMNS = 600, 3
@@ -173,3 +175,46 @@ def test_intervals_know_of_the_noise() -> None:
         inside += abs(float(params["mean/loc"].squeeze()) - truth) < 1.645 * deviation
     # 45 of 50 with a standard deviation of 2; without knowledge of the noise 30.
     assert inside >= 39
+
+
+def test_few_rows_leave_the_posterior_near_the_prior(
+    data: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Twenty rows are less than the noise, which is no reason to be far off and sure.
+
+    Without what holds steps back, errors were three of the prior's standard deviations,
+    where an interval of the prior's width has one.
+    """
+    X, y = (array[:20] for array in data)
+    w = np.array([1.0, -0.5, 0.3])
+    errors = []
+    for _ in range(12):
+        budget = nv.PrivacyBudget(0.5, 1e-5)
+        vi = nv.PrivateVI(logistic, budget=budget, progress_bar=False)
+        fit = vi.run(jax.random.key(0), X, y)
+        moments = fit.posterior.moments()["w"]
+        errors.append(moments.mean - w)
+        assert (moments.stddev > 0.5).all()
+    assert np.sqrt(np.mean(np.square(errors))) < 1.8
+
+
+def test_clipped_rows_inform_of_the_limit_at_most(
+    data: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Each of one direction, so that all together reach it if every one is clipped."""
+    fit = EngineFit(logistic.fn, data)
+    scale, norm, noise = 2.0, 1e-4, 0.3
+    found = fit.engine.bounded_sum(
+        fit.start,
+        fit.rows,
+        np.ones(ROWS, bool),
+        scales={"⟨w w⟩": scale},
+        clipping_norm=norm,
+    )
+    state = fit.start._replace(
+        clipped={"⟨w w⟩": Bound({"⟨w w⟩": scale}, norm)},
+        noise_stddev={"⟨w w⟩": noise},
+    )
+    limit = fit.engine._reading._limit(state)
+    trace = abs(np.trace(np.asarray(found["⟨w w⟩"])))
+    np.testing.assert_allclose(trace / noise, limit, rtol=1e-5)

@@ -1,5 +1,7 @@
 """The posterior of factors that take Newton steps, by itself."""
 
+import math
+
 import numpy as np
 
 from numpyro_vips.vips.newton_posterior import all_under_noise, natural_under_noise
@@ -70,6 +72,37 @@ def test_a_hidden_matrix_leaves_the_mean_where_residuals_have_led():
     assert (np.sqrt(np.diag(covariance)) > 1.0).all()
     moved = covariance @ found["x"] - centre
     assert (abs(moved) < np.sqrt(np.diag(covariance))).all()
+
+
+def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
+    """Where residuals have led by noise alone, the mean of the places is noise too."""
+    rng = np.random.default_rng(2)
+    centre = 5.0 * rng.normal(size=(2, 8))
+    noise = rng.normal(size=(2, 8, 8))
+    one, other = (
+        target_of(
+            matrix + matrix.T,
+            residual=20.0 * rng.normal(size=8),
+            stddev=20.0,
+            curvature_stddev=2.0**1.5,
+            prior=np.eye(8),
+        )
+        for matrix in noise
+    )
+    both = Target(*(np.stack(fields) for fields in zip(one, other, strict=True)))
+
+    def means(limit: float) -> np.ndarray:
+        found = natural_under_noise(both, centre, knows_noise=True, limit=limit)
+        return np.linalg.solve(-2.0 * found["xx"], found["x"][..., None])[..., 0]
+
+    # Twenty rows, whose information is at most a tenth of the noise each.
+    assert abs(means(2.0)).max() < 0.5
+    # Any number of rows.
+    assert abs(means(math.inf) - centre).max() < abs(means(2.0) - centre).max()
+    # The limit is one of both vectors together.
+    alone = natural_under_noise(one, centre[0], knows_noise=True, limit=1.0)
+    together = natural_under_noise(both, centre, knows_noise=True, limit=2.0)
+    np.testing.assert_array_equal(together["x"][0], alone["x"])
 
 
 def test_what_rows_know_through_the_prior_alone_has_no_information_of_its_own():
