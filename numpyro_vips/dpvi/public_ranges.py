@@ -110,7 +110,8 @@ def _distance_of(site: GuideSite, place: Float64[np.ndarray, "*site"]) -> float:
         values = np.asarray(found).astype(dtype).reshape(len(steps), -1)
     inside: Any = np.all(np.isfinite(values), axis=1)
     if _is_positive(site.support):
-        inside &= np.all(values > 0, axis=1)
+        # JAX rounds what is smaller to zero; NumPy does not.
+        inside &= np.all(values >= np.finfo(dtype).tiny, axis=1)
     outside = ~(inside[: len(_DISTANCES)] & inside[len(_DISTANCES) :])
     number = int(np.argmax(outside)) if outside.any() else len(outside)
     return float(_DISTANCES[max(0, number - 1)])
