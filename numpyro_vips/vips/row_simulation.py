@@ -129,7 +129,8 @@ class RowSimulation:
             whole, clipped = (part - part.mean(0) for part in parts)
             variances = (whole**2).sum(), (clipped**2).sum()
             product = variances[0] * variances[1]
-            squared = (whole * clipped).sum() ** 2 / product if product > 0 else 1.0
+            # Clipped sums that do not vary say nothing of whole ones.
+            squared = (whole * clipped).sum() ** 2 / product if product > 0 else 0.0
             variance = variances[0] / (len(pairs) - 1) / whole[0].size
             excess = 1.0 / max(float(squared), _LEAST_CORRELATION**2) - 1.0
             missing = ((whole - clipped) ** 2).sum() / (len(pairs) - 1) / whole[0].size
