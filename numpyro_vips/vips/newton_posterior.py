@@ -32,6 +32,7 @@ from jaxtyping import Float64, Int
 from numpyro_vips.vips.newton_steps import Target
 from numpyro_vips.vips.noisy_information import (
     Information,
+    Spectrum,
     rows_information,
     share_heard,
     share_known,
@@ -49,16 +50,33 @@ class _Known(NamedTuple):
         through the prior alone.
       precision: K, or I for the same information without noise in the residuals.
       slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
-      hidden: The part of each direction that noise hides, though rows can have led
-        residuals there, a matrix in units of the noise.
-      units: Those; K is in units of the coordinates.
+      units: Of the noise, in which the fields below are; K is in units of the
+        coordinates.
+      found: The rows' information.
+      information: What was released of it.
+      prior: The prior's precision of each coordinate.
+      variance: Of the noise in an entry of the residuals.
     """
 
     read: Int[np.ndarray, " read"]
     precision: Float64[np.ndarray, "read read"]
     slope: Float64[np.ndarray, " read"]
-    hidden: Float64[np.ndarray, "read read"]
     units: Float64[np.ndarray, " read"]
+    found: Spectrum
+    information: Information
+    prior: Float64[np.ndarray, " read"]
+    variance: Float64[np.ndarray, " read"]
+
+    def hidden(self, limit: float) -> Float64[np.ndarray, "read read"]:
+        """The part of each direction that noise hides, though rows can have led there.
+
+        Args:
+          limit: See `natural_under_noise`, of this vector.
+        """
+        information = self.information._replace(limit=limit)
+        heard = share_heard(self.found, information, self.prior, self.variance)
+        shares = (1.0 - share_known(self.found, information)) * heard
+        return self.found.matrix(shares)
 
 
 def natural_under_noise(
@@ -102,7 +120,7 @@ def share_of_rows(
         if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
             precision, slope = one.curvature, one.residual
         else:
-            known = _known(one, knows_noise, math.inf)
+            known = _known(one, knows_noise)
             precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
             precision[np.ix_(known.read, known.read)] = known.precision
             slope[known.read] = known.slope
@@ -115,7 +133,7 @@ def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
     return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
 
 
-def _known(target: Target, knows_noise: bool, limit: float) -> _Known:
+def _known(target: Target, knows_noise: bool) -> _Known:
     """What the release says of one vector; see `_Known`."""
     read = np.flatnonzero(target.noise_stddev > 0)
     block = np.ix_(read, read)
@@ -125,7 +143,6 @@ def _known(target: Target, knows_noise: bool, limit: float) -> _Known:
     information = Information(
         target.curvature[block] / np.outer(units, units),
         target.curvature_noise[block] / np.outer(units, units),
-        limit,
     )
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2
@@ -136,9 +153,8 @@ def _known(target: Target, knows_noise: bool, limit: float) -> _Known:
         kept = np.linalg.solve(matrix + np.diag(variance), matrix).T
         matrix, slope = kept @ matrix, kept @ slope
         matrix = 0.5 * (matrix + matrix.T)
-    heard = share_heard(found, information, prior, variance)
-    hidden = found.matrix((1.0 - share_known(found, information)) * heard)
-    return _Known(read, matrix * np.outer(units, units), slope * units, hidden, units)
+    precision, slope = matrix * np.outer(units, units), slope * units
+    return _Known(read, precision, slope, units, found, information, prior, variance)
 
 
 def _of_one(
@@ -148,11 +164,11 @@ def _of_one(
     limit: float,
 ) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
     """Linear natural parameter and precision of one vector."""
-    known = _known(target, knows_noise, limit)
+    known = _known(target, knows_noise)
     read, units = known.read, known.units
     total = target.prior_precision.copy()
     slope = target.prior_linear - total @ centre
-    away = known.hidden @ ((known.slope + slope[read]) / units) * units
+    away = known.hidden(limit) @ ((known.slope + slope[read]) / units) * units
     total[np.ix_(read, read)] += known.precision
     slope[read] += known.slope - away
     return total @ centre + slope, total
