@@ -9,7 +9,7 @@ from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.local_quadrature import integrated_latents
 from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.waiting_globals import WAITING, waiting_factors
+from numpyro_vips.vips.waiting_globals import WAITING
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
@@ -217,7 +217,7 @@ def describe_statistics(
 
 def note_on_waiting(program: ConjugateProgram) -> str:
     """Which globals wait for the components of a mixture, and for how long."""
-    names = ", ".join(sorted(waiting_factors(program)))
+    names = ", ".join(sorted(program.waiting))
     return (
         f"Under noise, with full batches, {names} stay where they start for the first "
         f"{WAITING:.0%} of the steps, in which the components part. These steps leave "

@@ -53,7 +53,7 @@ from numpyro_vips.vips.state import (
     in_double,
 )
 from numpyro_vips.vips.statistic_roles import StatisticRoles
-from numpyro_vips.vips.waiting_globals import num_waiting, waiting_factors
+from numpyro_vips.vips.waiting_globals import num_waiting
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
@@ -239,7 +239,7 @@ class VipsEngine:
     @functools.cached_property
     def _may_wait(self) -> bool:
         """Whether some globals wait; not where the caller weighs the steps."""
-        return self._step_size is None and bool(waiting_factors(self.program))
+        return self._step_size is None and bool(self.program.waiting)
 
     def initial_state(self, rng_key: PRNGKeyArray) -> VipsState:
         """The globals near their priors, and no statistic released but public ones."""

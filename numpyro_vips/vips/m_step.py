@@ -40,7 +40,6 @@ from numpyro_vips.vips.named_arrays import (
 )
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import from_block, with_repeats
-from numpyro_vips.vips.waiting_globals import waiting_factors
 
 
 class Start(NamedTuple):
@@ -563,7 +562,6 @@ def update_globals(
         `waiting_globals`.
     """
     structure, frames, given = program.structure, frames or {}, given or {}
-    waiting = waiting_factors(program)
     factors = structure.posterior_factors_of("global")
     prior = program.prior_terms
 
@@ -624,7 +622,7 @@ def update_globals(
                 share = _widened(factor, own, share, noise, current, centre, noise_read)
             natural[factor.name] = _total(structure, factor, own, share)
             found = _moments(structure, factor, natural[factor.name])
-            if factor.name in waiting:
+            if factor.name in program.waiting:
                 found = {
                     s: jnp.where(jnp.asarray(are_held), current[factor.name][s], value)
                     for s, value in found.items()

@@ -29,6 +29,7 @@ from numpyro_vips.vips.feature_detection import find_features
 from numpyro_vips.vips.feature_products import with_own_products
 from numpyro_vips.vips.features import Features
 from numpyro_vips.vips.named_arrays import Values
+from numpyro_vips.vips.waiting_globals import waiting_factors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,6 +53,8 @@ class ConjugateProgram:
         dense.
       level_means: By the name of a row's latent that the program has as the sum of
         itself and a global one, the name of that; see `level_means.py`.
+      waiting: The factors of globals that wait until the components of a mixture have
+        parted; see `waiting_globals.py`.
     """
 
     graph: ModelGraph
@@ -65,6 +68,7 @@ class ConjugateProgram:
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
     level_means: LevelMeans
+    waiting: frozenset[str]
 
     @property
     def prior_terms(self) -> tuple[Term, ...]:
@@ -206,4 +210,5 @@ def program_of(
         dense=dense or {},
         densified=log_joint.densified,
         level_means=level_means or {},
+        waiting=waiting_factors(graph, structure, rows),
     )
