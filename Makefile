@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # third of what it takes to find them.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2
 FAST := not slow and not audit
-UNOPTIMIZED := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
+UNOPTIMIZED := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
+    --xla_cpu_parallel_codegen_split_count=1
 
 # The environments of make matrix: their interpreters, and what pip is held to.
 # MATRIX_TESTS=tests/test_result.py runs these alone.
