@@ -64,8 +64,6 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 # Bytes of XLA's executables, in each process's folder.
 MOST_KEPT = 2**29
-# Bytes that a process may grow by before the programs that JAX keeps are let go.
-MOST_GROWTH = 2**30
 _MODULES = itertools.count(1)
 
 
@@ -78,34 +76,10 @@ def one_blas_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_caches() -> Iterator[None]:
-    """Programs that JAX keeps are gigabytes by the end, and few outlive a module.
-
-    Those of single operations do, so they go no sooner than memory asks for it.
-    """
+    """Programs that JAX keeps are gigabytes by the end, and few outlive a module."""
     yield
-    if _grown():
+    if next(_MODULES) % 8 == 0:
         jax.clear_caches()
-        _SETTLED["bytes"] = _resident()
-
-
-_SETTLED = {"bytes": 0}
-
-
-def _grown() -> bool:
-    """Whether programs are to be let go; every eighth time where nobody can say."""
-    resident = _resident()
-    if resident == 0:
-        return next(_MODULES) % 8 == 0
-    return resident > _SETTLED["bytes"] + MOST_GROWTH
-
-
-def _resident() -> int:
-    """Bytes of memory that this process has; 0 where the system does not say."""
-    try:
-        pages = Path("/proc/self/statm").read_text().split()[1]
-    except OSError:
-        return 0
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @pytest.fixture
