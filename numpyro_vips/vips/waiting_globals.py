@@ -79,9 +79,7 @@ def waiting_factors(
     return frozenset(others)
 
 
-def _start_apart(
-    graph: ModelGraph, mixtures: Iterable[Set[tuple[str, int]]]
-) -> bool:
+def _start_apart(graph: ModelGraph, mixtures: Iterable[Set[tuple[str, int]]]) -> bool:
     """Whether in each mixture one global's prior has all components apart.
 
     Args:
