@@ -36,8 +36,9 @@ demo: $(VENV)/.examples
 # A file's tests share fits and compiled programs, so one process runs all of them.
 # Most of the time goes into compiling programs that run once. A program that XLA does
 # not optimise means the same up to rounding, so the tests get those, but for the tests
-# whose subject is what the compiled program does: they are marked `optimized`. A jaxlib
-# that does not know the flags gets none.
+# whose subject is what the compiled program does: they are marked `optimized`. Nor is a
+# program split, which lets threads share its compilation: both cores have tests to run.
+# A jaxlib that does not know the flags gets none.
 test: $(VENV)/.test
 	$(PYTEST) --dist loadfile -m '$(FAST) and optimized' \
 	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)

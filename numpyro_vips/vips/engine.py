@@ -6,7 +6,6 @@ sums are averaged over the steps and the globals are brought to convergence for 
 (`global_step.py`).
 """
 
-import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -236,7 +235,7 @@ class VipsEngine:
             is_full=True,
         )
 
-    @functools.cached_property
+    @property
     def _may_wait(self) -> bool:
         """Whether some globals wait; not where the caller weighs the steps."""
         return self._step_size is None and bool(self.program.waiting)

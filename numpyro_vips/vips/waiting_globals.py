@@ -30,9 +30,9 @@ from numpyro_vips.model.prior_centre import global_values, unconstrained_scale
 # Which part of the steps, the first ones. Parting takes some ten steps of noisy sums,
 # in which five overlapping clusters are found.
 WAITING = 0.6
-# Components that are further apart than this, in standard deviations of their priors,
-# do not start together: of the numbers on the line between them at which both priors
-# are equally dense, each prior has 2 % beyond.
+# Components whose priors' centres are further apart than this, in standard deviations
+# of the wider prior, do not start together: each prior has at most 2.3 % of its mass on
+# the other's side of the point half way between them.
 _APART = 4.0
 
 
@@ -70,10 +70,10 @@ def waiting_factors(
             name = structure.factor_of[atom.latent]
             if factors[name].layout is None:
                 others.add(name)
-            else:
-                for axis, label in enumerate(atom.labels):
-                    if label in states:
-                        mixtures.setdefault(label, set()).add((atom.latent, axis))
+                continue
+            for label in states.intersection(atom.labels):
+                component = (atom.latent, atom.labels.index(label))
+                mixtures.setdefault(label, set()).add(component)
     if not others or not mixtures or _start_apart(graph, mixtures.values()):
         return frozenset()
     return frozenset(others)
