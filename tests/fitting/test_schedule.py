@@ -47,7 +47,7 @@ class Releases(VipsEngine):
         self._blocks = {"once": once, "adaptive": adaptive}
         self._moves = recentred
         self._step_size = None
-        self._may_wait = False
+        self.program: Any = SimpleNamespace(waiting=frozenset())
         nothing = frozenset[str]()
         self._roles: Any = SimpleNamespace(
             residuals=nothing, balanced=nothing, growing=nothing, together=()
