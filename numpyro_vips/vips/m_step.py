@@ -73,6 +73,21 @@ class Solution(NamedTuple):
     change: Float[Array, ""]
 
 
+class _Swept(NamedTuple):
+    """What a sweep over the globals leaves.
+
+    Attributes:
+      moments, natural, below_noise: See `Solution`.
+      beside_rows: Moments that the rows' sums are weighed by in other factors' shares;
+        see `_beside_rows`.
+    """
+
+    moments: MomentsByFactor
+    beside_rows: MomentsByFactor
+    natural: NewMomentsByFactor
+    below_noise: dict[str, Int[Array, ""]]
+
+
 def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     """Moments of the globals, and the sums that a running average goes on from.
 
@@ -391,6 +406,47 @@ def _widened(
     return factor.family.share_under_noise(prior, share, noise)
 
 
+def _beside_rows(
+    factor: PosteriorFactor, share: Moments, noise: Moments, moments: Moments
+) -> NewMoments:
+    """Moments of Gaussian coordinates as other factors weigh the rows' sums by them.
+
+    Where noise hides what rows say in a direction, a posterior that knows of the noise
+    is as wide as the prior there. The sum of squares that rows have in that direction
+    is unknown just as much, and it is small where the coordinate is large: together
+    they explain no more of a response than there is of it. A product of independent
+    factors does not know that, so that the residuals' sum would grow without limit. So
+    the variance counts here up to where residuals are as large as without the
+    direction.
+
+    Args:
+      factor: One of coordinates w with natural parameters A and c.
+      share: What rows add to them before it is widened: c in "x", -A/2 in "xx".
+      noise: Standard deviations of the noise in it, entry by entry.
+      moments: Those of the posterior that knows of the noise.
+    """
+    mean, precision = moments["x"], -2.0 * symmetric_part(share["xx"])
+    covariance = moments["xx"] - factor.family.at(mean)["xx"]
+    sizes, directions = jnp.linalg.eigh(precision)
+    to_directions = jnp.swapaxes(directions, -1, -2)
+    along, linear = times(to_directions, mean), times(to_directions, share["x"])
+    explained = along * (2.0 * linear - jnp.maximum(sizes, 0.0) * along)
+    inside = to_directions @ covariance @ directions
+    # What other factors weigh is A as it was released, with its noise.
+    variance = (2.0 * symmetric_part(noise["xx"])) ** 2
+    twice = 2.0 - jnp.eye(variance.shape[-1])
+    of_noise = jnp.sqrt(
+        jnp.sum((to_directions**2 @ (twice * variance)) * to_directions**2, axis=-1)
+    )
+    added = jnp.diagonal(inside, axis1=-2, axis2=-1) * (sizes + of_noise)
+    too_much = added > jnp.maximum(explained, 0.0)
+    part = jnp.maximum(explained, 0.0) / jnp.where(too_much, added, 1.0)
+    scale = jnp.sqrt(jnp.where(too_much, part, 1.0))
+    inside = scale[..., :, None] * inside * scale[..., None, :]
+    covariance = directions @ inside @ to_directions
+    return {"x": mean, "xx": factor.family.at(mean)["xx"] + covariance}
+
+
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
     """Whether a statistic multiplies moments of this factor by another's."""
     for statistic in structure.statistics:
@@ -595,54 +651,54 @@ def update_globals(
         if factor.name in given
     }
 
-    def sweep(
-        moments: MomentsByFactor,
-    ) -> tuple[MomentsByFactor, NewMomentsByFactor, dict[str, Int[Array, ""]]]:
-        current, natural, below_noise = dict(moments), {}, {}
+    reads_noise = jnp.asarray(noise_read) > 0
+
+    def sweep(before: MomentsByFactor, weighing: MomentsByFactor) -> _Swept:
+        current, beside = dict(before), dict(weighing)
+        natural, below_noise = {}, {}
         for factor in factors:
+            name = factor.name
             own = from_prior(factor, current)
-            if factor.name in given:
-                share, below_noise[factor.name] = (
-                    given[factor.name],
-                    of_given[factor.name],
-                )
+            shown = None
+            if name in given:
+                share, below_noise[name] = given[name], of_given[name]
             else:
-                of_data = fixed.get(factor.name)
+                of_data = fixed.get(name)
                 if of_data is None:
                     of_data = _from_data(
                         structure,
                         factor,
                         statistics,
                         noise_stddev,
-                        current,
+                        {**beside, name: current[name]},
                         centre,
                         noise_read,
                     )
-                share, noise, below_noise[factor.name] = of_data
+                    shown = of_data
+                share, noise, below_noise[name] = of_data
                 share = _widened(factor, own, share, noise, current, centre, noise_read)
-            natural[factor.name] = _total(structure, factor, own, share)
-            found = _moments(structure, factor, natural[factor.name])
-            if factor.name in program.waiting:
+            natural[name] = _total(structure, factor, own, share)
+            found = _moments(structure, factor, natural[name])
+            if name in program.waiting:
                 found = {
-                    s: jnp.where(jnp.asarray(are_held), current[factor.name][s], value)
+                    s: jnp.where(jnp.asarray(are_held), current[name][s], value)
                     for s, value in found.items()
                 }
-            current[factor.name] = found
-        return current, natural, below_noise
+            current[name] = beside[name] = found
+            if factor.layout is not None and shown is not None:
+                bounded = _beside_rows(factor, *shown[:2], found)
+                beside[name] = {
+                    s: jnp.where(reads_noise, bounded[s], found[s]) for s in found
+                }
+        return _Swept(current, beside, natural, below_noise)
 
-    def solution(
-        moments: MomentsByFactor,
-        natural: NewMomentsByFactor,
-        below_noise: dict[str, Int[Array, ""]],
-        change: Float[Array, ""],
-    ) -> Solution:
-        models = {n: f.natural_from(natural[n]) for n, f in frames.items()}
-        natural = {**natural, **models}
-        return Solution(as_modelled(moments), natural, below_noise, change)
+    def solution(found: _Swept, change: Float[Array, ""]) -> Solution:
+        models = {n: f.natural_from(found.natural[n]) for n, f in frames.items()}
+        natural = {**found.natural, **models}
+        return Solution(as_modelled(found.moments), natural, found.below_noise, change)
 
     if len(factors) == 1:
-        current, natural, below_noise = sweep(moments)
-        return solution(current, natural, below_noise, jnp.zeros(()))
+        return solution(sweep(moments, moments), jnp.zeros(()))
 
     # Single precision never gets to 1e-9, and where a covariance is nearly singular
     # rounding keeps the changes far above its resolution. Sweeps that no longer
@@ -655,23 +711,26 @@ def update_globals(
         return (count < max_sweeps) & (change > enough) & (stalled < 5)
 
     def step(carry: tuple) -> tuple:
-        count, _, least, stalled, (before, *_) = carry
-        after, *found = sweep(before)
+        count, _, least, stalled, before = carry
+        after = sweep(before.moments, before.beside_rows)
         # The first sweep is one in the loop too, so that it is compiled once, but how
         # far it leads says nothing about the distance to the end.
-        change = jnp.where(count > 0, largest_change(before, after), jnp.inf)
+        change = jnp.where(
+            count > 0, largest_change(before.moments, after.moments), jnp.inf
+        )
         # Far from the end the largest change may well grow for a while.
         stalled = jnp.where((change < least) | (change > 0.01), 0, stalled + 1)
         least = jnp.minimum(least, change)
-        return count + 1, change, least, stalled, (after, *found)
+        return count + 1, change, least, stalled, after
 
-    like = jax.eval_shape(sweep, dict(moments))
-    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like[1:])
+    like = jax.eval_shape(sweep, dict(moments), dict(moments))
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+    first = nothing._replace(moments=dict(moments), beside_rows=dict(moments))
     infinite = jnp.asarray(jnp.inf)
-    start = (0, infinite, infinite, 0, (dict(moments), *nothing))
-    _, change, _, _, found = jax.lax.while_loop(going, step, start)
-    current, natural, below_noise = found
-    return solution(current, natural, below_noise, change)
+    _, change, _, _, found = jax.lax.while_loop(
+        going, step, (0, infinite, infinite, 0, first)
+    )
+    return solution(found, change)
 
 
 def largest_change(

@@ -51,13 +51,21 @@ def regressed(y: Any) -> None:
         numpyro.sample("y", dist.Normal(w * y, 1.0), obs=y)
 
 
-def sums_of(program: ConjugateProgram) -> dict[str, Any]:
+def two_weights(x: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1000.0).expand([2]).to_event(1))
+    tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 1 / jnp.sqrt(tau)), obs=y)
+
+
+def sums_of(program: ConjugateProgram, **rows: Any) -> dict[str, Any]:
     """Σ_n of every statistic, by the gradient of the log joint density in n̄."""
+    rows = rows or {"y": Y}
     moments = start(program, jax.random.key(0)).moments
     n_bar = expected_natural_of(program.structure, moments)
     scales = {statistic.name: 1.0 for statistic in program.structure.statistics}
     found = bounded_sum(
-        program, n_bar, {"y": Y}, jnp.ones(len(Y), bool), scales, np.inf, sweeps=1
+        program, n_bar, rows, jnp.ones(len(rows["y"]), bool), scales, np.inf, sweeps=1
     )
     return {name: jnp.asarray(found[name], float) for name in scales}
 
@@ -93,6 +101,28 @@ def test_independent_factors_end_where_each_is_the_best_given_the_other() -> Non
     assert found.change <= 1e-5
     few = solved(uncertified(with_precision, (Y,)), max_sweeps=2)
     assert abs(few.moments["tau"]["x"] - tau) > 1e-3 * tau
+
+
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_a_weight_that_noise_hides_explains_no_more_than_there_is(sign: float) -> None:
+    """Its prior is wide, and so is its posterior; the residuals are as they were."""
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(400, 2)) * [1.0, 0.01]).astype(np.float32)
+    y = (2.0 * x[:, 0] + rng.normal(scale=0.5, size=400)).astype(np.float32)
+    program = uncertified(two_weights, (x, y))
+    sums = sums_of(program, x=x, y=y)
+    (squares,) = (s for s in program.structure.statistics if len(s.atoms) == 3)
+    assert {latent for latent, *_ in squares.atoms} == {"w", "tau"}
+    noise = 10.0  # The second column's sum of squares is 0.04.
+    deviations = {name: jnp.zeros(array.shape) for name, array in sums.items()}
+    deviations[squares.name] = deviations[squares.name].at[1, 1].set(noise)
+    sums[squares.name] = sums[squares.name].at[1, 1].add(0.5 * sign * noise)
+    moments = start(program, jax.random.key(0)).moments
+    found = update_globals(program, sums, deviations, moments, {}, noise_read=1.0)
+    mean, square = found.moments["w"]["x"], found.moments["w"]["xx"]
+    deviation = np.sqrt(square[1, 1] - mean[1] ** 2)
+    assert deviation > 500.0
+    assert 0.8 * 0.25 < 1.0 / found.moments["tau"]["x"] < 1.5 * 0.25
 
 
 def test_a_posterior_that_knows_of_the_noise_is_the_wider_one() -> None:
