@@ -31,6 +31,7 @@ from numpyro_vips.vips.expectations import (
     natural_parameters,
 )
 from numpyro_vips.vips.frames import Frame
+from numpyro_vips.vips.hidden_directions import weighing_rows
 from numpyro_vips.vips.named_arrays import (
     AnyMoments,
     ByStatistic,
@@ -79,7 +80,7 @@ class _Swept(NamedTuple):
     Attributes:
       moments, natural, below_noise: See `Solution`.
       beside_rows: Moments that the rows' sums are weighed by in other factors' shares;
-        see `_beside_rows`.
+        see `hidden_directions`.
     """
 
     moments: MomentsByFactor
@@ -406,47 +407,6 @@ def _widened(
     return factor.family.share_under_noise(prior, share, noise)
 
 
-def _beside_rows(
-    factor: PosteriorFactor, share: Moments, noise: Moments, moments: Moments
-) -> NewMoments:
-    """Moments of Gaussian coordinates as other factors weigh the rows' sums by them.
-
-    Where noise hides what rows say in a direction, a posterior that knows of the noise
-    is as wide as the prior there. The sum of squares that rows have in that direction
-    is unknown just as much, and it is small where the coordinate is large: together
-    they explain no more of a response than there is of it. A product of independent
-    factors does not know that, so that the residuals' sum would grow without limit. So
-    the variance counts here up to where residuals are as large as without the
-    direction.
-
-    Args:
-      factor: One of coordinates w with natural parameters A and c.
-      share: What rows add to them before it is widened: c in "x", -A/2 in "xx".
-      noise: Standard deviations of the noise in it, entry by entry.
-      moments: Those of the posterior that knows of the noise.
-    """
-    mean, precision = moments["x"], -2.0 * symmetric_part(share["xx"])
-    covariance = moments["xx"] - factor.family.at(mean)["xx"]
-    sizes, directions = jnp.linalg.eigh(precision)
-    to_directions = jnp.swapaxes(directions, -1, -2)
-    along, linear = times(to_directions, mean), times(to_directions, share["x"])
-    explained = along * (2.0 * linear - jnp.maximum(sizes, 0.0) * along)
-    inside = to_directions @ covariance @ directions
-    # What other factors weigh is A as it was released, with its noise.
-    variance = (2.0 * symmetric_part(noise["xx"])) ** 2
-    twice = 2.0 - jnp.eye(variance.shape[-1])
-    of_noise = jnp.sqrt(
-        jnp.sum((to_directions**2 @ (twice * variance)) * to_directions**2, axis=-1)
-    )
-    added = jnp.diagonal(inside, axis1=-2, axis2=-1) * (sizes + of_noise)
-    too_much = added > jnp.maximum(explained, 0.0)
-    part = jnp.maximum(explained, 0.0) / jnp.where(too_much, added, 1.0)
-    scale = jnp.sqrt(jnp.where(too_much, part, 1.0))
-    inside = scale[..., :, None] * inside * scale[..., None, :]
-    covariance = directions @ inside @ to_directions
-    return {"x": mean, "xx": factor.family.at(mean)["xx"] + covariance}
-
-
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
     """Whether a statistic multiplies moments of this factor by another's."""
     for statistic in structure.statistics:
@@ -686,7 +646,7 @@ def update_globals(
                 }
             current[name] = beside[name] = found
             if factor.layout is not None and shown is not None:
-                bounded = _beside_rows(factor, *shown[:2], found)
+                bounded = weighing_rows(*shown[:2], found)
                 beside[name] = {
                     s: jnp.where(reads_noise, bounded[s], found[s]) for s in found
                 }
