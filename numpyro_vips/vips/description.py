@@ -225,6 +225,16 @@ def note_on_waiting(program: ConjugateProgram) -> str:
     )
 
 
+def note_on_dividing(program: ConjugateProgram) -> str:
+    """Which latents of rows divide the variance, and what is forgotten for it."""
+    names = ", ".join(sorted(program.dividing))
+    return (
+        f"{names} divide the rows' variance between them, and their scales take many "
+        f"steps. Under noise, with full batches, the first {WAITING:.0%} of the steps "
+        "leave nothing in the average, and get less of the budget."
+    )
+
+
 def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[str]:
     """What else to know.
 

@@ -35,6 +35,7 @@ from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
     describe_statistics,
+    note_on_dividing,
     note_on_waiting,
     notes_on,
 )
@@ -56,8 +57,8 @@ from numpyro_vips.vips.waiting_globals import num_waiting
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
-# Of mixtures, in which components have to part first; see `waiting_globals`.
-DEFAULT_STEPS_OF_MIXTURES = 20
+# Where the first steps are forgotten; see `waiting_globals` and `divided_variance`.
+DEFAULT_STEPS_TO_FORGET = 20
 # Of Newton's method for centred factors, whose matrix is noisy and so held away from
 # zero: directions of which rows say little take many steps to their optimum.
 DEFAULT_NEWTON_STEPS = 50
@@ -183,7 +184,7 @@ class VipsEngine:
         adaptive = {block.name for block in self.blocks("adaptive")}
         if adaptive and adaptive <= self._roles.residuals:
             return DEFAULT_NEWTON_STEPS
-        return DEFAULT_STEPS_OF_MIXTURES if self._may_wait else DEFAULT_STEPS
+        return DEFAULT_STEPS_TO_FORGET if self._may_forget else DEFAULT_STEPS
 
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
@@ -209,13 +210,13 @@ class VipsEngine:
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> int:
-        """Those in which globals wait; see `fitting.engine.Engine.forgotten_steps`.
+        """Those on the way; see `fitting.engine.Engine.forgotten_steps`.
 
         With minibatches sums have to be averaged from the start, and without noise
         several starts are compared.
         """
-        waits = self._may_wait and is_private and is_full
-        return num_waiting(num_steps) if waits else 0
+        forgets = self._may_forget and is_private and is_full
+        return num_waiting(num_steps) if forgets else 0
 
     def _given_step_size(self, number: int) -> float:
         assert self._step_size is not None
@@ -228,12 +229,20 @@ class VipsEngine:
 
     def _num_waiting(self) -> int:
         """How many steps of a fit under noise, with full batches, some globals wait."""
+        if not self._may_wait:
+            return 0
         return self.forgotten_steps(
             self._num_steps
             or self.default_num_steps(is_private=True, until_converged=False),
             is_private=True,
             is_full=True,
         )
+
+    @property
+    def _may_forget(self) -> bool:
+        """Whether the average may go without the first steps."""
+        divides = self._step_size is None and bool(self.program.dividing)
+        return self._may_wait or divides
 
     @property
     def _may_wait(self) -> bool:
@@ -576,6 +585,8 @@ class VipsEngine:
         yield from notes_on(self.program, self._roles.squares)
         if self._may_wait:
             yield note_on_waiting(self.program)
+        elif self._may_forget:
+            yield note_on_dividing(self.program)
 
     def describe_sparse_rows(self, name: str) -> str:
         """How an argument whose rows store few entries is worked on."""

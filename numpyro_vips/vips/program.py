@@ -25,6 +25,7 @@ from numpyro_vips.conjugacy.structure.structure import (
     normal_terms,
 )
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.vips.divided_variance import dividing_latents
 from numpyro_vips.vips.feature_detection import find_features
 from numpyro_vips.vips.feature_products import with_own_products
 from numpyro_vips.vips.features import Features
@@ -55,6 +56,8 @@ class ConjugateProgram:
         itself and a global one, the name of that; see `level_means.py`.
       waiting: The factors of globals that wait until the components of a mixture have
         parted; see `waiting_globals.py`.
+      dividing: Latents of rows that divide the rows' variance between them; see
+        `divided_variance.py`.
     """
 
     graph: ModelGraph
@@ -69,6 +72,7 @@ class ConjugateProgram:
     densified: Mapping[str, tuple[str, ...]]
     level_means: LevelMeans
     waiting: frozenset[str]
+    dividing: frozenset[str]
 
     @property
     def prior_terms(self) -> tuple[Term, ...]:
@@ -211,4 +215,5 @@ def program_of(
         densified=log_joint.densified,
         level_means=level_means or {},
         waiting=waiting_factors(graph, structure, rows),
+        dividing=dividing_latents(structure, rows),
     )
