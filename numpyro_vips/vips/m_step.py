@@ -646,10 +646,14 @@ def update_globals(
                 }
             current[name] = beside[name] = found
             if factor.layout is not None and shown is not None:
-                bounded = weighing_rows(*shown[:2], found)
-                beside[name] = {
-                    s: jnp.where(reads_noise, bounded[s], found[s]) for s in found
-                }
+                # Without noise no eigenvalues are taken.
+                beside[name] = jax.lax.cond(
+                    reads_noise,
+                    weighing_rows,
+                    lambda share, noise, found: dict(found),
+                    *shown[:2],
+                    found,
+                )
         return _Swept(current, beside, natural, below_noise)
 
     def solution(found: _Swept, change: Float[Array, ""]) -> Solution:
