@@ -128,6 +128,22 @@ def logistic(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
+def rare_labels(n: int, X: Any, y: Any = None) -> None:
+    """An intercept whose prior lets one label in a hundred be the other one."""
+    scale = jnp.array([2.0, 0.5, 0.5])
+    w = numpyro.sample("w", dist.Normal(0.0, scale).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def logistic_on_raw_columns(n: int, X: Any, y: Any = None) -> None:
+    """On a constant, age and income in thousands."""
+    scale = jnp.array([2.0, 0.03, 0.03])
+    w = numpyro.sample("w", dist.Normal(0.0, scale).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
 def count_regression(n: int, X: Any, y: Any = None) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 0.5).expand([3]).to_event(1))
     with numpyro.plate("rows", n):
@@ -192,6 +208,12 @@ def raw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     return (np.stack([np.ones(n), age, income], 1).astype(np.float32),)
 
 
+def skewed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
+    """As `raw`, with the columns standardised."""
+    (X,) = raw(rng, n)
+    return ((X - np.float32([0.0, 45.0, 37.5])) / np.float32([1.0, 15.0, 20.0]),)
+
+
 CASES = {
     "visits": Case(visits, none),
     "ages": Case(ages, none),
@@ -213,6 +235,8 @@ CASES = {
     "regression": Case(regression, standardised),
     "raw regression": Case(regression_on_raw_columns, raw),
     "logistic": Case(logistic, standardised),
+    "rare labels": Case(rare_labels, skewed),
+    "raw logistic": Case(logistic_on_raw_columns, raw),
     "count regression": Case(count_regression, standardised),
     "group means": Case(group_means, lambda rng, n: (rng.integers(0, 8, n),)),
     "overdispersed": Case(overdispersed, none),

@@ -237,6 +237,10 @@ class DpviEngine:
         """No block: nothing is recentred, so that no norm grows by it."""
         return {}
 
+    def expected_squares(self, state: DpviState) -> Mapping[str, float]:
+        """Of no block: what is released before the last steps does not say it."""
+        return {}
+
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
 

@@ -209,6 +209,14 @@ class Engine(Protocol):
         """
         ...
 
+    def expected_squares(self, state: Any) -> Mapping[str, float]:
+        """By block, about what the squared norms of all rows add up to.
+
+        As far as what was released says it; others are left out. A histogram of norms
+        may not show them all.
+        """
+        ...
+
     def has_posterior(self, state: Any) -> bool:
         """Whether all that a posterior needs has been released."""
         ...

@@ -7,7 +7,7 @@ noise like any other release; what is read off them is post-processing.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -76,6 +76,19 @@ def histogram_block(part: str, edges: Float64[np.ndarray, " edges"]) -> Block:
     )
 
 
+class Hidden(NamedTuple):
+    """What is known from elsewhere of rows that a histogram's noise may hide.
+
+    Attributes:
+      squares: About what the squared norms of all rows add up to. What the rows that
+        are seen lack of it is that of rows that are not.
+      norm: The norm that those have.
+    """
+
+    squares: float
+    norm: float
+
+
 def norm_from_counts(
     counts: Float64[np.ndarray, " bins"],
     edges: Float64[np.ndarray, " edges"],
@@ -86,6 +99,7 @@ def norm_from_counts(
     alignment: float = 1.0,
     is_known: bool = False,
     reference: float | None = None,
+    hidden: "Hidden | None" = None,
 ) -> float | None:
     """The norm at which clipping and noise together do least harm.
 
@@ -105,6 +119,7 @@ def norm_from_counts(
       is_known: Whether an earlier histogram has found a norm. It stays unless most of
         the rows are seen here.
       reference: The norm that is taken if none is found.
+      hidden: What is known of rows that the noise may hide.
 
     Returns:
       One of the edges; None if too little stands out of the noise.
@@ -127,7 +142,13 @@ def norm_from_counts(
     tail = _tail(min(float(counts[last]), unseen), above, noise_stddev)
     mass = np.where(standing, counts, 0.0)
     mass[last + 1 : last + 1 + len(tail)] = tail
-    candidates = uppers[: last + 1 + len(tail)]
+    end = last + 1 + len(tail)
+    if hidden is not None:
+        place = min(int(np.searchsorted(uppers, hidden.norm)), len(uppers) - 1)
+        rows = hidden.squares - float(mass @ uppers**2)
+        mass[place] += max(rows, 0.0) / hidden.norm**2
+        end = max(end, place + 1 if rows > 0 else 0)
+    candidates = uppers[:end]
     beyond = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
     clipped = BIAS_WEIGHT * alignment * np.maximum(beyond, 0.0)
     harm = clipped**2 + (relative_noise * candidates) ** 2

@@ -40,6 +40,7 @@ class Progress:
         *,
         parts: tuple[NormPart, ...],
         engine: Engine,
+        expected_squares: Mapping[str, float],
         num_rows: int,
     ) -> "Progress":
         """Progress after step `number`, which has released counts of norms."""
@@ -51,6 +52,7 @@ class Progress:
             parts=parts,
             is_one_vector=engine.is_one_vector,
             num_rows=num_rows,
+            expected_squares=expected_squares,
         )
         counted = {part.name for part in self.steps[number].counted}
         # A norm that was found before stays, where a later histogram shows nothing.
@@ -140,7 +142,12 @@ def advanced(
     step = progress.steps[number]
     if step.counted:
         return state, progress.after_histogram(
-            number, released, parts=parts, engine=engine, num_rows=num_rows
+            number,
+            released,
+            parts=parts,
+            engine=engine,
+            expected_squares=engine.expected_squares(state),
+            num_rows=num_rows,
         )
     state = update(engine, step, state, released)
     if any(later.recentres for later in progress.steps[number + 1 : number + 2]):

@@ -16,7 +16,11 @@ from numpyro_vips.fitting.bounds import (
     joined,
 )
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.fitting.norm_histogram import histogram_block, norm_from_counts
+from numpyro_vips.fitting.norm_histogram import (
+    Hidden,
+    histogram_block,
+    norm_from_counts,
+)
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
@@ -476,6 +480,7 @@ def with_released_norms(
     parts: Sequence[NormPart],
     is_one_vector: bool,
     num_rows: int,
+    expected_squares: Mapping[str, float],
 ) -> tuple[tuple[Step, ...], dict[str, float], list[str]]:
     """The schedule after a histogram of norms: later steps clip to what was found.
 
@@ -487,6 +492,7 @@ def with_released_norms(
       parts: All parts of the joint vector.
       is_one_vector: See `bounded_blocks`.
       num_rows: Public number of rows.
+      expected_squares: See `Engine.expected_squares`.
 
     Returns:
       The schedule, the norms by part, and the parts of which no bin stood out of the
@@ -506,6 +512,7 @@ def with_released_norms(
             # About other points norms are others.
             is_known=part.name in norms and not histogram.recentres,
             reference=part.reference,
+            hidden=_hidden(part, norms, expected_squares),
         )
         if norm is None:
             unseen.append(part.name)
@@ -523,6 +530,16 @@ def with_released_norms(
             step = _clipped(step, known, is_one_vector)
         resolved.append(step)
     return tuple(resolved), found, unseen
+
+
+def _hidden(
+    part: NormPart, norms: Mapping[str, float], expected_squares: Mapping[str, float]
+) -> Hidden | None:
+    """Rows as large as an earlier histogram has found them, if there must be some."""
+    if part.name not in norms or not expected_squares.keys() & set(part.blocks):
+        return None
+    squares = sum(expected_squares.get(name, 0.0) for name in part.blocks)
+    return Hidden(squares, norms[part.name])
 
 
 def _alignment(steps: Sequence[Step], part: NormPart) -> float:

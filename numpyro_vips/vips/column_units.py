@@ -1,23 +1,29 @@
-"""Units of columns, found in what has been released of them anyway.
+"""Units of columns, from priors and from what has been released of them anyway.
 
 Noise is equal in all coordinates of a released vector, but columns are not equally
 large: a rare category has a hundredth of a common one's sum of squares. Where residuals
 are released step by step, see `conjugacy.structure.centring`, their curvature comes
 first, and its noisy diagonal says how large columns are. Residuals are multiplied by
 units D made of it before rows are clipped and noise is added, and divided by them
-afterwards: common columns, of which rows say much, then take more of the noise.
+afterwards: common columns, of which rows say much, then take more of the noise. So is
+the curvature the next time, by DDᵀ. Before anything is released, the priors of the
+coefficients say in which units columns are.
 
-D is a function of released numbers, so it costs nothing, and whatever it is, a row's
-residual times D is clipped to the norm that the mechanism's noise is made for.
+D is a function of public and released numbers, so it costs nothing, and whatever it is,
+a row's residual times D, and its curvature times DDᵀ, are clipped to the norms that the
+mechanism's noise is made for.
 """
 
 import math
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Float64
 
+from numpyro_vips.vips.named_arrays import as_rows_know
 from numpyro_vips.vips.program import ConjugateProgram
 
+# Standard deviation of a prior from which on it tells of small columns.
+WIDE_PRIOR = 10.0
 # Sums of squares that are smaller, in standard deviations of their noise, count as
 # that large.
 _LEAST = 2.0
@@ -47,24 +53,54 @@ def columns_with_squares(program: ConjugateProgram) -> dict[str, str]:
 
 
 def column_units(
-    curvature: Float[np.ndarray, "columns columns"], noise_stddev: float
+    curvature: Float[np.ndarray, "columns columns"],
+    noise_stddev: Float[np.ndarray, " columns"],
+    before: Float[np.ndarray, " columns"],
 ) -> Float[np.ndarray, " columns"]:
     """What each column's residuals are multiplied by.
 
-    It is D_j ∝ v_j^(−1/2) with v_j the column's share of the curvature, at least twice
-    its noise. The factor is such that Σ_j D_j² v_j stays what it was: the norm of a
-    typical row, and with it the clipping norm, does not depend on the units.
+    In the units of before it is D_j ∝ v_j^(−1/2) with v_j the column's share of the
+    curvature, at least twice its noise. The factor is such that Σ_j D_j² v_j stays what
+    it was: the norm of a typical row, and with it the clipping norm, does not depend on
+    the units.
 
     Args:
       curvature: Minus a noisy sum over rows of xxᵀ, each with a positive weight.
-      noise_stddev: Standard deviation of the noise on its diagonal.
+      noise_stddev: Standard deviations of the noise on its diagonal.
+      before: The units in which the curvature was released.
     """
-    squares = -np.diagonal(curvature)
-    equal = np.ones(len(squares))
-    largest = np.maximum(squares, _LEAST * noise_stddev)
-    if squares.sum() <= _LEAST * noise_stddev * math.sqrt(len(squares)):
-        return equal  # The noise may have made all of it.
+    squares, noise = -np.diagonal(curvature) * before**2, noise_stddev * before**2
+    largest = np.maximum(squares, _LEAST * noise)
+    if squares.sum() <= _LEAST * math.hypot(*noise):
+        return before  # The noise may have made all of it.
     kept = np.sum(squares / largest)
     if kept <= 0:
-        return equal
-    return np.sqrt(squares.sum() / kept / largest)
+        return before
+    return before * np.sqrt(squares.sum() / kept / largest)
+
+
+def units_of_prior(stddev: Float[np.ndarray, " columns"]) -> np.ndarray:
+    """What columns are multiplied by before anything is known of them.
+
+    Priors of coefficients say in which units columns are, where their standard
+    deviations are below 1 or above `WIDE_PRIOR`. Others say little: that of an
+    intercept is often larger, and its column is no smaller.
+
+    Args:
+      stddev: Prior standard deviations of the columns' coefficients.
+    """
+    units = np.minimum(stddev, np.maximum(1.0, stddev / WIDE_PRIOR))
+    return np.where(np.isfinite(units) & (units > 0), units, 1.0)
+
+
+def units_of(
+    residual: str, curvature: str, of_columns: Float[np.ndarray, " columns"]
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """Those of a vector of residuals, and of the matrix of their curvature.
+
+    Args:
+      residual, curvature: Names of the statistics.
+      of_columns: What each column is multiplied by.
+    """
+    units = as_rows_know(of_columns)
+    return {residual: units, curvature: as_rows_know(np.outer(units, units))}

@@ -29,6 +29,7 @@ from numpyro_vips.privacy.releases import (
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.clipping_direction import pulls_of_clipping
+from numpyro_vips.vips.column_units import units_of, units_of_prior
 from numpyro_vips.vips.convergence import TOLERANCE, distance
 from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
@@ -41,6 +42,7 @@ from numpyro_vips.vips.description import (
 )
 from numpyro_vips.vips.diagnostics import diagnostics_of
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.expected_squares import expected_squares
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.global_step import GlobalStep
 from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
@@ -48,10 +50,7 @@ from numpyro_vips.vips.posterior import ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.reading import Reading
 from numpyro_vips.vips.row_programs import RowPrograms
-from numpyro_vips.vips.state import (
-    VipsState,
-    in_double,
-)
+from numpyro_vips.vips.state import VipsState, in_double
 from numpyro_vips.vips.statistic_roles import StatisticRoles
 from numpyro_vips.vips.waiting_globals import num_waiting
 
@@ -251,7 +250,7 @@ class VipsEngine:
 
     def initial_state(self, rng_key: PRNGKeyArray) -> VipsState:
         """The globals near their priors, and no statistic released but public ones."""
-        moments, start = self.on_globals.start(as_threefry(rng_key))
+        moments, start, stddev = self.on_globals.start(as_threefry(rng_key))
         expected_natural = self.on_rows.expected_natural_of(moments)
         moments = in_double(moments)
         statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
@@ -268,11 +267,11 @@ class VipsEngine:
             for name, features in self.program.features.items()
             if name in origins
         }
-        squares = self._roles.squares
+        units = self._first_units(stddev)
         return VipsState(
             statistics=statistics,
             noise_stddev={
-                s.name: np.zeros(s.shape) if s.name in squares else 0.0
+                s.name: np.zeros(s.block_shape) if s.name in units else 0.0
                 for s in self.statistics
             },
             moments=moments,
@@ -290,8 +289,28 @@ class VipsEngine:
             next_standards=standards,
             start=moments if m_step.symmetric_factors(self.program) else {},
             to_wait=self._num_waiting(),
-            units={name: np.ones(statistics[name].shape) for name in squares},
+            units=units,
         )
+
+    def _first_units(
+        self, stddev: Mapping[str, Float[Array, "..."]]
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """By statistic, the units of the prior; see `column_units`.
+
+        Args:
+          stddev: By factor, standard deviations of its coordinates in the prior.
+        """
+        found = {}
+        for residual, curvature in self._roles.squares.items():
+            vector = next(s for s in self.statistics if s.name == residual)
+            latent = vector.atoms[0][0]
+            structure = self.program.structure
+            factor = structure.posterior_factors[structure.factor_of[latent]]
+            assert factor.layout is not None
+            mine = np.asarray(stddev[factor.name], np.float64)
+            of_columns = units_of_prior(mine[factor.layout.span(latent)])
+            found |= units_of(residual, curvature, of_columns)
+        return found
 
     def bounded_sum(
         self,
@@ -388,6 +407,26 @@ class VipsEngine:
                     found[statistic.name] = float(longest) ** power
             found[COVARIATES] = max(found.get(COVARIATES, 1.0), float(longest) ** 2)
         return found
+
+    def expected_squares(self, state: VipsState) -> dict[str, float]:
+        """By block of residuals, about what rows' squared norms add up to.
+
+        See `fitting.engine.Engine.expected_squares`.
+        """
+        if not state.first_curvature:
+            return {}
+        sums = Unclipped(
+            {**state.statistics, **state.first_curvature}, state.noise_stddev
+        )
+        targets = self.on_globals.newton_targets(sums, state.moments, state.centre)
+        return expected_squares(
+            self.program.structure,
+            self._roles.residuals,
+            {name: target.curvature for name, target in targets.items()},
+            {name: state.visited[name]["x"] for name in targets},
+            units=state.units,
+            num_rows=self.num_rows,
+        )
 
     def with_bound(
         self,

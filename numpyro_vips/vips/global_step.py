@@ -14,7 +14,7 @@ from jaxtyping import Float, Float64
 from numpyro_vips.privacy.releases import COVARIATES
 from numpyro_vips.vips.asked_places import asked_also
 from numpyro_vips.vips.clipping_bias import Unclipped
-from numpyro_vips.vips.column_units import column_units
+from numpyro_vips.vips.column_units import column_units, units_of
 from numpyro_vips.vips.convergence import Trail
 from numpyro_vips.vips.drift import drift_of
 from numpyro_vips.vips.global_programs import GlobalPrograms
@@ -141,13 +141,16 @@ class GlobalStep:
             first = min(roles.open & names)
             place = {name: state.expected_natural[name] for name in roles.open}
             asked = asked_also(asked, weights[first], place, state.clipped.get(first))
-        units = {
-            name: as_rows_know(
-                column_units(statistics[square], float(deviations[square]))
-            )
-            for name, square in roles.squares.items()
-            if square in released and name not in released
-        }
+        units = dict(state.units)
+        for name, square in roles.squares.items():
+            if square in released and name not in released:
+                size = len(statistics[square])
+                of_columns = column_units(
+                    statistics[square],
+                    _on_diagonal(deviations[square], size=size),
+                    before=np.sqrt(_on_diagonal(units[square], size=size)),
+                )
+                units |= units_of(name, square, of_columns)
         return state._replace(
             statistics=statistics,
             noise_stddev=deviations,
@@ -159,7 +162,11 @@ class GlobalStep:
             released=state.released | names,
             num_steps=state.num_steps + 1,
             drift=drift or state.drift,
-            units={**state.units, **units},
+            first_curvature={
+                **{name: statistics[name] for name in roles.curvatures & names},
+                **state.first_curvature,
+            },
+            units=units,
         )
 
     def _latest(
@@ -291,6 +298,13 @@ class GlobalStep:
         if state.trail is None:
             return Trail.starting(*place)
         return state.trail.after(*place, self._program.structure.posterior_factors)
+
+
+def _on_diagonal(
+    matrix: Float64[np.ndarray, "..."] | float, *, size: int
+) -> Float64[np.ndarray, " size"]:
+    """The diagonal of a matrix, or of one with the same number everywhere."""
+    return np.diagonal(np.broadcast_to(matrix, (size, size)))
 
 
 def _gain(step_size: float) -> float:

@@ -51,10 +51,13 @@ class Start(NamedTuple):
         stay symmetric, as with mixture components or the factors of a product, it is
         perturbed at random.
       statistics: The sums that make `moments` of the priors, of counts alone.
+      stddev: By factor that takes Newton steps, the priors' standard deviations, of
+        each coordinate given the others.
     """
 
     moments: NewMomentsByFactor
     statistics: NewByStatistic
+    stddev: dict[str, Float[Array, "..."]]
 
 
 class Solution(NamedTuple):
@@ -102,7 +105,8 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
     for counts does the perturbation have a size that some rows' statistics could have.
     """
     structure = program.structure
-    moments, added = _perturbed(program, key)
+    moments, added, priors = _perturbed(program, key)
+    stddev = {name: _stddev_of(priors[name]) for name in structure.newton}
     found = {}
     for statistic in structure.statistics:
         if statistic.release != "adaptive" or len(statistic.atoms) != 1:
@@ -113,13 +117,19 @@ def start(program: ConjugateProgram, key: PRNGKeyArray) -> Start:
         if factor.family.has_pseudo_counts and whole:
             order = [numbers.index(i) for i in range(len(numbers))]
             found[statistic.name] = jnp.transpose(added[factor.name][function], order)
-    return Start(moments, found)
+    return Start(moments, found, stddev)
+
+
+def _stddev_of(natural: Moments) -> Float[Array, "*batch size"]:
+    """Standard deviations of a Gaussian's coordinates, each given the others."""
+    return (-2.0 * jnp.diagonal(natural["xx"], axis1=-2, axis2=-1)) ** -0.5
 
 
 def _perturbed(
     program: ConjugateProgram, key: PRNGKeyArray
-) -> tuple[NewMomentsByFactor, NewMomentsByFactor]:
-    """Moments at the start, and what the perturbation adds to natural parameters."""
+) -> tuple[NewMomentsByFactor, NewMomentsByFactor, NewMomentsByFactor]:
+    """Moments at the start, what the perturbation adds to natural parameters, and what
+    these would be without it."""
     structure, prior = program.structure, program.prior_terms_by_site
     factors = structure.posterior_factors_of("global")
     symmetric = symmetric_factors(program)
@@ -130,6 +140,7 @@ def _perturbed(
     covariances = _covariances_of_rows(program)
     moments = neutral_auxiliaries(structure, factors)
     added: NewMomentsByFactor = {}
+    priors: NewMomentsByFactor = {}
     ordered = _parents_first(structure, factors)
     for number, factor in enumerate(ordered):
         subkey = jax.random.fold_in(key, number)
@@ -151,7 +162,7 @@ def _perturbed(
             natural = {s: natural[s] + value for s, value in neutral.items()}
         if factor.name in covariances:
             natural = factor.family.wider(natural, _WIDE)
-        own = natural
+        own = priors[factor.name] = natural
         if factor.name in symmetric:
             distant = factor.family.perturb(natural, subkey)
             size = 1.0 if factor.family.has_pseudo_counts else displacement
@@ -164,7 +175,7 @@ def _perturbed(
             natural = {s: v / _NEARLY_A_POINT for s, v in natural.items()}
         added[factor.name] = {s: natural[s] - own[s] for s in natural}
         moments[factor.name] = factor.family.starting_moments(natural)
-    return moments, added
+    return moments, added, priors
 
 
 # How far the Gaussian components of a mixture start from the prior's mean, in its

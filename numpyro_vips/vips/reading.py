@@ -168,11 +168,15 @@ class Reading:
         limits = (
             self._rows.num_rows
             * state.clipped[name].clipping_norm
-            / (state.clipped[name].scales[name] * float(state.noise_stddev[name]))
+            / (state.clipped[name].scales[name] * self._noise_in_units(state, name))
             for name in self._roles.curvatures
             if name in state.clipped and np.any(state.noise_stddev[name])
         )
         return min(limits, default=math.inf)
+
+    def _noise_in_units(self, state: VipsState, name: str) -> float:
+        """Standard deviation of the noise in an entry, as it was added."""
+        return float(np.max(state.noise_stddev[name] * state.units.get(name, 1.0)))
 
     def _without_clipping(self, state: VipsState) -> Unclipped | None:
         """The sums with what clipping took off them; None where nothing shows it.

@@ -62,6 +62,8 @@ class VipsState(NamedTuple):
       bounds: The evidence bounds of all starts of a fit without noise, best first.
       as_good: The globals that another start found elsewhere, with the same bound.
       way: How far Newton steps have come, see `newton_steps`.
+      first_curvature: What was released first of the statistics that are curvatures of
+        factors that take Newton steps.
       units: What entries of statistics are multiplied by where rows are clipped and
         noise is added, by the statistic's name; see `column_units`.
     """
@@ -93,6 +95,9 @@ class VipsState(NamedTuple):
     bounds: tuple[float, ...] = ()
     as_good: tuple[str, ...] = ()
     way: Way = Way()
+    first_curvature: Mapping[str, Float64[np.ndarray, "..."]] = types.MappingProxyType(
+        {}
+    )
     units: Mapping[str, Float64[np.ndarray, " columns"]] = types.MappingProxyType({})
 
 

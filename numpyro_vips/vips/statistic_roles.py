@@ -27,11 +27,12 @@ def block_of(
       has_units: Whether its entries are multiplied by numbers that are not known yet,
         which no limit on an entry outlasts.
     """
-    if has_units:
+    if has_units and statistic.matrix is None:
         return Block(name=statistic.name, shape=statistic.block_shape)
     geometry, edges = statistic.geometry, {}
     lower, upper = statistic.lower, statistic.upper
     bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
+    bounded = bounded and not has_units
     # Of entries known to be of one sign, only a box that says so too is tighter.
     if bounded and (geometry == "signed" or lower >= 0 or upper <= 0):
         geometry, edges = "box", {"lower": lower, "upper": upper}
@@ -75,6 +76,11 @@ class StatisticRoles:
         )
 
     @property
+    def with_units(self) -> frozenset[str]:
+        """Residuals and their curvatures; see `column_units`."""
+        return frozenset({*self.squares, *self.squares.values()})
+
+    @property
     def statistics(self) -> tuple[Statistic, ...]:
         """All statistics, public ones included."""
         return self._structure.statistics
@@ -89,7 +95,7 @@ class StatisticRoles:
             block_of(
                 statistic,
                 self._directions(statistic),
-                has_units=statistic.name in self.squares,
+                has_units=statistic.name in self.with_units,
             )
             for label in labels
             for statistic in self.statistics

@@ -10,6 +10,7 @@ from numpyro_vips.fitting.norm_histogram import (
     LARGEST_NORM,
     SMALLEST_NORM,
     THRESHOLD,
+    Hidden,
     histogram_block,
     norm_from_counts,
     norm_grid,
@@ -316,3 +317,41 @@ def test_noise_far_above_is_not_taken_for_a_tail():
         found.append(norm)
     # 99.9 % of the norms are below 12.
     assert sum(norm > 12.0 for norm in found) <= 4
+
+
+def _of_residuals(share: float, hidden: Hidden | None) -> float:
+    """A norm of residuals of labels of which this share is 1, with chances right."""
+    rng, rows, noise = np.random.default_rng(5), 10_000, 40.0
+    edges = norm_grid(1.0)
+    size = rng.lognormal(0.0, 0.3, rows)
+    label = rng.random(rows) < share
+    norms = size * np.where(label, 1 - share, share)
+    counts = counts_of(norms, edges)
+    found = norm_from_counts(
+        counts + noise * rng.normal(size=counts.shape),
+        edges,
+        noise_stddev=noise,
+        relative_noise=40.0,
+        num_rows=rows,
+        alignment=0.5,
+        is_known=True,
+        hidden=hidden,
+    )
+    assert found is not None
+    return found
+
+
+def test_rows_that_the_noise_hides_are_not_clipped_to_the_norm_of_the_others():
+    """As many as the squares of the rows that are seen lack; see `Hidden`."""
+    share = 0.01
+    squares = 10_000 * share * (1 - share) * math.exp(2 * 0.3**2)
+    assert _of_residuals(share, None) < 0.1
+    assert _of_residuals(share, Hidden(squares, 2.0)) >= 1.0
+
+
+def test_what_is_seen_is_not_looked_for_elsewhere():
+    share = 0.4
+    squares = 10_000 * share * (1 - share) * math.exp(2 * 0.3**2)
+    without = _of_residuals(share, None)
+    assert _of_residuals(share, Hidden(squares, 20.0)) == without
+    assert _of_residuals(share, Hidden(0.0, 20.0)) == without

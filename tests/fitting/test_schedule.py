@@ -277,7 +277,14 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
         counts[part.name] = np.zeros(len(part.grid) + 1)
         counts[part.name][np.searchsorted(part.grid, 3.0)] = 1000.0
     found, norms, unseen = with_released_norms(
-        steps, 0, counts, {}, parts=steps[0].counted, is_one_vector=False, num_rows=1000
+        steps,
+        0,
+        counts,
+        {},
+        parts=steps[0].counted,
+        is_one_vector=False,
+        num_rows=1000,
+        expected_squares={},
     )
     assert unseen == []
     for name, norm in norms.items():
@@ -304,6 +311,7 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
         parts=steps[0].counted,
         is_one_vector=False,
         num_rows=1000,
+        expected_squares={},
     )
     assert (kept, unseen) == (norms, ["matrix"])
     assert again == found
@@ -326,6 +334,7 @@ def test_only_norms_that_no_histogram_has_shown_are_unseen():
                 found,
                 parts=(part,),
                 engine=Releases((), (MATRIX,)),
+                expected_squares={},
                 num_rows=1000,
             )
         return progress.unseen

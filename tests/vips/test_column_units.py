@@ -13,7 +13,7 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.vips.column_units import column_units
+from numpyro_vips.vips.column_units import column_units, units_of_prior
 
 ROWS, COLUMNS = 400, 4
 UNITS = np.array([0.25, 1.0, 2.0, 8.0])
@@ -44,9 +44,10 @@ def _state(engine: Any) -> Any:
     state = engine.initial_state(jax.random.key(0))
     (factor,) = state.moments
     at = {factor: {"x": MEAN, "xx": np.outer(MEAN, MEAN)}}
-    assert set(state.units) == {"⟨w⟩"}
+    assert set(state.units) == {"⟨w⟩", "⟨w w⟩"}
     natural = engine.on_rows.expected_natural_of(at)
-    return state._replace(visited=at, expected_natural=natural, units={"⟨w⟩": UNITS})
+    units = {"⟨w⟩": UNITS, "⟨w w⟩": np.outer(UNITS, UNITS)}
+    return state._replace(visited=at, moments=at, expected_natural=natural, units=units)
 
 
 # --- the units ------------------------------------------------------------------------
@@ -54,21 +55,38 @@ def _state(engine: Any) -> Any:
 
 def test_units_undo_the_size_of_columns():
     squares = np.array([400.0, 100.0, 25.0])
-    found = column_units(-np.diag(squares), 1e-3)
+    found = column_units(-np.diag(squares), np.full(3, 1e-3), np.ones(3))
     np.testing.assert_allclose(found**2 * squares, np.mean(squares))
 
 
 def test_columns_below_the_noise_count_as_twice_its_size():
     squares = np.array([400.0, 3.0, -5.0])
-    found = column_units(-np.diag(squares), 10.0)
+    found = column_units(-np.diag(squares), np.full(3, 10.0), np.ones(3))
     np.testing.assert_allclose((found / found[0]) ** 2, [1.0, 20.0, 20.0])
     # What a typical row's norm is made of stays as large.
     assert found**2 @ squares == pytest.approx(squares.sum())
 
 
 def test_where_noise_may_be_all_there_is_no_units_are_taken():
-    curvature = -np.diag([19.0, 2.0, -3.0])
-    np.testing.assert_array_equal(column_units(curvature, 10.0), np.ones(3))
+    curvature, before = -np.diag([19.0, 2.0, -3.0]), np.array([1.0, 0.5, 2.0])
+    found = column_units(curvature, 10.0 / before**2, before)
+    np.testing.assert_array_equal(found, before)
+
+
+def test_units_do_not_depend_on_those_of_the_data():
+    """A column in thousandths, with units of before that say so, ends up the same."""
+    rng = np.random.default_rng(0)
+    squares, noise = np.array([400.0, 100.0, 3.0]), np.full(3, 10.0)
+    factor = 10.0 ** rng.integers(-3, 4, 3)
+    found = column_units(-np.diag(squares), noise, np.ones(3))
+    scaled = column_units(-np.diag(squares * factor**2), noise * factor**2, 1 / factor)
+    np.testing.assert_allclose(scaled * factor, found)
+
+
+def test_priors_say_in_which_units_columns_are():
+    stddev = np.array([1e-4, 0.5, 1.0, 2.5, 10.0, 1e4, np.inf, 0.0, np.nan])
+    expected = [1e-4, 0.5, 1.0, 1.0, 1.0, 1e3, 1.0, 1.0, 1.0]
+    np.testing.assert_allclose(units_of_prior(stddev), expected)
 
 
 # --- in a fit -------------------------------------------------------------------------
@@ -88,16 +106,21 @@ def test_norms_are_those_of_residuals_in_these_units(data: Any, is_sparse: bool)
         max_nonzeros=options.get("max_nonzeros"),
     )
     rows = arguments.take(np.arange(ROWS))
-    found = engine.row_norms(_state(engine), rows, ["⟨w⟩"])["⟨w⟩"]
+    found = engine.row_norms(_state(engine), rows, ["⟨w⟩", "⟨w w⟩"])
     residuals = (y - expit(X @ MEAN))[:, None] * X
     expected = np.linalg.norm(UNITS * residuals, axis=1)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["⟨w⟩"], expected, rtol=1e-4, atol=1e-5)
+    # Half of the bound's curvature stands beside the square of the coefficients.
+    logit = np.where(X @ MEAN == 0, 1e-6, X @ MEAN)
+    expected = 0.25 * np.tanh(0.5 * logit) / logit * ((UNITS * X) ** 2).sum(1)
+    np.testing.assert_allclose(found["⟨w w⟩"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["⟨w⟩", "⟨w w⟩"])
 @pytest.mark.parametrize("size", [0.01, 1.0, 1e6])
 @pytest.mark.parametrize("column", range(COLUMNS))
 def test_a_row_moves_the_sum_by_no_more_than_the_norm(
-    data: Any, column: int, size: float
+    data: Any, column: int, size: float, name: str
 ):
     """In the units in which the sum is handed to the mechanism."""
     engine = _engine(data)
@@ -110,14 +133,14 @@ def test_a_row_moves_the_sum_by_no_more_than_the_norm(
             state,
             {"X": X, "y": y},
             np.arange(ROWS + 1) < rows,
-            scales={"⟨w⟩": 1.0},
+            scales={name: 1.0},
             clipping_norm=norm,
-        )["⟨w⟩"]
+        )[name]
         for rows in (ROWS, ROWS + 1)
     )
     moved = np.linalg.norm(whole - without)
     assert moved <= norm * (1 + 1e-9)
-    if size == 1e6 and MEAN[column] > 0:
+    if name == "⟨w⟩" and size == 1e6 and MEAN[column] > 0:
         assert moved >= 0.999 * norm
 
 
@@ -130,14 +153,32 @@ def test_what_is_released_is_read_without_units(data: Any):
     np.testing.assert_allclose(new.noise_stddev["⟨w⟩"], 5.0 / UNITS)
 
 
+def test_a_fit_starts_in_units_of_the_prior(data: Any):
+    @nv.private(unit="rows")
+    def in_cents(X: Any, y: Any = None) -> None:
+        scale = np.array([2.0, 0.5, 0.01, 100.0])
+        w = numpyro.sample("w", dist.Normal(-4.0, scale).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    vi = nv.PrivateVI(in_cents, budget=nv.PrivacyBudget(1.0, 1e-5))
+    engine = vi._prepare_fit(data, {})[0].engine
+    units = engine.initial_state(jax.random.key(0)).units
+    expected = np.array([1.0, 0.5, 0.01, 10.0])
+    np.testing.assert_allclose(units["⟨w⟩"], expected, rtol=1e-5)
+    np.testing.assert_allclose(units["⟨w w⟩"], np.outer(expected, expected), rtol=1e-5)
+
+
 def test_units_follow_the_released_curvature(data: Any):
     engine = _engine(data)
     state = engine.initial_state(jax.random.key(0))
     np.testing.assert_array_equal(state.units["⟨w⟩"], np.ones(COLUMNS))
     curvature = -np.diag([40.0, 10.0, 5.0, 1.0])
     state = engine.update(state, {"⟨w w⟩": curvature}, {"⟨w w⟩": 0.1}, 1.0)
-    expected = column_units(curvature, 0.1)
+    expected = column_units(curvature, np.full(COLUMNS, 0.1), np.ones(COLUMNS))
     np.testing.assert_allclose(state.units["⟨w⟩"], expected, rtol=1e-6)
+    of_matrix = np.outer(expected, expected)
+    np.testing.assert_allclose(state.units["⟨w w⟩"], of_matrix, rtol=1e-6)
     # Rows have them in single precision, and so has what is released.
     assert np.all(state.units["⟨w⟩"] == state.units["⟨w⟩"].astype(np.float32))
 
