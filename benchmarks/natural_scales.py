@@ -211,7 +211,8 @@ def raw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
 def skewed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
     """As `raw`, with the columns standardised."""
     (X,) = raw(rng, n)
-    return ((X - np.float32([0.0, 45.0, 37.5])) / np.float32([1.0, 15.0, 20.0]),)
+    means, scale = np.array([0.0, 45.0, 37.5]), np.array([1.0, 15.0, 20.0])
+    return (((X - means) / scale).astype(np.float32),)
 
 
 CASES = {

@@ -220,6 +220,18 @@ class DpviEngine:
         return frozenset()
 
     @property
+    def lasting(self) -> frozenset[str]:
+        """All blocks, if what is observed are labels; else none.
+
+        A label that the globals find improbable moves them by as much as any did at the
+        start, where each label is probable.
+        """
+        sites = self.program.graph.sites.values()
+        observed = [site for site in sites if not site.is_latent]
+        of_labels = bool(observed) and all(site.num_states for site in observed)
+        return self.balanced if of_labels else frozenset()
+
+    @property
     def recentred(self) -> frozenset[str]:
         """None: gradients are taken where the globals are, in every step."""
         return frozenset()

@@ -63,6 +63,7 @@ class NormPart:
       is_fixed: Whether the structure bounds it by that, whatever a row holds.
       is_balanced: Whether rows' contributions add up to about zero at the optimum, as
         gradients do.
+      is_lasting: Whether some rows stay as large as a histogram has found them.
       directions: See `Together`; None for one block.
     """
 
@@ -71,6 +72,7 @@ class NormPart:
     reference: float
     is_fixed: bool = False
     is_balanced: bool = False
+    is_lasting: bool = False
     directions: int | None = None
 
     @property
@@ -106,6 +108,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             blocks=tuple(names),
             reference=reference,
             is_balanced=engine.balanced.issuperset(names),
+            is_lasting=engine.lasting.issuperset(names),
         )
         return (part,)
     largest = {name: float(np.max(typical[name])) for name in names}
@@ -124,6 +127,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             reference=_moderate_norm(grown.get(name, 1.0) * norm),
             is_fixed=name not in varying,
             is_balanced=name in engine.balanced,
+            is_lasting=name in engine.lasting,
         )
         for name, norm in largest.items()
     )
@@ -180,6 +184,7 @@ def joined(
             ),
             is_fixed=all(by_block[name].is_fixed for name in mine.blocks),
             is_balanced=all(by_block[name].is_balanced for name in mine.blocks),
+            is_lasting=all(by_block[name].is_lasting for name in mine.blocks),
             directions=mine.directions,
         )
         for mine in shared

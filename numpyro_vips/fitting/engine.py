@@ -40,6 +40,14 @@ class Engine(Protocol):
         ...
 
     @property
+    def lasting(self) -> frozenset[str]:
+        """Blocks of which some rows stay as large as at the start in every state.
+
+        Where nearly all labels are alike, the noise of a later histogram hides them.
+        """
+        ...
+
+    @property
     def recentred(self) -> frozenset[str]:
         """Blocks that `recentre` changes, which are of one kind: `"once"` or
         `"adaptive"`. None needs no `recentre`."""

@@ -517,6 +517,8 @@ def with_released_norms(
         if norm is None:
             unseen.append(part.name)
             norm = known[part.name]
+        if part.is_lasting:
+            norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
     known |= found
     for part in (part for step in later for part in step.parts):

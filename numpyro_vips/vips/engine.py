@@ -175,6 +175,11 @@ class VipsEngine:
         """Blocks whose norms the start halves; see `StatisticRoles.growing`."""
         return self._roles.growing
 
+    @property
+    def lasting(self) -> frozenset[str]:
+        """None: of residuals, `expected_squares` says how large they must be."""
+        return frozenset()
+
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:
             return MOST_STEPS

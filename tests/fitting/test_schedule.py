@@ -317,6 +317,35 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
     assert again == found
 
 
+@pytest.mark.parametrize("is_lasting", [False, True])
+def test_a_lasting_norm_grows_and_never_falls(is_lasting: bool):
+    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
+    steps = tuple(step.scaled(1e-3) for step in steps)
+    (part,) = steps[0].counted
+    part = dataclasses.replace(part, is_lasting=is_lasting)
+    steps = (dataclasses.replace(steps[0], counted=(part,)), *steps[1:])
+
+    def norm_after(place: float, norms: dict[str, float]) -> dict[str, float]:
+        counts = np.zeros(len(part.grid) + 1)
+        counts[np.searchsorted(part.grid, place)] = 1000.0
+        _, found, _ = with_released_norms(
+            steps,
+            0,
+            {part.name: counts},
+            norms,
+            parts=(part,),
+            is_one_vector=False,
+            num_rows=1000,
+            expected_squares={},
+        )
+        return found
+
+    first = norm_after(3.0, {})
+    assert norm_after(9.0, first)[part.name] > first[part.name]
+    fallen = norm_after(0.1, first)[part.name]
+    assert fallen == first[part.name] if is_lasting else fallen < 0.2
+
+
 def test_only_norms_that_no_histogram_has_shown_are_unseen():
     """A later histogram that shows nothing leaves the norm that was found before."""
     steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
