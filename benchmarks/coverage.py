@@ -266,6 +266,8 @@ CASES = {
             "visits",
             "regression",
             "logistic",
+            "rare labels",
+            "raw logistic",
             "count regression",
             "overdispersed",
             "group means",
