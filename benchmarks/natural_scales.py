@@ -128,20 +128,15 @@ def logistic(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
-def rare_labels(n: int, X: Any, y: Any = None) -> None:
-    """An intercept whose prior lets one label in a hundred be the other one."""
-    scale = jnp.array([2.0, 0.5, 0.5])
-    w = numpyro.sample("w", dist.Normal(0.0, scale).to_event(1))
-    with numpyro.plate("rows", n):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+def logistic_with_priors(*stddev: float) -> Callable[..., None]:
+    """A column for each of these prior standard deviations."""
 
+    def model(n: int, X: Any, y: Any = None) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, jnp.array(stddev)).to_event(1))
+        with numpyro.plate("rows", n):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
-def logistic_on_raw_columns(n: int, X: Any, y: Any = None) -> None:
-    """On a constant, age and income in thousands."""
-    scale = jnp.array([2.0, 0.03, 0.03])
-    w = numpyro.sample("w", dist.Normal(0.0, scale).to_event(1))
-    with numpyro.plate("rows", n):
-        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+    return model
 
 
 def count_regression(n: int, X: Any, y: Any = None) -> None:
@@ -236,8 +231,9 @@ CASES = {
     "regression": Case(regression, standardised),
     "raw regression": Case(regression_on_raw_columns, raw),
     "logistic": Case(logistic, standardised),
-    "rare labels": Case(rare_labels, skewed),
-    "raw logistic": Case(logistic_on_raw_columns, raw),
+    # One label in a hundred may be the other one.
+    "rare labels": Case(logistic_with_priors(2.0, 0.5, 0.5), skewed),
+    "raw logistic": Case(logistic_with_priors(2.0, 0.03, 0.03), raw),
     "count regression": Case(count_regression, standardised),
     "group means": Case(group_means, lambda rng, n: (rng.integers(0, 8, n),)),
     "overdispersed": Case(overdispersed, none),

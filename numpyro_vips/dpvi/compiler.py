@@ -31,12 +31,12 @@ from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
-from numpyro_vips.model.prior_centre import global_values, unconstrained_scale
+from numpyro_vips.model.prior_centre import (
+    global_values,
+    unconstrained_scale,
+    units_of_prior,
+)
 from numpyro_vips.privacy.gaussian_mechanism import Block
-
-# Standard deviation of a prior from which on steps at the default rate are too short to
-# reach where its mass is, within the default number of steps.
-WIDE_PRIOR = 10.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -139,7 +139,7 @@ def compile_model(
         space=space,
         start=start,
         prior_scale=prior_scale,
-        reach=_reach(prior_scale).astype(start.dtype),
+        reach=units_of_prior(prior_scale).astype(start.dtype),
         ranges=public_ranges(space, start),
         is_late=waiting_coordinates(space.sites, late),
         guide=normal_guide,
@@ -338,18 +338,12 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
 
 
-def _reach(prior_scale: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """How far a step may go, as a factor on the optimiser's."""
-    wide = np.maximum(1.0, prior_scale / WIDE_PRIOR)
-    return np.where(prior_scale < 1.0, prior_scale, wide)
-
-
 def _unit(prior_scale: Any) -> float:
     """What the numbers of a global are multiples of: how far its steps go, about.
 
     A power of two, as the scales of priors are read off draws.
     """
-    reach = _reach(np.ravel(prior_scale))
+    reach = units_of_prior(np.ravel(prior_scale))
     return float(2.0 ** np.round(np.log2(np.median(reach)))) if reach.size else 1.0
 
 

@@ -99,7 +99,7 @@ def norm_from_counts(
     alignment: float = 1.0,
     is_known: bool = False,
     reference: float | None = None,
-    hidden: "Hidden | None" = None,
+    hidden: Hidden | None = None,
 ) -> float | None:
     """The norm at which clipping and noise together do least harm.
 
@@ -144,10 +144,11 @@ def norm_from_counts(
     mass[last + 1 : last + 1 + len(tail)] = tail
     end = last + 1 + len(tail)
     if hidden is not None:
-        place = min(int(np.searchsorted(uppers, hidden.norm)), len(uppers) - 1)
-        rows = hidden.squares - float(mass @ uppers**2)
-        mass[place] += max(rows, 0.0) / hidden.norm**2
-        end = max(end, place + 1 if rows > 0 else 0)
+        missing = hidden.squares - float(mass @ uppers**2)
+        if missing > 0:
+            place = min(int(np.searchsorted(uppers, hidden.norm)), len(uppers) - 1)
+            mass[place] += missing / hidden.norm**2
+            end = max(end, place + 1)
     candidates = uppers[:end]
     beyond = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
     clipped = BIAS_WEIGHT * alignment * np.maximum(beyond, 0.0)

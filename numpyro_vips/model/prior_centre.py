@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from jaxtyping import Float
 from numpyro.distributions import biject_to, transforms
 from numpyro.primitives import Messenger
 from scipy import special
@@ -20,6 +21,9 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.synthetic_rows import synthetic_rows
+
+# Standard deviation of a prior above which it says that numbers are large.
+WIDE_PRIOR = 10.0
 
 _MEDIAN_DRAWS = 101
 _QUANTILE_DRAWS = 2_000
@@ -79,6 +83,16 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     scale = np.broadcast_to(abs(high - low) / _NORMAL_QUARTILES, shape)
     scale = np.where(np.isfinite(scale) & (scale > 0), scale, 1.0)
     return scale if is_identity(transform) else np.minimum(scale, _LARGEST_LOG_SCALE)
+
+
+def units_of_prior(stddev: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
+    """The units in which numbers are, as far as standard deviations of priors say it.
+
+    These are the standard deviations below 1, and a tenth of those above `WIDE_PRIOR`:
+    steps at the default rate of DPVI do not reach further within their default number.
+    In between a prior says little.
+    """
+    return np.where(stddev < 1.0, stddev, np.maximum(1.0, stddev / WIDE_PRIOR))
 
 
 def prior_median(prior: Any) -> jax.Array:

@@ -19,11 +19,10 @@ import math
 import numpy as np
 from jaxtyping import Float, Float64
 
+from numpyro_vips.model.prior_centre import units_of_prior
 from numpyro_vips.vips.named_arrays import as_rows_know
 from numpyro_vips.vips.program import ConjugateProgram
 
-# Standard deviation of a prior from which on it tells of small columns.
-WIDE_PRIOR = 10.0
 # Sums of squares that are smaller, in standard deviations of their noise, count as
 # that large.
 _LEAST = 2.0
@@ -79,17 +78,18 @@ def column_units(
     return before * np.sqrt(squares.sum() / kept / largest)
 
 
-def units_of_prior(stddev: Float[np.ndarray, " columns"]) -> np.ndarray:
+def first_column_units(
+    stddev: Float[np.ndarray, " columns"],
+) -> Float[np.ndarray, " columns"]:
     """What columns are multiplied by before anything is known of them.
 
-    Priors of coefficients say in which units columns are, where their standard
-    deviations are below 1 or above `WIDE_PRIOR`. Others say little: that of an
-    intercept is often larger, and its column is no smaller.
+    Coefficients in units of their priors go with columns in the inverse ones, see
+    `units_of_prior`. A flat prior says nothing.
 
     Args:
       stddev: Prior standard deviations of the columns' coefficients.
     """
-    units = np.minimum(stddev, np.maximum(1.0, stddev / WIDE_PRIOR))
+    units = units_of_prior(stddev)
     return np.where(np.isfinite(units) & (units > 0), units, 1.0)
 
 

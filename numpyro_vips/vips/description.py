@@ -247,8 +247,10 @@ def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[
     if squares:
         yield (
             f"Of {', '.join(squares)} rows are clipped, and norms counted, "
-            "in units of columns that are made of the released "
-            f"{', '.join(dict.fromkeys(squares.values()))}."
+            "in units of columns: those of the coefficients' priors at first, then "
+            "those that are made of the released "
+            f"{', '.join(dict.fromkeys(squares.values()))}, which is clipped in them, "
+            "too."
         )
     factors = program.structure.posterior_factors.values()
     largest = max((f.layout.size for f in factors if f.layout), default=0)

@@ -29,7 +29,7 @@ from numpyro_vips.privacy.releases import (
 from numpyro_vips.vips import m_step
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.clipping_direction import pulls_of_clipping
-from numpyro_vips.vips.column_units import units_of, units_of_prior
+from numpyro_vips.vips.column_units import first_column_units, units_of
 from numpyro_vips.vips.convergence import TOLERANCE, distance
 from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
@@ -313,7 +313,7 @@ class VipsEngine:
             factor = structure.posterior_factors[structure.factor_of[latent]]
             assert factor.layout is not None
             mine = np.asarray(stddev[factor.name], np.float64)
-            of_columns = units_of_prior(mine[factor.layout.span(latent)])
+            of_columns = first_column_units(mine[factor.layout.span(latent)])
             found |= units_of(residual, curvature, of_columns)
         return found
 

@@ -144,11 +144,10 @@ class GlobalStep:
         units = dict(state.units)
         for name, square in roles.squares.items():
             if square in released and name not in released:
-                size = len(statistics[square])
                 of_columns = column_units(
                     statistics[square],
-                    _on_diagonal(deviations[square], size=size),
-                    before=np.sqrt(_on_diagonal(units[square], size=size)),
+                    np.diagonal(deviations[square]),
+                    before=units[name],
                 )
                 units |= units_of(name, square, of_columns)
         return state._replace(
@@ -298,13 +297,6 @@ class GlobalStep:
         if state.trail is None:
             return Trail.starting(*place)
         return state.trail.after(*place, self._program.structure.posterior_factors)
-
-
-def _on_diagonal(
-    matrix: Float64[np.ndarray, "..."] | float, *, size: int
-) -> Float64[np.ndarray, " size"]:
-    """The diagonal of a matrix, or of one with the same number everywhere."""
-    return np.diagonal(np.broadcast_to(matrix, (size, size)))
 
 
 def _gain(step_size: float) -> float:

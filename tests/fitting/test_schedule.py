@@ -269,6 +269,22 @@ def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
     assert histogram.mechanism.sensitivity() == pytest.approx(expected)
 
 
+def after_counts(
+    steps: Any, number: int, counts: Any, norms: dict[str, float]
+) -> tuple[Any, dict[str, float], list[str]]:
+    """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
+    return with_released_norms(
+        steps,
+        number,
+        counts,
+        norms,
+        parts=steps[0].counted,
+        is_one_vector=False,
+        num_rows=1000,
+        expected_squares={},
+    )
+
+
 def test_released_norms_scale_the_steps_that_follow_and_no_others():
     steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
     steps = tuple(step.scaled(1e-3) for step in steps)  # Hardly any noise.
@@ -276,16 +292,7 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
     for part in steps[0].counted:
         counts[part.name] = np.zeros(len(part.grid) + 1)
         counts[part.name][np.searchsorted(part.grid, 3.0)] = 1000.0
-    found, norms, unseen = with_released_norms(
-        steps,
-        0,
-        counts,
-        {},
-        parts=steps[0].counted,
-        is_one_vector=False,
-        num_rows=1000,
-        expected_squares={},
-    )
+    found, norms, unseen = after_counts(steps, 0, counts, {})
     assert unseen == []
     for name, norm in norms.items():
         (part,) = (part for part in steps[0].counted if part.name == name)
@@ -303,16 +310,7 @@ def test_released_norms_scale_the_steps_that_follow_and_no_others():
             assert after.clipping_norm == norms[block.name]
     # Where nothing stands out, norms stay what they were.
     empty = {name: np.zeros_like(count) for name, count in counts.items()}
-    again, kept, unseen = with_released_norms(
-        found,
-        4,
-        empty,
-        norms,
-        parts=steps[0].counted,
-        is_one_vector=False,
-        num_rows=1000,
-        expected_squares={},
-    )
+    again, kept, unseen = after_counts(found, 4, empty, norms)
     assert (kept, unseen) == (norms, ["matrix"])
     assert again == found
 
@@ -328,16 +326,7 @@ def test_a_lasting_norm_grows_and_never_falls(is_lasting: bool):
     def norm_after(place: float, norms: dict[str, float]) -> dict[str, float]:
         counts = np.zeros(len(part.grid) + 1)
         counts[np.searchsorted(part.grid, place)] = 1000.0
-        _, found, _ = with_released_norms(
-            steps,
-            0,
-            {part.name: counts},
-            norms,
-            parts=(part,),
-            is_one_vector=False,
-            num_rows=1000,
-            expected_squares={},
-        )
+        _, found, _ = after_counts(steps, 0, {part.name: counts}, norms)
         return found
 
     first = norm_after(3.0, {})

@@ -13,7 +13,7 @@ from scipy.special import expit
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.vips.column_units import column_units, units_of_prior
+from numpyro_vips.vips.column_units import column_units, first_column_units
 
 ROWS, COLUMNS = 400, 4
 UNITS = np.array([0.25, 1.0, 2.0, 8.0])
@@ -86,7 +86,7 @@ def test_units_do_not_depend_on_those_of_the_data():
 def test_priors_say_in_which_units_columns_are():
     stddev = np.array([1e-4, 0.5, 1.0, 2.5, 10.0, 1e4, np.inf, 0.0, np.nan])
     expected = [1e-4, 0.5, 1.0, 1.0, 1.0, 1e3, 1.0, 1.0, 1.0]
-    np.testing.assert_allclose(units_of_prior(stddev), expected)
+    np.testing.assert_allclose(first_column_units(stddev), expected)
 
 
 # --- in a fit -------------------------------------------------------------------------
