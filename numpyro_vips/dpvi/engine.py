@@ -232,6 +232,11 @@ class DpviEngine:
         return self.balanced if of_labels else frozenset()
 
     @property
+    def columns(self) -> Mapping[str, int]:
+        """None: a gradient's coordinates have the units of their priors."""
+        return {}
+
+    @property
     def recentred(self) -> frozenset[str]:
         """None: gradients are taken where the globals are, in every step."""
         return frozenset()
@@ -467,6 +472,23 @@ class DpviEngine:
             state.variational, key, draws, dict(rows), mask, double, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
+
+    def column_counts(
+        self,
+        state: DpviState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        """Of no block: none has columns."""
+        return {}
+
+    def with_column_sizes(
+        self, state: DpviState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
+    ) -> DpviState:
+        """The state as it is."""
+        return state
 
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""

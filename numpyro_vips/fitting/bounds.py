@@ -65,6 +65,8 @@ class NormPart:
         gradients do.
       is_lasting: Whether some rows stay as large as a histogram has found them.
       directions: See `Together`; None for one block.
+      columns: How many columns it has that get a histogram each, see
+        `column_histogram`; 0 for none.
     """
 
     name: str
@@ -74,6 +76,7 @@ class NormPart:
     is_balanced: bool = False
     is_lasting: bool = False
     directions: int | None = None
+    columns: int = 0
 
     @property
     def grid(self) -> np.ndarray:
@@ -134,8 +137,25 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
     parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
     # Every histogram adds to the noise of all.
-    is_few = graph.arguments.public_num_rows < _ROWS_PER_HISTOGRAM * len(parts)
-    return joined(parts, engine.together) if is_few else parts
+    most = graph.arguments.public_num_rows / _ROWS_PER_HISTOGRAM
+    if len(parts) > most:
+        return joined(parts, engine.together)
+    return _with_columns(parts, engine.columns, most)
+
+
+def _with_columns(
+    parts: Sequence[NormPart], columns: Mapping[str, int], most: float
+) -> tuple[NormPart, ...]:
+    """The parts, of which those with several columns count them, if they are few."""
+    counts = {
+        part.name: columns.get(part.name, 0) for part in parts if not part.is_fixed
+    }
+    counts = {name: number for name, number in counts.items() if number > 1}
+    if sum(counts.values()) > most:
+        return tuple(parts)
+    return tuple(
+        dataclasses.replace(part, columns=counts.get(part.name, 0)) for part in parts
+    )
 
 
 def _bounded_by_encodings(

@@ -59,6 +59,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def columns(self) -> Mapping[str, int]:
+        """By block, the number of its columns, if these may get units of their own."""
+        ...
+
+    @property
     def is_one_vector(self) -> bool: ...
 
     # --- what the schedule is made of: public, known before rows are read -------------
@@ -163,6 +168,37 @@ class Engine(Protocol):
           By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
           the first and the last bin have no end: (number of edges + 1,). A row that
           counts as zero is in none of them.
+        """
+        ...
+
+    def column_counts(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, np.ndarray],
+    ) -> Mapping[str, Any]:
+        """In how many of a chunk's rows each column lies in which bin, not yet private.
+
+        Args:
+          state, rows, mask: See `norm_counts`.
+          edges: By the name of a block in `columns`, where the bins of absolute values
+            end, growing: (number of edges,).
+
+        Returns:
+          By the name of the block, counts as of `norm_counts`, one line for each
+          column: (number of columns, number of edges + 1).
+        """
+        ...
+
+    def with_column_sizes(self, state: Any, sizes: Mapping[str, np.ndarray]) -> Any:
+        """The state in which columns are clipped in units that suit their sizes.
+
+        Args:
+          state: The state that was given to `column_counts`.
+          sizes: By block, how large each column's entries are, over what they would be
+            in rows of unit size: (number of columns,). Of released numbers alone.
         """
         ...
 

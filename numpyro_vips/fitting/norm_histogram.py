@@ -130,7 +130,7 @@ def norm_from_counts(
     near = np.zeros(len(counts), bool)
     if reference is not None:
         near = (uppers < NEAR * reference) & (uppers > reference / NEAR)
-    standing = _standing(counts, noise_stddev, num_rows, near, is_known=is_known)
+    standing = standing_bins(counts, noise_stddev, num_rows, near, is_known=is_known)
     if not standing.any():
         return None
     seen = idle + counts[standing].sum()
@@ -182,7 +182,7 @@ def _tail(
     return noise_stddev * np.where(centre > -_FAR_OFF, mean, -1.0 / centre)
 
 
-def _standing(
+def standing_bins(
     counts: Float64[np.ndarray, " bins"],
     noise_stddev: float,
     num_rows: int,

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
+from numpyro_vips.fitting.column_histogram import column_grid
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.reducer import Batch, Reducer
@@ -107,6 +108,9 @@ def _chunk_sum(
     engine: Engine, step: Step, state: Any, rows: Mapping[str, Any], mask: Any
 ) -> Mapping[str, Any]:
     """What a chunk's rows add to the release, not yet private."""
+    if step.is_by_column:
+        edges = {part.name: column_grid(part) for part in step.counted}
+        return engine.column_counts(state, rows, mask, edges=edges)
     if step.counted:
         return engine.norm_counts(
             state,
@@ -167,7 +171,8 @@ def rehearse(
     for step in steps:
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
         names = tuple(block.name for block in step.blocks)
-        kinds[names, bool(step.counted), size] = step
+        counts = bool(step.counted) + step.is_by_column
+        kinds[names, counts, size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
     # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))

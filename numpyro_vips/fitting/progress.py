@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.column_histogram import sizes_from_counts
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import Step, with_released_norms
@@ -140,6 +141,17 @@ def advanced(
       num_rows: Public number of rows.
     """
     step = progress.steps[number]
+    if step.is_by_column:
+        sizes = {
+            part.name: sizes_from_counts(
+                released[part.name],
+                part,
+                noise_stddev=step.mechanism.block_noise_stddev(part.name),
+                num_rows=num_rows,
+            )
+            for part in step.counted
+        }
+        return engine.with_column_sizes(state, sizes), progress
     if step.counted:
         return state, progress.after_histogram(
             number,

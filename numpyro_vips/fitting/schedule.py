@@ -15,6 +15,7 @@ from numpyro_vips.fitting.bounds import (
     given_blocks,
     joined,
 )
+from numpyro_vips.fitting.column_histogram import column_block
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import (
     Hidden,
@@ -53,6 +54,7 @@ class Step:
         as zero; see `row_sums.DIAGNOSTICS`.
       counted: The parts whose norms are counted in histograms, one for each block. It
         is empty where the step releases statistics.
+      is_by_column: Whether it counts the columns of these parts one by one.
       rounding: What rounding adds to the sensitivity, see `sum_rounding`.
       is_pilot: Whether it only says about which points the statistics of a later step
         are taken.
@@ -69,6 +71,7 @@ class Step:
     step_size: float = 1.0
     reports: bool = False
     counted: tuple[NormPart, ...] = ()
+    is_by_column: bool = False
     rounding: float = 0.0
     is_pilot: bool = False
     recentres: bool = False
@@ -110,7 +113,8 @@ class Step:
         """What it releases, for people."""
         names = ", ".join(block.name for block in self.blocks)
         if self.counted:
-            return f"histogram of the norms of {names}"
+            counted = "columns" if self.is_by_column else "norms"
+            return f"histogram of the {counted} of {names}"
         return f"pilot of {names}" if self.is_pilot else names
 
     @property
@@ -247,7 +251,9 @@ ONCE_SHARE = 0.3
 CURVATURE_SHARE = 0.04
 # of the first histogram of norms, before anything else,
 BOUNDS_SHARE = 0.03
-# and of each further one, where norms depend on the globals.
+# of that of columns, where they are few, which comes before it,
+COLUMNS_SHARE = 0.02
+# and of each further one of norms, where norms depend on the globals.
 REFRESH_SHARE = 0.01
 # Of the pilot of statistics that are released about its means. With a tenth of the
 # budget its means are within three times the noise of those of the whole, and what they
@@ -347,6 +353,19 @@ def plan_steps(
             reports=reports,
         )
 
+    with_columns = tuple(part for part in unknown if part.columns)
+    if with_columns:
+        share -= COLUMNS_SHARE
+        steps.append(
+            Step(
+                blocks=tuple(map(column_block, with_columns)),
+                clipping_norm=math.sqrt(sum(part.columns for part in with_columns)),
+                noise_multiplier=unit / math.sqrt(COLUMNS_SHARE),
+                sampling=full,
+                counted=with_columns,
+                is_by_column=True,
+            )
+        )
     if unknown:
         share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
         steps.append(histogram(unknown, BOUNDS_SHARE))

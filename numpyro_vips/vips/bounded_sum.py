@@ -203,6 +203,40 @@ def norms_of_rows(
         return norms
 
 
+def columns_of_rows(
+    program: ConjugateProgram,
+    inputs: RowInputs,
+    rows: Rows,
+    name: str,
+    sweeps: int,
+) -> Float[Array, "columns rows"]:
+    """Absolute values of the entries of a vector of residuals, in double precision.
+
+    They are in units, and not finite where a row counts as zero.
+
+    Args:
+      program, inputs, rows, sweeps: As in `norms_of_rows`.
+      name: The vector, which has units.
+    """
+    is_double = jnp.result_type(float) == jnp.float64
+
+    def of_piece(rows: Rows) -> Float[Array, "rows columns"]:
+        with jax.enable_x64(is_double):
+            found = _row_contributions(program, inputs, {name: 1.0}, rows, sweeps)
+        contributions = in_double(found)
+        means, units = in_double((inputs.means, inputs.units))
+
+        def of_column(unit: Float[Array, " columns"]) -> Float[Array, " rows"]:
+            return jax.vmap(
+                lambda mine: norm_of(program, mine, {name: 1.0}, means, {name: unit})
+            )(contributions)
+
+        return jax.lax.map(of_column, jnp.diag(units[name])).T
+
+    with jax.enable_x64(True):
+        return map_over_rows(of_piece, rows, _piece_size(program)).T
+
+
 # States of a row's discrete latent beyond which its rows are not tried in each.
 _MOST_STATES = 8
 

@@ -1,4 +1,4 @@
-"""Units of columns, from priors and from what has been released of them anyway.
+"""Units of columns, from priors and from what has been released of them.
 
 Noise is equal in all coordinates of a released vector, but columns are not equally
 large: a rare category has a hundredth of a common one's sum of squares. Where residuals
@@ -7,11 +7,12 @@ first, and its noisy diagonal says how large columns are. Residuals are multipli
 units D made of it before rows are clipped and noise is added, and divided by them
 afterwards: common columns, of which rows say much, then take more of the noise. So is
 the curvature the next time, by DDᵀ. Before anything is released, the priors of the
-coefficients say in which units columns are.
+coefficients say in which units columns are; where rows are many, a histogram of each
+column then says it better (`fitting.column_histogram`).
 
-D is a function of public and released numbers, so it costs nothing, and whatever it is,
-a row's residual times D, and its curvature times DDᵀ, are clipped to the norms that the
-mechanism's noise is made for.
+D is a function of public and released numbers, and whatever it is, a row's residual
+times D, and its curvature times DDᵀ, are clipped to the norms that the mechanism's
+noise is made for.
 """
 
 import math

@@ -247,8 +247,8 @@ def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[
     if squares:
         yield (
             f"Of {', '.join(squares)} rows are clipped, and norms counted, "
-            "in units of columns: those of the coefficients' priors at first, then "
-            "those that are made of the released "
+            "in units of columns: those of the coefficients' priors or of histograms "
+            "of columns at first, then those that are made of the released "
             f"{', '.join(dict.fromkeys(squares.values()))}, which is clipped in them, "
             "too."
         )

@@ -86,6 +86,19 @@ def _stddev(
     return np.sqrt(squares - moments["x"] ** 2)
 
 
+def _narrower(
+    moments: Mapping[str, Float64[np.ndarray, "..."]],
+    factors: Float64[np.ndarray, " size"],
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """The moments of a Gaussian block with standard deviations times these factors."""
+    mean = moments["x"]
+    square = np.outer(mean, mean)
+    return {
+        "x": mean,
+        "xx": square + np.outer(factors, factors) * (moments["xx"] - square),
+    }
+
+
 class VipsEngine:
     """Runs a compiled conjugate model; the loop over steps is in `inference`.
 
@@ -179,6 +192,15 @@ class VipsEngine:
     def lasting(self) -> frozenset[str]:
         """None: of residuals, `expected_squares` says how large they must be."""
         return frozenset()
+
+    @property
+    def columns(self) -> dict[str, int]:
+        """Vectors of residuals; see `column_units`."""
+        return {
+            s.name: s.block_shape[0]
+            for s in self.statistics
+            if s.name in self._roles.squares
+        }
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:
@@ -308,12 +330,9 @@ class VipsEngine:
         found = {}
         for residual, curvature in self._roles.squares.items():
             vector = next(s for s in self.statistics if s.name == residual)
-            latent = vector.atoms[0][0]
-            structure = self.program.structure
-            factor = structure.posterior_factors[structure.factor_of[latent]]
-            assert factor.layout is not None
-            mine = np.asarray(stddev[factor.name], np.float64)
-            of_columns = first_column_units(mine[factor.layout.span(latent)])
+            factor, place = self._place_of(vector)
+            mine = np.asarray(stddev[factor], np.float64)
+            of_columns = first_column_units(mine[place])
             found |= units_of(residual, curvature, of_columns)
         return found
 
@@ -366,6 +385,54 @@ class VipsEngine:
             # Later the globals say which state a row is in.
             in_any_state=not state.asked,
         )
+
+    def column_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        """In how many of the chunk's rows each column lies in which bin, not yet
+        private.
+
+        See `fitting.engine.Engine.column_counts`.
+        """
+        return self.on_rows.column_counts(state, rows, mask, edges=edges)
+
+    def with_column_sizes(
+        self, state: VipsState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
+    ) -> VipsState:
+        """The state with columns in units of these sizes, in units of before.
+
+        Coefficients of large columns start more surely by as much: with the variance of
+        a wide prior logits would be so unsure that rows had no curvature.
+        See `fitting.engine.Engine.with_column_sizes`.
+        """
+        units, moments = dict(state.units), dict(state.moments)
+        for name, of_columns in sizes.items():
+            residual = next(s for s in self.statistics if s.name == name)
+            before = state.units[name]
+            units |= units_of(name, self._roles.squares[name], before / of_columns)
+            factor, place = self._place_of(residual)
+            shrunk = np.ones(moments[factor]["x"].shape)
+            shrunk[place] = 1.0 / np.maximum(of_columns, 1.0)
+            moments[factor] = _narrower(moments[factor], shrunk)
+        return state._replace(
+            units=units,
+            moments=moments,
+            visited=moments,
+            expected_natural=self.on_rows.expected_natural_of(moments),
+        )
+
+    def _place_of(self, residual: Statistic) -> tuple[str, slice]:
+        """The factor of a vector of residuals, and the place of its coefficients."""
+        latent = residual.atoms[0][0]
+        structure = self.program.structure
+        factor = structure.posterior_factors[structure.factor_of[latent]]
+        assert factor.layout is not None
+        return factor.name, factor.layout.span(latent)
 
     def recentre(self, state: VipsState) -> VipsState:
         """The state from which statistics are taken about where the globals are now.

@@ -14,6 +14,7 @@ from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
+    counts_in_bins,
     counts_of_parts,
     equal_chunks,
     increasing_edges,
@@ -22,7 +23,12 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_queries import map_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import COVARIATES
-from numpyro_vips.vips.bounded_sum import RowInputs, bounded_sum, norms_of_rows
+from numpyro_vips.vips.bounded_sum import (
+    RowInputs,
+    bounded_sum,
+    columns_of_rows,
+    norms_of_rows,
+)
 from numpyro_vips.vips.covariates import (
     MOST_COVARIATES,
     Places,
@@ -324,6 +330,41 @@ class RowPrograms:
             return counts_of_parts(norms, mask, parts, edges)
 
         return jit_ahead(counts, static_argnums=(4, 5))
+
+    def column_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        """In how many of the chunk's rows each column lies in which bin, not yet
+        private; see `fitting.engine.Engine.column_counts`."""
+        double = {name: increasing_edges(of) for name, of in edges.items()}
+        found = self._column_counts(self._inputs(state), dict(rows), mask, double)
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    @functools.cached_property
+    def _column_counts(self) -> Any:
+        def counts(
+            inputs: NormInputs,
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            edges: Mapping[str, Float[Array, " _edges"]],
+        ) -> dict[str, Float[Array, "_columns _bins"]]:
+            found = {}
+            for name, of_name in edges.items():
+                sizes = columns_of_rows(
+                    self.program, inputs.of_statistics, rows, name, self.local_steps
+                )
+                with jax.enable_x64(True):
+                    found[name] = jax.lax.map(
+                        lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
+                    )
+            return found
+
+        return jit_ahead(counts)
 
     def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
         """The sums that the information is made of, of all rows as they are.

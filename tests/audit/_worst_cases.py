@@ -334,6 +334,56 @@ def exposures(x: Any) -> None:
         numpyro.sample("y", dist.Poisson(jnp.abs(x[:, 0]) * own), obs=x[:, 1])
 
 
+def labelled(x: Any) -> None:
+    """Labels in the last column, features in the others."""
+    size = x.shape[1] - 1
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([size]).to_event(1))
+    with numpyro.plate("patients", x.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=x[:, :-1] @ w), obs=x[:, -1])
+
+
+def column_scores(
+    count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What histograms of columns betray of a row that is alone in its bins.
+
+    Returns:
+      The noisy counts of these bins, their mean, without the row and with it, from
+      `count` releases each, and the μ that is claimed.
+    """
+    present = np.full((10, 3), np.nan, np.float32)
+    present[-1] = LARGE, 1.0, 1.0
+    case = WorstCase(
+        model=labelled,
+        absent=present[:-1],
+        present=present,
+        score=lambda params: 0.0,
+        options={
+            "engine": "vips",
+            "sampling": nv.FullBatch(),
+            "noise_multiplier": noise_multiplier,
+            # So many rows are said to be there that columns have histograms.
+            "num_rows": 1000,
+            "num_steps": 1,
+        },
+    )
+
+    def of_columns(steps: Sequence[Step]) -> Step:
+        (step,) = [step for step in steps if step.is_by_column]
+        return step
+
+    step, found = _released(case, case.vi(), of_columns, count, noise_multiplier)
+    (part,) = step.counted
+    counts = [np.array([released[part.name] for released in world]) for world in found]
+    bins = np.argmax(counts[1].mean(0) - counts[0].mean(0), axis=1)
+    absent, present = (
+        np.mean([world[:, c, b] for c, b in enumerate(bins)], axis=0)
+        for world in counts
+    )
+    claimed = math.sqrt(len(bins)) / step.mechanism.sensitivity() / noise_multiplier
+    return absent, present, claimed
+
+
 def covariate_scores(
     count: int, *, noise_multiplier: float
 ) -> tuple[np.ndarray, np.ndarray, float]:

@@ -21,6 +21,7 @@ from _worst_cases import (
     DELTA,
     KEY,
     WorstCase,
+    column_scores,
     covariate_scores,
     fresh_start,
     histogram_scores,
@@ -355,9 +356,15 @@ def test_fits_with_a_pilot_stay_below_their_claim(record_property):
 @pytest.mark.audit
 @pytest.mark.parametrize(
     ("scores", "what"),
-    [(information_scores, "dpvi, information"), (covariate_scores, "vips, covariates")],
+    [
+        (information_scores, "dpvi, information"),
+        (covariate_scores, "vips, covariates"),
+        (column_scores, "vips, histograms of columns"),
+    ],
 )
-def test_what_intervals_need_stays_below_its_claim(record_property, scores, what):
+def test_what_is_released_beside_steps_stays_below_its_claim(
+    record_property, scores, what
+):
     absent, present, claimed = scores(RUNS, noise_multiplier=0.4)
     mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
     record_property("audit", f"{what}: mu >= {mu:.3f} (claimed {claimed:.3f})")
@@ -366,9 +373,15 @@ def test_what_intervals_need_stays_below_its_claim(record_property, scores, what
 
 @pytest.mark.parametrize(
     ("scores", "name"),
-    [(information_scores, INFORMATION), (covariate_scores, COVARIATES)],
+    [
+        (information_scores, INFORMATION),
+        (covariate_scores, COVARIATES),
+        (column_scores, "⟨w⟩"),
+    ],
 )
-def test_information_without_noise_is_caught(monkeypatch, scores, name):
+def test_what_is_released_beside_steps_without_noise_is_caught(
+    monkeypatch, scores, name
+):
     add_noise = GaussianMechanism.add_noise
 
     def forgetful(self: Any, sums: Any, rng: Any) -> Any:

@@ -1,0 +1,70 @@
+"""How large columns are, from a private histogram of each.
+
+Ages stand beside incomes, and noise is equal in all coordinates of a released vector:
+next to a column that is a thousand times as large nothing is seen of the others, and
+clipping at its norm clips nothing of theirs. So every row counts once for each column,
+in the bin of a public logarithmic grid that its entry falls into. That costs √d times
+the noise of one histogram, so it is done where columns are few or rows are many. The
+sizes that are read off the noisy counts are post-processing.
+"""
+
+import math
+
+import numpy as np
+from jaxtyping import Float64
+
+from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.norm_histogram import GRID_FACTOR, standing_bins
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+# Every so many edges of the grid of norms: a unit may be wrong by a small factor.
+_STRIDE = 2
+
+
+def column_grid(part: NormPart) -> Float64[np.ndarray, " edges"]:
+    """The edges of the bins of every column's histogram; public."""
+    return part.grid[::_STRIDE]
+
+
+def column_block(part: NormPart) -> Block:
+    """The counts as one block: a row counts once for each column, or not at all."""
+    return Block(
+        name=part.name,
+        shape=(part.columns, len(column_grid(part)) + 1),
+        geometry="nonnegative",
+        norm_bound=math.sqrt(part.columns),
+    )
+
+
+def sizes_from_counts(
+    counts: Float64[np.ndarray, "columns bins"],
+    part: NormPart,
+    *,
+    noise_stddev: float,
+    num_rows: int,
+) -> Float64[np.ndarray, " columns"]:
+    """How large each column's entries are, over what they would be in unit rows.
+
+    Args:
+      counts: Noisy number of rows by column and bin.
+      part: Whose columns these are.
+      noise_stddev: Standard deviation of the noise in each count.
+      num_rows: Public number of rows.
+
+    Returns:
+      The root mean square of the entries in bins that stand out of the noise, of which
+      the first is none: an entry there is zero. 1 where no bin does.
+    """
+    typical = part.reference / math.sqrt(part.columns)
+    edges = column_grid(part)
+    middles = np.append(edges[1:], edges[-1]) * GRID_FACTOR ** (-_STRIDE / 2)
+    near = np.zeros(len(middles), bool)
+    sizes = np.ones(part.columns)
+    for column, of_column in enumerate(counts[:, 1:]):
+        # A size that noise makes up would hide the column.
+        standing = standing_bins(of_column, noise_stddev, num_rows, near, is_known=True)
+        if standing.any():
+            weights = np.maximum(of_column[standing], 0.0)
+            mean = np.average(middles[standing] ** 2, weights=weights)
+            sizes[column] = math.sqrt(mean) / typical
+    return sizes

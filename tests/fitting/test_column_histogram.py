@@ -1,0 +1,186 @@
+"""Histograms of columns: neighbours, what is read off them, and what they cure."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.bounds import NormPart
+from numpyro_vips.fitting.column_histogram import (
+    column_block,
+    column_grid,
+    sizes_from_counts,
+)
+from numpyro_vips.fitting.schedule import COLUMNS_SHARE
+
+COLUMNS = 3
+
+
+@nv.private(unit="rows")
+def logistic(X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def _prepared(rows: int, columns: int = COLUMNS, **options: Any) -> Any:
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
+    data = np.ones((rows, columns), np.float32), np.ones(rows, np.int32)
+    return vi._prepare_fit(data, {})[0]
+
+
+# --- what a row counts for ------------------------------------------------------------
+
+SIZES = np.array(
+    [
+        [0.5, 2.0, -40.0],
+        [0.0, 1e4, 3.0],
+        [1e-3, 0.0, 0.0],
+        [np.nan, 1.0, 1.0],
+        [1.0, np.inf, 1.0],
+        [-1e30, 1.0, 5.0],
+        [1.0, 1.0, 1.0],
+    ],
+    np.float32,
+)
+
+
+def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.ndarray:
+    """Before noise, of the one vector of residuals."""
+    step = fit.steps[0]
+    assert step.is_by_column
+    (part,) = step.counted
+    state = fit.engine.initial_state(jax.random.key(0))
+    if units is not None:
+        state = fit.engine.with_column_sizes(state, {part.name: units})
+    labels = np.arange(len(X), dtype=np.int32) % 2
+    found = fit.engine.column_counts(
+        state,
+        {"X": X, "y": labels},
+        np.broadcast_to(mask, len(X)),
+        edges={part.name: column_grid(part)},
+    )
+    return np.asarray(found[part.name])
+
+
+@pytest.mark.parametrize("units", [None, np.array([10.0, 0.1, 1.0])])
+def test_a_row_counts_once_in_each_column_where_its_entry_is(units):
+    fit = _prepared(900)
+    found = _counts(fit, SIZES, units=units)
+    valid = SIZES[np.all(np.isfinite(SIZES), axis=1)]
+    # Logits are zero at the start, so residuals are half as large as features.
+    entries = np.abs(valid) / 2.0 / (1.0 if units is None else units)
+    edges = column_grid(fit.steps[0].counted[0])
+    expected = [
+        np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
+        for column in entries.T
+    ]
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_neighbours_differ_by_what_is_stated():
+    """On every pair of neighbours of these rows, for both relations."""
+    fit = _prepared(900)
+    mechanism = fit.steps[0].mechanism
+    whole = _counts(fit, SIZES)
+    reached = {"add_or_remove": 0.0, "replace_one": 0.0}
+    for number in range(len(SIZES)):
+        mask = np.arange(len(SIZES)) != number
+        change = float(np.linalg.norm(whole - _counts(fit, SIZES, mask)))
+        reached["add_or_remove"] = max(reached["add_or_remove"], change)
+        for other in SIZES:
+            replaced = SIZES.copy()
+            replaced[number] = other
+            change = float(np.linalg.norm(whole - _counts(fit, replaced)))
+            reached["replace_one"] = max(reached["replace_one"], change)
+    for relation, most in reached.items():
+        stated = mechanism.sensitivity(relation)
+        assert most <= stated * (1 + 1e-12)
+        assert most > 0.99 * stated  # And some neighbours need all of it.
+    assert mechanism.sensitivity("add_or_remove") == pytest.approx(math.sqrt(COLUMNS))
+
+
+# --- what is read off -----------------------------------------------------------------
+
+PART = NormPart(name="residuals", blocks=("residuals",), reference=2.0, columns=4)
+
+
+def test_sizes_are_those_of_the_entries_that_stand_out():
+    """Over what they would be in rows of unit size, in which all columns are alike."""
+    rng = np.random.default_rng(0)
+    edges, rows = column_grid(PART), 20_000
+    entries = np.stack(
+        [
+            np.full(rows, 1.0),
+            np.abs(rng.normal(45.0, 15.0, rows)),
+            np.where(rng.random(rows) < 0.1, 1e-4, 0.0),
+            np.where(rng.random(rows) < 1e-3, 1e6, 0.0),
+        ]
+    )
+    counts = [
+        np.bincount(np.searchsorted(edges, e), minlength=len(edges) + 1)
+        for e in entries
+    ]
+    noise = 40.0
+    noisy = counts + noise * rng.normal(size=(4, len(edges) + 1))
+    found = sizes_from_counts(noisy, PART, noise_stddev=noise, num_rows=rows)
+    # Where nothing stands out the unit of before stays.
+    expected = np.array([1.0, math.hypot(45.0, 15.0), 1e-4, 1.0])
+    assert np.all(np.abs(np.log2(found / expected)) <= 0.6)
+    assert found[3] == 1.0
+
+
+def test_noise_alone_says_nothing():
+    rng = np.random.default_rng(0)
+    shape = column_block(PART).shape
+    for _ in range(200):
+        noisy = 50.0 * rng.normal(size=shape)
+        found = sizes_from_counts(noisy, PART, noise_stddev=50.0, num_rows=10_000)
+        np.testing.assert_array_equal(found, 1.0)
+
+
+# --- when, and for what ---------------------------------------------------------------
+
+
+def test_columns_are_counted_where_they_are_few_for_the_rows():
+    assert _prepared(900).steps[0].is_by_column
+    for few in (_prepared(899), _prepared(9_000, columns=1)):
+        assert not any(step.is_by_column for step in few.steps)
+    given = _prepared(9_000, clipping_norm=1.0)
+    assert not any(step.is_by_column for step in given.steps)
+
+
+def test_they_have_their_share_of_the_budget():
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    rows = np.ones((5_000, COLUMNS), np.float32), np.ones(5_000, np.int32)
+    plan = vi.explain(*rows)
+    first = plan.schedule[0]
+    assert first["releases"] == "histogram of the columns of ⟨w⟩"
+    assert first["share"] == pytest.approx(COLUMNS_SHARE, rel=1e-6)
+    assert sum(line["share"] for line in plan.schedule) == pytest.approx(1.0)
+    assert any("histogram of each column" in note for note in plan.notes)
+
+
+def test_raw_columns_with_a_prior_that_knows_nothing_of_them_hide_no_other():
+    """An intercept beside ages and incomes, all with the same prior.
+
+    The budget is large, so that what is left of the error is the rows' own.
+    """
+    rng = np.random.default_rng(0)
+    rows = 20_000
+    ages, incomes = rng.normal(45.0, 15.0, rows), rng.lognormal(10.0, 0.5, rows)
+    X = np.stack([np.ones(rows), ages, incomes], 1).astype(np.float32)
+    truth = np.array([-1.5, 0.03, 2e-5])
+    y = (rng.random(rows) < jax.nn.sigmoid(jnp.asarray(X @ truth))).astype(np.int32)
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(20.0, 1e-5), progress_bar=False)
+    result = vi.run(jax.random.key(0), X, y)
+    draws = np.asarray(result.sample_posterior(jax.random.key(1), (500,))["w"])
+    errors = (draws.mean(0) - truth) / draws.std(0)
+    assert np.all(np.abs(errors) < 4.5), errors
+    assert draws.std(0)[0] < 0.3
