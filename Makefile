@@ -9,7 +9,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Also where Python is told to keep no byte code: pytest rewrites every test, which is a
 # third of what it takes to find them.
 PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n 2
-FAST := not slow and not audit
+QUICK := not slow and not audit and not thorough
+THOROUGH := thorough and not slow and not audit
 UNOPTIMIZED := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false \
     --xla_cpu_parallel_codegen_split_count=1
 
@@ -27,7 +28,7 @@ CONSTRAINTS_arviz0 := echo 'arviz<1'
 CONSTRAINTS_newest := true
 GROUPS_newest := --group frames
 
-.PHONY: demo test test-slow audit lint docs dist bench foreign matrix clean
+.PHONY: demo test test-thorough test-slow audit lint docs dist bench foreign matrix clean
 
 demo: $(VENV)/.examples
 	$(BIN)/python examples/logistic_regression.py --data breast_cancer \
@@ -39,12 +40,20 @@ demo: $(VENV)/.examples
 # whose subject is what the compiled program does: they are marked `optimized`. Nor is a
 # program split, which lets threads share its compilation: both cores have tests to run.
 # A jaxlib that does not know the flags gets none.
-test: $(VENV)/.test
-	$(PYTEST) --dist loadfile -m '$(FAST) and optimized' \
-	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)
-	flags='$(UNOPTIMIZED)'; \
+define unoptimized
+flags='$(UNOPTIMIZED)'; \
 	XLA_FLAGS="$$XLA_FLAGS $$flags" $(BIN)/python -c 'import jax; jax.devices()' || flags=; \
-	XLA_FLAGS="$$XLA_FLAGS $$flags" $(PYTEST) --dist loadfile -m '$(FAST) and not optimized'
+	XLA_FLAGS="$$XLA_FLAGS $$flags" $(PYTEST) --dist loadfile
+endef
+
+test: $(VENV)/.test
+	$(PYTEST) --dist loadfile -m '$(QUICK) and optimized' \
+	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)
+	$(unoptimized) -m '$(QUICK) and not optimized'
+
+# Fits that are compared with references. Nothing that guards privacy is left to these.
+test-thorough: $(VENV)/.test
+	$(unoptimized) -m '$(THOROUGH)' $$(grep -rl --include='test_*.py' 'mark.thorough' tests)
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow

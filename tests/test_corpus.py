@@ -301,6 +301,7 @@ def test_the_synthetic_corpus_is_made_of_its_themes():
     assert share == pytest.approx(_corpus.COMMON_SHARE, abs=0.02)
 
 
+@pytest.mark.thorough
 def test_raw_abstracts_are_read(shared_data: Callable[[str], Path]):
     folder = shared_data("arxiv")
     words = _corpus.read_vocabulary(folder / "vocab.arxiv.txt")

@@ -43,6 +43,7 @@ EXAMPLES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
 @pytest.mark.parametrize(
     "case",
@@ -71,6 +72,7 @@ def test_example_reports_and_leaves_its_files(
     assert "Privacy statement" in printed and "insecure" in printed
 
 
+@pytest.mark.thorough
 def test_poisson_regression_comes_close_to_the_truth(tmp_path: Path):
     report = poisson_regression.main(
         ["--num-rows", "4000", "--no-progress", "--output", str(tmp_path)]
@@ -153,6 +155,7 @@ def toy(benchmark: Any, **changes: Any) -> Any:
     return benchmark.Experiment(**(settings | changes))
 
 
+@pytest.mark.thorough
 def test_log_joint_of_the_baseline_is_numpyros(benchmark: Any):
     experiment = toy(
         benchmark,

@@ -96,6 +96,7 @@ def test_noise_never_makes_a_posterior_that_is_none(name: str, epsilon: float) -
         assert all((draws[site] > 0).all() for site in positive)
 
 
+@pytest.mark.thorough
 def test_a_scale_below_the_noise_is_as_large_as_the_noise_allows() -> None:
     """Rows of residual 0.05: their sum of squares, 0.5, is far below its noise."""
     scales = [
@@ -109,6 +110,7 @@ def test_a_scale_below_the_noise_is_as_large_as_the_noise_allows() -> None:
     assert (medians > exact).all() and medians.max() < 2.5
 
 
+@pytest.mark.thorough
 def test_a_hierarchy_without_noise_is_that_of_its_conditionals() -> None:
     result = fitted("groups")
     draws = result.sample_posterior(KEY, (4000,))
@@ -134,6 +136,7 @@ def test_a_hierarchy_without_noise_is_that_of_its_conditionals() -> None:
     assert 0.7 < draws["mu"].std() / spread < 1.1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["wide", "precise"])
 def test_wide_priors_leave_least_squares(name: str) -> None:
     draws = fitted(name).sample_posterior(KEY, (4000,))
@@ -146,6 +149,7 @@ def test_wide_priors_leave_least_squares(name: str) -> None:
     assert scale.mean() == pytest.approx(math.sqrt(residual), rel=0.02)
 
 
+@pytest.mark.thorough
 def test_columns_of_large_numbers_are_solved_for() -> None:
     """Years as they are written: the residuals are a millionth of what cancels."""
     year = np.arange(1950, 2012, dtype=np.float32)

@@ -54,6 +54,7 @@ def test_models_have_names_sources_and_licences(gallery: tuple[Any, ...]):
         assert (foreign.rows == "simulated") == (foreign.licence == "as the project")
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:Out-of-support values")  # Placeholders.
 def test_models_accept_their_data(gallery: tuple[Any, ...]):
     for foreign in gallery:

@@ -190,6 +190,7 @@ def test_logistic_tables_have_the_shapes_that_they_are_named_for(tables: Any):
     assert table.y.mean() == pytest.approx(0.22, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_records_are_not_measured_again(
     frontier: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

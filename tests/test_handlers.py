@@ -103,6 +103,7 @@ def test_nuts_draws_what_it_draws_for_the_plain_model(data):
     np.testing.assert_array_equal(draws(decorated), draws(plain_model))
 
 
+@pytest.mark.thorough
 def test_svi_and_predictive_do_what_they_do_for_the_plain_model(data):
     def fitted(model):
         guide = AutoNormal(model)

@@ -677,6 +677,7 @@ def test_fixed_noise_is_charged_at_its_price():
 # --- randomness -----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_only_a_seed_makes_noise_repeatable():
     def once(fn: Any, args: tuple, seed: int | None, **options: Any) -> np.ndarray:
         budget = nv.PrivacyBudget(1.0, 1e-5)
@@ -808,6 +809,7 @@ def reference() -> np.ndarray:
 USUAL = ("tuple", "callable object", "integer labels", "JAX arrays")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "idiom",
     [
@@ -822,6 +824,7 @@ def test_idioms_mean_the_same(idiom, reference):
     np.testing.assert_allclose(result.params["w/loc"], reference, atol=2e-4)
 
 
+@pytest.mark.thorough
 def test_keyword_arguments_and_names_in_the_statement():
     vi = nv.PrivateVI(
         marked(with_public_prior, public=("loc",)),
@@ -835,6 +838,7 @@ def test_keyword_arguments_and_names_in_the_statement():
     assert "'scale'" in held.plan
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_few_rows_and_as_many_constants(count, budget):
     # Three rows and a prior of three numbers: nothing of it is private.
@@ -857,6 +861,7 @@ def network(X, y=None):
         numpyro.sample("y", dist.Bernoulli(logits=jnp.tanh(X @ first) @ last), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "fn",
     [
@@ -885,6 +890,7 @@ def test_other_models_run_by_dpvi(fn, budget, tmp_path):
 # --- importing ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_importing_loads_no_heavy_library(repository: Path):
     heavy = (
         "arviz",

@@ -344,6 +344,7 @@ def test_every_spelling_of_topics_has_the_same_posterior() -> None:
     assert not np.allclose(fitted(fn, (x,)), expected, rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_the_bound_of_visible_rows_leaves_nothing_out() -> None:
     """It is that of whole rows, also of some that a fit would cut."""
     x = MODELS["multinomial"].rows()[0].astype(np.float32)
@@ -504,6 +505,7 @@ def factors_with_public_weights(x: Any) -> None:
         numpyro.sample("x", dist.Poisson(theta @ beta).to_event(1), obs=x)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "fn", [factors_with_public_weights, factors_with_a_latent_per_row]
 )

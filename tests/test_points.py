@@ -97,6 +97,7 @@ def listed_net(x: Any) -> Any:
 NETWORKS = [equinox_net, flax_net, nnx_net, haiku_net, listed_net]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("net", NETWORKS, ids=lambda net: net.__name__)
 def test_a_saved_network_predicts_as_before(net, tmp_path):
     @nv.private(unit="people")
@@ -126,6 +127,7 @@ def test_a_saved_network_predicts_as_before(net, tmp_path):
     assert np.abs(started - predicted[0]).max() > 1e-3
 
 
+@pytest.mark.thorough
 def test_an_encoder_in_a_marked_guide_is_read_again(tmp_path):
     def model(y: Any):
         scale: Any = numpyro.sample("scale", dist.HalfNormal(1.0))

@@ -69,6 +69,7 @@ def adjusted(plate: str, centre: Any) -> Any:
     return model
 
 
+@pytest.mark.thorough
 def test_a_second_plate_of_the_rows_and_a_mean_over_them():
     rows = AFTER, TREATED, BEFORE
     text = refusal(adjusted("others", jnp.mean), *rows)
@@ -81,6 +82,7 @@ def test_a_second_plate_of_the_rows_and_a_mean_over_them():
     assert "public number" not in text
 
 
+@pytest.mark.thorough
 def test_a_mean_over_rows_that_is_taken_off():
     def regression(offset: Any) -> Any:
         def model(x, y):
@@ -117,6 +119,7 @@ def process_beside_a_plate(x, y):
     process(x, y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [process, process_beside_a_plate])
 def test_a_gaussian_process_of_all_rows(model: Any):
     wave = np.sin(2 * BEFORE) + 0.3 * RNG.normal(size=COUNT)
@@ -143,6 +146,7 @@ def test_a_gaussian_process_of_all_rows(model: Any):
 # --- sizes that are computed from data ------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("size", "code"),
     [
@@ -222,6 +226,7 @@ PRIORS: dict[str, tuple[Any, np.ndarray, str, Any]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PRIORS)
 def test_priors_that_order_or_truncate_run(name: str):
     """By DPVI, which is what the refusal by VIPS says."""

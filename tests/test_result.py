@@ -146,6 +146,7 @@ KEY = jax.random.key(0)
 # Draws --------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sample_shape", [(), (5,), (2, 3)])
 def test_draws_have_the_sample_shape_and_follow_the_key(result, sample_shape):
     draws = result.sample_posterior(KEY, sample_shape=sample_shape)
@@ -157,6 +158,7 @@ def test_draws_have_the_sample_shape_and_follow_the_key(result, sample_shape):
         assert not np.array_equal(draws[name], other[name])
 
 
+@pytest.mark.thorough
 def test_draws_go_into_predictive(result):
     def model(X, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
@@ -186,6 +188,7 @@ def groups_of(data: Any) -> list[str]:
     return list(data.children) if isinstance(data, xr.DataTree) else data.groups()
 
 
+@pytest.mark.thorough
 def test_axes_are_named_by_plates_and_coords(result):
     data = result.to_arviz(
         KEY, num_samples=20, num_chains=2, coords={"feature": ["age", "sex", "bmi"]}
@@ -204,6 +207,7 @@ def test_axes_are_named_by_plates_and_coords(result):
     np.testing.assert_array_equal(posterior["net.unit"], [0, 1])
 
 
+@pytest.mark.thorough
 def test_dims_may_be_renamed(result):
     data = result.to_arviz(
         KEY,
@@ -446,6 +450,7 @@ def test_the_representation_is_short_and_honest(result):
     assert "NOT PRIVATE" in repr(make_result(epsilon=math.inf))
 
 
+@pytest.mark.thorough
 def test_importing_loads_neither_arviz_nor_xarray():
     code = (
         "import sys, numpyro; before = set(sys.modules); import numpyro_vips.result; "

@@ -126,6 +126,7 @@ def fit_of_counts() -> nv.PrivateVIResult:
     return fit(counted, ids, counts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "spelling",
     [
@@ -175,6 +176,7 @@ def test_padding_says_nothing() -> None:
     )
 
 
+@pytest.mark.thorough
 def test_a_scaled_latent_is_so_many_copies() -> None:
     """c · log Σ_z p(z, x), as NumPyro enumerates, and not a sharper posterior."""
 
@@ -224,6 +226,7 @@ def test_what_depends_on_copies_must_be_copied() -> None:
 # --- other latents --------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_polya_gamma_has_the_tilt_of_the_expected_squared_logit() -> None:
     @nv.private(unit="rows")
     def logistic(X: Any, y: Any) -> None:
@@ -403,6 +406,7 @@ def test_local_latents_with_conjugate_priors(family: str) -> None:
         np.testing.assert_allclose(q.concentration0, 3.0 + 3 - total)
 
 
+@pytest.mark.thorough
 def test_gradient_fits_average_the_log_density_over_draws() -> None:
     y = np.array([0, 2, 5, 1], np.int32)
     result = fit(rates, y, engine="dpvi", num_steps=300)
@@ -411,6 +415,7 @@ def test_gradient_fits_average_the_log_density_over_draws() -> None:
     np.testing.assert_allclose(result.elbo(y), expected, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_gradient_fits_sum_discrete_latents_out() -> None:
     @nv.private(unit="rows")
     def mixture(x: Any) -> None:

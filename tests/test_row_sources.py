@@ -189,6 +189,7 @@ def of_arrays(sampling: Any, engine: str) -> nv.PrivateVIResult:
     return fit(*data(), sampling=sampling, engine=engine)
 
 
+@pytest.mark.thorough
 def test_a_source_of_mappings_stands_for_a_dict_of_arrays():
     X, y = data()
     expected = fit({"X": X, "y": y}, model=of_batch)
@@ -199,6 +200,7 @@ def test_a_source_of_mappings_stands_for_a_dict_of_arrays():
     assert plan.engine == "vips"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
 def test_rows_of_a_source_may_be_sparse(sampling, tmp_path):
     counts = counts_of_words()
@@ -213,6 +215,7 @@ def test_rows_of_a_source_may_be_sparse(sampling, tmp_path):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("engine", "source"),
     [
@@ -256,6 +259,7 @@ def test_a_sparse_matrix_may_lie_in_files(sampling, tmp_path):
     assert_same_bits(fit(there, **options), fit(matrix, **options))
 
 
+@pytest.mark.thorough
 def test_chunks_without_rows_are_no_trouble(tmp_path):
     """Where fewer rows are there than were declared."""
     counts = counts_of_words()

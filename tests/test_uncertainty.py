@@ -38,6 +38,7 @@ def fitted(epsilon: float, **settings: Any) -> PrivateVIResult:
 NORMS = {"⟨precision⟩": 4.0, "⟨mean⟩⟨precision⟩": 3.0}
 
 
+@pytest.mark.thorough
 def test_the_parts_add_up_to_the_variance_and_the_data_have_theirs() -> None:
     result = fitted(1.0, clipping_norm=NORMS)
     parts, moments = result.uncertainty().parts, result.posterior.moments()

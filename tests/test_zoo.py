@@ -165,6 +165,7 @@ FAST = (
 ACCEPTED = some_fast(names_of("vips"), FAST)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_bound_never_falls(name: str) -> None:
@@ -189,6 +190,7 @@ def test_batch_sums_are_sums_of_rows(name: str) -> None:
         np.testing.assert_allclose(value, added, rtol=1e-10, atol=1e-10 * size)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_expected_log_joint_agrees_with_monte_carlo(name: str) -> None:
@@ -252,6 +254,7 @@ EXACT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", EXACT)
 def test_closed_form(name: str) -> None:

@@ -125,6 +125,7 @@ def _graph(model: Any, *args: Any) -> Any:
     return build_graph(marked, bind_arguments(marked, args, {}))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [
@@ -283,6 +284,7 @@ def test_what_is_not_conjugate_is_refused_with_the_reason():
         find_locals_of_rows(graph)
 
 
+@pytest.mark.thorough
 def test_a_fit_explains_itself_and_bounds_rows():
     rng = np.random.default_rng(0)
     X = rng.normal(size=(400, 3)).astype(np.float32)

@@ -75,6 +75,7 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     assert found["fluctuation"] == fluctuation
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_steps", "num_rows"),
     [pytest.param(25, 20_000, marks=pytest.mark.slow), (200, 500)],

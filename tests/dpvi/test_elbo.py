@@ -84,6 +84,7 @@ def quadrature() -> tuple[Any, Any]:
     return jnp.asarray(grid, jnp.float32), both / both.sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["mean_field", "full_rank"])
 @pytest.mark.parametrize("is_analytic", [False, True])
 def test_the_public_part_is_a_divergence_and_the_factor(
@@ -104,6 +105,7 @@ def test_the_public_part_is_a_divergence_and_the_factor(
         np.testing.assert_allclose(values, at_a_draw(*at.T), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_the_public_part_is_an_average_over_draws(graph: ModelGraph):
     normal = NormalGuide(SPACE, "mean_field", num_rows=3)
     elbo = PublicElbo(graph, SPACE, normal, is_analytic=False)
@@ -112,6 +114,7 @@ def test_the_public_part_is_an_average_over_draws(graph: ModelGraph):
     np.testing.assert_allclose(elbo(ARRAYS, {}, draws), np.mean(one_by_one), rtol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_analytic", [False, True])
 def test_of_a_users_guide_it_is_the_same(graph: ModelGraph, is_analytic: bool):
     mine = UserGuide(guide, graph)

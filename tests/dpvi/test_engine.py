@@ -166,6 +166,7 @@ def elbo_gradient(engine: DpviEngine, state: DpviState, sums: Any) -> Variationa
     return jax.jit(gradient)(state.variational, draws, sums)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case", [pytest.param("logistic", marks=pytest.mark.slow), "constrained", "factor"]
 )
@@ -491,6 +492,7 @@ def test_norms_are_found_beside_a_centre_without_a_gradient():
     assert np.any(norms["loc"] > 0.1)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("scale", "reach"), [(0.01, 0.01), (3.0, 1.0), (1e4, 1e3)])
 def test_steps_reach_as_far_as_the_prior(scale, reach):
     @private(unit="people")
@@ -579,6 +581,7 @@ SUPPORTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", SUPPORTS)
 def test_supports_survive_json(case):
     support, shape = SUPPORTS[case]
@@ -592,6 +595,7 @@ def test_supports_survive_json(case):
     assert jnp.all(support(value))
 
 
+@pytest.mark.thorough
 def test_posterior_survives_its_specification():
     X, y = binary_data(20)
     posterior = fit(engine_for(regression, X, y), {"X": X, "y": y}, 3)
@@ -729,6 +733,7 @@ def test_settings_are_checked(settings):
 # --- fits -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_linear_regression_finds_the_exact_posterior_mean():
     @private(unit="people")
     def linear(X: Any, y: Any = None):

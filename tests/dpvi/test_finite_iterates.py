@@ -73,6 +73,7 @@ def noise_of(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Any
     return sizes * rng.normal(size=shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["any size", "Gaussian", "one way"])
 @pytest.mark.parametrize(
     "settings",
@@ -107,6 +108,7 @@ def test_noise_alone_leads_to_a_posterior(name: str, settings: Any, kind: str):
             assert (np.asarray(draws[site]) > 0).all(), (site, seed)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("guide", ["mean_field", "full_rank", "low_rank"])
 def test_inside_the_ranges_nothing_is_changed(guide: Any):
     """Means thousands of units away, and scales from a millionth to the prior's."""

@@ -168,6 +168,7 @@ def test_gradient_of_a_joint_normal_is_that_of_its_elbo(family, perturb, x64):
         np.testing.assert_allclose(found[name], expected[name], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", ["full_rank", "low_rank"])
 def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     engine = engine_for(regression, X, Y, guide=family)
@@ -205,6 +206,7 @@ def test_draws_that_are_all_alike_are_no_posterior(scale, is_one):
     assert (np.ptp(posterior.sample(KEY, (50,))["w"], axis=0) > 0).all() == is_one
 
 
+@pytest.mark.thorough
 def test_a_correlation_matrix_is_a_latent_like_others():
     cov = np.array([[1.0, 0.6], [0.6, 1.0]])
     rows = np.random.default_rng(1).multivariate_normal([0, 0], cov, 400)
@@ -246,6 +248,7 @@ def test_full_rank_finds_the_correlation_that_mean_field_misses():
 # --- guides of the user's own ---------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "perturb", ["location", pytest.param("all", marks=pytest.mark.slow)]
 )
@@ -707,6 +710,7 @@ def agreement_cases() -> dict[str, tuple[Any, ...]]:
 FAST_AGREEMENT = ("linear regression",)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "case",
     [

@@ -153,6 +153,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("name", CASES)
 def test_the_density_of_a_row_and_its_slopes(name: str) -> None:
@@ -186,6 +187,7 @@ def slopes_of_rows(y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate).to_event(1), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("_double")
 @pytest.mark.parametrize("sigma", [0.3, 1.0, 2.0])
 def test_two_latents(sigma: float) -> None:
@@ -278,6 +280,7 @@ def test_a_model_of_overdispersed_counts():
         assert found.std() == pytest.approx(sd, rel=0.15)
 
 
+@pytest.mark.thorough
 def test_a_private_fit_of_overdispersed_counts():
     rng = np.random.default_rng(1)
     y = rng.poisson(np.exp(1.0 + 0.7 * rng.normal(size=1000))).astype(np.float32)

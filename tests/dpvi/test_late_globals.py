@@ -86,6 +86,7 @@ def names_that_wait(engine: DpviEngine) -> set[str]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 def test_which_globals_wait(name: str):
     model, x, expected = CASES[name]
@@ -132,6 +133,7 @@ def test_they_wait_for_an_eighth_of_the_steps_and_move_then(num_steps: int):
         assert moved[late].any() == (step >= num_steps // 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore")
 def test_all_clusters_are_found_under_noise():
     """Without waiting, fits from these keys are 0.07 to 0.18 below the true density,

@@ -79,6 +79,7 @@ def steps_of(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> A
     return vi._prepare_fit(args, {})[0].steps
 
 
+@pytest.mark.thorough
 def test_with_little_noise_it_is_the_exact_posterior_with_its_correlations():
     X, y, _ = table()
     result = fitted(
@@ -101,6 +102,7 @@ def test_with_little_noise_it_is_the_exact_posterior_with_its_correlations():
     assert abs(error).max() < 0.3
 
 
+@pytest.mark.thorough
 def test_intervals_grow_with_the_noise():
     X, y, _ = table()
     widths = []
@@ -137,6 +139,7 @@ def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
     assert str(nv.load(tmp_path / "fit.nc").uncertainty()) == str(result.uncertainty())
 
 
+@pytest.mark.thorough
 def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
     X, y, _ = table()
     result = fitted(with_hyperprior, X, y, insecure_seed=3)
@@ -172,6 +175,7 @@ def test_the_information_has_its_share_near_the_end():
     assert steps[number].clipping_norm is None  # It follows that of gradients.
 
 
+@pytest.mark.thorough
 def test_its_norm_is_the_square_of_the_gradients():
     X, y, _ = table()
     (given,) = [s for s in steps_of(linear, X, y, clipping_norm=3.0) if s.informs]
@@ -197,6 +201,7 @@ def test_noise_of_the_callers_is_that_of_gradients():
     assert informing.share / total == pytest.approx(INFORMATION_SHARES[INFORMATION])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -297,6 +302,7 @@ def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
     assert np.mean(draws[:, 1, 0]) == pytest.approx(0.6, abs=0.15)
 
 
+@pytest.mark.thorough
 def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
     """Rows say next to nothing of a scale whose prior is as good as flat."""
 

@@ -83,6 +83,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("slope", [0.2, 1.0, 3.0])
 def test_the_density_of_a_row_and_its_slope(name: str, slope: float) -> None:

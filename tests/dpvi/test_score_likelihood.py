@@ -137,6 +137,7 @@ def test_directions_hidden_by_noise_stay_where_the_iterates_are():
     assert found.normal.loc[0] == pytest.approx(place[0], abs=0.05)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("limit", "least", "most"), [(20.0, 0.0, 0.1), (1e6, 0.9, 1.0)]
 )

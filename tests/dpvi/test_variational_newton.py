@@ -145,6 +145,7 @@ def test_the_shape_is_that_of_arviz(spread):
     assert abs(pareto_shape(log_ratios) - psislw(log_ratios)[1]) < 1e-6
 
 
+@pytest.mark.thorough
 def test_the_shape_is_that_of_pareto_ratios():
     ratios = stats.genpareto.rvs(0.8, size=100_000, random_state=0)
     assert abs(pareto_shape(np.log(ratios)) - 0.8) < 0.1

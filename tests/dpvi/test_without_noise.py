@@ -58,6 +58,7 @@ def regression(X: Any, y: Any = None):
         numpyro.sample("y", dist.Normal(X @ w, 2.0), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_regression_on_raw_columns_has_its_closed_form():
     X, y = raw_columns()
     result = fit(regression, X, y)
@@ -82,6 +83,7 @@ def poisson(x: Any, count: Any = None):
         numpyro.sample("count", dist.Poisson(jnp.exp(a + b * x)), obs=count)
 
 
+@pytest.mark.thorough
 def test_a_poisson_regression_with_large_counts_agrees_with_laplace():
     rng = np.random.default_rng(0)
     x = rng.uniform(-1, 1, 40)
@@ -161,6 +163,7 @@ def flat(x: Any, y: Any):
         numpyro.sample("y", dist.Normal((a + b) * x, 1.0), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_posterior_without_an_end_is_reported():
     rng = np.random.default_rng(0)
     x = rng.normal(size=50)
@@ -191,6 +194,7 @@ def test_a_fit_that_was_stopped_early_says_so():
     assert "'w'" in result.diagnostics["warnings"][0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("budget", [nv.PrivacyBudget(1.0, 1e-5), None])
 def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
     """Also where only `epsilon=` asks for noise, of a ledger without a limit."""

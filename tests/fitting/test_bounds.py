@@ -89,6 +89,7 @@ def test_indicators_need_no_histogram():
     assert "the clipping norms, which must not be" in str(result.privacy)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [counts, totals])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.int64])
 def test_counts_are_found_whatever_their_type_is(model, dtype):
@@ -96,6 +97,7 @@ def test_counts_are_found_whatever_their_type_is(model, dtype):
     assert "histogram" in found.values()
 
 
+@pytest.mark.thorough
 def test_counts_out_of_totals_are_found_too():
     """Of rows of unit size the totals are one at most, and so are the counts."""
 
@@ -292,6 +294,7 @@ def outliers(y):
         numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_row_has_the_norms_of_any_component_before_the_first_step():
     """At the start a row far from zero is no row of the narrow component at all."""
     rows = np.array([0.1, 3.0, -40.0], np.float32)
@@ -341,6 +344,7 @@ def test_later_norms_are_those_at_the_globals():
 # --- what users see -------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_released_shares_stand_in_statement_result_and_files(tmp_path):
     rng = np.random.default_rng(0)
     y = rng.poisson(3.0, 5000).astype(np.float32)
@@ -362,6 +366,7 @@ def test_released_shares_stand_in_statement_result_and_files(tmp_path):
     assert CLIPPED_ROWS in attributes.attrs["diagnostics"]
 
 
+@pytest.mark.thorough
 def test_rows_that_the_model_cannot_have_are_said():
     y = np.where(np.arange(5000) % 3 == 0, -1.0, 2.0).astype(np.float32)
     with pytest.warns(UserWarning, match="counted as zero"):
@@ -377,6 +382,7 @@ def test_diagnostics_can_be_switched_off():
     assert event.sensitivity == pytest.approx(5.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_the_scale_of_a_model_does_not_matter(scale):
     """A regression in other units, its prior too: the same result, scaled back."""

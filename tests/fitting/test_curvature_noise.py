@@ -139,6 +139,7 @@ def test_rows_decide_as_the_budget_does() -> None:
     assert fit_of().explain(*table(rows=100 * ROWS)).engine == "vips"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("fn", "options"),
     [

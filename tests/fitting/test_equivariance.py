@@ -126,6 +126,7 @@ def in_units(**fast: float) -> Any:
     )
 
 
+@pytest.mark.thorough
 @in_units(gaussian=1000.0, response=1e-3, features=1000.0, exposures=1e-3)
 def test_vips_in_other_units_is_one_step_of_the_grid_away(name, unit):
     scaled = means(name, "vips", unit)
@@ -138,6 +139,7 @@ def test_vips_in_other_units_is_one_step_of_the_grid_away(name, unit):
         assert np.all(noise < 4 * other), site
 
 
+@pytest.mark.thorough
 @in_units(response=1000.0, features=1e-3, exposures=1e-3)
 def test_dpvi_finds_the_same_in_other_units(name, unit):
     """A start in the data's unit is hundreds of a narrow prior's deviations away."""

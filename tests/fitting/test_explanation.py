@@ -240,6 +240,7 @@ def test_large_covariances_are_pointed_out():
     assert any("80,000 noisy numbers" in note for note in plan.notes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("likelihood", "is_logistic"),
     [

@@ -67,6 +67,7 @@ def incomes(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mean, 1 / jnp.sqrt(precision)), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "dtype",
     ["int8", "uint64", "float16", *slow(*SIGNED, *UNSIGNED, *WIDE_FLOATS)],
@@ -84,6 +85,7 @@ def test_answers_of_any_type(dtype):
     assert abs(found["chance"] - 0.3) < 0.05
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bool", "uint8", *slow("int8", "int64", "float16")])
 def test_features_of_any_type(dtype):
     rng = np.random.default_rng(0)
@@ -93,6 +95,7 @@ def test_features_of_any_type(dtype):
     np.testing.assert_allclose(found["w"], [1.0, -0.5], atol=0.15)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 @pytest.mark.parametrize("dtype", ["int64", *slow("int32", "float32")])
 def test_counts_of_a_million(dtype, engine):
@@ -101,6 +104,7 @@ def test_counts_of_a_million(dtype, engine):
     assert abs(found["rate"] / 1e6 - 1.0) < 0.02
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["int64", *slow("float32", "float64")])
 def test_incomes_of_ten_millions(dtype):
     """Their squares are beyond 1e14."""
@@ -117,6 +121,7 @@ def test_one_wild_value_is_one_row(wild):
     assert abs(fitted(incomes, y)["mean"] / 1e7 - 1.0) < 0.02
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 @pytest.mark.parametrize("constant", [0.0, 1.0])
 def test_a_constant_column_takes_nothing_from_the_others(constant, engine):

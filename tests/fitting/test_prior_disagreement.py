@@ -151,6 +151,7 @@ def fit(model: Any, y: np.ndarray, **options: Any) -> nv.PrivateVIResult:
 AGES = np.random.default_rng(0).normal(45.0, 10.0, 4000).astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 def test_ages_under_a_prior_in_other_units_warn(engine, tmp_path):
     with pytest.warns(UserWarning, match=r"prior of 'mu' and the data"):
@@ -162,6 +163,7 @@ def test_ages_under_a_prior_in_other_units_warn(engine, tmp_path):
     assert texts[0] in nv.load(tmp_path / "fit.nc").diagnostics["warnings"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 def test_ages_under_their_own_prior_do_not(engine):
     result = fit(ages_of(50.0, 20.0), AGES, engine=engine)

@@ -72,6 +72,7 @@ def total_of(options: dict[str, Any]) -> float:
     return sum(norm.values()) if isinstance(norm, dict) else norm
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "rows", "options", "said"),
     [
@@ -129,6 +130,7 @@ def test_a_warning_names_what_was_cut_which_way_and_what_helps(
     assert not any("rows were clipped" in text for text in texts)
 
 
+@pytest.mark.thorough
 def test_norms_about_released_means_are_not_advised():
     """With norms of the caller's sums are about zero again, and others."""
 
@@ -146,6 +148,7 @@ def test_norms_about_released_means_are_not_advised():
     assert "a larger epsilon" in text
 
 
+@pytest.mark.thorough
 def test_what_too_few_rows_say_stands_in_the_statement(tmp_path):
     result, texts = fit(counts, Y[:30], epsilon=0.3)
     (text,) = (text for text in texts if text.startswith("Too few rows"))
@@ -161,6 +164,7 @@ def test_what_too_few_rows_say_stands_in_the_statement(tmp_path):
         assert not texts and not result.privacy.remarks
 
 
+@pytest.mark.thorough
 def test_a_prior_that_disagrees_stands_in_the_statement():
     def ages(y):
         mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))

@@ -73,6 +73,7 @@ def _fitted_effects(epsilon: float) -> nv.PrivateVIResult:
     return _fitted(effects, *_shares(60), epsilon=epsilon)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [math.inf, 1.0])
 def test_a_bound_on_latents_of_rows_is_a_warning_of_every_fit(epsilon: float) -> None:
     found = _fitted_effects(epsilon).diagnostics["warnings"]
@@ -85,6 +86,7 @@ def test_a_posterior_that_a_bound_has_moved_is_said() -> None:
     assert any("weighed by the model's density" in x for x in _warnings(result))
 
 
+@pytest.mark.thorough
 def test_independent_factors_that_are_too_narrow_are_said() -> None:
     sigma = np.array([15, 10, 16, 11, 9, 11, 10, 18], np.float32)
     y = np.array([28, 8, -3, 7, -1, 1, 18, 12], np.float32)
@@ -94,6 +96,7 @@ def test_independent_factors_that_are_too_narrow_are_said() -> None:
     assert result.diagnostics["widened"]["tau"] > 1.5
 
 
+@pytest.mark.thorough
 def test_a_posterior_that_stands_for_the_models_own_has_no_warning() -> None:
     rng = np.random.default_rng(0)
     y = (1.0 + rng.normal(size=80) + 0.3 * rng.normal(size=80)).astype(np.float32)

@@ -73,6 +73,7 @@ def doubled(equation: Any, operands: list[Any]) -> list[Any] | None:
     return [2 * jnp.sin(operands[0])]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", {**CALLS, **LOOPS})
 def test_a_program_keeps_its_value(name: str) -> None:
     function = {**CALLS, **LOOPS}[name]

@@ -105,6 +105,7 @@ PROGRAMS: list[tuple[Callable[..., Any], tuple]] = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("function, arguments", PROGRAMS)
 def test_same_numbers_as_jax(function, arguments):
     found = trace_in_double(function, *arguments)(*arguments)

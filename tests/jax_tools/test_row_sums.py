@@ -51,6 +51,7 @@ def test_bins_in_which_a_row_could_be_twice_are_refused(ends):
         increasing_edges(np.array(ends))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [None, 1, 64, 128])
 @pytest.mark.parametrize("count", [1, 63, 64, 200])
 def test_pieces_of_rows_are_all_rows_once(count: int, size: int | None) -> None:

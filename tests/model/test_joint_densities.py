@@ -42,6 +42,7 @@ def in_plates(first: str) -> Callable[..., None]:
     return model
 
 
+@pytest.mark.thorough
 def test_two_plates_of_rows_are_to_be_one():
     with pytest.raises(nv.UnsafeModelError, match=r"plate 'again'.*under 'rows'"):
         fit(in_plates("again"))
@@ -65,6 +66,7 @@ def on_a_basis(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(basis @ weights, scale), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_process_over_rows_is_to_be_a_regression_on_a_basis():
     with pytest.raises(nv.UnsafeModelError, match=r"all rows together.*basis"):
         fit(with_kernel)

@@ -33,6 +33,7 @@ def _graph(model):
     return build_graph(marked, bind_arguments(marked, data, {}))
 
 
+@pytest.mark.thorough
 def test_discrete_latents_are_summed_out_exactly():
     graph = _graph(_enumerated)
     assert num_joint_states(graph) == 6

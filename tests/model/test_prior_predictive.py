@@ -114,6 +114,7 @@ def latent_of_the_row(y: Any) -> None:
         numpyro.sample("y", dist.Binomial(4, probs=z * p), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", MODELS)
 def test_drawn_rows_are_valid(name: str) -> None:
     """By NumPyro's log density of the whole model, on each row by itself."""

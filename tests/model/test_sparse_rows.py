@@ -39,6 +39,7 @@ def some_rows(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
     return drawn.astype(dtype)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("shape", [(40, 9), (7, 5, 9), (0, 9)])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "u1", "?"])
 @pytest.mark.parametrize("width", [1, 4, 8])

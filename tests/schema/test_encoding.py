@@ -77,6 +77,7 @@ def test_encoded_rows_compute_and_print_as_any_array():
         np.testing.assert_allclose(found, plain @ np.ones(5), rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_axes_are_labelled_whose_length_follows_the_columns(result, tmp_path):
     assert result.axis_labels == {"w": [list(COLUMNS)]}
     result.save(tmp_path / "fit.nc")
@@ -105,6 +106,7 @@ def test_a_result_holds_names_and_no_encoded_row(result):
     assert all(isinstance(name, str) for name in columns)
 
 
+@pytest.mark.thorough
 def test_plain_arrays_and_fixed_widths_have_no_labels():
     @nv.private(unit="people")
     def five(X, y=None):

@@ -396,6 +396,7 @@ def test_moments_of_other_columns_are_refused():
     assert alone.standardised_columns == ("age",)
 
 
+@pytest.mark.thorough
 def test_a_fit_says_that_its_columns_were_standardised():
     @nv.private(unit="people")
     def model(X: Any, y: Any = None):

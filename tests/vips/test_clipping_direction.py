@@ -92,6 +92,7 @@ def typical_norm(fit: EngineFit, state: Any) -> float:
     return float(np.median(np.sqrt(sum(norm**2 for norm in norms.values()))))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", KNOWN)
 def test_where_a_direction_is_said_clipping_draws_there(name: str):
     model, rows, expected = KNOWN[name]
@@ -106,6 +107,7 @@ def test_where_a_direction_is_said_clipping_draws_there(name: str):
         assert ratio > 1.05 if pull == "too large" else 0.0 < ratio < 0.95, site
 
 
+@pytest.mark.thorough
 def test_what_is_known_of_two_depends_on_where_rows_are_measured_from():
     """About zero a clipped row loses its mean and its square, about the mean its
     square alone."""
@@ -145,6 +147,7 @@ def test_statistics_that_pull_both_ways_have_no_direction():
     }
 
 
+@pytest.mark.thorough
 def test_coefficients_are_drawn_to_the_other_rows_and_residuals_shrink():
     def regression(x, y):
         w = numpyro.sample("w", dist.Normal(0.0, 5.0).expand([2]).to_event(1))

@@ -65,6 +65,7 @@ def expected_log(concentration: np.ndarray) -> np.ndarray:
     return digamma(concentration) - digamma(concentration.sum(-1, keepdims=True))
 
 
+@pytest.mark.thorough
 def test_gaussian_mixture() -> None:
     rows = MODELS["mixture"].rows(40)
     batch = batch_of(MODELS["mixture"].fn, rows)
@@ -205,6 +206,7 @@ def fitted(fn: Callable[..., None], rows: Rows) -> Params:
     return {name: np.asarray(value) for name, value in result.params.items()}
 
 
+@pytest.mark.thorough
 def test_linear_regression() -> None:
     """By hand, and by scikit-learn with all four hyperparameters matched.
 
@@ -338,6 +340,7 @@ def summed_rates(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Poisson(X @ rate), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_zero_coefficient_takes_no_share_of_a_sum() -> None:
     """With one coefficient other than zero per row, the posterior is exact."""
     rng = np.random.default_rng(0)

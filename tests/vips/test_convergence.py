@@ -126,6 +126,7 @@ def moved(result: Any, limit: tuple[float, float]) -> float:
     return abs(mean - where) / math.sqrt(c * d / (c + d) ** 2 / (c + d + 1))
 
 
+@pytest.mark.thorough
 def test_a_fit_without_noise_goes_on_until_it_has_converged():
     limit = limit_of_overlapping()
     found = fit(overlapping, ROWS)
@@ -144,6 +145,7 @@ def test_a_fit_without_noise_goes_on_until_it_has_converged():
     )
 
 
+@pytest.mark.thorough
 def test_a_fit_ends_when_it_has_converged():
     def logistic(X: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))

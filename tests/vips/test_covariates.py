@@ -228,6 +228,7 @@ def test_exposures_are_positive_and_regressors_are_not() -> None:
         assert engine.on_rows.positive_covariates.tolist() == wanted
 
 
+@pytest.mark.thorough
 def test_a_fit_with_covariates_of_truth_values_ends() -> None:
     """It ended in an error about their sign, after the budget had been spent."""
 
@@ -255,6 +256,7 @@ def test_noise_leaves_a_covariance(positive: list[bool]) -> None:
 # --- intervals ------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [1e5, math.inf])
 def test_a_robust_regression_has_the_width_of_its_likelihood(epsilon: float) -> None:
     """Its information about weights is τ (ν + 1) / (ν + 3) of Σ xxᵀ (Lange, Little and
@@ -273,6 +275,7 @@ def test_a_robust_regression_has_the_width_of_its_likelihood(epsilon: float) -> 
     assert missing + 0.02 >= 2 / (DEGREES + 3) and missing < 0.6
 
 
+@pytest.mark.thorough
 def test_exposures_are_covariates() -> None:
     rng = np.random.default_rng(0)
     t = rng.uniform(0.5, 3.0, ROWS)
@@ -287,6 +290,7 @@ def test_exposures_are_covariates() -> None:
     assert found.stddev == pytest.approx(1.0 / math.sqrt(information), rel=0.15)
 
 
+@pytest.mark.thorough
 def test_shares_have_no_log_normal_covariates() -> None:
     """Many simulated rows would be none, and so none are simulated."""
 

@@ -64,6 +64,7 @@ def test_latents_whose_scales_are_learnt_together_divide_the_variance(
     assert program.dividing == expected
 
 
+@pytest.mark.thorough
 def test_small_scales_of_slopes_are_found_under_noise(
     rows: tuple[np.ndarray, np.ndarray],
 ) -> None:

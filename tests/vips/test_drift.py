@@ -81,6 +81,7 @@ def test_a_fit_under_noise_says_that_its_sums_still_move() -> None:
     assert "'share'" in text and "num_steps=" in text and "step_size=" in text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "options",
     [

@@ -84,6 +84,7 @@ EXACT = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", EXACT)
 def test_closed_form(name: str) -> None:
@@ -196,6 +197,7 @@ def scaled_columns(X: Any, y: Any) -> None:
 
 
 # How else it may be written is the subject of `test_conjugate_models.py`.
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "name",
@@ -309,6 +311,7 @@ ASCENTS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64", "coordinate_ascent")
 @pytest.mark.parametrize(
     "name", some_fast(ASCENTS, ("logistic_gamma", "regression_ard"))
@@ -406,6 +409,7 @@ def test_logistic_regression_matches_nuts() -> None:
     assert np.all((ratio > 0.6) & (ratio < 1.05))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_minibatches_come_near_the_full_batch() -> None:
     rows = MODELS["logistic_fixed"].rows(400)
@@ -502,6 +506,7 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
         )
 
 
+@pytest.mark.thorough
 def test_the_average_goes_on_from_the_random_start() -> None:
     """λ ← (1 − ρ) λ + ρ (prior + sum) also in the first step, whose λ is random."""
     program = uncertified(MODELS["topics"].fn, MODELS["topics"].rows(8))
@@ -570,6 +575,7 @@ class _StopError(Exception):
     pass
 
 
+@pytest.mark.thorough
 def test_plans_depend_on_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """`explain`, and `run` up to the charge, never look at a row."""
 
@@ -606,6 +612,7 @@ def test_diagonal_structure_is_the_factorised_fixed_point() -> None:
     close(found["w/scale"], np.diag(precision) ** -0.5, 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [math.inf, 1.0])
 def test_a_flat_prior_is_told_of_where_there_is_noise(epsilon: float) -> None:
     def model(y: Any) -> None:

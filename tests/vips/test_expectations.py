@@ -138,6 +138,7 @@ def test_the_expected_log_density_of_a_row_by_hand() -> None:
     np.testing.assert_allclose(of_tau["log"], 0.5, rtol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["mixture", "logistic_gamma"])
 def test_with_the_globals_put_in_a_term_is_the_same(name: str) -> None:
     model = MODELS[name]

@@ -55,6 +55,7 @@ def _found(rows: np.ndarray, intercept: float, w: np.ndarray) -> dict[str, float
     return dict(engine.expected_squares(state))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("intercept", [0.0, -3.0, 5.0])
 @pytest.mark.parametrize("slope", [0.0, 0.1, 1.0])
 def test_rare_labels_are_counted(rows: np.ndarray, intercept: float, slope: float):

@@ -198,6 +198,7 @@ def fit_of(model: Callable[..., None]) -> Fit:
 # --- what is a feature ----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", list(WITH_FEATURES))
 def test_features_are_found(model: Callable[..., None]) -> None:
     features = fit_of(model).features
@@ -247,6 +248,7 @@ def test_statistics_are_those_of_standardised_rows() -> None:
 
 # One with each kind of intercept: of its own, of groups, none, in the vector; and one
 # with latents of rows, and one whose features are made of columns.
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model",
     [
@@ -346,6 +348,7 @@ def test_all_that_features_change_is_released_anew() -> None:
     assert counted == fit.engine.recentred
 
 
+@pytest.mark.thorough
 def test_only_released_numbers_decide_the_features() -> None:
     fit = fit_of(separate)
     noise = dict.fromkeys(fit.scales, 3.0)
@@ -369,6 +372,7 @@ def test_only_released_numbers_decide_the_features() -> None:
 # --- fits -----------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "model", [separate, pytest.param(vector, marks=pytest.mark.slow)]
 )

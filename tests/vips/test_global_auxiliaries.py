@@ -96,6 +96,7 @@ CASES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("copies", [1.0, 3.0])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_the_fit_is_the_best_of_its_bound(case: str, bound: str, copies: float) 
         assert on == pytest.approx(special.expit(best.x[2]), abs=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("bound", ["polya-gamma", "fixed-curvature"])
 def test_a_switch_with_a_latent_logit_runs_as_announced(bound: str) -> None:

@@ -22,6 +22,7 @@ def groups(group, x, y=None):
         numpyro.sample("y", dist.Normal(y_mean, noise), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(2))
 def test_the_mean_of_effects_is_where_the_effects_are(seed):
     """Nothing of the noise in the rows' information is information on their mean."""

@@ -110,6 +110,7 @@ def by_sums(log_density: Any, *axes: Any) -> tuple[float, Any, Any]:
     return total + volume, shares @ points, (shares[:, None] * points).T @ points
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("n", "r"), [(0, 0), (1, 1), (5, 5), (148, 0), (148, 18), (10**6, 10**5)]
@@ -130,6 +131,7 @@ def test_the_moments_and_the_evidence_of_one_latent(n: int, r: int) -> None:
     assert float(row_bound(program, natural, row, 20)) == pytest.approx(value, abs=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     "counts", [(30, 40, 3, 5), (30, 40, 0, 40), (0, 12, 0, 4), (1, 1, 1, 0)]
@@ -182,6 +184,7 @@ def log_answers(parameters: Any) -> float:
     return special.logsumexp(logs) + math.log(axis[1] - axis[0])
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("variance", [0.01, 0.3])
 def test_globals_in_the_logits_leave_a_bound_that_is_better_than_factors(
@@ -215,6 +218,7 @@ def test_without_uncertain_globals_nothing_is_lost() -> None:
     assert bound == pytest.approx(exact, abs=2e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("augmentation", ["polya-gamma", "fixed-curvature"])
 @pytest.mark.parametrize("fn", [students, hospitals, trials])
@@ -247,6 +251,7 @@ def test_statistics_are_the_slopes_of_the_evidence(fn: Any, augmentation: str) -
             ), (name, place)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("mean", [-1e4, -30.0, 0.0, 30.0, 1e6])
 @pytest.mark.parametrize("precision", [1e-12, 1e-3, 1.0, 1e8])
 def test_moments_are_those_of_a_distribution_whatever_a_row_holds(
@@ -274,6 +279,7 @@ def test_moments_are_those_of_a_distribution_whatever_a_row_holds(
         assert np.all((omega >= 0.0) & (omega <= 0.25 * (1 + 1e-6)))
 
 
+@pytest.mark.thorough
 def test_a_fit_finds_how_much_rows_differ() -> None:
     """A bound for each row on its own would read the precision twice too large."""
     rng = np.random.default_rng(2)
@@ -336,6 +342,7 @@ def with_groups(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=t), obs=y)
 
 
+@pytest.mark.thorough
 def test_what_is_integrated_and_what_is_said_of_it() -> None:
     for fn, args, integrated, bounds in (
         (hospitals, (5, 2), ["b"], {"r": ()}),

@@ -55,6 +55,7 @@ def _map(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return w, information
 
 
+@pytest.mark.thorough
 def test_what_is_released_and_how_often(data: tuple[np.ndarray, np.ndarray]) -> None:
     vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), num_steps=12)
     released = {row["statistic"]: row["released"] for row in _plan(vi, data)}
@@ -70,6 +71,7 @@ def _plan(vi: nv.PrivateVI, data: tuple[np.ndarray, np.ndarray]) -> Any:
     return vi.explain(*data).statistics
 
 
+@pytest.mark.thorough
 def test_with_little_noise_it_is_the_exact_posterior(
     data: tuple[np.ndarray, np.ndarray],
 ) -> None:
@@ -177,6 +179,7 @@ def test_intervals_know_of_the_noise() -> None:
     assert inside >= 39
 
 
+@pytest.mark.thorough
 def test_few_rows_leave_the_posterior_near_the_prior(
     data: tuple[np.ndarray, np.ndarray],
 ) -> None:

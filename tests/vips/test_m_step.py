@@ -77,6 +77,7 @@ def solved(program: ConjugateProgram, noise: float = 0.0, **options: Any) -> Any
     return update_globals(program, sums, deviations, moments, {}, **options)
 
 
+@pytest.mark.thorough
 def test_a_normal_mean_has_its_closed_form() -> None:
     found = solved(uncertified(measured, (Y,)))
     precision = 1 / 4.0 + len(Y) / 0.25
@@ -87,6 +88,7 @@ def test_a_normal_mean_has_its_closed_form() -> None:
     assert found.change == 0.0  # One factor takes one sweep.
 
 
+@pytest.mark.thorough
 def test_independent_factors_end_where_each_is_the_best_given_the_other() -> None:
     found = solved(uncertified(with_precision, (Y,)))
     tau, mean, variance = 0.6667, 0.0, 1.0
@@ -103,6 +105,7 @@ def test_independent_factors_end_where_each_is_the_best_given_the_other() -> Non
     assert abs(few.moments["tau"]["x"] - tau) > 1e-3 * tau
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_a_weight_that_noise_hides_explains_no_more_than_there_is(sign: float) -> None:
     """Its prior is wide, and so is its posterior; the residuals are as they were."""

@@ -79,6 +79,7 @@ def almost_without_noise(answers: np.ndarray) -> nv.PrivateVIResult:
     return fitted(misreported, answers)
 
 
+@pytest.mark.thorough
 def test_a_misreported_share_has_the_exact_posterior(
     answers: np.ndarray, almost_without_noise: nv.PrivateVIResult
 ) -> None:
@@ -122,6 +123,7 @@ def test_privacy_takes_its_part_of_the_width(
     assert abs(share.mean - 0.3) < 3.0 * share.stddev
 
 
+@pytest.mark.thorough
 def test_a_mean_of_levels_has_the_exact_posterior() -> None:
     rng = np.random.default_rng(1)
     level = rng.normal(7.0, BETWEEN, ROWS)
@@ -132,6 +134,7 @@ def test_a_mean_of_levels_has_the_exact_posterior() -> None:
     assert found.stddev == pytest.approx(stddev, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_errors_of_the_first_steps_are_taken_out() -> None:
     # Far from where a fit starts, levels take up what the scale within rows explains.
     rng = np.random.default_rng(2)
@@ -142,6 +145,7 @@ def test_errors_of_the_first_steps_are_taken_out() -> None:
         assert abs(found[name].mean - truth) < 3.5 * found[name].stddev, name
 
 
+@pytest.mark.thorough
 def test_components_to_spare_are_said_to_be_open() -> None:
     def classes(n: int, y: Any = None) -> None:
         share = numpyro.sample("share", dist.Dirichlet(jnp.ones(5)))

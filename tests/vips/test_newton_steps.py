@@ -108,6 +108,7 @@ def test_weights_are_those_of_an_average_since_it_started_again():
     assert average == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.thorough
 def test_strong_effects_are_found_under_noise():
     """The curvature at the optimum is a tenth of that at the start."""
     rng = np.random.default_rng(0)
@@ -137,6 +138,7 @@ def test_strong_effects_are_found_under_noise():
     assert np.sqrt(np.mean(((mean - w) / stddev) ** 2)) < 2.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "engine", ["vips", pytest.param("dpvi", marks=pytest.mark.slow)]
 )

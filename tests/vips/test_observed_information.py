@@ -30,6 +30,7 @@ def successes(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Binomial(5, logits=X @ w), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "trials"), [(plain, 1), (successes, 5)])
 def test_the_width_is_that_of_the_likelihood(model, trials) -> None:
     rng = np.random.default_rng(0)

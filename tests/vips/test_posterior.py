@@ -35,6 +35,7 @@ def without_rate(posterior: ConjugatePosterior) -> ConjugatePosterior:
     return ConjugatePosterior(posterior.specification, params)
 
 
+@pytest.mark.thorough
 def test_where_sums_as_they_are_make_no_posterior_all_of_the_width_is_noise(posterior):
     parts = posterior.beside(without_rate(posterior)).variance_parts()
     assert parts["precision"].data == 0.0

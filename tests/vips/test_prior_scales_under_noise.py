@@ -86,6 +86,7 @@ def _learnt(fit: EngineFit, release: Release) -> float:
     return float(state.moments["alpha"]["x"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hidden", [9.0, 18.0])
 def test_directions_that_noise_hides_say_nothing_of_the_precision(
     fit: EngineFit, hidden: float

@@ -126,6 +126,7 @@ def _means(engine: Any, natural: Any) -> dict[str, np.ndarray]:
 # --- what is recentred ----------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [*ONCE, *ADAPTIVE])
 def test_locations_are_recentred(model: Callable[..., None]):
     fit = fit_of(model)
@@ -163,6 +164,7 @@ def many_groups(g: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(a[g], 1.0), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [logistic, loadings, rates, many_groups])
 def test_these_are_not(model: Callable[..., None]):
     rng = np.random.default_rng(0)
@@ -219,6 +221,7 @@ def test_statistics_about_a_point_are_those_of_rows_less_the_point(
         np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [*ONCE, *ADAPTIVE])
 def test_the_posterior_is_the_same_about_any_point(model: Callable[..., None]):
     fit = fit_of(model)
@@ -267,6 +270,7 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
         assert furthest > 0.5 * norm  # Rows are clipped here.
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [gaussian, groups, mixture])
 def test_norms_that_are_counted_are_those_about_the_next_origins(
     model: Callable[..., None],
@@ -318,6 +322,7 @@ def test_the_pilot_is_charged_and_stated():
     assert abs(np.mean(np.asarray(draws["m"])) - 200.0) < 1.0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [gaussian, mixture])
 def test_a_plan_says_that_statistics_are_recentred(model: Callable[..., None]):
     vi = nv.PrivateVI(

@@ -66,6 +66,7 @@ def as_reference(moments: Mapping[str, Mapping[str, Any]]) -> reference.Globals:
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "prior", [pytest.param("gaussian", marks=pytest.mark.slow), "tpbn"]
 )
@@ -121,6 +122,7 @@ def random_globals(
     return moments
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", [3.0, pytest.param(10.0, marks=pytest.mark.slow)])
 def test_bound_of_a_row_never_decreases(scale: float, x64: None):
     y = images(20, 8, 6, seed=1)
@@ -148,6 +150,7 @@ def test_bound_of_a_row_never_decreases(scale: float, x64: None):
 EVERY_BLOCK = ("⟨b⟩", "⟨c c⟩", "⟨c⟩", "⟨W c⟩", "⟨W⟩", "⟨W W⟩")
 
 
+@pytest.mark.thorough
 def test_statistics_are_scaled_by_the_norms_given():
     y = np.zeros((40, 4), np.float32)
     norms = {name: 1.0 + i for i, name in enumerate(EVERY_BLOCK)}

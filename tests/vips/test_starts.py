@@ -94,6 +94,7 @@ def bound_of(result: Any) -> float:
     return float(of_rows - share - jnp.sum(chance))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("coordinate_ascent")
 def test_the_best_of_several_starts_is_taken() -> None:
     result = fit(classes, rows=ANSWERS)
@@ -109,6 +110,7 @@ def test_the_best_of_several_starts_is_taken() -> None:
     assert min(map(bound_of, single)) < bound_of(result) - 2
 
 
+@pytest.mark.thorough
 def test_the_bound_is_the_evidence_where_nothing_is_factorised() -> None:
     def known(y: Any) -> None:
         """The number of rows of each component, which are far apart."""
@@ -129,12 +131,14 @@ def test_the_bound_is_the_evidence_where_nothing_is_factorised() -> None:
     assert bounds[0] == pytest.approx(log_evidence, abs=0.01)
 
 
+@pytest.mark.thorough
 def test_labels_that_may_be_traded_are_said_to_be() -> None:
     result = fit(mixture)
     assert {"loc", "share"} == set(result.diagnostics["as_good"])
     assert any("relabelling" in text for text in result.diagnostics["warnings"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fn", [ordered, plain])
 def test_where_labels_are_fixed_nothing_is_said(fn: Any) -> None:
     result = fit(fn)
@@ -142,6 +146,7 @@ def test_where_labels_are_fixed_nothing_is_said(fn: Any) -> None:
     assert result.diagnostics["warnings"] == []
 
 
+@pytest.mark.thorough
 def test_there_is_one_start_under_noise() -> None:
     result = fit(mixture, nv.PrivacyBudget(1.0, 1e-6))
     assert result.diagnostics["evidence_bounds"] == []
@@ -160,6 +165,7 @@ def growth(Y: Any) -> None:
         numpyro.sample("Y", of_visits.to_event(1), obs=Y)
 
 
+@pytest.mark.thorough
 def test_means_of_effects_get_to_where_rows_are_in_ten_steps():
     """From the prior's mean of their precision they were 60 standard deviations off."""
     rng = np.random.default_rng(0)

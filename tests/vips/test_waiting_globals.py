@@ -69,6 +69,7 @@ def _one_mean(x: Any) -> None:
 NUMBERS = np.zeros(10, np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "rows", "expected"),
     [
@@ -164,6 +165,7 @@ def five_clusters(x: Any) -> None:
         numpyro.sample("x", dist.MixtureSameFamily(chosen, components), obs=x)
 
 
+@pytest.mark.thorough
 def test_overlapping_clusters_are_found_under_noise() -> None:
     """One broad component, where fits without a wait end, is at -0.19."""
     rng = np.random.default_rng(0)
@@ -193,6 +195,7 @@ def test_overlapping_clusters_are_found_under_noise() -> None:
         assert density(**found) > truth - 0.1
 
 
+@pytest.mark.thorough
 def test_components_that_priors_have_apart_stay_there_with_few_rows() -> None:
     """Waiting steps, which forget, had them change places in every second fit."""
 

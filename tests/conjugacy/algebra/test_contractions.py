@@ -146,6 +146,7 @@ def test_constants_multiply_and_selections_of_latents_do_not() -> None:
         constant_product(1.0, [Atom("w", "x", (A,)), Dense(X, (A, B))])
 
 
+@pytest.mark.thorough
 def test_axes_are_inserted_where_they_are_missing() -> None:
     assert expand_to(X, (A, B), (B, C, A)).shape == (3, 1, 2)
     array, labels = one_hot_array(OneHot(np.array([1, -1]), (A,), B))

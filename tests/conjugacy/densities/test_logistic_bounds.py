@@ -98,6 +98,7 @@ def test_bound_is_below_the_expectation_and_tight_at_a_point(trials: int, x64: N
                 assert found == pytest.approx(exact, abs=1e-8)
 
 
+@pytest.mark.thorough
 def test_mean_is_the_maximum_of_the_posterior_density(x64: None):
     """Where the tangent touches at E[ψ] = xᵀm, the gradient in m is the density's."""
     X, y = data(200, 3)
@@ -279,6 +280,7 @@ def test_what_follows_from_globals_alone_is_public(x64: None):
     np.testing.assert_allclose(result.params["b/loc"], [mean], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_option_is_checked_explained_and_kept(tmp_path: Path):
     X, y = (array.astype(np.float32) for array in data())
     settings: dict[str, Any] = {

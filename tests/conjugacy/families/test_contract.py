@@ -151,6 +151,7 @@ def test_every_family_of_the_package_is_here() -> None:
 # --- next to a flat prior -----------------------------------------------------------
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_a_flat_prior_changes_no_member_and_leaves_one_where_nothing_is_known(
@@ -189,6 +190,7 @@ def test_families_of_equal_states_are_equal() -> None:
 # --- moments and the log normaliser -----------------------------------------------
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_shapes(family: Family) -> None:
@@ -204,6 +206,7 @@ def test_shapes(family: Family) -> None:
     assert compiled(family, "log_normalizer")(more).shape == (4, *batch_of(family))
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_moments_are_the_slope_of_the_log_normaliser(family: Family) -> None:
@@ -237,6 +240,7 @@ def test_moments_are_the_slope_of_the_log_normaliser(family: Family) -> None:
         np.testing.assert_allclose(moments[statistic][1:], alone[statistic])
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_parameters_and_back(family: Family) -> None:
@@ -256,6 +260,7 @@ def test_parameters_and_back(family: Family) -> None:
     assert parameters == family.of_copies(parameters, None)
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_natural_parameters_can_be_had_from_moments(family: Family) -> None:
@@ -287,6 +292,7 @@ def test_natural_parameters_can_be_had_from_moments(family: Family) -> None:
     np.testing.assert_allclose(rest, 0.0, atol=1e-6)
 
 
+@pytest.mark.thorough
 @every_family
 def test_moments_stay_in_their_range(family: Family) -> None:
     """Also at natural parameters that no member has, as rounding may make them."""
@@ -429,6 +435,7 @@ def test_integrals_agree_with_scipy_where_both_are_known() -> None:
         assert integrated_entropy(one, upper) == pytest.approx(expected, abs=1e-8)
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_draws_have_the_moments_and_the_density(family: Family) -> None:
@@ -467,6 +474,7 @@ def test_draws_have_the_moments_and_the_density(family: Family) -> None:
     np.testing.assert_allclose(rest, np.broadcast_to(expected, (6, 2)), atol=1e-6)
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_statistics_of_a_point(family: Family) -> None:
@@ -482,6 +490,7 @@ def test_statistics_of_a_point(family: Family) -> None:
 # --- where a fit starts -----------------------------------------------------------
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_a_wider_covariance_is_larger_by_the_factor(family: Family) -> None:
@@ -555,6 +564,7 @@ def check_member(family: Family, natural: Natural) -> int:
     return sum(array.size for array in arrays)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("double", [False, True], ids=["single", "double"])
 @every_family
 def test_starts_are_members(family: Family, double: bool) -> None:
@@ -589,6 +599,7 @@ def symmetric(family: Family, arrays: Natural) -> Natural:
 SIZES = (1e-6, 1e-2, 1.0, 1e3, 1e8, 1e12)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", SIZES)
 @every_family
 def test_projection_of_noise_is_a_member(family: Family, size: float) -> None:
@@ -688,6 +699,7 @@ def test_annotations_are_checked_while_tests_run() -> None:
         families.Gamma().at(np.ones(3))  # type: ignore[arg-type]
 
 
+@pytest.mark.thorough
 def test_annotations_are_not_checked_in_use() -> None:
     program = (
         "import sys, numpyro_vips.conjugacy.families as f, jax.numpy as jnp;"

@@ -110,6 +110,7 @@ def test_gig_moments_agree_with_bessel_functions_of_scipy(omega: float) -> None:
     np.testing.assert_allclose(found["log"], slope - np.log(3), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize(("p", "omega"), GIG_CASES)
@@ -199,6 +200,7 @@ def test_supports_are_described_with_their_bounds(support: Any, text: str) -> No
     assert supports.described(support) == text
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("family", "matrix"),
     [(families.Wishart(), "rate_matrix"), (families.InverseWishart(), "scale_matrix")],

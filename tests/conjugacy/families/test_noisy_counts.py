@@ -78,6 +78,7 @@ def test_one_row_is_read_as_well_as_with_its_prior(noise_stddev: float) -> None:
     assert error(found, counts) < 0.95 * error(np.maximum(noisy, 0.0), counts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise_stddev", [1.0, 4.0, 16.0])
 def test_a_batch_is_read_nearly_as_well_as_with_its_prior(noise_stddev: float) -> None:
     rng = np.random.default_rng(2)
@@ -268,6 +269,7 @@ def test_rows_and_columns_may_come_in_any_order() -> None:
 # --- in the family ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("in_double", [True, False])
 @pytest.mark.parametrize("shape", [(100,), (3, 90), (2, 2, 400)])
 def test_posteriors_are_legal_at_every_scale(
@@ -294,6 +296,7 @@ def test_posteriors_are_legal_at_every_scale(
             )
 
 
+@pytest.mark.thorough
 def test_many_cells_are_read_so_and_few_by_themselves() -> None:
     family, rng = Dirichlet(), np.random.default_rng(9)
     for cells in (64, 65):

@@ -82,6 +82,7 @@ def test_sums_far_above_their_noise_are_read_as_they_are(size: float) -> None:
     )
 
 
+@pytest.mark.thorough
 def test_an_inverse_gamma_is_read_as_the_gamma_of_its_inverse() -> None:
     with jax.enable_x64(True):
         prior = {"x": jnp.array([-3.0]), "log": jnp.array([2.0])}

@@ -48,6 +48,7 @@ def batches(function: Any, *arguments: Any) -> list[tuple[int, ...]]:
     return found
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("size", SIZES)
 def test_values_agree_with_numpy(size: int) -> None:
@@ -62,6 +63,7 @@ def test_values_agree_with_numpy(size: int) -> None:
     np.testing.assert_allclose(inverse(one), np.linalg.inv(one))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("size", SIZES)
 def test_derivatives_agree_with_jax(size: int) -> None:
@@ -111,6 +113,7 @@ def test_lapack_never_gets_a_batch(size: int) -> None:
     assert (4, 3) in batches(jnp.linalg.inv, a)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["linear_regression", "factor_analysis"])
 def test_compiled_models_give_lapack_no_batch(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -156,6 +159,7 @@ def cut_at_zero(matrix: np.ndarray) -> np.ndarray:
     return (vectors * np.maximum(values, 0)) @ vectors.T
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("spectrum", "most"),
@@ -239,6 +243,7 @@ def test_coordinates_without_noise_get_no_room_for_it():
     assert (np.diag(found)[:3] > 45.0).all()
 
 
+@pytest.mark.thorough
 def test_a_coordinate_with_noise_beside_the_diagonal_alone_leaves_it_positive():
     """A mean beside effects: its own square is a public count, its products are not."""
     for seed in range(20):

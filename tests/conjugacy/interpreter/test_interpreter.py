@@ -207,6 +207,7 @@ INSIDE: dict[str, Program] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("public", [True, False], ids=["public", "private"])
 @pytest.mark.parametrize("name", INSIDE)
 def test_a_program_keeps_its_value(name: str, public: bool) -> None:

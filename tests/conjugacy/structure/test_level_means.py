@@ -107,6 +107,7 @@ def data(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     return X.astype(np.float32), y.astype(np.float32)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "found"),
     [
@@ -137,6 +138,7 @@ def exact_posterior(X: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarra
     return mean, np.sqrt(np.diagonal(posterior))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [1e5, math.inf])
 def test_a_mean_beside_effects_has_the_exact_posterior(epsilon: float) -> None:
     X, y = data()
@@ -147,6 +149,7 @@ def test_a_mean_beside_effects_has_the_exact_posterior(epsilon: float) -> None:
         assert moments[name].stddev == pytest.approx(s, rel=0.08)
 
 
+@pytest.mark.thorough
 def test_an_effect_costs_what_its_level_costs() -> None:
     """The two are the same model, so that all that is released is the same."""
     X, y = data()
@@ -160,6 +163,7 @@ def test_an_effect_costs_what_its_level_costs() -> None:
         assert first.stddev == pytest.approx(second.stddev, rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [intercepts, vectors])
 def test_effects_of_single_rows_are_effects_again(model: Any) -> None:
     X, y = data(1)

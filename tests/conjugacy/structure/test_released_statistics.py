@@ -63,6 +63,7 @@ def next_noise(group, x, y=None):
         numpyro.sample("y", dist.Normal(a[group], noise[(group + 1) % SIZE]), obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [slopes, own_noise])
 def test_effects_of_one_group_have_products_in_their_own_group_alone(model):
     shapes = plan_of(model, *arguments(groups=1))
@@ -70,12 +71,14 @@ def test_effects_of_one_group_have_products_in_their_own_group_alone(model):
     assert (SIZE,) in shapes.values()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "groups"), [(other_noise, 2), (next_noise, 1)])
 def test_effects_of_two_groups_have_products_in_all_pairs(model, groups):
     shapes = plan_of(model, *arguments(groups=groups))
     assert shapes["⟨a⟩⟨noise^-2⟩"] == (SIZE, SIZE)
 
 
+@pytest.mark.thorough
 def test_the_fit_of_two_columns_by_one_index_is_that_of_the_groups():
     """Without noise, against least squares in each group by itself."""
     rng = np.random.default_rng(1)

@@ -118,6 +118,7 @@ def moments_at_random(program: ConjugateProgram) -> Any:
     return moments
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "augmentation"), REPEATS)
 def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     model: Any, augmentation: str, x64: None

@@ -218,6 +218,7 @@ def program(request: pytest.FixtureRequest) -> ConjugateProgram:
     return uncertified(model.fn, model.rows())
 
 
+@pytest.mark.thorough
 def test_terms_of_models_are_data(program: ConjugateProgram) -> None:
     """Nothing is left that was traced, and the prior needs no row."""
     forms = [x.weight for x in program.structure.latents.values() if x.weight]
