@@ -32,8 +32,8 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.vips.compiler import compile_model, interpreted
 from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.m_step import start
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.starts import start
 
 UNIT = "rows"
 

@@ -26,7 +26,6 @@ from numpyro_vips.privacy.releases import (
     Release,
     Together,
 )
-from numpyro_vips.vips import m_step
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.clipping_direction import pulls_of_clipping
 from numpyro_vips.vips.column_units import first_column_units, units_of
@@ -50,6 +49,7 @@ from numpyro_vips.vips.posterior import ConjugatePosterior
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.reading import Reading
 from numpyro_vips.vips.row_programs import RowPrograms
+from numpyro_vips.vips.starts import symmetric_factors
 from numpyro_vips.vips.state import VipsState, in_double
 from numpyro_vips.vips.statistic_roles import StatisticRoles
 from numpyro_vips.vips.waiting_globals import num_waiting
@@ -314,7 +314,7 @@ class VipsEngine:
             next_origins=origins,
             standards=standards,
             next_standards=standards,
-            start=moments if m_step.symmetric_factors(self.program) else {},
+            start=moments if symmetric_factors(self.program) else {},
             to_wait=self._num_waiting(),
             units=units,
         )
@@ -587,7 +587,7 @@ class VipsEngine:
 
     def other_starts(self, rng_key: PRNGKeyArray) -> list[VipsState]:
         """Further initial states, where a start breaks a symmetry at random."""
-        if not m_step.symmetric_factors(self.program):
+        if not symmetric_factors(self.program):
             return []
         key = as_threefry(rng_key)
         return [

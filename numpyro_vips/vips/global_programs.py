@@ -11,7 +11,7 @@ from jaxtyping import PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
-from numpyro_vips.vips import m_step
+from numpyro_vips.vips import m_step, starts
 from numpyro_vips.vips.clipping_bias import Unclipped
 from numpyro_vips.vips.evidence_bound import bound_of_globals
 from numpyro_vips.vips.expectations import expected_natural_of
@@ -65,7 +65,7 @@ class GlobalPrograms:
         self._noise_by_entry = noise_by_entry
         self.max_sweeps = max_sweeps
         # Kept, as a fit starts twice: default clipping norms are read off a start too.
-        self._start = jit_unoptimized(functools.partial(m_step.start, program))
+        self._start = jit_unoptimized(functools.partial(starts.start, program))
         self._newton_targets = jit_unoptimized(
             functools.partial(m_step.newton_targets, program)
         )
@@ -73,8 +73,8 @@ class GlobalPrograms:
             functools.partial(m_step.update_globals, program)
         )
 
-    def start(self, rng_key: PRNGKeyArray) -> m_step.Start:
-        """The moments from which the globals start; see `m_step.start`."""
+    def start(self, rng_key: PRNGKeyArray) -> starts.Start:
+        """The moments from which the globals start; see `starts.start`."""
         return self._start(rng_key)
 
     def solve(

@@ -12,13 +12,9 @@ from _models import uncertified
 
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.m_step import (
-    largest_change,
-    start,
-    symmetric_factors,
-    update_globals,
-)
+from numpyro_vips.vips.m_step import largest_change, update_globals
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.starts import start, symmetric_factors
 
 Y = np.array([0.3, 2.1, -1.4, 0.9], np.float32)
 

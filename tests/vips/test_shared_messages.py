@@ -14,8 +14,8 @@ from scipy.special import softmax
 
 from numpyro_vips.vips.coordinates import Given, locals_of
 from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.m_step import start
 from numpyro_vips.vips.shared_messages import SharedMessage, with_shared_message
+from numpyro_vips.vips.starts import start
 
 TOPICS, WORDS, LENGTH = 3, 6, 5
 LOG_THETA = np.array([-0.4, -1.7, -1.1])

@@ -13,7 +13,8 @@ import pytest
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.vips.bounded_sum import bounded_sum
 from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.m_step import start, update_globals
+from numpyro_vips.vips.m_step import update_globals
+from numpyro_vips.vips.starts import start
 
 # One program each: by itself every operation would be compiled on its own.
 inverse, log_det, eigh = map(

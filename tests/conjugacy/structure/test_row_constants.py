@@ -29,7 +29,7 @@ from numpyro_vips.conjugacy.structure import log_joint
 from numpyro_vips.conjugacy.structure.geometry import geometry
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.row_constants import with_slots
-from numpyro_vips.vips import m_step
+from numpyro_vips.vips import starts
 from numpyro_vips.vips.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.program import ConjugateProgram
@@ -240,7 +240,7 @@ def test_terms_of_models_are_data(program: ConjugateProgram) -> None:
         for factor in term.constants:
             assert isinstance(factor.array, np.ndarray)
     moments = jax.eval_shape(
-        lambda key: m_step.start(program, key).moments, jax.random.key(0)
+        lambda key: starts.start(program, key).moments, jax.random.key(0)
     )
     assert set(moments) == {
         factor.name for factor in program.structure.posterior_factors_of("global")
