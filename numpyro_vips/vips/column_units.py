@@ -16,13 +16,15 @@ noise is made for.
 """
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float, Float64
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.model.prior_centre import units_of_prior
 from numpyro_vips.vips.named_arrays import as_rows_know
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.state import InDouble
 
 # Sums of squares that are smaller, in standard deviations of their noise, count as
 # that large.
@@ -77,6 +79,68 @@ def column_units(
     if kept <= 0:
         return before
     return before * np.sqrt(squares.sum() / kept / largest)
+
+
+def units_of_priors(
+    program: ConjugateProgram,
+    squares: Mapping[str, str],
+    stddev: Mapping[str, Float[Array | np.ndarray, "..."]],
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """By statistic, the units before anything is known of columns.
+
+    Args:
+      program: The compiled model.
+      squares: See `columns_with_squares`.
+      stddev: By factor, standard deviations of its coordinates in the prior.
+    """
+    found = {}
+    for residual, curvature in squares.items():
+        factor, place = _coefficients(program, residual)
+        mine = np.asarray(stddev[factor], np.float64)
+        found |= units_of(residual, curvature, first_column_units(mine[place]))
+    return found
+
+
+def suited_to_sizes(
+    program: ConjugateProgram,
+    squares: Mapping[str, str],
+    units: Mapping[str, Float64[np.ndarray, "..."]],
+    moments: InDouble,
+    sizes: Mapping[str, Float64[np.ndarray, " _columns"]],
+) -> tuple[dict[str, Float64[np.ndarray, "..."]], InDouble]:
+    """Units, and moments of the globals at the start, once sizes are known.
+
+    Coefficients of large columns start more surely by as much: with the variance of a
+    wide prior logits would be so unsure that rows had no curvature.
+
+    Args:
+      program, squares: See `units_of_priors`.
+      units, moments: Those before, by statistic and by factor.
+      sizes: By vector of residuals, how large each column is in these units, over what
+        it would be in rows of unit size.
+    """
+    found, narrower = dict(units), dict(moments)
+    for residual, of_columns in sizes.items():
+        found |= units_of(residual, squares[residual], units[residual] / of_columns)
+        factor, place = _coefficients(program, residual)
+        mean = narrower[factor]["x"]
+        factors = np.ones(mean.shape)
+        factors[place] = 1.0 / np.maximum(of_columns, 1.0)
+        square = np.outer(mean, mean)
+        covariance = narrower[factor]["xx"] - square
+        covariance = np.outer(factors, factors) * covariance
+        narrower[factor] = {"x": mean, "xx": square + covariance}
+    return found, narrower
+
+
+def _coefficients(program: ConjugateProgram, residual: str) -> tuple[str, slice]:
+    """The factor of a vector of residuals, and where its coefficients stand in it."""
+    structure = program.structure
+    (vector,) = (s for s in structure.statistics if s.name == residual)
+    latent = vector.atoms[0][0]
+    factor = structure.posterior_factors[structure.factor_of[latent]]
+    assert factor.layout is not None
+    return factor.name, factor.layout.span(latent)
 
 
 def first_column_units(

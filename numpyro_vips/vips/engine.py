@@ -28,7 +28,7 @@ from numpyro_vips.privacy.releases import (
 )
 from numpyro_vips.vips.clipping_bias import Bound, Unclipped
 from numpyro_vips.vips.clipping_direction import pulls_of_clipping
-from numpyro_vips.vips.column_units import first_column_units, units_of
+from numpyro_vips.vips.column_units import suited_to_sizes, units_of_priors
 from numpyro_vips.vips.convergence import TOLERANCE, distance
 from numpyro_vips.vips.covariates import moments_block
 from numpyro_vips.vips.description import (
@@ -84,19 +84,6 @@ def _stddev(
     """Standard deviations of a Gaussian block's coordinates."""
     squares = np.diagonal(moments["xx"], axis1=-2, axis2=-1)
     return np.sqrt(squares - moments["x"] ** 2)
-
-
-def _narrower(
-    moments: Mapping[str, Float64[np.ndarray, "..."]],
-    factors: Float64[np.ndarray, " size"],
-) -> dict[str, Float64[np.ndarray, "..."]]:
-    """The moments of a Gaussian block with standard deviations times these factors."""
-    mean = moments["x"]
-    square = np.outer(mean, mean)
-    return {
-        "x": mean,
-        "xx": square + np.outer(factors, factors) * (moments["xx"] - square),
-    }
 
 
 class VipsEngine:
@@ -294,7 +281,7 @@ class VipsEngine:
             for name, features in self.program.features.items()
             if name in origins
         }
-        units = self._first_units(stddev)
+        units = units_of_priors(self.program, self._roles.squares, stddev)
         return VipsState(
             statistics=statistics,
             noise_stddev={
@@ -318,23 +305,6 @@ class VipsEngine:
             to_wait=self._num_waiting(),
             units=units,
         )
-
-    def _first_units(
-        self, stddev: Mapping[str, Float[Array, "..."]]
-    ) -> dict[str, Float64[np.ndarray, "..."]]:
-        """By statistic, the units of the prior; see `column_units`.
-
-        Args:
-          stddev: By factor, standard deviations of its coordinates in the prior.
-        """
-        found = {}
-        for residual, curvature in self._roles.squares.items():
-            vector = next(s for s in self.statistics if s.name == residual)
-            factor, place = self._place_of(vector)
-            mine = np.asarray(stddev[factor], np.float64)
-            of_columns = first_column_units(mine[place])
-            found |= units_of(residual, curvature, of_columns)
-        return found
 
     def bounded_sum(
         self,
@@ -404,35 +374,17 @@ class VipsEngine:
     def with_column_sizes(
         self, state: VipsState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
     ) -> VipsState:
-        """The state with columns in units of these sizes, in units of before.
-
-        Coefficients of large columns start more surely by as much: with the variance of
-        a wide prior logits would be so unsure that rows had no curvature.
-        See `fitting.engine.Engine.with_column_sizes`.
-        """
-        units, moments = dict(state.units), dict(state.moments)
-        for name, of_columns in sizes.items():
-            residual = next(s for s in self.statistics if s.name == name)
-            before = state.units[name]
-            units |= units_of(name, self._roles.squares[name], before / of_columns)
-            factor, place = self._place_of(residual)
-            shrunk = np.ones(moments[factor]["x"].shape)
-            shrunk[place] = 1.0 / np.maximum(of_columns, 1.0)
-            moments[factor] = _narrower(moments[factor], shrunk)
+        """The state with columns in units that suit their sizes; see `suited_to_sizes`
+        and `fitting.engine.Engine.with_column_sizes`."""
+        units, moments = suited_to_sizes(
+            self.program, self._roles.squares, state.units, state.moments, sizes
+        )
         return state._replace(
             units=units,
             moments=moments,
             visited=moments,
             expected_natural=self.on_rows.expected_natural_of(moments),
         )
-
-    def _place_of(self, residual: Statistic) -> tuple[str, slice]:
-        """The factor of a vector of residuals, and the place of its coefficients."""
-        latent = residual.atoms[0][0]
-        structure = self.program.structure
-        factor = structure.posterior_factors[structure.factor_of[latent]]
-        assert factor.layout is not None
-        return factor.name, factor.layout.span(latent)
 
     def recentre(self, state: VipsState) -> VipsState:
         """The state from which statistics are taken about where the globals are now.

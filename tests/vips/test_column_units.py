@@ -89,6 +89,23 @@ def test_priors_say_in_which_units_columns_are():
     np.testing.assert_allclose(first_column_units(stddev), expected)
 
 
+def test_coefficients_of_large_columns_start_more_surely(data: Any):
+    """In units in which their columns are as large as others; small ones as before."""
+    engine = _engine(data)
+    state = engine.initial_state(jax.random.key(0))
+    sizes = np.array([128.0, 1.0, 0.125, 2.0])
+    found = engine.with_column_sizes(state, {"⟨w⟩": sizes})
+    np.testing.assert_allclose(found.units["⟨w⟩"] * sizes, state.units["⟨w⟩"])
+    np.testing.assert_allclose(
+        found.units["⟨w w⟩"], np.outer(found.units["⟨w⟩"], found.units["⟨w⟩"])
+    )
+    (factor,) = state.moments
+    before, after = (s.visited[factor] for s in (state, found))
+    np.testing.assert_array_equal(after["x"], before["x"])
+    ratio = np.sqrt(np.diagonal(after["xx"]) / np.diagonal(before["xx"]))
+    np.testing.assert_allclose(ratio, [1 / 128, 1.0, 1.0, 0.5], rtol=1e-6)
+
+
 # --- in a fit -------------------------------------------------------------------------
 
 
