@@ -1822,6 +1822,7 @@ def test_there_are_enough_models() -> None:
     assert set(CONJUGATE) > FAST
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", some_fast(CONJUGATE, FAST))
 def test_conjugate_model_is_compiled_to_what_it_means(name: str) -> None:
     case = CONJUGATE[name]

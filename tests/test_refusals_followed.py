@@ -236,6 +236,7 @@ def test_priors_that_order_or_truncate_run(name: str):
     np.testing.assert_allclose(found.mean, truth, atol=0.25)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", PRIORS)
 def test_vips_names_the_site_and_the_engine_that_runs(name: str):
     model, rows, *_ = PRIORS[name]

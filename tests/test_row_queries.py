@@ -383,6 +383,7 @@ FAMILIES: dict[str, tuple[Callable[[], Any], Any, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("family", FAMILIES)
 def test_local_latents_with_conjugate_priors(family: str) -> None:
     """A latent of every row's own, whose posterior follows from its row alone."""

@@ -251,6 +251,7 @@ def csr_in_files(folder: Path, matrix: Any) -> Any:
     return scipy.sparse.csr_matrix(tuple(parts), shape=matrix.shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sampling", [nv.FullBatch(), nv.Poisson(0.3)])
 def test_a_sparse_matrix_may_lie_in_files(sampling, tmp_path):
     matrix = scipy.sparse.csr_matrix(counts_of_words())
@@ -397,6 +398,7 @@ def interruptible() -> Iterator[None]:
     signal.signal(signal.SIGINT, handler)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_ends_a_step_between_chunks():
     class Interrupting(Rows):

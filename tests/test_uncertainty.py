@@ -63,6 +63,7 @@ def test_entries_bear_the_names_of_their_columns() -> None:
     assert names[5:] == ["w[1, log(pay)]", "v[0]", "v[1]"]
 
 
+@pytest.mark.thorough
 def test_more_privacy_is_a_larger_part_of_the_width() -> None:
     shares = []
     for epsilon in (0.3, 1.0, 10.0):

@@ -169,6 +169,7 @@ def logistic_effects(X: Any, y: Any = None):
         numpyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=y)
 
 
+@pytest.mark.thorough
 def test_the_gradient_of_a_bound_is_that_of_its_value(x64):
     X = _rows()["X"][:1].astype(float)
     y = np.array([[1.0, 0.0, 1.0, 1.0]])

@@ -208,6 +208,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
     )
 
 
+@pytest.mark.thorough
 def test_gradient_with_particles_averages_single_draws(x64):
     X, y = binary_data(20)
     engine = engine_for(probit, X, y, perturb="all", num_particles=3)
@@ -228,6 +229,7 @@ def test_gradient_with_particles_averages_single_draws(x64):
     np.testing.assert_allclose(sums["log_scale"], expected["log_scale"], rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_location_rebuilds_what_all_releases():
     X, y = binary_data(20)
     gradients = []
@@ -335,6 +337,7 @@ BAD_ROWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [logistic, probit])
 @pytest.mark.parametrize("bad", BAD_ROWS)
 @pytest.mark.parametrize("clipping_norm", [0.5, math.inf])
@@ -511,6 +514,7 @@ def test_steps_reach_as_far_as_the_prior(scale, reach):
     assert 0.7 < abs(step.item()) * site.unit / (0.2 * reach) < 1.5
 
 
+@pytest.mark.thorough
 def test_averaging_weights_later_iterates_more():
     X, y = binary_data(20)
     engine = engine_for(logistic, X, y, optimizer=optax.sgd(1.0), averaging=3.0)
@@ -625,6 +629,7 @@ def test_posterior_draws_have_the_guides_moments():
         np.testing.assert_allclose(found.std(0), scale, rtol=5 / math.sqrt(40_000))
 
 
+@pytest.mark.thorough
 def test_gradients_are_in_units_of_the_prior():
     """Beside its scale, a mean of 100 +- 50 was hidden by the noise."""
 
@@ -754,6 +759,7 @@ def test_linear_regression_finds_the_exact_posterior_mean():
     np.testing.assert_allclose(posterior.scale["w"], scale, rtol=0.1)
 
 
+@pytest.mark.thorough
 def test_probit_regression_agrees_with_its_laplace_approximation():
     X, y = binary_data(400, link=stats.norm.cdf)
     posterior = fit(engine_for(probit, X, y), {"X": X, "y": y}, 1000)

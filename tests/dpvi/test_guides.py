@@ -312,6 +312,7 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
         np.testing.assert_allclose(found[name], -expected[name], rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.thorough
 def test_closed_forms_give_the_expected_gradient(x64):
     one = engine_for(regression, X, Y, loss=TraceMeanField_ELBO())
     other = engine_for(regression, X, Y)
@@ -364,6 +365,7 @@ def test_a_guide_without_arguments_and_its_file(tmp_path):
     assert again.to_arviz(KEY, num_samples=7).posterior["w"].shape == (1, 7, 3)
 
 
+@pytest.mark.thorough
 def test_a_delta_guide_estimates_points():
     def guide(X: Any, y: Any = None):
         w: Any = numpyro.param("at", jnp.zeros(X.shape[1]))
@@ -403,6 +405,7 @@ def test_one_row_moves_an_amortised_sum_by_at_most_the_norm(size, perturb):
         assert largest >= 0.95 * 0.7
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_row_of_an_amortised_model_counts_as_zero(bad):
     y = X[:8].copy()

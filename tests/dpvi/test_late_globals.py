@@ -93,12 +93,14 @@ def test_which_globals_wait(name: str):
     assert names_that_wait(engine_for(model, x)) == expected
 
 
+@pytest.mark.thorough
 def test_nothing_waits_where_the_caller_says_how_steps_go():
     model = gaussian_mixture.mixture(4)
     assert not names_that_wait(engine_for(model, PAIRS, optimizer=optax.sgd(0.1)))
     assert not names_that_wait(engine_for(model, PAIRS, until_converged=True))
 
 
+@pytest.mark.thorough
 def test_explain_names_them_and_the_number_of_steps():
     (note,) = engine_for(with_discrete_latents, REAL, num_steps=80).notes()
     assert "'weight'" in note and "'scale'" in note and "'mean'" not in note
@@ -117,6 +119,7 @@ def _size(site: Any) -> int:
     return math.prod(site.unconstrained_shape)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("num_steps", [16, 41])
 def test_they_wait_for_an_eighth_of_the_steps_and_move_then(num_steps: int):
     engine = engine_for(with_discrete_latents, REAL, num_steps=num_steps)

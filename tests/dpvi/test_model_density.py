@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pytest
 from numpyro.infer.util import log_density
 from scipy import stats
 
@@ -44,6 +45,7 @@ def density_at_draws(fn) -> tuple[ModelDensity, np.ndarray]:
     return density, values - np.asarray(volumes)
 
 
+@pytest.mark.thorough
 def test_without_latents_of_rows_it_is_numpyros() -> None:
     density, found = density_at_draws(plain)
     assert density.size == 2 and density.is_exact
@@ -54,6 +56,7 @@ def test_without_latents_of_rows_it_is_numpyros() -> None:
         np.testing.assert_allclose(value, expected, rtol=1e-6)
 
 
+@pytest.mark.thorough
 def test_latents_of_rows_are_integrated_out() -> None:
     density, found = density_at_draws(with_effects)
     assert density.is_exact

@@ -127,6 +127,7 @@ def result() -> nv.PrivateVIResult:
     return fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
 
 
+@pytest.mark.thorough
 def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
     X, _, _ = table()
     parts = result.posterior.variance_parts()["w"]

@@ -136,6 +136,7 @@ def test_ranges_lie_in_the_order_of_the_space():
     np.testing.assert_array_equal(ranges.distance > 100.0, [True, True, False])
 
 
+@pytest.mark.thorough
 def test_without_globals_there_is_no_range():
     ranges = public_ranges(UnconstrainedSpace(sites=()), array())
     assert ranges.centre.shape == ranges.distance.shape == (0,)

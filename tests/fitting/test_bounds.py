@@ -116,6 +116,7 @@ def test_counts_out_of_totals_are_found_too():
     assert result.diagnostics["warnings"] == []
 
 
+@pytest.mark.thorough
 def test_a_norm_of_the_callers_costs_nothing():
     assert set(bounds(counts, Y, clipping_norm=5.0).values()) == {"clipping_norm="}
     events = fit(counts, Y, clipping_norm=5.0).privacy.events
@@ -129,6 +130,7 @@ def test_without_noise_nothing_is_counted_or_clipped():
     assert result.privacy.shares == {}
 
 
+@pytest.mark.thorough
 def test_too_few_rows_are_said():
     with pytest.warns(UserWarning, match="Too few rows"):
         result = fit(counts, Y[:8], budget=0.1)
@@ -165,6 +167,7 @@ def one_feature(engine: str) -> Any:
     return prepared(regression, *arguments, engine=engine)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_row_counts_once_where_its_norm_is(engine):
     fit = one_feature(engine)
@@ -453,6 +456,7 @@ def test_given_norms_bound_what_one_row_can_do() -> None:
     assert max(moved) >= step.clipping_norm * (1 - 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "expected"),
     [("regression", {"⟨w⟩", "⟨w w⟩"}), ("with a constant", set()), ("mean", set())],

@@ -179,6 +179,7 @@ def test_dpvi_says_which_site_and_why():
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
 
 
+@pytest.mark.thorough
 def test_settings_are_repeated_as_the_code_that_makes_them():
     plan = plan_of(logistic)
     assert plan.settings == {

@@ -78,6 +78,7 @@ def test_counts_of_any_type(dtype):
     assert abs(found["rate"] - 10.0) < 0.5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["bool", "uint8", *slow("int8", "int64", "float16")])
 def test_answers_of_any_type(dtype):
     y = np.random.default_rng(0).random(NUM_ROWS) < 0.3

@@ -61,6 +61,7 @@ def test_what_is_told_is_public(options, expected, monkeypatch):
     assert {numbers[-1][0] for numbers in told} == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("delay", [0.0, 100.0])
 def test_the_bar_shows_where_a_step_takes_long(delay, monkeypatch, capsys):
     monkeypatch.setattr(pass_bar, "_DELAY", delay)

@@ -170,6 +170,7 @@ def test_ages_under_their_own_prior_do_not(engine):
     assert not any(DISAGREE in text for text in result.diagnostics["warnings"])
 
 
+@pytest.mark.thorough
 def test_without_privacy_the_rows_can_be_looked_at():
     result = fit(ages_of(0.0, 1.0), AGES, budget=np.inf)
     assert not any(DISAGREE in text for text in result.diagnostics["warnings"])

@@ -81,6 +81,7 @@ def test_a_bound_on_latents_of_rows_is_a_warning_of_every_fit(epsilon: float) ->
     assert "'b'" in text and "engine='dpvi'" in text
 
 
+@pytest.mark.thorough
 def test_a_posterior_that_a_bound_has_moved_is_said() -> None:
     result = _fitted_effects(math.inf)
     assert any("weighed by the model's density" in x for x in _warnings(result))

@@ -84,6 +84,7 @@ def test_a_program_keeps_its_value(name: str) -> None:
         np.testing.assert_array_equal(found, function(X))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_are_looked_into(name: str) -> None:
     program = jax.make_jaxpr(CALLS[name])(X)

@@ -72,6 +72,7 @@ def test_pieces_of_rows_are_all_rows_once(count: int, size: int | None) -> None:
     np.testing.assert_allclose(each, rows["x"] @ np.arange(3.0), rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_a_total_may_be_laid_out_otherwise_than_what_a_piece_adds() -> None:
     group = np.arange(150) % 4
 

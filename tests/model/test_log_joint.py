@@ -53,6 +53,7 @@ def test_discrete_latents_are_summed_out_exactly():
     assert bool(in_support)
 
 
+@pytest.mark.thorough
 def test_a_label_outside_the_support_is_noticed():
     graph = _graph(_enumerated)
     latents = {"loc": jnp.zeros(3), "slope": jnp.zeros(())}
@@ -74,6 +75,7 @@ def test_too_many_joint_states_are_refused_with_the_remedy():
     assert reason is not None and "'z'" in reason and "MixtureSameFamily" in reason
 
 
+@pytest.mark.thorough
 def test_the_gradient_is_that_of_the_marginal_density():
     graph = _graph(_enumerated)
     row = {"x": jnp.asarray(-0.8), "y": jnp.asarray(0.0)}

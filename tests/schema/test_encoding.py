@@ -91,6 +91,7 @@ def test_axes_are_labelled_whose_length_follows_the_columns(result, tmp_path):
     assert tuple(given.posterior["feature"].values) == (*"vwxyz",)
 
 
+@pytest.mark.thorough
 def test_the_table_of_uncertainty_names_columns(result, tmp_path):
     result.save(tmp_path / "fit.nc")
     for found in (result, nv.load(tmp_path / "fit.nc")):
@@ -121,6 +122,7 @@ def test_plain_arrays_and_fixed_widths_have_no_labels():
         assert vi.run(jax.random.key(0), rows, np.zeros(50)).axis_labels == {}
 
 
+@pytest.mark.thorough
 def test_axes_of_one_name_with_different_labels_have_none():
     @nv.private(unit="people")
     def both(X, Z, y=None):

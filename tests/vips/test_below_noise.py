@@ -52,6 +52,7 @@ def test_a_matrix_of_one_number_is_as_far_below_as_the_number(value: float) -> N
         assert _count(matrix, [[value]], [[1.0]]) == _count(number, value, 1.0)
 
 
+@pytest.mark.thorough
 def test_a_covariance_below_its_noise_is_a_warning() -> None:
     def model(y: Any) -> None:
         precision = numpyro.sample("precision", dist.Wishart(4.0, jnp.eye(2)))

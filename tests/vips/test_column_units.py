@@ -109,6 +109,7 @@ def test_coefficients_of_large_columns_start_more_surely(data: Any):
 # --- in a fit -------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("is_sparse", [False, True])
 def test_norms_are_those_of_residuals_in_these_units(data: Any, is_sparse: bool):
     X, y = data

@@ -307,6 +307,7 @@ def test_shares_have_no_log_normal_covariates() -> None:
     assert result.diagnostics["missing_information"] is None
 
 
+@pytest.mark.thorough
 def test_exposures_are_simulated_however_far_apart_they_are() -> None:
     rng = np.random.default_rng(0)
     t = np.exp(rng.normal(size=ROWS)).astype(np.float32)

@@ -325,6 +325,7 @@ def test_coordinate_ascent(name: str) -> None:
         close(found[parameter], value, 1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_two_blocks_without_structure_agree_with_a_single_one() -> None:
     """Group effects: the joint Gaussian over all coefficients, one by one-hot."""

@@ -87,6 +87,7 @@ def mixed(y) -> None:
         numpyro.sample("y", dist.Normal(mu[z], 1 / jnp.sqrt(tau)), obs=y)
 
 
+@pytest.mark.thorough
 def test_the_expected_log_density_of_a_row_by_hand() -> None:
     """E[log N(y | mu_z, 1/tau)] + E[log p(z)], with E[tau], E[log tau], E[mu] given."""
     y = np.array([0.7], np.float32)

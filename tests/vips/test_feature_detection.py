@@ -102,6 +102,7 @@ def program_of(fn: Callable[..., None]) -> ConjugateProgram:
     return uncertified(fn, (AGE, DOSE, GROUP, Y))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fn", list(CASES), ids=lambda fn: fn.__name__)
 def test_features_are_what_coefficients_are_multiplied_by(fn: Any) -> None:
     multipliers, intercepts = CASES[fn]

@@ -206,6 +206,7 @@ def test_features_are_found(model: Callable[..., None]) -> None:
     assert (len(features.places), len(features.constant)) == (count, intercepts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [one_slope, labels])
 def test_these_are_left_alone(model: Callable[..., None]) -> None:
     fit = fit_of(model)
@@ -235,6 +236,7 @@ def test_norms_of_the_callers_are_those_of_features_as_they_are() -> None:
 # --- a change of variables ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_statistics_are_those_of_standardised_rows() -> None:
     fit = fit_of(vector)
     means, matrix = np.array([45.0, 3.5]), np.array([[0.1, 0.02], [-0.05, 1.5]])
@@ -275,6 +277,7 @@ def test_the_posterior_is_the_same_for_any_features(
             np.testing.assert_allclose(other[name].stddev, of_site.stddev, rtol=2e-3)
 
 
+@pytest.mark.thorough
 def test_features_become_uncorrelated_and_of_one_size() -> None:
     fit = fit_of(vector)
     noise = dict.fromkeys(fit.scales, 1e-6)

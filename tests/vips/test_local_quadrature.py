@@ -208,6 +208,7 @@ def test_globals_in_the_logits_leave_a_bound_that_is_better_than_factors(
     assert bound >= values.mean() - 3 * error - variance
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_without_uncertain_globals_nothing_is_lost() -> None:
     program = compiled(students, ANSWERS)

@@ -124,6 +124,7 @@ def test_a_weight_that_noise_hides_explains_no_more_than_there_is(sign: float) -
     assert 0.8 * 0.25 < 1.0 / found.moments["tau"]["x"] < 1.5 * 0.25
 
 
+@pytest.mark.thorough
 def test_a_posterior_that_knows_of_the_noise_is_the_wider_one() -> None:
     """The release for the mean has the noise's variance beside that of the rows."""
     program = uncertified(measured, (Y,))
@@ -147,6 +148,7 @@ def test_a_posterior_that_knows_of_the_noise_is_the_wider_one() -> None:
     assert variance(1.0) == pytest.approx(1 / (1 / 4.0 + kept), rel=1e-3)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "symmetric"),
     [

@@ -97,6 +97,7 @@ def test_a_misreported_share_has_the_exact_posterior(
     assert found.stddev == pytest.approx(stddev, rel=0.03)
 
 
+@pytest.mark.thorough
 def test_diagnostics_say_how_much_is_missing(
     almost_without_noise: nv.PrivateVIResult,
 ) -> None:

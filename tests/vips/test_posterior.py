@@ -43,6 +43,7 @@ def test_where_sums_as_they_are_make_no_posterior_all_of_the_width_is_noise(post
     assert parts["mean"].privacy == 0.0
 
 
+@pytest.mark.thorough
 def test_what_is_no_posterior_is_left_for_the_check_of_the_result(posterior):
     found = without_rate(posterior).beside(posterior)
     assert found.problems() == {"precision": "rate is not finite"}

@@ -196,6 +196,7 @@ def test_norms_of_the_callers_are_those_about_zero(options: dict[str, Any]):
 # --- a change of variables ------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [gaussian, known_scale, multivariate, heavy_tails])
 def test_statistics_about_a_point_are_those_of_rows_less_the_point(
     model: Callable[..., None],
@@ -234,6 +235,7 @@ def test_the_posterior_is_the_same_about_any_point(model: Callable[..., None]):
         np.testing.assert_allclose(found[1][name], mean, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.thorough
 def test_noise_in_large_squares_is_none_of_the_spread():
     """The same noise in Σ xxᵀ, once beside weights near 20 and once near zero."""
     fit = fit_of(regression)

@@ -131,6 +131,7 @@ def probabilities_at(coordinate: SharedMessage, log_theta: np.ndarray) -> np.nda
     return updated(coordinate, log_theta)[0]
 
 
+@pytest.mark.thorough
 def test_probabilities_of_words() -> None:
     log_beta = np.log(PROBABILITIES).astype(np.float32)
     coordinate = coordinate_of(documents, log_beta)

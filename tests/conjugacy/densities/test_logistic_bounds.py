@@ -122,6 +122,7 @@ def test_mean_is_the_maximum_of_the_posterior_density(x64: None):
     np.testing.assert_allclose(covariance, np.linalg.inv(precision), atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "rows"),
     [
@@ -141,6 +142,7 @@ def test_bound_never_falls(model: Any, rows: Any, x64: None):
     assert bounds[-1] > bounds[0] + 0.1
 
 
+@pytest.mark.thorough
 def test_residuals_and_shared_curvature(x64: None):
     """Σ(y - σ)x about the mean, Σ xxᵀ/8 rarely; the latter needs no row's label."""
     X, y = data()
@@ -346,6 +348,7 @@ def test_curvature_has_its_share_of_the_budget(relation: Any):
     assert together == pytest.approx(total, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_curvature_has_the_noise_of_one_release():
     """Rows of zeros leave the noise alone; the second release takes its place."""
     X, y = np.zeros((50, 40), np.float32), np.zeros(50, np.float32)
@@ -389,6 +392,7 @@ def test_curvature_has_the_noise_of_one_release():
     assert state.noise_stddev["⟨w w⟩"] == pytest.approx(stddev)
 
 
+@pytest.mark.thorough
 def test_a_belief_network_has_nothing_to_release_once():
     """Its curvature is that of the units, which depend on the globals."""
     y = binary_images().astype(np.float32)

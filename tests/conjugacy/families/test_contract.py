@@ -413,6 +413,7 @@ def test_every_entropy_is_compared_with_another_source() -> None:
     assert set(ENTROPIES) | NO_ENTROPY == set(EXAMPLES)
 
 
+@pytest.mark.thorough
 @x64
 @by_name("family", [family for family in ALL if family.name not in NO_ENTROPY])
 def test_entropy(family: Family) -> None:
@@ -628,6 +629,7 @@ def test_projection_of_noise_is_a_member(family: Family, size: float) -> None:
     assert changed == 0 if anything else changed > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1e-8, *SIZES])
 @every_family
 def test_projection_of_noise_of_any_size_is_a_member(
@@ -664,6 +666,7 @@ def as_single(arrays: Natural) -> Natural:
     return {k: jnp.asarray(v, jnp.float32) for k, v in arrays.items()}
 
 
+@pytest.mark.thorough
 @x64
 @every_family
 def test_projection_leaves_noise_free_data_alone(family: Family) -> None:

@@ -15,6 +15,7 @@ from numpyro_vips.conjugacy.families.wishart import Wishart
 REPETITIONS = 20_000
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("size", [1, 3])
 def test_normal_is_bayes_rule_for_a_noisy_linear_statistic(size: int) -> None:
     rng = np.random.default_rng(size)
@@ -110,6 +111,7 @@ def test_the_observed_moment_of_a_polya_gamma_variable_is_the_curvature(
     np.testing.assert_allclose(found["x"], curvature, rtol=1e-10)
 
 
+@pytest.mark.thorough
 def test_noise_in_a_precision_does_not_draw_coefficients_towards_zero() -> None:
     rng, noise, count = np.random.default_rng(5), 30.0, 300
     precision, w = 600.0 * np.eye(4), np.array([1.0, -2.0, 3.0, 0.5])

@@ -275,6 +275,7 @@ OUTSIDE: dict[str, tuple[Program, str, str]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_is_outside_the_algebra_says_why(name: str) -> None:
     program, latent, operation = OUTSIDE[name]
