@@ -153,7 +153,7 @@ class PrivateVI:
         from each statistic that `explain` names to its typical norm, by which it is
         scaled before rows are clipped jointly. By default norms that the model's
         structure does not bound are read off a private histogram of the rows' norms,
-        which takes 3 to 5 % of the budget.
+        which takes 3 to 7 % of the budget.
       epsilon, delta: This fit's share of the budget; each by default all that is left,
         so several fits of one ledger need both.
       num_rows: Public number of rows. By default the actual length is used and the
