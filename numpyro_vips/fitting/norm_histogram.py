@@ -26,6 +26,9 @@ _ROUNDING = 1e-5
 # Bins count if they stand out of the noise by so many standard deviations: of the
 # hundreds of empty bins of a fit one in ten thousand fits does by chance.
 THRESHOLD = 5.0
+# Where others stand out already, those that are more than so many bins from all of
+# these need more: a norm that noise makes up there would be a thousand times as large.
+THRESHOLD_FAR, FAR = 7.0, 20
 # The same next to bins that stand out, where there are few to be deceived by,
 THRESHOLD_BESIDE = 3.0
 # and of the widest window, of which there are few, where nothing stands out otherwise.
@@ -182,6 +185,18 @@ def _tail(
     return noise_stddev * np.where(centre > -_FAR_OFF, mean, -1.0 / centre)
 
 
+def _far_or_near(
+    standing: Bool[np.ndarray, " bins"], width: int, threshold: float
+) -> Float64[np.ndarray, " windows"]:
+    """By how many standard deviations each window of this width has to stand out."""
+    windows = len(standing) - width + 1
+    if not standing.any():
+        return np.full(windows, threshold)
+    places, first = np.flatnonzero(standing), np.arange(windows)[:, None]
+    distance = np.maximum(places - (first + width - 1), first - places).min(1)
+    return np.where(distance > FAR, max(threshold, THRESHOLD_FAR), threshold)
+
+
 def standing_bins(
     counts: Float64[np.ndarray, " bins"],
     noise_stddev: float,
@@ -189,6 +204,7 @@ def standing_bins(
     near: Bool[np.ndarray, " bins"],
     *,
     is_known: bool,
+    threshold: float = THRESHOLD,
 ) -> Bool[np.ndarray, " bins"]:
     """The bins that stand out of the noise, alone or with their neighbours.
 
@@ -200,6 +216,7 @@ def standing_bins(
       near: The bins near the norm of synthetic rows.
       is_known: Whether a chance finding far away is worse than nothing, as where a norm
         is known already. A wide window would make that 10⁹ times as large.
+      threshold: Standard deviations by which the first window has to stand out.
     """
     standing = np.zeros(len(counts), bool)
 
@@ -209,7 +226,8 @@ def standing_bins(
         """Adds the highest window of this width, if there is one; says whether."""
         totals = np.convolve(counts, np.ones(width), "valid")
         taken = np.convolve(standing, np.ones(width), "valid") > 0.5
-        limit = threshold * math.sqrt(width) * noise_stddev
+        limit = _far_or_near(standing, width, threshold)
+        limit = limit * math.sqrt(width) * noise_stddev
         # Together all rows do not reach such a limit, so what does is noise.
         eligible = ~taken & (totals > limit) & (totals >= 1.0) & (limit < num_rows)
         if inside is not None:
@@ -232,7 +250,7 @@ def standing_bins(
             pass
 
     for width in _WINDOWS:
-        while add(width, THRESHOLD):
+        while add(width, threshold):
             extend()
     if not (is_known or standing.any()) and add(_WINDOWS[-1], THRESHOLD_WIDEST):
         extend()

@@ -170,7 +170,20 @@ def gradients(place: Vectors, targets: Mapping[str, Target]) -> Vectors:
 def _solved(
     matrices: Float64[np.ndarray, "..."], vectors: Float64[np.ndarray, "..."]
 ) -> Float64[np.ndarray, "..."]:
-    return np.linalg.solve(matrices, vectors[..., None])[..., 0]
+    """Vectors times the inverses of covariances.
+
+    It is zero in directions that a covariance does not have: rounding may have left
+    none, where a coordinate is known far better than the size that it has.
+    """
+    stddev = np.sqrt(np.maximum(np.diagonal(matrices, axis1=-2, axis2=-1), 0.0))
+    inverse = np.divide(1.0, stddev, out=np.zeros_like(stddev), where=stddev > 0)
+    correlation = inverse[..., :, None] * matrices * inverse[..., None, :]
+    scaled = (inverse * vectors)[..., None]
+    try:
+        found = np.linalg.solve(correlation, scaled)
+    except np.linalg.LinAlgError:
+        found = np.linalg.pinv(correlation, hermitian=True) @ scaled
+    return inverse * found[..., 0]
 
 
 def _between(first: StepAverages, last: StepAverages) -> Vectors:

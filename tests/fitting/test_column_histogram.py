@@ -136,6 +136,25 @@ def test_sizes_are_those_of_the_entries_that_stand_out():
     assert found[3] == 1.0
 
 
+def test_a_few_rows_far_from_the_others_are_not_the_size():
+    """A code for what is missing, such as 999999, in a tenth of the rows."""
+    edges = column_grid(PART)
+    entries = np.where(np.arange(5_000) % 10 == 0, 999_999.0, 30.0)
+    counts = np.bincount(np.searchsorted(edges, entries), minlength=len(edges) + 1)
+    found = sizes_from_counts(
+        np.tile(counts.astype(float), (4, 1)), PART, noise_stddev=10.0, num_rows=5_000
+    )
+    np.testing.assert_allclose(found, 30.0, rtol=0.5)
+
+
+@pytest.mark.parametrize(("height", "is_seen"), [(5.5, False), (7.5, True)])
+def test_what_one_bin_of_noise_may_make_up_is_no_size(height: float, is_seen: bool):
+    counts = np.zeros(column_block(PART).shape)
+    counts[:, 80] = height * 50.0
+    found = sizes_from_counts(counts, PART, noise_stddev=50.0, num_rows=10_000)
+    assert np.all((found != 1.0) == is_seen)
+
+
 def test_noise_alone_says_nothing():
     rng = np.random.default_rng(0)
     shape = column_block(PART).shape

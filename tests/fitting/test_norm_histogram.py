@@ -103,6 +103,22 @@ def test_empty_bins_far_above_are_noise():
     assert min(largest) >= 0.9
 
 
+@pytest.mark.parametrize("places", [15, 30])
+@pytest.mark.parametrize("height", [6.0, 8.0])
+def test_far_from_all_others_a_bin_has_to_stand_out_more(places: int, height: float):
+    """Six standard deviations next to the others are rows, and far above them noise."""
+    edges = norm_grid(1.0)
+    counts = np.zeros(len(edges) + 1)
+    one = int(np.searchsorted(edges, 1.0))
+    counts[one] = 5_000.0
+    counts[one + places] = height * 40.0
+    found = norm_from_counts(
+        counts, edges, noise_stddev=40.0, relative_noise=1.0, num_rows=10_000
+    )
+    assert found is not None
+    assert (found > 100.0) == (places <= 20 or height > 7.0)
+
+
 def test_few_rows_are_found_together_or_not_at_all():
     edges = norm_grid(1.0)
     rng = np.random.default_rng(2)

@@ -11,7 +11,7 @@ import pytest
 from scipy import special
 
 import numpyro_vips as nv
-from numpyro_vips.vips.newton_steps import BLOCK, Target, Way, step_from
+from numpyro_vips.vips.newton_steps import BLOCK, Target, Way, gradients, step_from
 
 STEPS = 50
 
@@ -53,6 +53,29 @@ def run(
         )
         place = found["w"]
     return places, weights, way.kept
+
+
+def test_a_matrix_that_rounding_has_made_singular_ends_no_fit():
+    """Noise that is paid for must not end in an error of linear algebra."""
+    singular = np.array([[1e-4, 1e-9, 0.0], [1e-9, 1e-14, 0.0], [0.0, 0.0, 0.0]])
+    target = Target(
+        mean=np.array([1.0, 1e-5, 2.0]),
+        covariance=singular,
+        residual=np.ones(3),
+        noise_stddev=np.ones(3),
+        curvature=np.eye(3),
+        curvature_noise=np.zeros((3, 3)),
+        prior_linear=np.zeros(3),
+        prior_precision=np.eye(3),
+    )
+    with pytest.raises(np.linalg.LinAlgError):
+        np.linalg.inv(singular)
+    (found,) = gradients({"w": np.zeros(3)}, {"w": target}).values()
+    # The displacement lies in the directions that there are.
+    np.testing.assert_allclose(singular @ found, [1.0, 1e-5, 0.0], rtol=1e-6)
+    regular = target._replace(covariance=np.diag([1e-4, 1e-14, 2.0]))
+    (found,) = gradients({"w": np.zeros(3)}, {"w": regular}).values()
+    np.testing.assert_allclose(found, [1e4, 1e9, 1.0])
 
 
 OPTIMUM = np.array([4.0, 0.0, 0.0])
