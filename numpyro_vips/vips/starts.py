@@ -14,6 +14,7 @@ from numpyro_vips.conjugacy.families.family import Moments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure, is_real
 from numpyro_vips.vips.coordinates import neutral_auxiliaries
+from numpyro_vips.vips.divided_variance import scaled_squares
 from numpyro_vips.vips.expectations import natural_parameters
 from numpyro_vips.vips.named_arrays import NewByStatistic, NewMomentsByFactor
 from numpyro_vips.vips.program import ConjugateProgram
@@ -81,7 +82,9 @@ def _perturbed(
         structure
     )
     displacement = _COMPONENT_DISPLACEMENT if close else 1.0
-    covariances = _covariances_of_rows(program)
+    # The factors of globals that say how real latents of rows vary.
+    scales = scaled_squares(structure, program.row_terms)
+    covariances = {structure.factor_of[scale] for _, scale in scales}
     moments = neutral_auxiliaries(structure, factors)
     added: NewMomentsByFactor = {}
     priors: NewMomentsByFactor = {}
@@ -150,22 +153,6 @@ _NEARLY_A_POINT = 1e-6
 # which come back from far above slowly, priors are the better start (tried with random
 # intercepts and slopes).
 _WIDE = 30.0
-
-
-def _covariances_of_rows(program: ConjugateProgram) -> set[str]:
-    """The factors of globals that say how real latents of rows vary."""
-    structure, found = program.structure, set[str]()
-    for term in program.row_terms:
-        known = [a for a in term.atoms if structure.latents[a.latent].role == "global"]
-        real = [
-            structure.factor_of[a.latent]
-            for a in term.atoms
-            if a not in known and is_real(structure.latents[a.latent])
-        ]
-        is_square = len(real) == 2 and real[0] == real[1] and len(term.atoms) == 3
-        if is_square and len(known) == 1 and not term.is_private:
-            found.add(structure.factor_of[known[0].latent])
-    return found
 
 
 def _has_real_products(structure: Structure) -> bool:
