@@ -151,7 +151,7 @@ def _with_columns(
         part.name: columns.get(part.name, 0) for part in parts if not part.is_fixed
     }
     counts = {name: number for name, number in counts.items() if number > 1}
-    if sum(counts.values()) > most:
+    if sum(counts.values()) > min(most, _MOST_COLUMNS):
         return tuple(parts)
     return tuple(
         dataclasses.replace(part, columns=counts.get(part.name, 0)) for part in parts
@@ -179,6 +179,8 @@ def _bounded_by_encodings(
 
 # Rows for each of several histograms, below which their noise hides too much.
 _ROWS_PER_HISTOGRAM = 300
+# Columns beyond which counting them takes longer than the fit.
+_MOST_COLUMNS = 128
 
 
 def joined(

@@ -313,8 +313,8 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
         )
     elif set(engine.columns) & set(unknown):
         yield (
-            f"There are too few rows for a private histogram of each column of "
-            f"{', '.join(sorted(set(engine.columns) & set(unknown)))}: rows are scaled "
+            f"{', '.join(sorted(set(engine.columns) & set(unknown)))}: too few rows or "
+            "too many columns for a private histogram of each column. Rows are scaled "
             "as a whole, or by the priors of the coefficients. Columns of very unequal "
             "size should be scaled beforehand by public constants."
         )

@@ -169,7 +169,7 @@ def test_noise_alone_says_nothing():
 
 def test_columns_are_counted_where_they_are_few_for_the_rows():
     assert _prepared(900).steps[0].is_by_column
-    for few in (_prepared(899), _prepared(9_000, columns=1)):
+    for few in (_prepared(899), _prepared(9_000, columns=1), _prepared(90_000, 129)):
         assert not any(step.is_by_column for step in few.steps)
     given = _prepared(9_000, clipping_norm=1.0)
     assert not any(step.is_by_column for step in given.steps)
