@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
 from numpyro_vips.dpvi.checks import check_derivatives
@@ -197,9 +197,10 @@ def _sites(
     scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
     if has_units:
         sites = [
-            dataclasses.replace(site, unit=_unit(scales[site.name])) for site in sites
+            dataclasses.replace(site, unit=_unit(np.asarray(scales[site.name])))
+            for site in sites
         ]
-        scales = {site.name: scales[site.name] / site.unit for site in sites}
+        scales = {s.name: scales[s.name] / s.units for s in sites}
     centres = evaluate_in_double(
         lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
     )
@@ -338,13 +339,16 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
 
 
-def _unit(prior_scale: Any) -> float:
+def _unit(prior_scale: Float64[np.ndarray, "..."]) -> float | tuple[float, ...]:
     """What the numbers of a global are multiples of: how far its steps go, about.
 
-    A power of two, as the scales of priors are read off draws.
+    Powers of two, as the scales of priors are read off draws; one for all numbers where
+    they are the same.
     """
-    reach = units_of_prior(np.ravel(prior_scale))
-    return float(2.0 ** np.round(np.log2(np.median(reach)))) if reach.size else 1.0
+    reach = 2.0 ** np.round(np.log2(np.ravel(units_of_prior(prior_scale))))
+    if len(set(reach)) <= 1:
+        return float(reach[0]) if reach.size else 1.0
+    return tuple(map(float, reach))
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:

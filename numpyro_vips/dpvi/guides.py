@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Float64, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
@@ -90,6 +90,22 @@ def support_from_json(described: Mapping[str, Any], dtype: Any) -> Any:
     )
 
 
+class _InUnits(AffineTransform):
+    """Numbers times units of their own, in the numbers' precision."""
+
+    def __call__(self, x: Any) -> Any:
+        return self._like(x) * x
+
+    def _inverse(self, y: Any) -> Any:
+        return y / self._like(y)
+
+    def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
+        return jnp.broadcast_to(jnp.log(self._like(x)), jnp.shape(x))
+
+    def _like(self, numbers: Any) -> Float[Array, "..."]:
+        return jnp.asarray(self.scale, jnp.result_type(numbers))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GuideSite:
     """A global latent, as the guide sees it.
@@ -99,26 +115,41 @@ class GuideSite:
       support: Where its value lies.
       shape: Shape of its value.
       dims: Names of its leading axes, as in `Posterior.site_dims`.
-      unit: What unconstrained numbers are multiples of.
+      unit: What unconstrained numbers are multiples of: one number, or one for each of
+        them, in the order in which they stand in a flat vector.
     """
 
     name: str
     support: Any
     shape: tuple[int, ...]
     dims: tuple[str, ...]
-    unit: float = 1.0
+    unit: float | tuple[float, ...] = 1.0
 
     @property
     def transform(self) -> Any:
         """The bijection from the unconstrained space to the support."""
         if self.unit == 1.0:
             return biject_to(self.support)
-        scaled = AffineTransform(0.0, self.unit)
+        if isinstance(self.unit, float):
+            scaled = AffineTransform(0.0, self.unit)
+        else:
+            scaled = _InUnits(0.0, self.units)
         return ComposeTransform([scaled, biject_to(self.support)])
 
     @property
+    def units(self) -> Float64[np.ndarray, "..."]:
+        """`unit` by unconstrained number."""
+        each = np.asarray(self.unit, np.float64)
+        shape = self.unconstrained_shape
+        return each.reshape(shape) if each.ndim else np.broadcast_to(each, shape)
+
+    @property
     def unconstrained_shape(self) -> tuple[int, ...]:
-        return tuple(self.transform.inverse_shape(self.shape))
+        return tuple(biject_to(self.support).inverse_shape(self.shape))
+
+
+def _unit_from_json(unit: float | Sequence[float]) -> float | tuple[float, ...]:
+    return tuple(unit) if isinstance(unit, Sequence) else float(unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,7 +304,7 @@ class _GuidePosterior(abc.ABC):
                     "support": support_to_json(site.support),
                     "shape": list(site.shape),
                     "dims": list(site.dims),
-                    "unit": site.unit,
+                    "unit": np.asarray(site.unit).tolist(),
                 }
                 for site in self.sites
             ],
@@ -292,7 +323,7 @@ class _GuidePosterior(abc.ABC):
                 support=support_from_json(described["support"], dtype),
                 shape=tuple(described["shape"]),
                 dims=tuple(described["dims"]),
-                unit=described.get("unit", 1.0),
+                unit=_unit_from_json(described.get("unit", 1.0)),
             )
             for described in specification["sites"]
         ]

@@ -629,6 +629,41 @@ def test_posterior_draws_have_the_guides_moments():
         np.testing.assert_allclose(found.std(0), scale, rtol=5 / math.sqrt(40_000))
 
 
+def test_each_coefficient_has_the_unit_of_its_own_prior():
+    """Of a constant, ages and incomes in one vector."""
+    stddev = np.array([2.0, 0.03, 3e-5], np.float32)
+
+    @private(unit="people")
+    def counts(X: Any, y: Any):
+        w: Any = numpyro.sample("w", dist.Normal(0.0, stddev).to_event(1))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(X @ w)), obs=y)
+
+    rng = np.random.default_rng(0)
+    X = np.column_stack([np.ones(9), rng.normal(45, 9, 9), rng.normal(3e4, 9e3, 9)])
+    rows = {"X": X.astype(np.float32), "y": rng.poisson(2.0, 9)}
+    engine = engine_for(counts, *rows.values())
+    (site,) = engine.space.sites
+    units = np.array([1.0, 2.0**-5, 2.0**-15])
+    np.testing.assert_allclose(site.unit, units)
+    np.testing.assert_allclose(engine.program.prior_scale, stddev / units, rtol=0.2)
+    state = engine.initial_state(KEY)
+    found = full_sum(engine, state, rows, clipping_norm=math.inf)["loc"]
+    _, draws = engine.program.draws(state.key, state.step)
+    z = np.asarray(engine.program.value(state.variational, draws[0]), float)
+    residual = rows["y"] - np.exp(X @ (units * z))
+    np.testing.assert_allclose(found, units * (residual @ X), rtol=1e-3)
+    # Draws, and those of a file, are in the model's own units.
+    posterior: Any = engine.posterior(state)
+    again = type(posterior).from_specification(
+        json.loads(json.dumps(posterior.specification)), posterior.params
+    )
+    one, other = (p.sample(KEY, (2_000,))["w"] for p in (posterior, again))
+    np.testing.assert_array_equal(one, other)
+    scale = np.exp(np.asarray(state.average.guide["log_scale"]))
+    np.testing.assert_allclose(np.std(one, axis=0), units * scale, rtol=0.1)
+
+
 @pytest.mark.thorough
 def test_gradients_are_in_units_of_the_prior():
     """Beside its scale, a mean of 100 +- 50 was hidden by the noise."""
