@@ -620,7 +620,7 @@ def test_posterior_draws_have_the_guides_moments():
     posterior = fit(engine_for(logistic, X, y), {"X": X, "y": y}, 3)
     assert dict(posterior.site_dims) == {"w": ("feature",), "alpha": ()}
     draws = posterior.sample(KEY, (20_000,))
-    units = {site.name: site.unit for site in posterior.sites}
+    units = {site.name: site.units for site in posterior.sites}
     w, alpha = draws["w"] / units["w"], jnp.log(draws["alpha"]) / units["alpha"]
     for found, site in ((w, "w"), (alpha, "alpha")):
         scale = posterior.scale[site]

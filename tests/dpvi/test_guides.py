@@ -179,7 +179,7 @@ def test_draws_of_a_joint_normal_have_its_covariance(family, tmp_path):
     posterior = engine.program.guide.posterior(arrays, {})
     assert isinstance(posterior, JointNormalPosterior)
     draws = posterior.sample(KEY, (40_000,))
-    units = {site.name: site.unit for site in posterior.sites}
+    units = {site.name: site.units for site in posterior.sites}
     log_noise = np.log(draws["noise"]) / units["noise"]
     z = np.column_stack([draws["w"] / units["w"], log_noise])
     expected = np.asarray(covariance(family, arrays))
