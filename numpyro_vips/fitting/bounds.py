@@ -146,11 +146,10 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
 def _with_columns(
     parts: Sequence[NormPart], columns: Mapping[str, int], most: float
 ) -> tuple[NormPart, ...]:
-    """The parts, of which those with several columns count them, if they are few."""
+    """The parts, of which those with columns count them, if they are few."""
     counts = {
         part.name: columns.get(part.name, 0) for part in parts if not part.is_fixed
     }
-    counts = {name: number for name, number in counts.items() if number > 1}
     if sum(counts.values()) > min(most, _MOST_COLUMNS):
         return tuple(parts)
     return tuple(

@@ -60,7 +60,8 @@ class Engine(Protocol):
 
     @property
     def columns(self) -> Mapping[str, int]:
-        """By block, the number of its columns, if these may get units of their own."""
+        """By block, the number of its columns, if there are several that may get units
+        of their own."""
         ...
 
     @property

@@ -304,19 +304,20 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "rows of unit size. With clipping_norm=, from public knowledge, there is "
             "no histogram."
         )
-    counted = [part for part in prepared.parts if part.columns]
+    counted = [part.name for part in prepared.parts if part.columns]
+    uncounted = sorted(engine.columns.keys() & set(unknown))
     if counted:
         yield (
-            f"The columns of {', '.join(part.name for part in counted)} get units from "
-            "a private histogram of each column before rows are clipped, so that large "
-            "ones, such as incomes, do not hide small ones."
+            f"The columns of {', '.join(counted)} get units from a private histogram "
+            "of each column before rows are clipped, so that large ones, such as "
+            "incomes, do not hide small ones."
         )
-    elif set(engine.columns) & set(unknown):
+    elif uncounted:
         yield (
-            f"{', '.join(sorted(set(engine.columns) & set(unknown)))}: too few rows or "
-            "too many columns for a private histogram of each column. Rows are scaled "
-            "as a whole, or by the priors of the coefficients. Columns of very unequal "
-            "size should be scaled beforehand by public constants."
+            f"{', '.join(uncounted)}: too few rows or too many columns for a private "
+            "histogram of each column. Rows are scaled as a whole, or by the priors of "
+            "the coefficients. Columns of very unequal size should be scaled "
+            "beforehand by public constants."
         )
     if any(step.recentres for step in prepared.steps):
         yield (

@@ -182,12 +182,9 @@ class VipsEngine:
 
     @property
     def columns(self) -> dict[str, int]:
-        """Vectors of residuals; see `column_units`."""
-        return {
-            s.name: s.block_shape[0]
-            for s in self.statistics
-            if s.name in self._roles.squares
-        }
+        """Vectors of several residuals; see `column_units`."""
+        sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
+        return {name: sizes[name] for name in self._roles.squares if sizes[name] > 1}
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:

@@ -235,15 +235,27 @@ def histogram_scores(
         return steps[0]
 
     step, found = _released(case, vi, histogram, count, noise_multiplier)
-    # Every part of it counts the row once, each with noise of its own.
     names = [part.name for part in step.counted]
     counts = [np.array([[r[n] for n in names] for r in world]) for world in found]
+    return _scores_of_bins(step, counts, noise_multiplier)
+
+
+def _scores_of_bins(
+    step: Step, counts: Sequence[np.ndarray], noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """See `histogram_scores`, of several histograms that count the row once each.
+
+    Args:
+      step: What released them, each with noise of its own.
+      counts: Without the row and with it: (releases, histograms, bins).
+      noise_multiplier: Of the step.
+    """
     bins = np.argmax(counts[1].mean(0) - counts[0].mean(0), axis=1)
     absent, present = (
         np.mean([world[:, p, b] for p, b in enumerate(bins)], axis=0)
         for world in counts
     )
-    claimed = math.sqrt(len(names)) / step.mechanism.sensitivity() / noise_multiplier
+    claimed = math.sqrt(len(bins)) / step.mechanism.sensitivity() / noise_multiplier
     return absent, present, claimed
 
 
@@ -334,6 +346,40 @@ def exposures(x: Any) -> None:
         numpyro.sample("y", dist.Poisson(jnp.abs(x[:, 0]) * own), obs=x[:, 1])
 
 
+def _alone(
+    model: Callable[..., None],
+    canary: Sequence[float],
+    noise_multiplier: float,
+    *,
+    num_rows: int = 10,
+) -> WorstCase:
+    """A single step of VIPS on a canary and nine rows that count as zero.
+
+    What it releases is looked at, not the parameters, so that they have no score.
+
+    Args:
+      model: Of one private argument.
+      canary: Its row.
+      noise_multiplier: Of the step.
+      num_rows: As many as are said to be there.
+    """
+    present = np.full((10, len(canary)), np.nan, np.float32)
+    present[-1] = canary
+    return WorstCase(
+        model=model,
+        absent=present[:-1],
+        present=present,
+        score=lambda params: 0.0,
+        options={
+            "engine": "vips",
+            "sampling": nv.FullBatch(),
+            "noise_multiplier": noise_multiplier,
+            "num_rows": num_rows,
+            "num_steps": 1,
+        },
+    )
+
+
 def labelled(x: Any) -> None:
     """Labels in the last column, features in the others."""
     size = x.shape[1] - 1
@@ -351,22 +397,8 @@ def column_scores(
       The noisy counts of these bins, their mean, without the row and with it, from
       `count` releases each, and the μ that is claimed.
     """
-    present = np.full((10, 3), np.nan, np.float32)
-    present[-1] = LARGE, 1.0, 1.0
-    case = WorstCase(
-        model=labelled,
-        absent=present[:-1],
-        present=present,
-        score=lambda params: 0.0,
-        options={
-            "engine": "vips",
-            "sampling": nv.FullBatch(),
-            "noise_multiplier": noise_multiplier,
-            # So many rows are said to be there that columns have histograms.
-            "num_rows": 1000,
-            "num_steps": 1,
-        },
-    )
+    # So many rows are said to be there that columns have histograms.
+    case = _alone(labelled, (LARGE, 1.0, 1.0), noise_multiplier, num_rows=1000)
 
     def of_columns(steps: Sequence[Step]) -> Step:
         (step,) = [step for step in steps if step.is_by_column]
@@ -375,13 +407,7 @@ def column_scores(
     step, found = _released(case, case.vi(), of_columns, count, noise_multiplier)
     (part,) = step.counted
     counts = [np.array([released[part.name] for released in world]) for world in found]
-    bins = np.argmax(counts[1].mean(0) - counts[0].mean(0), axis=1)
-    absent, present = (
-        np.mean([world[:, c, b] for c, b in enumerate(bins)], axis=0)
-        for world in counts
-    )
-    claimed = math.sqrt(len(bins)) / step.mechanism.sensitivity() / noise_multiplier
-    return absent, present, claimed
+    return _scores_of_bins(step, counts, noise_multiplier)
 
 
 def covariate_scores(
@@ -393,21 +419,7 @@ def covariate_scores(
       The released square without the row and with it, from `count` releases each, and
       the μ that is claimed.
     """
-    present = np.full((10, 2), np.nan, np.float32)
-    present[-1] = LARGE, 1.0
-    case = WorstCase(
-        model=exposures,
-        absent=present[:-1],
-        present=present,
-        score=lambda params: 0.0,
-        options={
-            "engine": "vips",
-            "sampling": nv.FullBatch(),
-            "noise_multiplier": noise_multiplier,
-            "num_rows": 10,
-            "num_steps": 1,
-        },
-    )
+    case = _alone(exposures, (LARGE, 1.0), noise_multiplier)
 
     def of_covariates(steps: Sequence[Step]) -> Step:
         (step,) = [step for step in steps if step.label == COVARIATES]

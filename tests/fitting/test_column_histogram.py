@@ -186,6 +186,14 @@ def test_they_have_their_share_of_the_budget():
     assert any("histogram of each column" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize(("columns", "is_said"), [(1, False), (3, True)])
+def test_where_columns_are_not_counted_several_are_said_to_be(columns, is_said):
+    """A single column hides no other."""
+    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
+    plan = vi.explain(np.ones((500, columns), np.float32), np.ones(500, np.int32))
+    assert any("too few rows or too many" in note for note in plan.notes) == is_said
+
+
 def test_raw_columns_with_a_prior_that_knows_nothing_of_them_hide_no_other():
     """An intercept beside ages and incomes, all with the same prior.
 
