@@ -24,7 +24,7 @@ from numpyro_vips.fitting.engine_choice import (
     PreparedFit,
     as_engine_choice,
 )
-from numpyro_vips.fitting.explanation import Plan
+from numpyro_vips.fitting.explanation import Plan, with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
@@ -266,8 +266,11 @@ class PrivateVI:
           What `run` raises before it charges the budget, except that what is left of
           the budget is not looked at.
         """
-        _, plan = self._prepare_fit(args, kwargs)
-        return plan
+        prepared, plan = self._prepare_fit(args, kwargs)
+        if self.schedule_options.noise_multiplier is not None:
+            return plan
+        noise = noise_of_one_release(self.budget, self.share)
+        return with_number_of_rows(plan, prepared, noise)
 
     @one_blas_thread
     def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:

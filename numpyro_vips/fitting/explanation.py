@@ -14,6 +14,7 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.norm_histogram import THRESHOLD
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -188,6 +189,41 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
         schedule=tuple(_schedule(steps)),
         notes=tuple(_notes(prepared, options)),
     )
+
+
+def with_number_of_rows(
+    plan: Plan, prepared: PreparedFit, noise_multiplier: float | None
+) -> Plan:
+    """The plan, which says so if rows are too few for any clipping norm to be found.
+
+    A histogram shows a norm if its count stands out of the noise. That of all rows in
+    one bin is their number, which is public, and so is how large the noise will be.
+
+    Args:
+      plan: What `explain_plan` says of the fit; it is the same for every budget.
+      prepared: The fit.
+      noise_multiplier: That of a single release from all rows on which the fit's whole
+        budget is spent; None where it is not known.
+    """
+    histograms = [step for step in prepared.steps if step.counts_norms]
+    if not histograms or noise_multiplier is None:
+        return plan
+    first = histograms[0]
+    spent = sum(step.share for step in prepared.steps)
+    priced = first.scaled(noise_multiplier * math.sqrt(spent))
+    stddev = priced.mechanism.block_noise_stddev(first.counted[0].name)
+    num_rows = prepared.arguments.public_num_rows
+    if num_rows > THRESHOLD * stddev:
+        return plan
+    note = (
+        f"{num_rows} rows are too few for this budget: each count of the histogram "
+        f"gets noise with a standard deviation of about {stddev:.0f}, which hides all "
+        "of them. So the norms will be those of synthetic rows, whatever the rows are, "
+        "and the fit will warn. More rows or a larger epsilon would show them; "
+        "arguments in units in which numbers are about one, with priors in these "
+        "units, make synthetic rows like the real ones."
+    )
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def _site(prepared: PreparedFit, name: str) -> dict[str, Any]:

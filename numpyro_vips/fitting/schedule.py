@@ -118,6 +118,11 @@ class Step:
         return f"pilot of {names}" if self.is_pilot else names
 
     @property
+    def counts_norms(self) -> bool:
+        """Whether it is a histogram of norms."""
+        return bool(self.counted) and not self.is_by_column
+
+    @property
     def share(self) -> float:
         """What it spends of the budget, in any unit: 1/σ² of a full batch."""
         if not self.noise_multiplier:

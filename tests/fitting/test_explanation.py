@@ -5,6 +5,7 @@ import json
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -274,3 +275,48 @@ def test_what_is_said_of_latents_of_single_rows(likelihood, is_logistic):
         "quadrature, per row" if is_logistic else "conjugate, solved per row"
     )
     assert "replaced by a bound" not in str(said["vips"])
+
+
+def counts(y):
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def notes_on_few_rows(num_rows, epsilon=1.0, **options):
+    vi = nv.PrivateVI(
+        nv.private(counts, unit="rows"),
+        budget=nv.PrivacyBudget(epsilon, 1e-5),
+        progress_bar=False,
+        **options,
+    )
+    found = vi.explain(np.ones(num_rows, int)).notes
+    return vi, [note for note in found if "are too few for this budget" in note]
+
+
+def test_rows_that_no_histogram_could_show_are_said_to_be_too_few_before_the_fit():
+    vi, (note,) = notes_on_few_rows(100)
+    with pytest.warns(UserWarning, match="Too few rows for this budget to find"):
+        result = vi.run(jax.random.key(0), np.ones(100, int))
+    (histogram,) = [
+        release
+        for release in result.privacy.to_dict()["events"]
+        if "histogram" in release["label"]
+    ]
+    assert f"of about {histogram['noise_stddev']:.0f}," in note
+
+
+@pytest.mark.parametrize(
+    "num_rows, epsilon, options",
+    [
+        (1000, 1.0, {}),
+        (100, 10.0, {}),
+        (100, 1.0, {"clipping_norm": 5.0}),
+        (100, math.inf, {}),
+    ],
+    ids=["many rows", "large epsilon", "a norm is given", "no noise"],
+)
+def test_nothing_is_said_of_few_rows_where_a_norm_can_be_found(
+    num_rows, epsilon, options
+):
+    assert notes_on_few_rows(num_rows, epsilon, **options)[1] == []
