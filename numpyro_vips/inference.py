@@ -266,11 +266,8 @@ class PrivateVI:
           What `run` raises before it charges the budget, except that what is left of
           the budget is not looked at.
         """
-        prepared, plan = self._prepare_fit(args, kwargs)
-        if self.schedule_options.noise_multiplier is not None:
-            return plan
-        noise = noise_of_one_release(self.budget, self.share)
-        return with_number_of_rows(plan, prepared, noise)
+        _, plan = self._prepare_fit(args, kwargs)
+        return plan
 
     @one_blas_thread
     def run(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> PrivateVIResult:
@@ -467,13 +464,13 @@ class PrivateVI:
             check_number_of_rows(arguments.num_rows, arguments.public_num_rows)
         if self.schedule_options.sampling.scheme != "full":
             arguments.check_can_be_drawn_from()
-        return prepared_fit(
-            self.model,
-            arguments,
-            self.engine,
-            self.schedule_options,
-            noise_of_one_release(self.budget, self.share),
+        noise = noise_of_one_release(self.budget, self.share)
+        prepared, plan = prepared_fit(
+            self.model, arguments, self.engine, self.schedule_options, noise
         )
+        if self.schedule_options.noise_multiplier is None:
+            plan = with_number_of_rows(plan, prepared, noise)
+        return prepared, plan
 
     @contextlib.contextmanager
     def _explaining_interrupts(self, priced: PricedSteps) -> Iterator[None]:

@@ -185,7 +185,14 @@ def diagnostics_of(
     text = (
         f"The fit has not converged: after {num_steps} steps {names} still drifted, "
         f"by more than {'the noise explains' if is_private else 'they fluctuate'} "
-        f"(R̂ up to {max(r_hat.values()):.3g}, above {limit})."
+        f"(R̂ up to {max(r_hat.values()):.3g}, above {limit}). Where they end nobody "
+        "knows, and intervals do not say so. "
+    )
+    text += (
+        "More rows, a larger epsilon, tighter priors, or arguments and priors in units "
+        "in which slopes are about one would help."
+        if is_private
+        else "More steps (num_steps=) would help."
     )
     if not math.isfinite(max(r_hat.values())):
         text = "The fit has not converged: its iterates are not finite."

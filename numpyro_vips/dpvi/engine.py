@@ -465,6 +465,14 @@ class DpviEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
+        if INFORMATION in parts:
+            found = self._rows.information_counts(
+                state.average.guide["loc"],
+                dict(rows),
+                mask,
+                increasing_edges(edges[INFORMATION]),
+            )
+            return {INFORMATION: np.asarray(found)}
         key, draws = self.program.draws(state.key, state.step)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}

@@ -68,7 +68,7 @@ class NoiseAware:
 
     Attributes:
       block: The information.
-      of_row, clipped_sum: Those of `RowInformation`.
+      of_row, norms, clipped_sum: Those of `RowInformation`.
     """
 
     def __init__(
@@ -101,6 +101,7 @@ class NoiseAware:
         self._prior_stddev = prior_stddev
         self._num_read = num_read
         self.of_row = rows.of_row
+        self.norms = rows.norms
         self.clipped_sum = rows.clipped_sum
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 

@@ -22,6 +22,7 @@ from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     in_double,
+    map_over_rows,
     piece_length,
     sum_over_rows,
 )
@@ -123,6 +124,19 @@ class RowInformation:
         self._has_second_derivative = has_second_derivative
         self.of_row = jax.jit(self._matrix_of_row)
         self._of_rows = over_rows(self.of_row)
+
+    def norms(self, point: Point, rows: Mapping[str, Any]) -> Float[Array, " rows"]:
+        """Frobenius norm of each row's matrix; NaN where the row would add zero.
+
+        In double precision, and as they are clipped by. They are not yet private.
+        """
+
+        def of_piece(rows: Any) -> Float[Array, " piece"]:
+            return _norms(*self._matrices(point, rows, is_double))
+
+        is_double = jnp.result_type(float) == jnp.float64
+        with jax.enable_x64(True):
+            return map_over_rows(of_piece, rows, self._at_a_time)
 
     def clipped_sum(
         self,

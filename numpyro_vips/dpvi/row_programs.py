@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
@@ -12,7 +13,7 @@ from numpyro_vips.dpvi.program import Draws
 from numpyro_vips.dpvi.row_information import Point
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.jax_tools.row_sums import counts_of_parts
+from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
 from numpyro_vips.model.sparse_rows import dense_rows
 
 
@@ -20,7 +21,8 @@ class RowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
-      clipped_sum, clipped_information, norms, counts: The methods below, compiled.
+      clipped_sum, clipped_information, norms, counts, information_counts: The methods
+        below, compiled.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -29,6 +31,7 @@ class RowPrograms:
         self.clipped_information = jit_ahead(self._clipped_information)
         self.norms = jit_unoptimized(self._norms)
         self.counts = jit_ahead(self._counts, static_argnums=6)
+        self.information_counts = jit_ahead(self._information_counts)
 
     def _clipped_sum(
         self,
@@ -83,6 +86,19 @@ class RowPrograms:
         """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
         norms = self._norms(variational, key, draws, rows)
         return counts_of_parts(norms, mask, parts, edges)
+
+    def _information_counts(
+        self,
+        point: Point,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        edges: Float[Array, " _edges"],
+    ) -> Float[Array, " _bins"]:
+        """How many of the norms of a chunk's information lie in which bin."""
+        assert self._compiled.noise_aware is not None
+        norms = self._compiled.noise_aware.norms(point, self._as_traced(rows))
+        with jax.enable_x64(True):
+            return counts_in_bins(norms, mask, edges)
 
     def _as_traced(self, rows: Mapping[str, Any]) -> dict[str, Shaped[Array, "..."]]:
         """Dense rows of the dtypes that the model was traced with."""

@@ -67,6 +67,9 @@ class NormPart:
       directions: See `Together`; None for one block.
       columns: How many columns it has that get a histogram each, see
         `column_histogram`; 0 for none.
+      is_late: Whether its histogram comes right before its release, as the globals are
+        where it is released only then. Where that shows nothing, the norm follows from
+        those of the other parts.
     """
 
     name: str
@@ -77,6 +80,7 @@ class NormPart:
     is_lasting: bool = False
     directions: int | None = None
     columns: int = 0
+    is_late: bool = False
 
     @property
     def grid(self) -> np.ndarray:
@@ -96,7 +100,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     """
     kinds: tuple[Release, ...] = ("once", "refreshed", "adaptive")
     if not engine.is_one_vector:
-        # That of one vector is clipped to the square of the vector's norm.
+        # That of one vector is looked at when the globals are near to where they end.
         kinds += ("information",)
     names = [block.name for blocks in map(engine.blocks, kinds) for block in blocks]
     if not names:
@@ -113,7 +117,16 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             is_balanced=engine.balanced.issuperset(names),
             is_lasting=engine.lasting.issuperset(names),
         )
-        return (part,)
+        late = (
+            NormPart(
+                name=block.name,
+                blocks=(block.name,),
+                reference=_squared(reference),
+                is_late=True,
+            )
+            for block in engine.blocks("information")
+        )
+        return (part, *late)
     largest = {name: float(np.max(typical[name])) for name in names}
     # About other points than zero norms are others, whatever they were.
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
@@ -347,13 +360,16 @@ def bounded_blocks(
       blocks: What the step releases, at scale 1.
       norms: The norm that each part of it is clipped to, by the part's name.
       relation: The relation that the noise protects.
-      is_one_vector: Whether the blocks are parts of one vector, named `WHOLE_VECTOR`.
+      is_one_vector: Whether the blocks are parts of one vector, named `WHOLE_VECTOR`,
+        or its information.
       parts: Those of several blocks; any other block is a part by itself.
 
     Returns:
       The blocks, and the bound on their joint norm.
     """
     if is_one_vector:
+        if INFORMATION in norms and blocks[0].name == INFORMATION:
+            return tuple(blocks), norms[INFORMATION]
         return tuple(blocks), _norm_of_vector(blocks, norms[WHOLE_VECTOR])
     part_of = {name: part for part in parts for name in part.blocks}
     members: dict[str, list[Block]] = {}
@@ -426,8 +442,12 @@ def _norm_of_vector(blocks: Sequence[Block], norm: float) -> float:
     itself.
     """
     if any(block.name == INFORMATION for block in blocks):
-        return min(max(norm**2, _SMALLEST), _LARGEST)
+        return _squared(norm)
     return norm
+
+
+def _squared(norm: float) -> float:
+    return min(max(norm**2, _SMALLEST), _LARGEST)
 
 
 def _moderate_norm(norm: float) -> float:

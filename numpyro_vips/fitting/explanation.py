@@ -18,7 +18,6 @@ from numpyro_vips.fitting.norm_histogram import THRESHOLD
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
-from numpyro_vips.privacy.releases import INFORMATION
 
 _WIDTH = 100
 _SITE_COLUMNS = "site role shape posterior augmentation"
@@ -55,8 +54,7 @@ class Plan:
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
         `released` ("public", "once", "refreshed", "adaptive" or "information", which is
         for intervals), `bound` (where its norm comes from:
-        "structure", "histogram", "clipping_norm=" or, of the information, "gradient's
-        norm²"), `clipping_norm` and
+        "structure", "histogram" or "clipping_norm="), `clipping_norm` and
         `sensitivity`, both None until a histogram has said.
       reasons: By site, why VIPS cannot run the model; empty if it can, or if
         another engine was asked for.
@@ -260,8 +258,6 @@ def _bound(prepared: PreparedFit, name: str, options: ScheduleOptions) -> str | 
         return None
     if options.clipping_norm is not None:
         return "clipping_norm="
-    if name == INFORMATION:
-        return "gradient's norm²"
     fixed = {b for part in prepared.parts if part.is_fixed for b in part.blocks}
     return "structure" if name in fixed else "histogram"
 

@@ -100,8 +100,12 @@ class Step:
 
     @property
     def informs(self) -> bool:
-        """Whether it releases what the posterior's intervals alone need."""
-        return any(block.name in INFORMATION_SHARES for block in self.blocks)
+        """Whether it releases what the posterior's intervals alone need.
+
+        A histogram of its norms has blocks of the same names, and does not.
+        """
+        names = {block.name for block in self.blocks}
+        return not self.counted and not names.isdisjoint(INFORMATION_SHARES)
 
     @property
     def is_aside(self) -> bool:
@@ -258,7 +262,8 @@ CURVATURE_SHARE = 0.04
 BOUNDS_SHARE = 0.03
 # of that of columns, where they are few, which comes before it,
 COLUMNS_SHARE = 0.02
-# and of each further one of norms, where norms depend on the globals.
+# and of each further one of norms, where norms depend on the globals, or of those of
+# what is released for intervals.
 REFRESH_SHARE = 0.01
 # Of the pilot of statistics that are released about its means. With a tenth of the
 # budget its means are within three times the noise of those of the whole, and what they
@@ -311,7 +316,8 @@ def plan_steps(
         num_steps = engine.default_num_steps(
             is_private=options.private, until_converged=options.until_converged
         )
-    unknown = [part for part in parts if not part.is_fixed]
+    unknown = [part for part in parts if not (part.is_fixed or part.is_late)]
+    late = [part for part in parts if part.is_late] if information else []
     names = {block.name for block in adaptive}
     refreshed = [part for part in unknown if names & set(part.blocks)]
     refreshes = sorted({math.ceil(f * num_steps) for f in REFRESHED_AFTER})
@@ -401,7 +407,7 @@ def plan_steps(
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
     share_of_information = sum(INFORMATION_SHARES[b.name] for b in information)
-    share -= share_of_information
+    share -= share_of_information + (REFRESH_SHARE if late else 0.0)
     if adaptive:
         step_sizes = engine.step_sizes(
             num_steps,
@@ -427,6 +433,8 @@ def plan_steps(
         informed = math.floor(INFORMED_AFTER * num_steps)
         for number, size in enumerate(step_sizes):
             if information and number == informed:
+                if late:
+                    steps.append(histogram(late, REFRESH_SHARE))
                 steps.append(from_all_rows(information, share_of_information))
             if number in curvatures:
                 steps.append(from_all_rows(curvature, CURVATURE_SHARE))
@@ -524,7 +532,8 @@ def with_released_norms(
     """
     histogram, later = steps[number], steps[number + 1 :]
     found, unseen = dict(norms), []
-    known = {part.name: part.reference for part in parts} | dict(norms)
+    known = {part.name: part.reference for part in parts if not part.is_late}
+    known |= norms
     for part in histogram.counted:
         norm = norm_from_counts(
             counts[part.name],
@@ -538,6 +547,8 @@ def with_released_norms(
             reference=part.reference,
             hidden=_hidden(part, norms, expected_squares),
         )
+        if norm is None and part.is_late:
+            continue
         if norm is None:
             unseen.append(part.name)
             norm = known[part.name]

@@ -219,9 +219,16 @@ def worst_case(
 
 
 def histogram_scores(
-    engine: str, count: int, *, noise_multiplier: float
+    engine: str, count: int, *, noise_multiplier: float, number: int = 0
 ) -> tuple[np.ndarray, np.ndarray, float]:
     """What histograms of norms betray of a row that is alone in its bin.
+
+    Args:
+      engine: Whose rows are counted. With `"dpvi"` its own optimiser is used, so that
+        there is a histogram of the information, too.
+      count: Number of releases from either data set.
+      noise_multiplier: Of the step.
+      number: Which of the fit's histograms.
 
     Returns:
       The noisy counts of that bin without the row and with it, from `count` releases
@@ -229,15 +236,22 @@ def histogram_scores(
     """
     case = worst_case(engine, nv.FullBatch(), noise_multiplier=noise_multiplier)
     options = {k: v for k, v in case.options.items() if k != "clipping_norm"}
-    vi = dataclasses.replace(case, options=options).vi()
+    vi = dataclasses.replace(case, options={**options, "engine": engine}).vi()
 
     def histogram(steps: Sequence[Step]) -> Step:
-        return steps[0]
+        return [step for step in steps if step.counts_norms][number]
 
     step, found = _released(case, vi, histogram, count, noise_multiplier)
     names = [part.name for part in step.counted]
     counts = [np.array([[r[n] for n in names] for r in world]) for world in found]
     return _scores_of_bins(step, counts, noise_multiplier)
+
+
+def information_count_scores(
+    count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """`histogram_scores` of the histogram before DPVI's information, its last."""
+    return histogram_scores("dpvi", count, noise_multiplier=noise_multiplier, number=-1)
 
 
 def _scores_of_bins(

@@ -25,6 +25,7 @@ from _worst_cases import (
     covariate_scores,
     fresh_start,
     histogram_scores,
+    information_count_scores,
     information_scores,
     moment_scores,
     one_run,
@@ -358,6 +359,7 @@ def test_fits_with_a_pilot_stay_below_their_claim(record_property):
     ("scores", "what"),
     [
         (information_scores, "dpvi, information"),
+        (information_count_scores, "dpvi, histogram of the information"),
         (covariate_scores, "vips, covariates"),
         (column_scores, "vips, histograms of columns"),
     ],
@@ -375,6 +377,7 @@ def test_what_is_released_beside_steps_stays_below_its_claim(
     ("scores", "name"),
     [
         (information_scores, INFORMATION),
+        (information_count_scores, INFORMATION),
         (covariate_scores, COVARIATES),
         (column_scores, "⟨w⟩"),
     ],

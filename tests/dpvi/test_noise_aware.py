@@ -17,6 +17,8 @@ from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import (
     INFORMATION_SHARES,
     INFORMED_AFTER,
+    REFRESH_SHARE,
+    with_released_norms,
 )
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.releases import INFORMATION
@@ -173,21 +175,72 @@ def test_the_information_has_its_share_near_the_end():
     gradients = [s for s in steps if not s.counted and not s.informs]
     assert len(before) == INFORMED_AFTER * len(gradients)
     assert steps[number].sampling.scheme == "full"
-    assert steps[number].clipping_norm is None  # It follows that of gradients.
+    assert steps[number].clipping_norm is None  # The histogram before it says it.
+    histogram = steps[number - 1]
+    assert [part.name for part in histogram.counted] == [INFORMATION]
+    share = histogram.share / sum(step.share for step in steps)
+    assert share == pytest.approx(REFRESH_SHARE)
 
 
-@pytest.mark.thorough
-def test_its_norm_is_the_square_of_the_gradients():
+def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     X, y, _ = table()
-    (given,) = [s for s in steps_of(linear, X, y, clipping_norm=3.0) if s.informs]
-    assert given.clipping_norm == 9.0
-    result = fitted(linear, X, y)
-    released = {event.label: event for event in result.privacy.events}
-    last = result.privacy.events[-1]
-    assert released[INFORMATION].sensitivity == pytest.approx(
-        result.diagnostics["clipping_norms"]["gradient"] ** 2
+    vi = nv.PrivateVI(linear, engine="dpvi", budget=nv.PrivacyBudget(1.0, 1e-5))
+    prepared = vi._prepare_fit((X, y), {})[0]
+    steps = tuple(step.scaled(1e-3) for step in prepared.steps)  # Hardly any noise.
+    (part, _) = prepared.parts
+    counts = np.zeros(len(part.grid) + 1)
+    counts[np.searchsorted(part.grid, 0.1)] = NUM_ROWS
+    found, norms, _ = with_released_norms(
+        steps,
+        0,
+        {part.name: counts},
+        {},
+        parts=prepared.parts,
+        is_one_vector=True,
+        num_rows=NUM_ROWS,
+        expected_squares={},
     )
-    assert last.label.startswith("loc")
+    (number,) = [i for i, step in enumerate(found) if step.informs]
+    assert norms[part.name] < 1.0
+    assert found[number].clipping_norm == norms[part.name] ** 2
+    # A row counts as one, however small its gradient is.
+    assert found[number - 1] == steps[number - 1]
+    assert found[number - 1].mechanism.sensitivity() == 1.0
+
+
+def sensitivity_of_information(result: Any) -> float:
+    (event,) = [e for e in result.privacy.events if e.label == INFORMATION]
+    return event.sensitivity
+
+
+def test_its_norm_is_the_callers_squared_where_there_is_one():
+    X, y, _ = table()
+    steps = steps_of(linear, X, y, clipping_norm=3.0)
+    (given,) = [step for step in steps if step.informs]
+    assert given.clipping_norm == 9.0
+    assert not any(step.counted for step in steps)
+
+
+def test_its_norm_is_that_of_a_histogram_of_its_own():
+    """Near the optimum squares of gradients have longer tails than the information."""
+    X, y, _ = table()
+    result = fitted(linear, X, y, budget=nv.PrivacyBudget(10.0, 1e-5))
+    norms = result.diagnostics["clipping_norms"]
+    assert sensitivity_of_information(result) == pytest.approx(norms[INFORMATION])
+    assert norms[INFORMATION] < norms["gradient"] ** 2 / 2.0
+    assert result.privacy.events[-1].label.startswith("loc")
+    rows = np.sum(X**2, axis=1) / 0.25
+    assert np.mean(rows > norms[INFORMATION]) < 0.05
+
+
+def test_where_its_histogram_shows_nothing_its_norm_is_the_gradients_squared():
+    X, y, _ = table()
+    result = fitted(linear, X[:40], y[:40])
+    norms = result.diagnostics["clipping_norms"]
+    assert INFORMATION not in norms
+    assert sensitivity_of_information(result) == pytest.approx(norms["gradient"] ** 2)
+    (text,) = [w for w in result.diagnostics["warnings"] if "Too few rows" in w]
+    assert INFORMATION not in text
 
 
 def test_noise_of_the_callers_is_that_of_gradients():

@@ -128,6 +128,56 @@ def test_invalid_and_masked_rows_add_nothing():
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
+# Edges in whose bins the rows' norms lie, and some beyond.
+EDGES = np.geomspace(1e-4, 1e4, 33)
+
+
+def counted(
+    engine: DpviEngine, loc: Any, rows: dict[str, np.ndarray], mask: Any = None
+) -> np.ndarray:
+    count = len(next(iter(rows.values())))
+    found = engine.norm_counts(
+        state_at(engine, loc),
+        rows,
+        np.ones(count, bool) if mask is None else mask,
+        parts={INFORMATION: (INFORMATION,)},
+        edges={INFORMATION: EDGES},
+    )
+    return np.asarray(found[INFORMATION])
+
+
+def test_its_norms_are_counted_row_by_row():
+    X, y = table()
+    engine = engine_of(logistic, X, y)
+    norms = [
+        np.linalg.norm(summed(engine, LOC, {"X": X[[i]], "y": y[[i]]}, np.inf))
+        for i in range(NUM_ROWS)
+    ]
+    bins = np.searchsorted(EDGES, norms)
+    expected = np.bincount(bins, minlength=len(EDGES) + 1)
+    assert np.count_nonzero(expected) > 3
+    np.testing.assert_array_equal(counted(engine, LOC, {"X": X, "y": y}), expected)
+
+
+def test_a_row_is_in_one_bin_or_in_none():
+    """Neighbouring data sets: with and without a row, ordinary or absurd."""
+    X, y = table()
+    engine = engine_of(logistic, X, y)
+    others = counted(engine, LOC, {"X": np.delete(X, 5, 0), "y": np.delete(y, 5)})
+    ordinary = (np.ones(3), np.full(3, 1e3), np.zeros(3), np.full(3, 1e-20))
+    for row in ordinary:
+        X[5] = row
+        change = counted(engine, LOC, {"X": X, "y": y}) - others
+        assert sorted(change)[-2:] == [0.0, 1.0] and change.min() == 0.0
+    for row in (np.full(3, np.nan), np.full(3, np.inf)):
+        X[5] = row
+        change = counted(engine, LOC, {"X": X, "y": y}) - others
+        assert not change.any()
+    X[5] = 1.0
+    mask = np.arange(NUM_ROWS) != 5
+    assert not (counted(engine, LOC, {"X": X, "y": y}, mask) - others).any()
+
+
 def test_where_latents_of_rows_are_solved_for_it_is_the_scores_square():
     y = np.random.default_rng(1).normal(size=(NUM_ROWS, 2)).astype(np.float32)
     engine = engine_of(with_local, y)

@@ -175,7 +175,7 @@ def test_dpvi_says_which_site_and_why():
     gradient, information = plan.statistics
     assert gradient["shape"] == [8]
     assert information["shape"] == [8, 8]
-    assert information["bound"] == "gradient's norm²"
+    assert gradient["bound"] == information["bound"] == "histogram"
     # Asked for by the user: nothing prevents VIPS.
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))
 
