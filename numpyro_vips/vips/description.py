@@ -59,13 +59,21 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
         )
     is_noisy = found["converged"] is None or bool(found["moving"])
     if is_noisy and found["missing_information"] is not None and left is None:
-        yield (
+        text = (
             "Rows say little of their own latents, and what the first steps have left "
-            "in the average could not be taken out. Intervals are wider for it, and "
-            "may still be too narrow: look at what does not depend on the order of "
-            "components. More rows, fewer components or priors that tell them apart "
-            "would help."
+            "in the average could not be taken out. Intervals may be too narrow. "
         )
+        if _has_components(program):
+            text += (
+                "Look at what does not depend on the order of components. More rows, "
+                "fewer components or priors that tell them apart would help."
+            )
+        else:
+            text += (
+                "More rows, a larger epsilon or tighter priors of what the rows' "
+                "latents depend on would help."
+            )
+        yield text
     if found["below_noise"]:
         sites = ", ".join(repr(site) for site in found["below_noise"])
         yield (
@@ -76,6 +84,12 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
     yield from _on_bounds(program)
     if found["converged"] is None or found["moving"]:
         yield from _on_flat_priors(program)
+
+
+def _has_components(program: ConjugateProgram) -> bool:
+    """Whether rows have latents that are discrete."""
+    latents = program.structure.latents.values()
+    return any(x.role == "local" and x.states is not None for x in latents)
 
 
 def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
