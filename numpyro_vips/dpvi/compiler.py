@@ -33,6 +33,7 @@ from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
 from numpyro_vips.model.prior_centre import (
     global_values,
+    is_identity,
     unconstrained_scale,
     units_of_prior,
 )
@@ -197,7 +198,15 @@ def _sites(
     scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
     if has_units:
         sites = [
-            dataclasses.replace(site, unit=_unit(np.asarray(scales[site.name])))
+            dataclasses.replace(
+                site,
+                unit=_unit(
+                    np.asarray(scales[site.name]),
+                    np.asarray(found.centres[site.name])
+                    if is_identity(site.transform)
+                    else np.zeros(()),
+                ),
+            )
             for site in sites
         ]
         scales = {s.name: scales[s.name] / s.units for s in sites}
@@ -339,13 +348,28 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
 
 
-def _unit(prior_scale: Float64[np.ndarray, "..."]) -> float | tuple[float, ...]:
+# A prior whose centre is so many standard deviations from zero is somebody's knowledge
+# of the quantity. About zero a wide one, such as Normal(0, 10), only says that there is
+# little.
+_AWAY = 2.0
+
+
+def _unit(
+    prior_scale: Float64[np.ndarray, "..."], centre: Float[np.ndarray, "..."]
+) -> float | tuple[float, ...]:
     """What the numbers of a global are multiples of: how far its steps go, about.
 
-    Powers of two, as the scales of priors are read off draws; one for all numbers where
-    they are the same.
+    That is the prior's standard deviation where its centre is away from zero, and what
+    `units_of_prior` says elsewhere. Powers of two, as the scales of priors are read off
+    draws; one for all numbers where they are the same.
+
+    Args:
+      prior_scale: Standard deviations of the prior.
+      centre: Its centre; zero where that is no place on the global's own scale.
     """
-    reach = 2.0 ** np.round(np.log2(np.ravel(units_of_prior(prior_scale))))
+    is_known = np.abs(centre) >= _AWAY * prior_scale
+    units = np.where(is_known, prior_scale, units_of_prior(prior_scale))
+    reach = 2.0 ** np.round(np.log2(np.ravel(units)))
     if len(set(reach)) <= 1:
         return float(reach[0]) if reach.size else 1.0
     return tuple(map(float, reach))

@@ -664,6 +664,30 @@ def test_each_coefficient_has_the_unit_of_its_own_prior():
     np.testing.assert_allclose(np.std(one, axis=0), units * scale, rtol=0.1)
 
 
+@pytest.mark.parametrize(
+    ("prior", "unit"),
+    [
+        (dist.Normal(145.0, 10.0), 8.0),
+        (dist.Normal(-3000.0, 500.0), 512.0),
+        (dist.Normal(10.0, 10.0), 1.0),
+        (dist.Normal(0.0, 10.0), 1.0),
+        (dist.Normal(145.0, 0.5), 0.5),
+        (dist.LogNormal(9.0, 3.0), 1.0),
+    ],
+    ids=["away", "far away", "near", "about zero", "narrow", "on a log scale"],
+)
+def test_a_level_that_is_known_has_the_unit_of_its_prior(prior, unit):
+    def curve(dose, y=None):
+        level = numpyro.sample("level", prior)
+        with numpyro.plate("rows", len(dose)):
+            numpyro.sample("y", dist.StudentT(4.0, level * jnp.exp(-dose), 1.0), obs=y)
+
+    rows = np.ones(5, np.float32)
+    engine = engine_for(private(curve, unit="rows"), rows, rows)
+    (site,) = engine.space.sites
+    assert site.unit == unit
+
+
 @pytest.mark.thorough
 def test_gradients_are_in_units_of_the_prior():
     """Beside its scale, a mean of 100 +- 50 was hidden by the noise."""
