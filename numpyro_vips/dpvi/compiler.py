@@ -199,15 +199,12 @@ def _sites(
     if has_units:
         sites = [
             dataclasses.replace(
-                site,
+                s,
                 unit=_unit(
-                    np.asarray(scales[site.name]),
-                    np.asarray(found.centres[site.name])
-                    if is_identity(site.transform)
-                    else np.zeros(()),
+                    s, np.asarray(scales[s.name]), np.asarray(found.centres[s.name])
                 ),
             )
-            for site in sites
+            for s in sites
         ]
         scales = {s.name: scales[s.name] / s.units for s in sites}
     centres = evaluate_in_double(
@@ -355,24 +352,29 @@ _AWAY = 2.0
 
 
 def _unit(
-    prior_scale: Float64[np.ndarray, "..."], centre: Float[np.ndarray, "..."]
+    site: GuideSite,
+    prior_scale: Float64[np.ndarray, "..."],
+    centre: Float[np.ndarray, "..."],
 ) -> float | tuple[float, ...]:
     """What the numbers of a global are multiples of: how far its steps go, about.
 
-    That is the prior's standard deviation where its centre is away from zero, and what
-    `units_of_prior` says elsewhere. Powers of two, as the scales of priors are read off
-    draws; one for all numbers where they are the same.
+    That is the prior's standard deviation if the global may be any number and its prior
+    is away from zero, and else what `units_of_prior` says. Powers of two, as the scales
+    of priors are read off draws; one for all numbers where they are the same.
 
     Args:
-      prior_scale: Standard deviations of the prior.
-      centre: Its centre; zero where that is no place on the global's own scale.
+      site: The global, in units of 1.
+      prior_scale: Standard deviations of its unconstrained numbers under the prior.
+      centre: The prior's, as a value of the global.
     """
-    is_known = np.abs(centre) >= _AWAY * prior_scale
-    units = np.where(is_known, prior_scale, units_of_prior(prior_scale))
-    reach = 2.0 ** np.round(np.log2(np.ravel(units)))
-    if len(set(reach)) <= 1:
-        return float(reach[0]) if reach.size else 1.0
-    return tuple(map(float, reach))
+    units = units_of_prior(prior_scale)
+    if is_identity(site.transform):
+        is_away = np.abs(centre) >= _AWAY * prior_scale
+        units = np.where(is_away, prior_scale, units)
+    powers = 2.0 ** np.round(np.log2(np.ravel(units)))
+    if len(set(powers)) <= 1:
+        return float(powers[0]) if powers.size else 1.0
+    return tuple(map(float, powers))
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:
