@@ -487,11 +487,7 @@ def _bounded(
             blocks, options.clipping_norm, relation=options.sampling.relation
         )
     names = {block.name for block in blocks}
-    is_unknown = [
-        not part.is_fixed
-        for part in parts
-        if INFORMATION in names or names & set(part.blocks)
-    ]
+    is_unknown = [not part.is_fixed for part in parts if names & set(part.blocks)]
     if any(is_unknown):
         return tuple(blocks), None
     return bounded_blocks(

@@ -62,6 +62,11 @@ def state_at(engine: DpviEngine, loc: Any) -> Any:
     return state._replace(average=state.average._replace(guide=guide))
 
 
+def everyone(rows: dict[str, np.ndarray]) -> np.ndarray:
+    """The mask with which every row counts."""
+    return np.ones(len(next(iter(rows.values()))), bool)
+
+
 def summed(
     engine: DpviEngine,
     loc: Any,
@@ -69,11 +74,10 @@ def summed(
     clipping_norm: float,
     mask: Any = None,
 ) -> np.ndarray:
-    count = len(next(iter(rows.values())))
     found = engine.bounded_sum(
         state_at(engine, loc),
         rows,
-        np.ones(count, bool) if mask is None else mask,
+        everyone(rows) if mask is None else mask,
         scales={INFORMATION: 1.0},
         clipping_norm=clipping_norm,
     )
@@ -135,11 +139,10 @@ EDGES = np.geomspace(1e-4, 1e4, 33)
 def counted(
     engine: DpviEngine, loc: Any, rows: dict[str, np.ndarray], mask: Any = None
 ) -> np.ndarray:
-    count = len(next(iter(rows.values())))
     found = engine.norm_counts(
         state_at(engine, loc),
         rows,
-        np.ones(count, bool) if mask is None else mask,
+        everyone(rows) if mask is None else mask,
         parts={INFORMATION: (INFORMATION,)},
         edges={INFORMATION: EDGES},
     )
