@@ -229,23 +229,26 @@ def describe_statistics(
     ]
 
 
-def note_on_waiting(program: ConjugateProgram) -> str:
-    """Which globals wait for the components of a mixture, and for how long."""
-    names = ", ".join(sorted(program.waiting))
+def note_on_forgetting(program: ConjugateProgram) -> str:
+    """Why the first steps leave nothing in the average, and what waits for it."""
+    if program.waiting:
+        names = ", ".join(sorted(program.waiting))
+        return (
+            f"Under noise, with full batches, {names} stay where they start for the "
+            f"first {WAITING:.0%} of the steps, in which the components part. These "
+            "steps leave nothing in the average, and get less of the budget."
+        )
+    if program.row_class is not None:
+        reason = f"In the first steps a row's {program.row_class} is hardly known."
+    else:
+        names = ", ".join(sorted(program.dividing))
+        reason = (
+            f"{names} divide the rows' variance between them, and their scales take "
+            "many steps."
+        )
     return (
-        f"Under noise, with full batches, {names} stay where they start for the first "
-        f"{WAITING:.0%} of the steps, in which the components part. These steps leave "
-        "nothing in the average, and get less of the budget."
-    )
-
-
-def note_on_dividing(program: ConjugateProgram) -> str:
-    """Which latents of rows divide the variance, and what is forgotten for it."""
-    names = ", ".join(sorted(program.dividing))
-    return (
-        f"{names} divide the rows' variance between them, and their scales take many "
-        f"steps. Under noise, with full batches, the first {WAITING:.0%} of the steps "
-        "leave nothing in the average, and get less of the budget."
+        f"{reason} Under noise, with full batches, the first {WAITING:.0%} of the "
+        "steps leave nothing in the average, and get less of the budget."
     )
 
 

@@ -35,8 +35,7 @@ from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
     describe_statistics,
-    note_on_dividing,
-    note_on_waiting,
+    note_on_forgetting,
     notes_on,
 )
 from numpyro_vips.vips.diagnostics import diagnostics_of
@@ -251,8 +250,7 @@ class VipsEngine:
     @property
     def _may_forget(self) -> bool:
         """Whether the average may go without the first steps."""
-        divides = self._step_size is None and bool(self.program.dividing)
-        return self._may_wait or divides
+        return self._step_size is None and self.program.starts_far
 
     @property
     def _may_wait(self) -> bool:
@@ -643,10 +641,8 @@ class VipsEngine:
     def notes(self) -> Iterable[str]:
         """What else to know."""
         yield from notes_on(self.program, self._roles.squares)
-        if self._may_wait:
-            yield note_on_waiting(self.program)
-        elif self._may_forget:
-            yield note_on_dividing(self.program)
+        if self._may_forget:
+            yield note_on_forgetting(self.program)
 
     def describe_sparse_rows(self, name: str) -> str:
         """How an argument whose rows store few entries is worked on."""

@@ -30,6 +30,7 @@ from numpyro_vips.vips.feature_detection import find_features
 from numpyro_vips.vips.feature_products import with_own_products
 from numpyro_vips.vips.features import Features
 from numpyro_vips.vips.named_arrays import Values
+from numpyro_vips.vips.row_classes import row_class
 from numpyro_vips.vips.waiting_globals import waiting_factors
 
 
@@ -56,6 +57,8 @@ class ConjugateProgram:
         itself and a global one, the name of that; see `level_means.py`.
       waiting: The factors of globals that wait until the components of a mixture have
         parted; see `waiting_globals.py`.
+      row_class: The latent that says of which class a row is, if there is one; see
+        `row_classes.py`.
       dividing: Latents of rows that divide the rows' variance between them; see
         `divided_variance.py`.
     """
@@ -72,12 +75,18 @@ class ConjugateProgram:
     densified: Mapping[str, tuple[str, ...]]
     level_means: LevelMeans
     waiting: frozenset[str]
+    row_class: str | None
     dividing: frozenset[str]
 
     @property
     def prior_terms(self) -> tuple[Term, ...]:
         """The terms of all sites outside the unit plate."""
         return tuple(itertools.chain(*self.prior_terms_by_site.values()))
+
+    @property
+    def starts_far(self) -> bool:
+        """Whether the first sums are those of globals far from where a fit ends."""
+        return bool(self.waiting or self.dividing or self.row_class)
 
     def with_levels(self, latents: Values) -> Values:
         """Values of the model's latents as those of the program's, of one row."""
@@ -215,5 +224,6 @@ def program_of(
         densified=log_joint.densified,
         level_means=level_means or {},
         waiting=waiting_factors(graph, structure, rows),
+        row_class=row_class(graph, structure, rows),
         dividing=dividing_latents(structure, rows),
     )

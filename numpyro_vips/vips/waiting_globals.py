@@ -46,7 +46,7 @@ def waiting_factors(
     | a real global of its own, such as a mean       | the globals that rows depend on |
     |                                                | and that are not real           |
     | such globals, all apart by their priors        | nothing                         |
-    | other globals alone, such as rates or words    | nothing                         |
+    | other globals alone, such as rates or words    | nothing; see `row_classes`      |
 
     Binary units that add up, as in a belief network, are no states with a global each.
 
@@ -55,9 +55,44 @@ def waiting_factors(
       structure: What was found in it.
       row_terms: The terms of the sites under the unit plate.
     """
-    factors = structure.posterior_factors
-    # Of each label that counts the states of a latent: globals with it, and its axis.
-    mixtures, others = dict[Label, set[tuple[str, int]]](), set[str]()
+    others = {
+        structure.factor_of[atom.latent]
+        for term in row_terms
+        for atom in term.atoms
+        if structure.latents[atom.latent].role == "global"
+        and not _is_real(structure, atom.latent)
+    }
+    components = _components(structure, row_terms)
+    if not components or _start_apart(graph, components):
+        return frozenset()
+    return frozenset(others)
+
+
+def components_start_apart(
+    graph: ModelGraph, structure: Structure, row_terms: Sequence[Term]
+) -> bool:
+    """Whether there are real components, and the prior has all at their own places.
+
+    Args:
+      graph, structure, row_terms: See `waiting_factors`.
+    """
+    components = _components(structure, row_terms)
+    return bool(components) and _start_apart(graph, components)
+
+
+def _is_real(structure: Structure, latent: str) -> bool:
+    factor = structure.posterior_factors[structure.factor_of[latent]]
+    return factor.layout is not None
+
+
+def _components(
+    structure: Structure, row_terms: Sequence[Term]
+) -> list[set[tuple[str, int]]]:
+    """Of each label that counts the states of a row's latent: what has it.
+
+    Each is a real global's name with its axis of components.
+    """
+    found = dict[Label, set[tuple[str, int]]]()
     for term in row_terms:
         states = {
             atom.labels[-1]
@@ -65,26 +100,21 @@ def waiting_factors(
             if atom.function == "is" and structure.latents[atom.latent].role == "local"
         }
         for atom in term.atoms:
-            if structure.latents[atom.latent].role != "global":
-                continue
-            name = structure.factor_of[atom.latent]
-            if factors[name].layout is None:
-                others.add(name)
+            is_global = structure.latents[atom.latent].role == "global"
+            if not is_global or not _is_real(structure, atom.latent):
                 continue
             for label in states.intersection(atom.labels):
                 component = (atom.latent, atom.labels.index(label))
-                mixtures.setdefault(label, set()).add(component)
-    if not others or not mixtures or _start_apart(graph, mixtures.values()):
-        return frozenset()
-    return frozenset(others)
+                found.setdefault(label, set()).add(component)
+    return list(found.values())
 
 
-def _start_apart(graph: ModelGraph, mixtures: Iterable[Set[tuple[str, int]]]) -> bool:
+def _start_apart(graph: ModelGraph, components: Iterable[Set[tuple[str, int]]]) -> bool:
     """Whether in each mixture one global's prior has all components apart.
 
     Args:
       graph: The model.
-      mixtures: Of each, names of real globals with their axis of components.
+      components: See `_components`.
     """
     centres, priors, _ = global_values(graph)
 
@@ -100,7 +130,7 @@ def _start_apart(graph: ModelGraph, mixtures: Iterable[Set[tuple[str, int]]]) ->
             for i, j in itertools.combinations(range(len(centre)), 2)
         )
 
-    return all(any(parts(*component) for component in of) for of in mixtures)
+    return all(any(parts(*component) for component in of) for of in components)
 
 
 def num_waiting(num_steps: int) -> int:

@@ -47,7 +47,7 @@ class Releases(VipsEngine):
         self._blocks = {"once": once, "adaptive": adaptive}
         self._moves = recentred
         self._step_size = None
-        self.program: Any = SimpleNamespace(waiting=frozenset(), dividing=frozenset())
+        self.program: Any = SimpleNamespace(waiting=frozenset(), starts_far=False)
         nothing = frozenset[str]()
         self._roles: Any = SimpleNamespace(
             residuals=nothing, balanced=nothing, growing=nothing, together=()

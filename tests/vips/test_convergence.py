@@ -14,6 +14,7 @@ import pytest
 from scipy import special
 
 import numpyro_vips as nv
+from numpyro_vips.vips.engine import DEFAULT_STEPS_TO_FORGET
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.vips.convergence import TOLERANCE, Trail
@@ -172,5 +173,5 @@ def test_no_fit_under_noise_ends_by_what_it_finds(options: dict[str, Any]):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = vi.run(jax.random.key(0), ROWS)
-    assert result.diagnostics["num_steps"] == 10
+    assert result.diagnostics["num_steps"] == DEFAULT_STEPS_TO_FORGET
     assert result.diagnostics["remaining"] is None
