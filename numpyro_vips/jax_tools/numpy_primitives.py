@@ -142,15 +142,20 @@ def _cholesky(_: Params, x: np.ndarray) -> np.ndarray:
 
 def _triangular_solve(params: Params, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     a = np.tril(a) if params["lower"] else np.triu(a)
+    eye = np.eye(a.shape[-1], dtype=a.dtype)
     if params["unit_diagonal"]:
-        eye = np.eye(a.shape[-1], dtype=a.dtype)
         a = a * (1 - eye) + eye
+    # NumPy raises an error for all systems if one has no solution.
+    is_singular = np.any((eye == 1) & (a == 0), axis=(-2, -1), keepdims=True)
+    a = np.where(is_singular, eye, a)
     if params["transpose_a"]:
         a = np.swapaxes(a, -1, -2)
     if params["left_side"]:
-        return np.linalg.solve(a, b)
-    solved = np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2))
-    return np.swapaxes(solved, -1, -2)
+        solved = np.linalg.solve(a, b)
+    else:
+        solved = np.linalg.solve(np.swapaxes(a, -1, -2), np.swapaxes(b, -1, -2))
+        solved = np.swapaxes(solved, -1, -2)
+    return np.where(is_singular, np.nan, solved)
 
 
 def _shift_right(_: Params, x: np.ndarray, by: np.ndarray) -> np.ndarray:

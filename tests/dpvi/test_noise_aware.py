@@ -153,6 +153,7 @@ def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
     assert result.diagnostics["fluctuation"].keys() == {"scale", "w"}
 
 
+@pytest.mark.thorough
 def test_what_was_saved_is_what_was_fitted(result: Any, tmp_path: Any):
     result.save(tmp_path / "fit.nc")
     again = nv.load(tmp_path / "fit.nc")
@@ -280,6 +281,7 @@ def test_of_many_globals_there_is_no_matrix():
     assert not any(step.informs for step in steps)
 
 
+@pytest.mark.thorough
 def test_before_the_information_the_posterior_is_the_guide():
     X, y, _ = table()
     kinds = []
@@ -331,7 +333,7 @@ def test_intervals_hold_the_truth():
     assert 0.8 < np.mean(hits) < 0.98
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
     """NumPyro's transforms of correlations take no single precision among doubles."""
     cov = np.array([[1.0, 0.6], [0.6, 1.0]])

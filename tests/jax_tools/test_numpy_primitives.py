@@ -150,6 +150,20 @@ def test_an_operation_that_numpy_does_not_know_is_left_to_jax():
     np.testing.assert_allclose(found, special.i1e(2.0), rtol=1e-5)
 
 
+def test_a_triangular_system_without_a_solution_is_not_a_number():
+    """Others beside it keep theirs."""
+    systems = np.array([[[0.0, 0.0], [1.0, 2.0]], [[2.0, 9.0], [1.0, 4.0]]])
+
+    def solved(a: Any) -> Any:
+        return lax.linalg.triangular_solve(
+            a, jnp.ones((2, 2, 1)), left_side=True, lower=True
+        )
+
+    found = trace_in_double(solved, systems)(systems)
+    assert np.isnan(found[0]).all()
+    np.testing.assert_allclose(found[1, :, 0], [0.5, 0.125])
+
+
 def test_a_failed_cholesky_factor_is_not_a_number():
     found = trace_in_double(jnp.linalg.cholesky, -np.eye(2))(-np.eye(2))
     assert np.isnan(found).any()

@@ -101,11 +101,13 @@ def moved_sum(key: jax.Array) -> float:
     return float(distance / sensitivity)
 
 
+@pytest.mark.quick_with("threefry2x32")
 @pytest.mark.parametrize("kind", KINDS)
 def test_replacing_a_row_moves_only_its_own_draws(kind: str) -> None:
     assert 0 < moved_sum(jax.random.key(0, impl=kind)) <= 1
 
 
+@pytest.mark.quick_with("threefry2x32")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_default_kind_of_key_makes_rows_meet_no_more_than_a_given_one(
     kind: str,
@@ -322,6 +324,21 @@ CASES = [
 ]
 
 
+@pytest.mark.thorough_with(
+    "bit generator-guide",
+    "callback in a derivative-guide",
+    "callback in a loop-guide",
+    "custom_vmap in a loop-guide",
+    "custom_vmap in a root-guide",
+    "foreign call-guide",
+    "foreign keys-guide",
+    "mutable array-guide",
+    "own operation-guide",
+    "own primitive-guide",
+    "print in a derivative-guide",
+    "callback in a derivative-local",
+    "callback in a derivative-parameters",
+)
 @pytest.mark.parametrize(("way", "where"), CASES)
 def test_refused_before_anything_is_charged_or_shown(
     way: str, where: str, capfd: Any
@@ -460,6 +477,7 @@ def test_functions_of_jax_are_allowed() -> None:
 # --- norms of any size ----------------------------------------------------------------
 
 
+@pytest.mark.quick_with("True-1e+20", "True-1e-20")
 @pytest.mark.usefixtures("without_remarks")
 @pytest.mark.parametrize("clipping_norm", [1e-29, 1e-20, 1e20])
 @pytest.mark.parametrize("is_product", [True, False])
