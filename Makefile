@@ -51,9 +51,13 @@ test: $(VENV)/.test
 	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)
 	$(unoptimized) -m '$(QUICK) and not optimized'
 
-# Fits that are compared with references. Nothing that guards privacy is left to these.
+# Fits that are compared with references, and more models and settings for what each
+# mechanism of privacy has in `make test` with one or two. CI runs both.
 test-thorough: $(VENV)/.test
-	$(unoptimized) -m '$(THOROUGH)' $$(grep -rl --include='test_*.py' 'mark.thorough' tests)
+	$(PYTEST) --dist loadfile -m '$(THOROUGH) and optimized' \
+	    $$(grep -rl --include='test_*.py' 'mark.optimized' tests)
+	$(unoptimized) -m '$(THOROUGH) and not optimized' \
+	    $$(grep -rlE --include='test_*.py' 'mark.(thorough|quick)' tests)
 
 test-slow: $(VENV)/.test
 	$(PYTEST) -m slow

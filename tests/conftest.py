@@ -1,10 +1,11 @@
 """Fixtures shared by all tests."""
 
+import fnmatch
 import gc
 import itertools
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,24 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves some parameters of a test to `make test-thorough`; see the two marks."""
+
+    def is_in(name: str, patterns: Sequence[str]) -> bool:
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+    for item in items:
+        quick = item.get_closest_marker("quick_with")
+        rest = item.get_closest_marker("thorough_with")
+        if quick is None and rest is None:
+            continue
+        assert isinstance(item, pytest.Function)
+        name = item.callspec.id
+        if (quick and not is_in(name, quick.args)) or (rest and is_in(name, rest.args)):
+            item.add_marker("thorough")
 
 
 def pytest_collection_finish() -> None:

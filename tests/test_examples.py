@@ -57,6 +57,7 @@ def test_preparing_one_row_reads_no_other_row(monkeypatch: pytest.MonkeyPatch):
     np.testing.assert_array_equal(before.test_features, after.test_features)
 
 
+@pytest.mark.thorough
 def test_adult_has_the_documented_rows_and_columns(
     shared_data: Callable[[str], Path],
 ):
@@ -146,6 +147,7 @@ def test_unknown_data_is_named(capsys: pytest.CaptureFixture[str]):
     assert "no-such-file.csv" in capsys.readouterr().err
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
 @pytest.mark.parametrize(
     "engine", ["auto", pytest.param("dpvi", marks=pytest.mark.slow)]
@@ -190,6 +192,7 @@ def test_without_privacy_the_example_is_its_own_reference(tmp_path: Path):
     assert not math.isnan(report["auc"])
 
 
+@pytest.mark.thorough
 def test_python_blocks_of_the_readme_run(
     repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

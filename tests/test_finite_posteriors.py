@@ -79,6 +79,7 @@ def fitted(name: str, epsilon: float = math.inf, **options: Any) -> nv.PrivateVI
     return vi.run(KEY, *rows)
 
 
+@pytest.mark.quick_with("0.01-precise")
 @pytest.mark.usefixtures("without_remarks")
 @pytest.mark.filterwarnings("ignore:.*insecure_seed")
 @each

@@ -37,6 +37,7 @@ import pytest
 import scipy.spatial
 
 import numpyro_vips as nv
+from numpyro_vips.model import references
 
 NUM_ROWS = 23
 X = np.linspace(-0.7, 0.7, NUM_ROWS).astype(np.float32)
@@ -338,6 +339,15 @@ def test_rows_inside_an_object_are_refused(place):
         explained(model)
 
 
+@pytest.mark.quick_with(
+    "deque",
+    "generator expression",
+    "zip",
+    "bytearray",
+    "weak reference",
+    "cell",
+    "dict",
+)
 @pytest.mark.parametrize("place", CONTAINERS)
 def test_fewer_numbers_inside_an_object_are_listed(place):
     model = holding(CONTAINERS[place](numbers(FEWER)))
@@ -365,9 +375,13 @@ def test_an_object_that_makes_its_attributes_on_demand_ends_the_search():
     assert not held.mock_calls
 
 
-def test_more_objects_than_can_be_searched_are_refused():
-    model = holding([{"a": (str(i), {})} for i in range(50_000)])
-    with pytest.raises(nv.UnsafeModelError, match="more than 100,000 objects"):
+def test_more_objects_than_can_be_searched_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(references, "_MAX_OBJECTS", 10_000)
+    explained(holding([{"a": (str(i), {})} for i in range(50)]))
+    model = holding([{"a": (str(i), {})} for i in range(5_000)])
+    with pytest.raises(nv.UnsafeModelError, match="more than 10,000 objects"):
         explained(model)
 
 
@@ -434,6 +448,7 @@ def test_rows_that_the_code_looks_up_are_refused(way, monkeypatch):
         explained(model)
 
 
+@pytest.mark.quick_with("import_module", "eval", "builtins", "a computed name")
 @pytest.mark.parametrize("way", LOOKUPS)
 def test_fewer_numbers_that_the_code_looks_up_are_listed(way, monkeypatch):
     model = looking_up(monkeypatch, LOOKUPS[way], numbers(FEWER))
@@ -551,6 +566,7 @@ def test_rows_inside_a_program_are_refused(place, shape, stored):
         explained(model)
 
 
+@pytest.mark.quick_with("custom_vjp", "scan", "jit")
 @pytest.mark.parametrize("place", PROGRAMS)
 def test_smaller_arrays_inside_a_program_are_listed(place, stored):
     shown = explained(reading(stored((3, 2)), PROGRAMS[place]))
@@ -585,6 +601,7 @@ def test_a_program_that_was_compiled_ahead_is_refused():
         explained(model)
 
 
+@pytest.mark.quick_with("9")
 @pytest.mark.parametrize("count", [5, 9, 10])
 def test_coefficients_inside_functions_of_jax_are_no_data(count):
     def model(x):
@@ -683,6 +700,7 @@ def guide_of(path: Any, where: str) -> Callable[..., Any]:
     return guide
 
 
+@pytest.mark.quick_with("global")
 @pytest.mark.parametrize("where", ["parameter", "global", "local", "density"])
 def test_constants_of_a_guide_are_refused_or_listed(where, stored):
     shown = explained(with_local, engine=nv.DPVI(guide=guide_of(stored((3, 2)), where)))

@@ -63,6 +63,7 @@ def fit():
     return vi.explain(y), vi.run(jax.random.key(0), y)
 
 
+@pytest.mark.thorough
 def test_a_plan_says_what_its_text_says(fit):
     plan, _ = fit
     page = Page(plan._repr_html_())

@@ -423,6 +423,7 @@ def test_a_column_of_labels_is_named_as_the_cause(budget):
     assert budget.spent() == (0.0, 0.0)
 
 
+@pytest.mark.thorough
 def test_noise_may_be_asked_for_without_a_budget():
     """A ledger without an end holds no delta: the fit brings its own."""
     budget = nv.PrivacyBudget(math.inf)
@@ -484,6 +485,7 @@ BAD_VALUES = {
 }
 
 
+@pytest.mark.quick_with("dpvi")
 @pytest.mark.parametrize(
     ("fn", "options"),
     [(logistic, {}), (probit, {"num_steps": 20})],
@@ -600,6 +602,7 @@ def test_warnings_of_an_engine_reach_the_caller(fn, args, monkeypatch):
     assert result.diagnostics.items() >= found.items()
 
 
+@pytest.mark.quick_with("1.0-vips")
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
 def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(

@@ -281,6 +281,7 @@ def test_the_search_finds_what_is_hidden():
 # --- where it is searched -------------------------------------------------------------
 
 
+@pytest.mark.quick_with("vips", "dpvi", "*sparse")
 @pytest.mark.parametrize("case", PLANTED.values(), ids=PLANTED)
 def test_private_values_are_found_nowhere(
     case, tmp_path, caplog, capfd, recwarn, monkeypatch
@@ -550,6 +551,7 @@ WATCHED: dict[str, tuple[Callable[..., None], str, tuple[Rows, ...]]] = {
 }
 
 
+@pytest.mark.quick_with("vips", "dpvi")
 @pytest.mark.parametrize("case", WATCHED.values(), ids=WATCHED)
 def test_nothing_that_can_be_watched_depends_on_values(
     case, monkeypatch, caplog, capfd

@@ -240,6 +240,7 @@ def test_statistics_norms_and_bounds_are_those_of_whole_rows(name: str) -> None:
             np.testing.assert_allclose(found[block], value, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_it_is_said_for_what_a_row_is_written_out() -> None:
     def written_out(name: str) -> Any:
         fn, rows = MODELS[name].fn, MODELS[name].rows()
@@ -363,6 +364,7 @@ def test_the_bound_of_visible_rows_leaves_nothing_out() -> None:
     assert result.local_posterior(x)["theta"].batch_shape == (COUNT,)
 
 
+@pytest.mark.thorough
 def test_the_plan_and_the_statement_tell_the_width() -> None:
     x = MODELS["multinomial"].rows()[0].astype(np.float32)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)
@@ -389,6 +391,7 @@ def tokens(x: Any) -> None:
         numpyro.sample("x", dist.Categorical(probs), obs=x)
 
 
+@pytest.mark.thorough
 def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
     """Of an index no function is known that entries would be enough for."""
     x = counts(np.random.default_rng(0)).astype(np.int32)
@@ -408,6 +411,7 @@ def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
     assert "written out again: x: a gather at an index" in str(vi.explain(x))
 
 
+@pytest.mark.thorough
 def test_whole_rows_are_worked_on_where_less_noise_is_worth_it() -> None:
     """cos(x) is not zero where x is: of x xᵀ that is no product of entries any more.
 
@@ -436,6 +440,7 @@ def test_a_wrong_rule_for_entries_is_caught(monkeypatch: pytest.MonkeyPatch) -> 
     assert "certificate" in program.dense["x"]
 
 
+@pytest.mark.thorough
 def test_dpvi_gets_rows_with_their_largest_entries() -> None:
     def regression(x: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.StudentT(3.0).expand([LENGTH]).to_event(1))

@@ -72,6 +72,7 @@ def brought_along(names: Iterable[str]) -> set[str]:
     return found
 
 
+@pytest.mark.quick_with("numpyro_vips")
 @pytest.mark.parametrize("folder", ALLOWED)
 def test_every_import_is_declared(folder):
     files = list((ROOT / folder).rglob("*.py"))
@@ -139,6 +140,7 @@ assert str(nv.load(sys.argv[1]).privacy) == str(result.privacy)
 """
 
 
+@pytest.mark.thorough
 def test_a_fit_is_made_and_saved_with_what_is_declared(tmp_path):
     """Everything else that happens to be installed is hidden from the program."""
     counted_on = brought_along(named(DEPENDENCIES)) | {"numpyro-vips"}
@@ -157,6 +159,7 @@ def test_a_fit_is_made_and_saved_with_what_is_declared(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.thorough
 def test_optimizers_are_loaded_by_what_needs_them_before_a_fit_is_paid_for():
     """SciPy's take a quarter of the time of the import."""
     program = """

@@ -28,6 +28,7 @@ def test_mean_and_variance_match_the_defining_series(b, c, x64):
     assert float(found.variance) == pytest.approx(variance, rel=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("b", "c"), [(1.0, 1.3), (4.0, -2.5)])
 def test_divergence_matches_the_integral(b, c, x64):
     p, q = PolyaGamma(b, c), PolyaGamma(b, 0.0)

@@ -310,6 +310,16 @@ def test_mistakes_are_explained(result, kwargs, message):
 # Files --------------------------------------------------------------------------
 
 
+@pytest.mark.quick_with(
+    "?1?-format_version",
+    "None-privacy_statement",
+    "{-posterior_specification",
+    "damage_truncated",
+    "damage_one_digit",
+    "damage_nothing_readable",
+    "damage_entry_removed",
+    "damage_other_json",
+)
 @pytest.mark.parametrize(
     "missing", ["format_version", "posterior_specification", "privacy_statement"]
 )

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.optimized
 NORM = 0.45
 
 
+@pytest.mark.quick_with(
+    "gaussian*", "gamma*", "beta_bernoulli", "logistic_fixed", "linear_regression"
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_every_size_are_clipped(name: str) -> None:
     """Squares of small numbers must not vanish from a norm beside large ones."""
@@ -68,6 +71,7 @@ WIDEST = 64
 ODD_LENGTHS = (37, 130, 1001, 4004)
 
 
+@pytest.mark.quick_with("gaussian*", "mixture", "logistic_gamma", "linear_regression")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_row_contributes_the_same_wherever_it_stands(name: str) -> None:
     """To the last digit: how loops are cut into vectors must not show."""
@@ -161,6 +165,7 @@ def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
     return X
 
 
+@pytest.mark.quick_with("dpvi-True")
 @pytest.mark.parametrize(
     ("engine", "is_information"), [("vips", False), ("dpvi", False), ("dpvi", True)]
 )

@@ -165,6 +165,7 @@ def test_all_spellings_of_a_topic_model_give_one_posterior() -> None:
         np.testing.assert_allclose(other, lam, rtol=2e-3)
 
 
+@pytest.mark.thorough
 def test_padding_says_nothing() -> None:
     _, ids, counts, _ = documents()
     result = fit_of_counts()
@@ -346,6 +347,7 @@ def expected_poisson(concentration: float, rate: float, y: np.ndarray) -> np.nda
     return y * mean_log - concentration / rate - special.gammaln(y + 1)
 
 
+@pytest.mark.thorough
 def test_rows_without_latents_have_their_expected_log_density(tmp_path: Path) -> None:
     y = np.array([0, 2, 5, 1], np.int32)
     result = fit(rates, y)

@@ -174,6 +174,7 @@ def readings() -> Iterator[Any]:
             yield pytest.param(source, sampling, "dpvi", marks=slow)
 
 
+@pytest.mark.quick_with("half_in_memory-sampling22-vips", "stream-sampling11-dpvi")
 @pytest.mark.parametrize(("source", "sampling", "engine"), list(readings()))
 def test_released_numbers_are_the_same_bits(source, sampling, engine, tmp_path):
     rows = source(tmp_path, *data())
@@ -452,6 +453,7 @@ def test_no_thread_is_left_behind(tmp_path):
 # --- memory ---------------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.optimized
 def test_memory_is_that_of_parts(tmp_path):
     """Of 64 MB of rows a few parts of 4 MB are held at a time."""

@@ -75,12 +75,14 @@ def test_more_privacy_is_a_larger_part_of_the_width() -> None:
     assert shares[0] > 0.5
 
 
+@pytest.mark.thorough
 def test_without_privacy_all_of_it_is_due_to_the_data() -> None:
     for found in fitted(math.inf).uncertainty().parts.values():
         np.testing.assert_array_equal(found.privacy, 0.0)
         np.testing.assert_array_equal(found.share_of_width, 0.0)
 
 
+@pytest.mark.thorough
 def test_it_is_saved(tmp_path: Path) -> None:
     result = fitted(1.0, clipping_norm=NORMS)
     result.save(tmp_path / "fit.nc")

@@ -71,6 +71,7 @@ def plan_of(name: str) -> Any:
     return vi.explain(*ZOO[name].args())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", names_of("vips"))
 def test_conjugate_entry_gets_vips(name: str) -> None:
     plan = plan_of(name)
@@ -92,6 +93,7 @@ CAUSES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", names_of("dpvi"))
 def test_other_entry_gets_dpvi_with_a_reason(name: str) -> None:
     plan = plan_of(name)
@@ -175,6 +177,7 @@ def test_bound_never_falls(name: str) -> None:
     assert np.all(steps >= -1e-8 * (1 + np.abs(bounds[1:]))), bounds
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ACCEPTED)
 def test_batch_sums_are_sums_of_rows(name: str) -> None:

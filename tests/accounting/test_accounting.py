@@ -172,6 +172,7 @@ POISSON_GRID = list(
 )
 
 
+@pytest.mark.quick_with("point4", "point5", "point6", "point7", "point8", "point9")
 @pytest.mark.parametrize("point", POISSON_GRID[::13])
 def test_poisson_agrees_with_dp_accounting(point):
     check_against_google(*point)
@@ -515,6 +516,14 @@ def test_mixed_poisson_and_full_steps_are_priced_together():
     assert got == pytest.approx(accountant.get_epsilon(1e-6), rel=0.005)
 
 
+@pytest.mark.quick_with(
+    "poisson+full-pld",
+    "two rates-pld",
+    "without replacement+full-pld",
+    "two rates-strong",
+    "without replacement+full-strong",
+    "poisson+full-strong",
+)
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 @pytest.mark.parametrize(
     "events",
@@ -609,6 +618,18 @@ def check_calibration(
     assert price >= 0.998 * target or cheaper > target
 
 
+@pytest.mark.quick_with(
+    "corner0-strong",
+    "corner9-strong",
+    "corner18-strong",
+    "corner9-pld",
+    "corner16-pld",
+    "corner18-pld",
+    "corner21-pld",
+    "corner12-moments",
+    "corner19-moments",
+    "corner21-moments",
+)
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 @pytest.mark.parametrize("corner", [c for c in CORNERS if c not in SLOW_CORNERS])
 def test_calibration_meets_the_target_at_the_corners(corner, accountant):
@@ -628,6 +649,7 @@ def test_calibration_at_the_slow_corners(corner):
     check_calibration(corner, "poisson", "pld")
 
 
+@pytest.mark.quick_with("pld", "strong")
 @pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
 def test_calibration_without_replacement(accountant):
     check_calibration((1.0, 0.05, 20), "without_replacement", accountant)

@@ -99,6 +99,7 @@ class Audit:
 # --- the audit's own means ------------------------------------------------------------
 
 
+@pytest.mark.quick_with("dpvi")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_repeated_fits_are_plain_fits(engine):
     """Programs that are used again change nothing."""
@@ -124,6 +125,7 @@ FITS: dict[str, tuple[Any, dict]] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_remarks")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
@@ -246,6 +248,7 @@ def audit_with_bug(engine: str, name: str, count: int, patch: Any) -> Audit:
     return Audit(case, count)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_remarks")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
@@ -305,6 +308,7 @@ def test_histograms_of_norms_stay_below_their_claim(engine, record_property):
     assert 0.9 * claimed < mu < claimed
 
 
+@pytest.mark.quick_with("dpvi")
 @pytest.mark.parametrize("engine", ENGINES)
 def test_a_histogram_without_noise_is_caught(engine, monkeypatch):
     noiseless_histogram(monkeypatch)
@@ -323,6 +327,7 @@ def test_steps_that_report_on_rows_stay_below_their_claim(engine, record_propert
     assert 0.9 * claimed < mu < claimed
 
 
+@pytest.mark.quick_with("rows that count as zero-dpvi")
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", DIAGNOSTICS)
 def test_a_report_without_noise_is_caught(engine, name, monkeypatch):
@@ -373,6 +378,7 @@ def test_what_is_released_beside_steps_stays_below_its_claim(
     assert 0.9 * claimed < mu < claimed
 
 
+@pytest.mark.quick_with("information_count_scores-information")
 @pytest.mark.parametrize(
     ("scores", "name"),
     [
@@ -405,6 +411,7 @@ def test_moments_of_a_column_stay_below_their_claim(record_property):
     assert 0.8 * claimed < mu < claimed
 
 
+@pytest.mark.quick_with("squares-weights2")
 @pytest.mark.parametrize(
     ("bug", "weights"),
     [(None, (1.0, 1.0)), (PLACES, (1.0, 0.0)), (SQUARES, (0.0, 1.0))],
@@ -460,6 +467,7 @@ def plant_e_step(patch: pytest.MonkeyPatch, *, warm: bool) -> None:
     patch.setattr(VipsEngine, "posterior", posterior)
 
 
+@pytest.mark.thorough
 def test_the_e_step_by_hand_is_the_engines(monkeypatch):
     """With fresh starts, so that the planted bug is the warm start and nothing else."""
     case = topics_case(num_steps=8, sampling=nv.Poisson(0.5))

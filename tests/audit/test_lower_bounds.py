@@ -59,6 +59,7 @@ def test_with_all_the_runs_in_the_world_the_bounds_are_the_truth(mu, rate):
             assert found == pytest.approx(epsilon)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("mu", "rate"), [(2.5, 1.0), (2.5, 0.5)])
 def test_bounds_hold_as_often_as_they_say_and_come_close(mu, rate):
     """On synthetic scores, many audits over."""
@@ -84,6 +85,7 @@ def test_bounds_hold_as_often_as_they_say_and_come_close(mu, rate):
     assert np.any(np.array(mus) > mu)  # It is not too cautious.
 
 
+@pytest.mark.quick_with("1.9-2.0-0.3", "1.9-1.5-1.0")
 @pytest.mark.parametrize(("mu", "rate"), [(1.5, 1.0), (2.0, 0.3)])
 @pytest.mark.parametrize("threshold", [0.3, 1.0, 1.9])
 def test_both_rates_together_hold_for_every_threshold(mu, rate, threshold):

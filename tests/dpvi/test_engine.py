@@ -446,6 +446,7 @@ def test_indices_are_checked(case):
 # --- the public side ------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_start_is_the_centre_of_the_prior():
     @private(unit="people")
     def model(y: Any = None):
@@ -664,6 +665,7 @@ def test_each_coefficient_has_the_unit_of_its_own_prior():
     np.testing.assert_allclose(np.std(one, axis=0), units * scale, rtol=0.1)
 
 
+@pytest.mark.quick_with("away", "about zero")
 @pytest.mark.parametrize(
     ("prior", "unit"),
     [
@@ -772,6 +774,7 @@ def test_refusals_say_why(function, words):
         DpviEngine(graph)
 
 
+@pytest.mark.thorough
 def test_supported_models_have_no_reason():
     cases = [*GRADIENT_CASES.values(), (probit, binary_data(9))]
     for model, args in cases:

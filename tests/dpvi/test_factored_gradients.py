@@ -194,6 +194,7 @@ def _sum(engine, rows, mask, clipping_norm=0.6):
     return {name: scales[name] * np.asarray(found[name], float) for name in found}
 
 
+@pytest.mark.quick_with("1000000.0")
 @pytest.mark.parametrize("clipping_norm", [0.6, 1e6])
 def test_the_engine_sums_the_same_either_way(engine, monkeypatch, clipping_norm):
     monkeypatch.setattr(

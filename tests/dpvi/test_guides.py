@@ -380,6 +380,7 @@ def test_a_delta_guide_estimates_points():
 # --- latents of rows ------------------------------------------------------------------
 
 
+@pytest.mark.thorough_with("all-1.0", "all-1e+18")
 @pytest.mark.optimized
 @pytest.mark.parametrize("size", [1.0, 1e3, 1e10, 1e18])
 @pytest.mark.parametrize("perturb", ["location", "all"])

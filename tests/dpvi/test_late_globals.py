@@ -108,6 +108,7 @@ def test_explain_names_them_and_the_number_of_steps():
     assert not list(engine_for(regression, PAIRS).notes())
 
 
+@pytest.mark.thorough
 def test_coordinates_are_those_of_the_names():
     sites = engine_for(with_discrete_latents, REAL).space.sites
     found = waiting_coordinates(sites, frozenset({"weight"}))

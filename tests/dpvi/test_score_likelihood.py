@@ -55,6 +55,7 @@ def test_a_gaussian_prior_gives_the_closed_form():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [0.0, 3.0, 30.0])
 def test_intervals_hold_the_truth_as_often_as_they_say(noise):
     """Truth from the prior; rows and noise as the module's formula has them."""

@@ -107,6 +107,7 @@ def test_a_density_without_an_end_does_not_count_as_converged():
     assert "not converged" in fit.diagnostics["warnings"][0]
 
 
+@pytest.mark.thorough
 def test_tails_that_a_normal_misses_are_reported():
     def cauchy(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         values = stats.cauchy.logpdf(points).sum(1)

@@ -319,6 +319,7 @@ def test_a_row_has_the_norms_of_any_component_before_the_first_step():
     assert {"⟨log share⟩", "⟨log(1-share)⟩"} <= fixed
 
 
+@pytest.mark.thorough
 def test_later_norms_are_those_at_the_globals():
     rows = np.array([0.1, 3.0, -40.0], np.float32)
     fit = prepared(outliers, rows)
@@ -495,6 +496,7 @@ def binary_table(count):
     return {name: rng.integers(0, 2, count) for name in SEXES}
 
 
+@pytest.mark.thorough
 def test_encoded_rows_of_one_length_need_no_histogram():
     table = binary_table(400)
     X, y = SEXES.encode(table).astype("f4"), table["a"]
@@ -508,6 +510,7 @@ def test_encoded_rows_of_one_length_need_no_histogram():
     assert "histogram" in bounds(logistic, np.array(X), y).values()
 
 
+@pytest.mark.thorough
 def test_encoded_numbers_that_vary_are_counted_in_a_histogram():
     schema = nv.Schema(SEXES, age=nv.Bounded(0, 120))
     table = {**binary_table(400), "age": np.linspace(20, 90, 400)}
@@ -529,6 +532,7 @@ def test_rows_that_are_longer_than_their_schema_allows_are_clipped():
     assert result.privacy.shares[CLIPPED_ROWS].share > 0.2
 
 
+@pytest.mark.thorough
 def test_residuals_that_the_structure_bounds_may_double_after_the_start():
     """Effects of groups: y - σ(ψ) is a half where logits are zero, and up to one."""
 

@@ -82,6 +82,7 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.quick_with("options2")
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_fit_goes_on_where_it_was_stopped(options, tmp_path, monkeypatch):
     callback, before = stopping_after(2)
@@ -106,6 +107,7 @@ def test_a_fit_goes_on_where_it_was_stopped(options, tmp_path, monkeypatch):
     assert len(ledger(tmp_path).charges) == 1
 
 
+@pytest.mark.quick_with("options1-another fit")
 @pytest.mark.parametrize(
     ("options", "match"),
     [

@@ -167,6 +167,7 @@ def test_noise_alone_says_nothing():
 # --- when, and for what ---------------------------------------------------------------
 
 
+@pytest.mark.thorough
 def test_columns_are_counted_where_they_are_few_for_the_rows():
     assert _prepared(900).steps[0].is_by_column
     for few in (_prepared(899), _prepared(9_000, columns=1), _prepared(90_000, 129)):
@@ -194,6 +195,7 @@ def test_where_columns_are_not_counted_several_are_said_to_be(columns, is_said):
     assert any("too few rows or too many" in note for note in plan.notes) == is_said
 
 
+@pytest.mark.thorough
 def test_raw_columns_with_a_prior_that_knows_nothing_of_them_hide_no_other():
     """An intercept beside ages and incomes, all with the same prior.
 

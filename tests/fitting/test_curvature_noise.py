@@ -113,6 +113,7 @@ def test_the_ratio_is_that_of_the_mechanism_s_own_noise(
     assert predicted == pytest.approx(radius / (trace / COLUMNS), rel=0.08)
 
 
+@pytest.mark.thorough
 def test_auto_takes_dpvi_where_the_curvature_is_hidden() -> None:
     plan = plan_of()
     assert plan.engine == "dpvi"
@@ -127,6 +128,7 @@ def test_auto_takes_vips_where_the_budget_shows_it() -> None:
     assert not any("hidden" in note for note in plan.notes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("engine", ["vips", nv.VIPS()])
 def test_vips_runs_where_it_is_asked_for_and_says_what_to_expect(engine: Any) -> None:
     plan = plan_of(engine=engine)
@@ -135,6 +137,7 @@ def test_vips_runs_where_it_is_asked_for_and_says_what_to_expect(engine: Any) ->
     assert plan.notes[0].endswith("engine='dpvi' releases no such matrix.")
 
 
+@pytest.mark.thorough
 def test_rows_decide_as_the_budget_does() -> None:
     assert fit_of().explain(*table(rows=100 * ROWS)).engine == "vips"
 
@@ -155,12 +158,14 @@ def test_other_fits_stay_with_vips(fn: Any, options: dict[str, Any]) -> None:
     assert plan_of(fn, **options).engine == "vips"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("noise", "engine"), [(200.0, "dpvi"), (0.2, "vips")])
 def test_fixed_noise_decides_without_a_budget(noise: float, engine: str) -> None:
     plan = plan_of(epsilon=math.inf, noise_multiplier=noise)
     assert plan.engine == engine
 
 
+@pytest.mark.thorough
 def test_fixed_noise_says_what_the_budget_says_that_affords_it() -> None:
     """The same fit, described in two ways, has the same ratio."""
     args = table()
@@ -178,6 +183,7 @@ def test_fixed_noise_says_what_the_budget_says_that_affords_it() -> None:
     assert of_budget * one > HIDDEN
 
 
+@pytest.mark.thorough
 def test_a_share_of_the_budget_decides_by_itself() -> None:
     plan = plan_of(epsilon=LARGE)
     assert plan.engine == "vips"
@@ -205,6 +211,7 @@ def test_what_was_spent_before_changes_no_plan() -> None:
     assert str(vi.explain(*table())) == str(before)
 
 
+@pytest.mark.thorough
 def test_a_model_that_dpvi_cannot_run_stays_with_vips(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -217,6 +224,7 @@ def test_a_model_that_dpvi_cannot_run_stays_with_vips(
     assert "predicted to be hidden" in plan.notes[0]
 
 
+@pytest.mark.thorough
 def test_budgets_share_what_was_prepared_unless_they_differ_in_this(
     prepared: list[Any],
 ) -> None:

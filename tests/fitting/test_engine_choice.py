@@ -57,6 +57,7 @@ def exposures(exposure: Any, y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate * exposure), obs=y)
 
 
+@pytest.mark.quick_with("proportions-uint8")
 @pytest.mark.parametrize(
     "dtype", [pytest.param(np.int32, marks=pytest.mark.slow), np.uint8, np.float32]
 )

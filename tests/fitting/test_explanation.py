@@ -57,6 +57,7 @@ def plan_of(fn: Any, *, value: float = 0.5, budget: Any = None, **options: Any) 
     return plan
 
 
+@pytest.mark.thorough
 def test_a_conjugate_model_site_by_site():
     plan = plan_of(logistic)
     assert plan.engine == "vips"
@@ -82,6 +83,7 @@ def test_a_conjugate_model_site_by_site():
     assert {s["bound"] for s in plan.statistics} == {"histogram"}
 
 
+@pytest.mark.quick_with("vips-default", "vips-norm", "dpvi-norm")
 @pytest.mark.parametrize(
     "options",
     [{}, {"diagnostics": False}, {"clipping_norm": 0.7}],
@@ -132,6 +134,7 @@ def test_shares_are_those_of_the_noise_that_is_priced(fn, options):
         assert lines[label] * total == pytest.approx(spent, rel=1e-4)
 
 
+@pytest.mark.quick_with("network", "logistic")
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])
 def test_the_plan_spends_the_whole_budget_and_no_more(fn):
     """Before shares are divided by anything: what is planned for is one budget."""
@@ -164,6 +167,7 @@ def test_sensitivities_are_those_of_the_mechanism(fn, options, factor):
         assert statistic["sensitivity"] == pytest.approx(expected * norm)
 
 
+@pytest.mark.thorough
 def test_dpvi_says_which_site_and_why():
     plan = plan_of(network)
     assert plan.engine == "dpvi"
@@ -196,6 +200,7 @@ def test_settings_are_repeated_as_the_code_that_makes_them():
     assert "engine=DPVI()" in str(plan_of(network))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fn", [logistic, network, with_long_names])
 def test_the_table_fits_a_screen_and_the_plan_fits_json(fn):
     plan = plan_of(fn)
@@ -294,6 +299,7 @@ def notes_on_few_rows(num_rows, epsilon=1.0, **options):
     return vi, [note for note in found if "are too few for this budget" in note]
 
 
+@pytest.mark.thorough
 def test_rows_that_no_histogram_could_show_are_said_to_be_too_few_before_the_fit():
     vi, (note,) = notes_on_few_rows(100)
     with pytest.warns(UserWarning, match="Too few rows for this budget to find"):
@@ -306,6 +312,7 @@ def test_rows_that_no_histogram_could_show_are_said_to_be_too_few_before_the_fit
     assert f"of about {histogram['noise_stddev']:.0f}," in note
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "num_rows, epsilon, options",
     [

@@ -215,6 +215,7 @@ def test_a_later_histogram_replaces_a_norm_only_if_it_shows_most_rows(seen, repl
     ) == replaces
 
 
+@pytest.mark.thorough
 def test_a_known_norm_is_not_lost_to_chance():
     """Where rows are hidden, a wide window of noise may hold as much as all of them."""
     rng, edges = np.random.default_rng(0), norm_grid(1.0)

@@ -61,6 +61,7 @@ def joint(mechanism: GaussianMechanism, sums: dict[str, np.ndarray]) -> np.ndarr
     return np.concatenate(parts)
 
 
+@pytest.mark.quick_with("full-dpvi")
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 @pytest.mark.parametrize("sampling", ["full", nv.Poisson(0.5)])
 def test_one_row_moves_the_sums_of_one_party_within_the_bound(engine, sampling, sums):

@@ -26,6 +26,7 @@ def fit(rows: int, **options: Any) -> None:
         vi.run(jax.random.key(0), np.zeros(rows, np.float32))
 
 
+@pytest.mark.quick_with("options3-expected3")
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -91,6 +91,7 @@ def compilations() -> Iterator[list[str]]:
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [regression, heavy])
 def test_a_second_fit_compiles_nothing(
     model: Any, prepared: list[Any], compilations: list[str]
@@ -110,6 +111,7 @@ def test_a_second_fit_compiles_nothing(
     )
 
 
+@pytest.mark.thorough
 def test_a_second_run_of_the_same_object_compiles_nothing(
     prepared: list[Any], compilations: list[str]
 ) -> None:
@@ -130,6 +132,7 @@ def test_a_second_run_of_the_same_object_compiles_nothing(
     assert set(compilations) <= {TRACED}
 
 
+@pytest.mark.thorough
 def test_explain_prepares_what_run_uses(prepared: list[Any]) -> None:
     budget = nv.PrivacyBudget(1.0, 1e-5)
     vi = nv.PrivateVI(regression, budget=budget, num_steps=1, progress_bar=False)
@@ -202,6 +205,7 @@ EQUAL: dict[str, Callable[[], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.quick_with("clipping norm", "relation", "steps")
 @pytest.mark.parametrize("name", DIFFERENT)
 def test_different_settings_are_different_fits(name: str, prepared: list[Any]) -> None:
     for options in DIFFERENT[name]:
@@ -209,6 +213,7 @@ def test_different_settings_are_different_fits(name: str, prepared: list[Any]) -
     assert len(prepared) == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", EQUAL)
 def test_equal_settings_are_one_fit(name: str, prepared: list[Any]) -> None:
     for _ in range(2):
@@ -216,6 +221,7 @@ def test_equal_settings_are_one_fit(name: str, prepared: list[Any]) -> None:
     assert len(prepared) == 1
 
 
+@pytest.mark.thorough
 def test_shapes_types_constants_and_precision_are_part_of_a_fit(
     prepared: list[Any],
 ) -> None:
@@ -291,6 +297,7 @@ def _reachable(roots: list[Any]) -> Iterator[Any]:
             stack += gc.get_referents(value)
 
 
+@pytest.mark.quick_with("regression")
 @pytest.mark.parametrize("model", [regression, heavy])
 def test_what_is_kept_holds_no_rows(model: Any) -> None:
     X, y = data()
@@ -312,6 +319,7 @@ def test_what_is_kept_holds_no_rows(model: Any) -> None:
     assert arrays > 5  # Else nothing was searched.
 
 
+@pytest.mark.thorough
 def test_few_fits_are_kept(
     prepared: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ def test_named_arrays_come_back_to_the_last_bit():
         assert found[name].tobytes() == array.tobytes()
 
 
+@pytest.mark.quick_with("sampling2-dpvi")
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 @pytest.mark.parametrize(
     "sampling", ["full", nv.Poisson(0.3), nv.WithoutReplacement(0.3)]
@@ -352,6 +353,7 @@ def draws_of(output: str) -> str:
     return next(line for line in output.splitlines() if line.startswith("draws"))
 
 
+@pytest.mark.thorough
 def test_two_processes_of_jax_release_what_one_does(tmp_path):
     ((code, alone),) = started(1, tmp_path / "one.json")
     assert code == 0, alone

@@ -466,6 +466,7 @@ def watched(monkeypatch) -> _Watched:
     return seen
 
 
+@pytest.mark.quick_with("poisson")
 @pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
 def test_the_priced_events_are_those_that_run(options, watched):
     rng = np.random.default_rng(0)
@@ -520,6 +521,7 @@ def test_the_priced_events_are_those_that_run(options, watched):
     assert 0.999 < epsilon <= 1.0
 
 
+@pytest.mark.thorough
 def test_calibrated_noise_is_the_least_that_the_share_affords():
     X = np.eye(4, dtype=np.float32)[np.arange(100) % 4]
     y = np.zeros(100, np.float32)

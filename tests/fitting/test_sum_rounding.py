@@ -108,6 +108,7 @@ def vi(budget: nv.PrivacyBudget, **options: Any) -> nv.PrivateVI:
     )
 
 
+@pytest.mark.quick_with("dpvi")
 @pytest.mark.parametrize("engine", ["vips", "dpvi"])
 def test_a_fit_states_it(engine):
     y = np.zeros(300, np.float32)

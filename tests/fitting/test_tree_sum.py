@@ -8,6 +8,7 @@ import pytest
 from numpyro_vips.fitting.tree_sum import TreeSum, most_roundings
 
 
+@pytest.mark.quick_with("64", "5", "11")
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 11, 64, 1000, 1023])
 def test_every_term_is_in_the_sum_once(count):
     total = TreeSum()

@@ -89,6 +89,7 @@ def states(high: Any) -> Callable[..., None]:
     return model
 
 
+@pytest.mark.thorough
 def test_states_that_are_counted_from_zero(coordinate_ascent: None):
     def summed(x: Any, y: Any) -> None:
         del x

@@ -40,6 +40,7 @@ def of_a_closure() -> Callable[..., None]:
     return model
 
 
+@pytest.mark.quick_with("model-vips")
 @pytest.mark.parametrize(
     ("model", "engine"),
     [(of_globals, "vips"), (of_globals, "dpvi"), (of_a_closure(), "vips")],

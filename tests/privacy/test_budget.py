@@ -662,6 +662,7 @@ def test_split_shares_are_calibrated_by_the_accountant():
         budget.calibrate_events(events)
 
 
+@pytest.mark.quick_with("pld", "strong")
 @pytest.mark.parametrize("accountant", ["pld", "moments", "strong"])
 def test_the_ledgers_accountant_prices_everything(accountant):
     budget = PrivacyBudget(1.0, 1e-6, accountant=accountant)

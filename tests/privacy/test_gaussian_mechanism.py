@@ -162,6 +162,15 @@ SETS = [
 ]
 
 
+@pytest.mark.thorough_with(
+    "*-0.5-*",
+    "*+matrix*",
+    "square+*-replace_one",
+    "hollow*-replace_one",
+    "symmetric-1.5-replace_one",
+    "wide+*-replace_one",
+    "small+wide*-replace_one",
+)
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
 @pytest.mark.parametrize("norm", [0.5, 1.5])
 @pytest.mark.parametrize("blocks", SETS, ids=lambda s: "+".join(b.name for b in s))

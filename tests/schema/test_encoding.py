@@ -100,6 +100,7 @@ def test_the_table_of_uncertainty_names_columns(result, tmp_path):
         assert "other[0]" in printed
 
 
+@pytest.mark.thorough
 def test_a_result_holds_names_and_no_encoded_row(result):
     texts = [type(value).__name__ for value in vars(result).values()]
     assert EncodedRows.__name__ not in texts
@@ -145,6 +146,7 @@ def test_axes_of_one_name_with_different_labels_have_none():
     assert tuple(posterior["column"].values) == (0, 1)
 
 
+@pytest.mark.thorough
 def test_a_result_is_decoded_as_its_draws_are(result):
     key = jax.random.key(1)
     decoded = SCHEMA.decode(result, "b", rng_key=key, num_samples=7)

@@ -19,6 +19,15 @@ from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.vips.certificate import check_rows_are_separate
 
 
+@pytest.mark.quick_with(
+    "mixture",
+    "gaussian_mean_precision",
+    "logistic_gamma",
+    "gamma_poisson",
+    "gaussian_mean",
+    "logistic_fixed",
+    "linear_regression",
+)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_compiled_models_are_certified(name: str) -> None:
     """`compiled` raises if its log joint density differs from NumPyro's."""

@@ -58,6 +58,7 @@ def test_nothing_changes_where_nothing_is_missing_or_nothing_is_known() -> None:
     assert without_clipping(sums, noise, lambda _: None, lambda _: lost) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("without_remarks")
 @pytest.mark.parametrize(
     "clipping_norm", [pytest.param(2.0, marks=pytest.mark.slow), 0.7]

@@ -89,6 +89,7 @@ def test_priors_say_in_which_units_columns_are():
     np.testing.assert_allclose(first_column_units(stddev), expected)
 
 
+@pytest.mark.thorough
 def test_coefficients_of_large_columns_start_more_surely(data: Any):
     """In units in which their columns are as large as others; small ones as before."""
     engine = _engine(data)
@@ -171,6 +172,7 @@ def test_what_is_released_is_read_without_units(data: Any):
     np.testing.assert_allclose(new.noise_stddev["⟨w⟩"], 5.0 / UNITS)
 
 
+@pytest.mark.thorough
 def test_a_fit_starts_in_units_of_the_prior(data: Any):
     @nv.private(unit="rows")
     def in_cents(X: Any, y: Any = None) -> None:
@@ -212,6 +214,7 @@ def test_norms_that_the_caller_gives_are_those_of_the_statistics(data: Any):
     assert not engine.initial_state(jax.random.key(0)).units
 
 
+@pytest.mark.thorough
 def test_explain_says_which_units(data: Any):
     vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
     assert "in units of columns" in " ".join(str(vi.explain(*data)).split())

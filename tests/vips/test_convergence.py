@@ -160,6 +160,7 @@ def test_a_fit_ends_when_it_has_converged():
     assert found.diagnostics["num_steps"] < 60
 
 
+@pytest.mark.quick_with("options1")
 @pytest.mark.parametrize("options", [{"noise_multiplier": 30.0}, {"epsilon": 1.0}])
 def test_no_fit_under_noise_ends_by_what_it_finds(options: dict[str, Any]):
     budget = nv.PrivacyBudget(2.0, 1e-5)

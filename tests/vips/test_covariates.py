@@ -174,6 +174,7 @@ def test_nothing_is_paid_where_it_is_not_needed(model: Any, options: Any) -> Non
     assert COVARIATES not in [step.label for step in steps]
 
 
+@pytest.mark.thorough
 def test_rows_of_many_covariates_keep_their_budget() -> None:
     def wide(X: Any, y: Any = None) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))
@@ -216,6 +217,7 @@ def test_positive_ones_are_log_normal_with_the_moments() -> None:
     np.testing.assert_allclose(drawn.std(0), x.std(0), rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_exposures_are_positive_and_regressors_are_not() -> None:
     X, y = data()
     counts = np.ones(ROWS, np.int32)

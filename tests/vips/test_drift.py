@@ -73,6 +73,7 @@ def fit(**options: Any) -> Any:
         return vi.run(jax.random.key(0), x, y.astype(np.float32))
 
 
+@pytest.mark.thorough
 def test_a_fit_under_noise_says_that_its_sums_still_move() -> None:
     found = fit(num_steps=3).diagnostics
     assert found["converged"] is False

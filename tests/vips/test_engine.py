@@ -349,6 +349,7 @@ def test_two_blocks_without_structure_agree_with_a_single_one() -> None:
     close(found["a+w/covariance_matrix"], np.linalg.inv(precision))
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_the_bound_never_decreases() -> None:
     """The evidence lower bound of logistic regression, step by step."""
@@ -446,6 +447,7 @@ def _steps_of(vi: nv.PrivateVI, rows: Rows) -> tuple[Any, Any]:
     return analysis, vi._price(analysis.steps).steps
 
 
+@pytest.mark.quick_with("None")
 @pytest.mark.parametrize("max_batch_size", [None, 64])
 def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -> None:
     """Many releases of the same step, against the noise that the event states."""

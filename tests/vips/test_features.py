@@ -214,11 +214,13 @@ def test_these_are_left_alone(model: Callable[..., None]) -> None:
     assert not fit.engine.program.features
 
 
+@pytest.mark.thorough
 def test_a_coefficient_that_is_multiplied_by_a_column_is_no_intercept() -> None:
     fit = fit_of(ages_twice)
     assert all(not of.constant for of in fit.engine.program.features.values())
 
 
+@pytest.mark.thorough
 def test_a_column_may_be_a_feature_of_two_blocks() -> None:
     features = fit_of(two_responses).engine.program.features
     assert len(features) == 2
@@ -312,6 +314,7 @@ def test_without_a_number_of_rows_features_stay_as_they_were() -> None:
 # --- privacy --------------------------------------------------------------------------
 
 
+@pytest.mark.quick_with("no_intercept")
 @pytest.mark.parametrize("model", list(WITH_FEATURES))
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
     model: Callable[..., None],

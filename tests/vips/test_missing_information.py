@@ -110,6 +110,7 @@ def test_diagnostics_say_how_much_is_missing(
     assert not found["moving"] and not found["warnings"]
 
 
+@pytest.mark.thorough
 def test_privacy_takes_its_part_of_the_width(
     answers: np.ndarray, almost_without_noise: nv.PrivateVIResult
 ) -> None:

@@ -254,6 +254,7 @@ def test_noise_in_large_squares_is_none_of_the_spread():
 # --- privacy --------------------------------------------------------------------------
 
 
+@pytest.mark.quick_with("gaussian", "known_scale")
 @pytest.mark.parametrize("model", [*ONCE, *ADAPTIVE])
 def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
     model: Callable[..., None],
@@ -357,6 +358,7 @@ def test_only_released_numbers_decide_the_origins():
         np.testing.assert_array_equal(fit.engine.recentre(state).origins[name], zero)
 
 
+@pytest.mark.thorough
 def test_what_is_the_same_sum_in_both_is_averaged_and_the_rest_is_not():
     fit = fit_of(regression)
     steps = [step for step in fit.steps if not step.counted]
@@ -375,6 +377,7 @@ def test_what_is_the_same_sum_in_both_is_averaged_and_the_rest_is_not():
         np.testing.assert_allclose(state.noise_stddev[name], stddev)
 
 
+@pytest.mark.thorough
 def test_a_second_average_weighs_steps_as_the_first_would():
     fit = fit_of(mixture)
     released = {n: np.ones_like(v) for n, v in fit.sums(fit.start, 1.0).items()}

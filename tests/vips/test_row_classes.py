@@ -84,6 +84,7 @@ def test_only_a_row_of_one_class_that_priors_do_not_tell_has_one(
     assert program.starts_far == (expected is not None)
 
 
+@pytest.mark.thorough
 def test_the_first_steps_of_a_fit_under_noise_are_forgotten() -> None:
     engine = EngineFit(rates, (COUNTS,)).engine
     number = engine.default_num_steps(is_private=True, until_converged=False)

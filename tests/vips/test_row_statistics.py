@@ -37,6 +37,14 @@ from numpyro_vips.vips.statistic_roles import block_of
 pytestmark = pytest.mark.optimized
 
 
+@pytest.mark.quick_with(
+    "gaussian*",
+    "gamma*",
+    "beta_bernoulli",
+    "dirichlet_categorical",
+    "logistic_fixed",
+    "linear_regression",
+)
 @pytest.mark.parametrize("name", NAMES)
 def test_norms_and_sums_match_materialised_statistics(name: str) -> None:
     this = setup(name)
@@ -370,6 +378,7 @@ def weighted_topics(ids: Any, counts: Any) -> None:
             numpyro.sample("w", dist.Categorical(beta[z]), obs=ids)
 
 
+@pytest.mark.thorough
 def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
     """Padding, scattering and the scan over pieces against plain coordinate ascent."""
     rng = np.random.default_rng(3)
@@ -479,6 +488,7 @@ def _chain(length: int) -> Setup:
     return Setup(chain, (np.random.default_rng(3).integers(0, 2, (COUNT, length)),))
 
 
+@pytest.mark.thorough
 def test_norms_of_many_terms_are_those_of_all_their_pairs() -> None:
     this = _chain(6)
     made, norms = this.row_by_row(this.rows)
@@ -490,6 +500,7 @@ def test_norms_of_many_terms_are_those_of_all_their_pairs() -> None:
         np.testing.assert_allclose(pairs.row_by_row(this.rows)[1], norms, rtol=1e-12)
 
 
+@pytest.mark.thorough
 def test_the_program_of_a_norm_grows_with_its_terms_and_not_their_pairs() -> None:
     def operations(length: int) -> int:
         with mock.patch.object(

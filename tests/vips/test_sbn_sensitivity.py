@@ -216,6 +216,7 @@ CASES: list[Search] = [
 ]
 
 
+@pytest.mark.quick_with("*-small-replace_one")
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if case not in (JOINT_OF_PAPER, RESIDUAL_OF_UNITS)],

@@ -100,6 +100,7 @@ def test_what_waits(
     assert fit.engine.program.waiting == expected
 
 
+@pytest.mark.thorough
 def test_steps_that_wait_are_forgotten_and_get_less_of_the_budget() -> None:
     model = _mixture_of(_means_and_precisions)
     steps = [
@@ -118,6 +119,7 @@ def test_steps_that_wait_are_forgotten_and_get_less_of_the_budget() -> None:
     np.testing.assert_allclose(shares[waiting:], shares[-1])
 
 
+@pytest.mark.thorough
 def test_scales_and_shares_stay_where_they_are_for_so_long() -> None:
     """And minibatches, whose sums are averaged from the first on, hold nothing."""
     model = _mixture_of(_means_and_precisions)

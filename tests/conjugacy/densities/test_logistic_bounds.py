@@ -316,6 +316,7 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
     return below - math.exp(epsilon) * special.ndtr(-epsilon / mu - mu / 2)
 
 
+@pytest.mark.quick_with("replace_one")
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
 def test_curvature_has_its_share_of_the_budget(relation: Any):
     X, y = (array.astype(np.float32) for array in data())

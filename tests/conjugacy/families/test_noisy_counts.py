@@ -65,6 +65,7 @@ def oracle(noisy: np.ndarray, levels: np.ndarray, noise_stddev: float) -> np.nda
     return (joint * counts).sum(1) / (joint.sum(1) + nothing)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise_stddev", [3.0, 12.0, 50.0])
 def test_one_row_is_read_as_well_as_with_its_prior(noise_stddev: float) -> None:
     level = 25.0
@@ -144,6 +145,7 @@ def test_components_are_those_of_bayes_rule(level: float) -> None:
         np.testing.assert_allclose(level - float(towards[0, number]), mean, atol=1e-4)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("size", "groups"), [(500, 1), (4000, 1), (120_000, 24)])
 def test_cells_to_learn_from_are_spread_over_all(size: int, groups: int) -> None:
     rng = np.random.default_rng(10)
@@ -161,6 +163,7 @@ def test_cells_to_learn_from_are_spread_over_all(size: int, groups: int) -> None
 # --- on topics ----------------------------------------------------------------------
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("noise_stddev", "share"), [(2.0, 0.85), (8.0, 0.65), (40.0, 0.35)]
 )
@@ -231,6 +234,7 @@ def test_what_is_far_above_the_noise_is_what_was_read() -> None:
     assert (np.abs(found - noisy)[clear] < 3 * 8.0).all()
 
 
+@pytest.mark.thorough
 def test_where_all_is_noise_counts_are_the_background() -> None:
     """The totals of rows and columns stand out of the noise, and no cell does."""
     rng = np.random.default_rng(6)
@@ -244,6 +248,7 @@ def test_where_all_is_noise_counts_are_the_background() -> None:
     assert np.sqrt(error(found, background)) < 0.2 * noise_stddev
 
 
+@pytest.mark.thorough
 def test_units_do_not_matter() -> None:
     counts = topics(rows=6, cells=300)
     noisy = with_noise(counts, 8.0)

@@ -44,6 +44,7 @@ def test_it_is_never_below_a_share_of_the_noise_at_any_scale() -> None:
     assert (jnp.diff(found, axis=-1) >= 0).all()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("noise", [0.1, 0.3, 1.0])
 def test_rates_of_noisy_sums_lie_in_their_intervals(noise: float) -> None:
     """Rates from the prior, sums from the rates, noise in parts of the mean total."""

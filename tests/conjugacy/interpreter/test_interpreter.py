@@ -369,6 +369,7 @@ def _build(expression: Any, v: Named) -> Any:
     return _BINARY[name](x, y)
 
 
+@pytest.mark.thorough
 def test_random_programs_keep_their_value_or_are_refused() -> None:
     read: list[bool] = []
 
