@@ -180,6 +180,7 @@ def test_log_joint_of_the_baseline_is_numpyros(benchmark: Any):
     np.testing.assert_allclose(prior + likelihood, expected, rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_baseline_samples_the_posterior_without_much_noise(
     benchmark: Any, monkeypatch: pytest.MonkeyPatch
 ):

@@ -566,10 +566,12 @@ def check_spoiled(count: int) -> None:
     assert sum(this.checked > 0 for this in found) >= 0.1 * count
 
 
+@pytest.mark.thorough
 def test_conjugate_models() -> None:
     check_conjugate(6)
 
 
+@pytest.mark.thorough
 def test_models_with_something_else() -> None:
     check_spoiled(12)
 

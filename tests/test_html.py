@@ -91,6 +91,7 @@ def test_reasons_are_among_them():
     assert f"{site}: {reason}" in texts
 
 
+@pytest.mark.thorough
 def test_a_statement_says_what_its_text_says(fit):
     _, result = fit
     page = Page(result.privacy._repr_html_())

@@ -364,6 +364,7 @@ def test_rows_without_latents_have_their_expected_log_density(tmp_path: Path) ->
     np.testing.assert_allclose(again.elbo(y), expected, rtol=1e-5)
 
 
+@pytest.mark.thorough
 def test_more_rows_than_fit_in_one_pass() -> None:
     y = np.arange(1300, dtype=np.int32) % 7
     result = fit(rates, y[:20])

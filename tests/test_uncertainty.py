@@ -114,6 +114,7 @@ def test_a_posterior_that_does_not_know_says_so() -> None:
         result.uncertainty()
 
 
+@pytest.mark.thorough
 def test_without_noise_all_is_due_to_the_data_whichever_the_engine() -> None:
     result = fitted(math.inf, engine="dpvi", num_steps=2)
     assert not isinstance(result.posterior, KnowsItsParts)

@@ -204,6 +204,7 @@ def topics(words: Any):
             numpyro.sample("words", dist.CategoricalProbs(topic[k]), obs=words)
 
 
+@pytest.mark.thorough
 def test_discrete_latents_that_are_too_many_are_solved_for_too(x64):
     words = np.array([[0, 1, 1, 3, 2, 0, 0, 1, 1, 3, 2]])
     found = find_locals_of_rows(_graph(topics, words))

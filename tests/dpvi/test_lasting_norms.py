@@ -19,6 +19,7 @@ OBSERVATIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", OBSERVATIONS)
 def test_gradients_of_labels_last(kind: str):
     def model(x: Any, y: Any = None) -> None:

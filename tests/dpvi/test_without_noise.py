@@ -146,6 +146,7 @@ def test_rows_that_cannot_be_count_as_zero():
     assert np.max(abs(found - mean) / spread) < 0.1
 
 
+@pytest.mark.thorough
 def test_independent_coordinates_are_kept_where_they_are_asked_for():
     X, y = raw_columns()
     result = fit(regression, X, y, engine=nv.DPVI(guide="mean_field"))

@@ -82,6 +82,7 @@ Y = np.arange(60, dtype=np.float32) % 4
 X = np.ones((60, 3), np.float32)
 
 
+@pytest.mark.thorough
 def test_indicators_need_no_histogram():
     assert set(bounds(labels, Y.astype(np.int32)).values()) == {"structure"}
     result = fit(labels, Y.astype(np.int32))

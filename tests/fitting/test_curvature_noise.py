@@ -122,6 +122,7 @@ def test_auto_takes_dpvi_where_the_curvature_is_hidden() -> None:
     assert f"more than {HIDDEN:g} times" in plan.notes[0]
 
 
+@pytest.mark.thorough
 def test_auto_takes_vips_where_the_budget_shows_it() -> None:
     plan = plan_of(epsilon=LARGE)
     assert plan.engine == "vips"

@@ -70,6 +70,7 @@ def test_the_engine_does_not_depend_on_the_type_of_an_argument(
     assert all(math.isfinite(part.reference) for part in fit.parts)
 
 
+@pytest.mark.thorough
 def test_a_gradient_of_zero_at_the_first_start_is_no_obstacle() -> None:
     def model(x: Any, y: Any) -> None:
         w = numpyro.sample("w", dist.Normal(0.0, 1.0))

@@ -212,6 +212,7 @@ def test_the_table_fits_a_screen_and_the_plan_fits_json(fn):
     assert [s["site"] for s in fields["sites"]] == [s["site"] for s in plan.sites]
 
 
+@pytest.mark.thorough
 def test_long_names_are_cut_in_the_table_and_whole_in_the_plan():
     plan = plan_of(with_long_names)
     assert "…" in str(plan)
@@ -232,6 +233,7 @@ def test_without_privacy_it_says_so():
     assert "none" in str(plan)
 
 
+@pytest.mark.thorough
 def test_large_covariances_are_pointed_out():
     def wide(X, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([400]).to_event(1))

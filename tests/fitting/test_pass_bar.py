@@ -72,6 +72,7 @@ def test_the_bar_shows_where_a_step_takes_long(delay, monkeypatch, capsys):
     assert ("this step" in shown) == (delay == 0.0)
 
 
+@pytest.mark.thorough
 def test_there_is_none_where_none_is_wanted(monkeypatch, capsys):
     monkeypatch.setattr(pass_bar, "_DELAY", 0.0)
     fit(300, progress_bar=False)

@@ -604,6 +604,7 @@ def test_plans_depend_on_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plans[0] == plans[1]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_diagonal_structure_is_the_factorised_fixed_point() -> None:
     """Each weight gets the conditional precision, and the same mean."""

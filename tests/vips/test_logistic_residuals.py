@@ -85,6 +85,7 @@ def test_with_little_noise_it_is_the_exact_posterior(
     np.testing.assert_allclose(found, deviation, rtol=0.05)
 
 
+@pytest.mark.thorough
 def test_rare_statistics_are_the_information_at_the_posterior(
     data: tuple[np.ndarray, np.ndarray],
 ) -> None:

@@ -102,6 +102,7 @@ def test_directions_that_noise_hides_say_nothing_of_the_precision(
     assert abs(np.mean(learnt) - np.log(PRECISION)) < 0.45
 
 
+@pytest.mark.thorough
 def test_without_noise_it_is_the_sums_as_they_are(fit: EngineFit) -> None:
     release = Release(np.random.default_rng(1), 1.0)
     state = fit.start

@@ -216,7 +216,7 @@ CASES: list[Search] = [
 ]
 
 
-@pytest.mark.quick_with("*-small-replace_one")
+@pytest.mark.quick_with("*W W*-small-replace_one")
 @pytest.mark.parametrize(
     "case",
     [case for case in CASES if case not in (JOINT_OF_PAPER, RESIDUAL_OF_UNITS)],
@@ -239,6 +239,7 @@ def test_a_unit_of_one_image_and_of_another_differ_by_one_at_most(x64: None):
     assert 0.95 <= found <= 1.0 + 1e-9
 
 
+@pytest.mark.thorough
 def test_blocks_of_the_paper_cannot_all_move_by_their_widths(x64: None):
     """⟨b⟩ asks for a unit that is on in one image alone, ⟨W⟩ for one on in both.
 
@@ -254,6 +255,7 @@ def test_blocks_of_the_paper_cannot_all_move_by_their_widths(x64: None):
     assert 0.95 * math.sqrt(5.25) <= found <= math.sqrt(5.25) * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 def test_worst_norms_of_a_row_are_those_of_the_paper(x64: None):
     """Appendix 4, with the 1/2 of quadratic statistics: all units on, all weights 0."""
     num_pixels, num_units = 5, 3

@@ -144,6 +144,7 @@ def test_probabilities_of_words() -> None:
         assert not found[:, TOPICS:].any()
 
 
+@pytest.mark.thorough
 def test_natural_parameters_are_those_of_the_probabilities() -> None:
     log_beta = np.log(PROBABILITIES).astype(np.float32)
     coordinate = coordinate_of(documents, log_beta)
@@ -167,6 +168,7 @@ def test_copies_of_a_word_have_its_probabilities() -> None:
     assert np.isfinite(found).all() and np.isfinite(natural).all()
 
 
+@pytest.mark.thorough
 def test_elements_that_pick_no_entry() -> None:
     coordinate = coordinate_of(numbers, np.zeros(0))
     assert coordinate is not None
@@ -195,6 +197,7 @@ def test_impossible_states_and_words_count_in_none() -> None:
     assert not probabilities_at(coordinate, far)[0].any()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fn", [one_share_for_all, one_share_each])
 def test_without_a_message_that_is_shared_there_is_none(fn: Any) -> None:
     log_beta = np.log(PROBABILITIES).astype(np.float32)

@@ -95,6 +95,7 @@ REPEATS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "augmentation"), REPEATS)
 def test_the_diagonal_of_binary_units_is_that_of_the_intercept(
     model: Any, augmentation: str
@@ -170,6 +171,7 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     np.testing.assert_allclose(whole, full.sum(0), rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_a_row_with_one_unit_on_has_nothing_off_the_diagonal():
     """Where rounding is all that is left, in single precision, the norm is small."""
     program = compiled(logistic, FIXED)
