@@ -91,7 +91,9 @@ class Features:
         Differences to means near them are exact in any precision.
         """
         arrays = [numbers[token] for token in self.tokens]
-        centred = self.flat(numbers) - standardisation.means
+        means = standardisation.means
+        # Columns may be stored in half precision, which means would not fit into.
+        centred = self.flat(numbers).astype(means.dtype) - means
         moved = jnp.matmul(standardisation.matrix, centred, precision="highest")
         parts = jnp.split(moved, np.cumsum([array.size for array in arrays])[:-1])
         shaped = {
