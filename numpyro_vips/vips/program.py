@@ -31,7 +31,7 @@ from numpyro_vips.vips.feature_products import with_own_products
 from numpyro_vips.vips.features import Features
 from numpyro_vips.vips.named_arrays import Values
 from numpyro_vips.vips.row_classes import row_class
-from numpyro_vips.vips.waiting_globals import waiting_factors
+from numpyro_vips.vips.waiting_globals import components_start_apart, waiting_factors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,6 +205,7 @@ def program_of(
         *centring.mean_corrections(rows, *factors, structure.centred),
         *centring.origin_corrections(rows, *factors, structure.recentred),
     ]
+    starts_apart = components_start_apart(graph, structure, rows)
     return ConjugateProgram(
         graph=graph,
         structure=structure,
@@ -223,7 +224,7 @@ def program_of(
         dense=dense or {},
         densified=log_joint.densified,
         level_means=level_means or {},
-        waiting=waiting_factors(graph, structure, rows),
-        row_class=row_class(graph, structure, rows),
+        waiting=waiting_factors(structure, rows, starts_apart=starts_apart),
+        row_class=row_class(structure, starts_apart=starts_apart),
         dividing=dividing_latents(structure, rows),
     )

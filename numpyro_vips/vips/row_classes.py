@@ -13,21 +13,16 @@ forgetting them costs more than it gains.
 """
 
 import math
-from collections.abc import Sequence
 
-from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.waiting_globals import components_start_apart
 
 
-def row_class(
-    graph: ModelGraph, structure: Structure, row_terms: Sequence[Term]
-) -> str | None:
+def row_class(structure: Structure, *, starts_apart: bool) -> str | None:
     """The latent that says of which class a row is.
 
     Args:
-      graph, structure, row_terms: See `waiting_globals.waiting_factors`.
+      structure: What was found in the model.
+      starts_apart: What `waiting_globals.components_start_apart` says.
 
     Returns:
       The only discrete latent of a row. None where there is no such latent, or where
@@ -39,7 +34,6 @@ def row_class(
         for latent in structure.latents.values()
         if latent.role == "local" and latent.states is not None
     ]
-    if len(discrete) != 1 or math.prod(discrete[0].shape) > 1:
+    if starts_apart or len(discrete) != 1 or math.prod(discrete[0].shape) > 1:
         return None
-    apart = components_start_apart(graph, structure, row_terms)
-    return None if apart else discrete[0].name
+    return discrete[0].name

@@ -37,7 +37,7 @@ _APART = 4.0
 
 
 def waiting_factors(
-    graph: ModelGraph, structure: Structure, row_terms: Sequence[Term]
+    structure: Structure, row_terms: Sequence[Term], *, starts_apart: bool
 ) -> frozenset[str]:
     """The factors of globals that wait: none where no mixture has Gaussian components.
 
@@ -51,21 +51,19 @@ def waiting_factors(
     Binary units that add up, as in a belief network, are no states with a global each.
 
     Args:
-      graph: The model, of which the priors are evaluated.
-      structure: What was found in it.
+      structure: What was found in the model.
       row_terms: The terms of the sites under the unit plate.
+      starts_apart: What `components_start_apart` says.
     """
-    others = {
+    if starts_apart or not _components(structure, row_terms):
+        return frozenset()
+    return frozenset(
         structure.factor_of[atom.latent]
         for term in row_terms
         for atom in term.atoms
         if structure.latents[atom.latent].role == "global"
         and not _is_real(structure, atom.latent)
-    }
-    components = _components(structure, row_terms)
-    if not components or _start_apart(graph, components):
-        return frozenset()
-    return frozenset(others)
+    )
 
 
 def components_start_apart(
@@ -74,7 +72,9 @@ def components_start_apart(
     """Whether there are real components, and the prior has all at their own places.
 
     Args:
-      graph, structure, row_terms: See `waiting_factors`.
+      graph: The model, of which the priors are evaluated.
+      structure: What was found in it.
+      row_terms: The terms of the sites under the unit plate.
     """
     components = _components(structure, row_terms)
     return bool(components) and _start_apart(graph, components)
