@@ -138,6 +138,8 @@ def test_the_noise_is_that_of_the_statement(monkeypatch):
 
 def test_moments_know_how_noisy_they_are():
     people = table(4000)
+    # Where no number is missing, half of the noise in how many are there is cut off.
+    people["income"][::5] = NAN
     exact = of_table(people, nv.PrivacyBudget(INF))
     found = [of_table(people, epsilon=0.5, delta=1e-7) for _ in range(300)]
     for name in BOUNDED:
@@ -150,8 +152,8 @@ def test_moments_know_how_noisy_they_are():
                     for one in found
                 ]
             )
-            assert abs(z.mean()) < 4 / math.sqrt(300) + 0.05
-            assert abs(z.std() - 1) < 4 / math.sqrt(600)
+            assert abs(z.mean()) < 5 / math.sqrt(300) + 0.05
+            assert abs(z.std() - 1) < 5 / math.sqrt(600)
 
 
 # --- reading --------------------------------------------------------------------------
@@ -191,7 +193,7 @@ def test_a_spread_below_its_noise_is_read_as_the_noise_and_said_so():
     people = {"age": np.full(2000, 60.0)}
     schema = nv.Schema(age=nv.Bounded(0, 120))
     hidden = 0
-    for _ in range(50):
+    for _ in range(200):
         budget = nv.PrivacyBudget(1.0, 1e-6)
         moments = schema.private_moments(people, budget=budget, unit="people")
         found = moments["age"]
@@ -200,8 +202,9 @@ def test_a_spread_below_its_noise_is_read_as_the_noise_and_said_so():
             hidden += 1
             # The variance is its own noise, whose derivative in the sd is 2 sd.
             assert found.sd_noise == pytest.approx(found.sd / 2)
-    # Noise of mean zero exceeds its standard deviation in a sixth of cases.
-    assert 30 <= hidden < 50
+    # Noise of mean zero exceeds its standard deviation in a sixth of cases; as no more
+    # numbers are there than rows, half of what is in their number is cut off.
+    assert 150 <= hidden < 200
 
 
 # --- the ledger -----------------------------------------------------------------------
