@@ -133,9 +133,13 @@ class FullBatch:
         return any(latent.family is not None for latent in latents)
 
     def draw(self, state: VipsState, seed: int, count: int) -> dict[str, jax.Array]:
-        """Draws of every latent of the model from q, a leading axis of `count`."""
+        """Draws of every latent of the model from q, a leading axis of `count`.
+
+        The posterior that a fit returns is wider where rows hide their latents.
+        """
         key_globals, key_rows = jax.random.split(jax.random.key(seed))
-        drawn = self.engine.posterior(state).sample(key_globals, (count,))
+        q = self.engine.on_globals.posterior_of(state.natural)
+        drawn = q.sample(key_globals, (count,))
         keys = jax.random.split(key_rows, self.count)
 
         def of_row(row: Row, key: jax.Array) -> dict[str, jax.Array]:

@@ -224,17 +224,26 @@ _ZERO_PROBABILITY = (
 
 def _with_zero_probabilities(graph: ModelGraph, rows: Rows, count: int) -> list[str]:
     """The sites at which some outcome is impossible, at some values of the latents."""
-    found: dict[str, None] = {}
-    for seed in range(_TRIED_VALUES):
-        latents = synthetic_latents(graph, count, seed)
+
+    def probabilities(rows: Rows, latents: Values) -> dict[str, Float[Array, "..."]]:
+        found = {}
         for name, message in graph.run(dense_rows(rows), latents).items():
             if message["type"] == "sample":
                 fn, _ = unwrapped(message["fn"])
                 has_any = isinstance(fn, _WITH_PROBABILITIES)
                 probs: Any = getattr(fn, "probs", None) if has_any else None
-                if probs is not None and np.any(np.asarray(probs) == 0):
-                    found[name] = None
-    return list(found)
+                if probs is not None:
+                    found[name] = jnp.asarray(probs)
+        return found
+
+    tries = [synthetic_latents(graph, count, seed) for seed in range(_TRIED_VALUES)]
+    of_model = trace_in_double(probabilities, rows, tries[0])
+    results = [of_model(rows, latents) for latents in tries]
+    return [
+        name
+        for name in results[0]
+        if any(np.any(found[name] == 0) for found in results)
+    ]
 
 
 def _certify_unusual_rows(

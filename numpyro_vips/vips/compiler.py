@@ -87,7 +87,10 @@ def _compiled(
     with jax.enable_x64(True):
         synthetic = with_synthetic_rows(graph.arguments, 3, seed=1)
         double = retrace(graph, model, synthetic)
-        certified = interpreted(double, overrides, augmentation, dense)
+        # The model is not run here, see `program_of`; the certificate does not ask.
+        certified = interpreted(
+            double, overrides, augmentation, dense, starts_apart=False
+        )
         reasons = illegal_factors(certified)
         if reasons:
             raise NotConjugate(reasons)
@@ -103,8 +106,13 @@ def interpreted(
     overrides: Mapping[str, str] | None = None,
     augmentation: logistic_bounds.Choice = logistic_bounds.DEFAULT,
     dense: Mapping[str, str] | None = None,
+    *,
+    starts_apart: bool | None = None,
 ) -> ConjugateProgram:
-    """Compiles a model without certifying it, on abstract rows: nothing is computed."""
+    """Compiles a model without certifying it, on abstract rows.
+
+    The arguments are those of `compile_model` and `program_of`.
+    """
     rows = abstract_taken_rows(graph.arguments, 1)
 
     def written(means: LevelMeans) -> tuple[LogJoint, RowConstants]:
@@ -121,5 +129,10 @@ def interpreted(
     if means:
         found = written(means)
     return program_of(
-        graph, *found, overrides=overrides, dense=dense, level_means=means
+        graph,
+        *found,
+        overrides=overrides,
+        dense=dense,
+        level_means=means,
+        starts_apart=starts_apart,
     )

@@ -174,6 +174,7 @@ def program_of(
     overrides: Mapping[str, str] | None = None,
     dense: Mapping[str, str] | None = None,
     level_means: LevelMeans | None = None,
+    starts_apart: bool | None = None,
 ) -> ConjugateProgram:
     """The program of a model, from its log joint density.
 
@@ -183,6 +184,10 @@ def program_of(
       overrides: Structure by latent, such as {"w": "diag"}.
       dense: Why some sparse arguments were made dense beforehand, by name.
       level_means: What the log joint density has in it as levels.
+      starts_apart: What `components_start_apart` says; None to ask it. It runs the
+        model, which may only be done in the precision in which the model was first
+        traced: of a NumPy array that a model captures JAX keeps a copy in that one, and
+        fails where it runs in the other (seen with jax 0.10).
 
     Raises:
       NotConjugate: It has none, with the reasons by site.
@@ -205,7 +210,8 @@ def program_of(
         *centring.mean_corrections(rows, *factors, structure.centred),
         *centring.origin_corrections(rows, *factors, structure.recentred),
     ]
-    starts_apart = components_start_apart(graph, structure, rows)
+    if starts_apart is None:
+        starts_apart = components_start_apart(graph, structure, rows)
     return ConjugateProgram(
         graph=graph,
         structure=structure,

@@ -100,6 +100,26 @@ def test_what_waits(
     assert fit.engine.program.waiting == expected
 
 
+SHAPE = np.array([[1.0, 0.3], [0.3, 2.0]])
+
+
+def test_a_model_that_captures_an_array_is_run_in_one_precision_only() -> None:
+    """JAX fails where a captured array meets a program of the other one."""
+
+    def model(x: Any) -> None:
+        with numpyro.plate("components", 2):
+            mean = numpyro.sample("mean", dist.Normal(0, 3).expand([2]).to_event(1))
+            tau = numpyro.sample("tau", dist.Gamma(2.0, 1.0))
+        with numpyro.plate("rows", x.shape[0]):
+            z = numpyro.sample("z", dist.Categorical(jnp.array([0.3, 0.7])))
+            matrix = tau[z][:, None, None] * SHAPE
+            normal = dist.MultivariateNormal(mean[z], precision_matrix=matrix)
+            numpyro.sample("x", normal, obs=x)
+
+    fit = EngineFit(model, (np.zeros((10, 2), np.float32),), engine="vips")
+    assert fit.engine.program.waiting == {"tau"}
+
+
 @pytest.mark.thorough
 def test_steps_that_wait_are_forgotten_and_get_less_of_the_budget() -> None:
     model = _mixture_of(_means_and_precisions)
