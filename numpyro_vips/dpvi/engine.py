@@ -237,6 +237,11 @@ class DpviEngine:
         return {}
 
     @property
+    def row_simulator(self) -> None:
+        """None: gradients at the start are larger than those at the end."""
+        return None
+
+    @property
     def recentred(self) -> frozenset[str]:
         """None: gradients are taken where the globals are, in every step."""
         return frozenset()

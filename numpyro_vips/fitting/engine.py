@@ -12,6 +12,7 @@ import numpy as np
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import ClippingEffect, Release, Together
 from numpyro_vips.result import Posterior
@@ -66,6 +67,14 @@ class Engine(Protocol):
 
     @property
     def is_one_vector(self) -> bool: ...
+
+    @property
+    def row_simulator(self) -> RowSimulator | None:
+        """What draws rows whose norms tell those of a fit's; None where nothing does.
+
+        So not under DPVI: gradients at the start are larger than those at the end.
+        """
+        ...
 
     # --- what the schedule is made of: public, known before rows are read -------------
 

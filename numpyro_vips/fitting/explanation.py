@@ -15,6 +15,7 @@ from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.norm_histogram import THRESHOLD
+from numpyro_vips.fitting.prior_norms import rows_in_place
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -216,10 +217,10 @@ def with_number_of_rows(
     note = (
         f"{num_rows} rows are too few for this budget: each count of the histogram "
         f"gets noise with a standard deviation of about {stddev:.0f}, which hides all "
-        "of them. So the norms will be those of synthetic rows, whatever the rows are, "
-        "and the fit will warn. More rows or a larger epsilon would show them; "
-        "arguments in units in which numbers are about one, with priors in these "
-        "units, make synthetic rows like the real ones."
+        f"of them. So the norms will be those of {rows_in_place(prepared.engine)}, "
+        "whatever the rows are, and the fit will warn. More rows or a larger epsilon "
+        "would show them; arguments in units in which numbers are about one, with "
+        "priors in these units, make synthetic rows like the real ones."
     )
     return dataclasses.replace(plan, notes=(*plan.notes, note))
 

@@ -127,5 +127,5 @@ class FitLoop:
             state,
             released,
             parts=self.prepared.parts,
-            num_rows=self.prepared.arguments.public_num_rows,
+            graph=self.prepared.graph,
         )

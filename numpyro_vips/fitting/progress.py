@@ -1,6 +1,7 @@
 """The public side of a running fit: its state, its schedule, and what was reported."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 
@@ -9,9 +10,11 @@ import numpy as np
 from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.column_histogram import sizes_from_counts
 from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.prior_norms import prior_norms
 from numpyro_vips.fitting.private_step import update
-from numpyro_vips.fitting.schedule import Step, with_released_norms
+from numpyro_vips.fitting.schedule import NormsOfPriors, Step, with_released_norms
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
+from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.statement import NoisyShare
 
 
@@ -42,6 +45,7 @@ class Progress:
         parts: tuple[NormPart, ...],
         engine: Engine,
         expected_squares: Mapping[str, float],
+        of_priors: NormsOfPriors,
         num_rows: int,
     ) -> "Progress":
         """Progress after step `number`, which has released counts of norms."""
@@ -54,6 +58,7 @@ class Progress:
             is_one_vector=engine.is_one_vector,
             num_rows=num_rows,
             expected_squares=expected_squares,
+            of_priors=of_priors,
         )
         counted = {part.name for part in self.steps[number].counted}
         # A norm that was found before stays, where a later histogram shows nothing.
@@ -128,7 +133,7 @@ def advanced(
     released: Mapping[str, np.ndarray],
     *,
     parts: tuple[NormPart, ...],
-    num_rows: int,
+    graph: ModelGraph,
 ) -> tuple[object, Progress]:
     """The engine's state and the progress after a step; public.
 
@@ -138,9 +143,10 @@ def advanced(
       number: Which step of the schedule it was.
       released: What it released.
       parts: What has a norm.
-      num_rows: Public number of rows.
+      graph: The model, without rows.
     """
     step = progress.steps[number]
+    num_rows = graph.arguments.public_num_rows
     if step.is_by_column:
         sizes = {
             part.name: sizes_from_counts(
@@ -159,6 +165,7 @@ def advanced(
             parts=parts,
             engine=engine,
             expected_squares=engine.expected_squares(state),
+            of_priors=functools.partial(prior_norms, engine, graph),
             num_rows=num_rows,
         )
     state = update(engine, step, state, released)

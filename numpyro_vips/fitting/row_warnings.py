@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.prior_norms import rows_in_place
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
@@ -66,9 +67,9 @@ def warnings_on_rows(
         found.append(
             f"Too few rows for this budget to find a clipping norm of "
             f"{_listed(list(progress.unseen))}: no bin of the private histogram stood "
-            "out of its noise. The priors decided instead: the norm is that of "
-            f"synthetic rows ({_listed(norms)}), which may be far from the rows' own. "
-            "What helps, the best first: more rows or a larger epsilon, so that the "
+            "out of its noise. So the norm is that of "
+            f"{rows_in_place(prepared.engine)} ({_listed(norms)}), which may be far "
+            "from the rows' own. What helps, the best first: more rows or a larger epsilon, so that the "
             f"histogram shows them; {_listed(_arguments(prepared))} in units in which "
             "numbers are about one, and priors in these units."
         )

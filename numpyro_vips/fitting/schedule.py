@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -499,6 +499,10 @@ def _bounded(
     )
 
 
+# From parts of the joint vector to their norms as priors say them; see `prior_norms`.
+NormsOfPriors = Callable[[Sequence[NormPart]], Mapping[str, float]]
+
+
 def with_released_norms(
     steps: Sequence[Step],
     number: int,
@@ -509,6 +513,7 @@ def with_released_norms(
     is_one_vector: bool,
     num_rows: int,
     expected_squares: Mapping[str, float],
+    of_priors: NormsOfPriors,
 ) -> tuple[tuple[Step, ...], dict[str, float], list[str]]:
     """The schedule after a histogram of norms: later steps clip to what was found.
 
@@ -521,10 +526,12 @@ def with_released_norms(
       is_one_vector: See `bounded_blocks`.
       num_rows: Public number of rows.
       expected_squares: See `Engine.expected_squares`.
+      of_priors: See `prior_norms`.
 
     Returns:
       The schedule, the norms by part, and the parts of which no bin stood out of the
-      noise: these keep the norm that they had, or that of rows of unit size.
+      noise: these keep the norm that they had, or get that of rows of unit size or of
+      rows that the priors draw, whichever is larger.
     """
     histogram, later = steps[number], steps[number + 1 :]
     found, unseen = dict(norms), []
@@ -551,6 +558,9 @@ def with_released_norms(
         if part.is_lasting:
             norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
+    never = [p for p in histogram.counted if p.name in unseen and p.name not in norms]
+    for name, norm in of_priors(never).items():
+        found[name] = max(found[name], norm)
     known |= found
     for part in (part for step in later for part in step.parts):
         norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))

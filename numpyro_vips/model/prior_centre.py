@@ -85,6 +85,28 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     return scale if is_identity(transform) else np.minimum(scale, _LARGEST_LOG_SCALE)
 
 
+def moderate_draws(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:
+    """Draws of the globals, about as wide as their priors: (count, ...) of each.
+
+    They are Normal on the unconstrained space, with each prior's centre and
+    `unconstrained_scale` given the globals before it at their centres.
+    """
+    rng = np.random.default_rng(seed)
+    centres, priors, supports = global_values(graph)
+    found = {}
+    for name, centre in centres.items():
+        transform, scale = biject_to(supports[name]), unconstrained_scale(priors[name])
+        noise = scale * rng.normal(size=(count, *scale.shape))
+        found[name] = evaluate_in_double(
+            lambda centre, noise, transform=transform: transform(
+                transform.inv(centre) + noise
+            ),
+            np.asarray(centre, np.float64),
+            noise,
+        )
+    return found
+
+
 def units_of_prior(stddev: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """The units in which numbers are, as far as standard deviations of priors say it.
 

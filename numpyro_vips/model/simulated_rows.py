@@ -70,8 +70,14 @@ class RowSimulator:
                     rows[name] = flat.reshape(rows[name].shape)
             return {name: row[0] for name, row in rows.items()}
 
+        def draw_at(row: Any, latents: Any, key: jax.Array) -> dict[str, jax.Array]:
+            one = {name: value[None] for name, value in row.items()}
+            drawn = self._traceable(one, latents, key[None])
+            return {name: value[0] for name, value in drawn.items()}
+
         self._traceable = per_row(graph, draw)
         self._draw = jit_unoptimized(self._traceable)
+        self._draw_at = jit_unoptimized(jax.vmap(draw_at))
 
     @classmethod
     def of(cls, graph: ModelGraph) -> Self | None:
@@ -119,6 +125,20 @@ class RowSimulator:
             argument holds whole numbers; zero if left out.
         """
         return self._draw(*self._inputs(latents, count, seed, covariates))
+
+    def rows_at(
+        self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any], seed: int
+    ) -> dict[str, jax.Array]:
+        """The rows with what is observed drawn anew, each at globals of its own.
+
+        Args:
+          rows: By argument, of which the covariates stay as they are.
+          latents: By name, a value of each global for each row.
+          seed: Other seeds give other rows.
+        """
+        count = len(next(iter(rows.values())))
+        keys = jax.random.split(threefry_key(seed), count)
+        return self._draw_at(dict(rows), dict(latents), keys)
 
     def _inputs(
         self,

@@ -18,6 +18,7 @@ from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     COVARIATES,
@@ -184,6 +185,10 @@ class VipsEngine:
         """Vectors of several residuals; see `column_units`."""
         sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
         return {name: sizes[name] for name in self._roles.squares if sizes[name] > 1}
+
+    @property
+    def row_simulator(self) -> RowSimulator | None:
+        return self.on_rows.simulator
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if until_converged:

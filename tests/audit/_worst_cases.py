@@ -536,7 +536,7 @@ def pilot_scores(count: int, *, epsilon: float) -> tuple[np.ndarray, np.ndarray,
                     state,
                     released,
                     parts=prepared.parts,
-                    num_rows=arguments.public_num_rows,
+                    graph=prepared.graph,
                 )
             found.append(np.concatenate(numbers))
         seen.append(np.array(found))

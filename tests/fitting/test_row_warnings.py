@@ -152,7 +152,9 @@ def test_norms_about_released_means_are_not_advised():
 def test_what_too_few_rows_say_stands_in_the_statement(tmp_path):
     result, texts = fit(counts, Y[:30], epsilon=0.3)
     (text,) = (text for text in texts if text.startswith("Too few rows"))
-    assert "⟨log rate⟩" in text and "synthetic rows (1 for ⟨log rate⟩)" in text
+    assert "So the norm is that of rows that the priors draw" in text
+    norm = result.diagnostics["clipping_norms"]["⟨log rate⟩"]
+    assert f"({norm:.3g} for ⟨log rate⟩)" in text
     assert text in result.privacy.remarks
     assert text in str(result.privacy)
     assert text in result.privacy.to_dict()["remarks"]

@@ -270,7 +270,11 @@ def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
 
 
 def after_counts(
-    steps: Any, number: int, counts: Any, norms: dict[str, float]
+    steps: Any,
+    number: int,
+    counts: Any,
+    norms: dict[str, float],
+    of_priors: float | None = None,
 ) -> tuple[Any, dict[str, float], list[str]]:
     """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
     return with_released_norms(
@@ -282,6 +286,9 @@ def after_counts(
         is_one_vector=False,
         num_rows=1000,
         expected_squares={},
+        of_priors=lambda parts: {
+            part.name: of_priors for part in parts if of_priors is not None
+        },
     )
 
 
@@ -353,12 +360,29 @@ def test_only_norms_that_no_histogram_has_shown_are_unseen():
                 parts=(part,),
                 engine=Releases((), (MATRIX,)),
                 expected_squares={},
+                of_priors=lambda parts: {},
                 num_rows=1000,
             )
         return progress.unseen
 
     assert unseen_after(empty) == unseen_after(empty, empty) == (part.name,)
     assert unseen_after(shown, empty) == unseen_after(empty, shown) == ()
+
+
+def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
+    """And not smaller than that of rows of unit size, nor when it has been shown."""
+    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
+    steps = tuple(step.scaled(1e-3) for step in steps)
+    (part,) = steps[0].counted
+    empty = {part.name: np.zeros(len(part.grid) + 1)}
+    for of_priors in (None, part.reference / 10, 10 * part.reference):
+        expected = max(part.reference, of_priors or 0.0)
+        later, norms, unseen = after_counts(steps, 0, empty, {}, of_priors)
+        assert norms == {part.name: expected} and unseen == [part.name]
+        bounds = {s.clipping_norm for s in later[1:] if s.blocks and not s.counted}
+        assert expected in bounds
+        _, norms, _ = after_counts(steps, 0, empty, {part.name: 0.5}, of_priors)
+        assert norms == {part.name: 0.5}
 
 
 def test_the_last_steps_report_clipped_rows_within_their_bound():

@@ -3,11 +3,20 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from scipy import stats
 
-from numpyro_vips.model.prior_centre import _centre, prior_median, unconstrained_scale
+import numpyro_vips as nv
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
+from numpyro_vips.model.prior_centre import (
+    _centre,
+    moderate_draws,
+    prior_median,
+    unconstrained_scale,
+)
 
 QUARTILES = np.array([0.25, 0.75])
 # Between the quartiles of a standard Normal.
@@ -71,3 +80,27 @@ def test_a_median_without_a_formula_is_that_of_draws():
     draws = np.asarray(prior.sample(jax.random.key(1), (4000,)))
     below = (draws < float(prior_median(prior))).mean()
     np.testing.assert_allclose(below, 0.5, atol=0.1)
+
+
+def test_draws_are_as_wide_as_priors_and_those_of_vague_scales_are_moderate():
+    def model(y):
+        mean = numpyro.sample("mean", dist.Normal(50.0, 20.0).expand([3]).to_event(1))
+        numpyro.sample("share", dist.Dirichlet(np.ones(4, np.float32)))
+        tau = numpyro.sample("tau", dist.Gamma(1e-3, 1e-3))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean[0], 1 / jnp.sqrt(tau)), obs=y)
+
+    marked = nv.private(model, unit="rows")
+    graph = build_graph(marked, bind_arguments(marked, (np.zeros(5),), {}))
+    drawn = moderate_draws(graph, 2000, seed=0)
+    assert {name: of.shape for name, of in drawn.items()} == {
+        "mean": (2000, 3),
+        "share": (2000, 4),
+        "tau": (2000,),
+    }
+    np.testing.assert_allclose(drawn["mean"].mean(0), 50.0, atol=2.0)
+    np.testing.assert_allclose(drawn["mean"].std(0), 20.0, rtol=0.1)
+    np.testing.assert_allclose(drawn["share"].sum(1), 1.0)
+    assert 0.9 < np.log(drawn["tau"]).std() < 3.3
+    again = moderate_draws(graph, 2000, seed=0)
+    np.testing.assert_array_equal(drawn["tau"], again["tau"])

@@ -100,3 +100,24 @@ def test_the_private_rows_do_not_matter() -> None:
     rows = (np.zeros(5), np.full(5, np.nan))
     one, other = (rows_of(gaussian, {"mean": 1.0}, 5, y)["y"] for y in rows)
     np.testing.assert_array_equal(one, other)
+
+
+def test_each_row_is_drawn_at_globals_of_its_own() -> None:
+    simulator = RowSimulator.of(graph_of(gaussian, 5, np.zeros(5)))
+    assert simulator is not None
+    means = np.linspace(-100.0, 100.0, 400)
+    rows = {"y": np.zeros(400, np.float32)}
+    y = np.asarray(simulator.rows_at(rows, {"mean": means}, 0)["y"])
+    np.testing.assert_allclose(y, means, atol=0.5 * 5)
+    assert (y - means).std() == pytest.approx(0.5, rel=0.2)
+
+
+def test_covariates_of_such_rows_stay_as_they_are() -> None:
+    graph = graph_of(regression, 5, np.zeros(5), np.zeros(5))
+    simulator = RowSimulator.of(graph)
+    assert simulator is not None
+    x = np.linspace(-1.0, 1.0, 200, dtype=np.float32)
+    rows = {"X": x, "y": np.zeros(200, np.float32)}
+    drawn = simulator.rows_at(rows, {"slope": np.full(200, 50.0)}, 0)
+    np.testing.assert_array_equal(np.asarray(drawn["X"]), x)
+    np.testing.assert_allclose(np.asarray(drawn["y"]), 50.0 * x, atol=5.0)
