@@ -69,9 +69,10 @@ def warnings_on_rows(
             f"{_listed(list(progress.unseen))}: no bin of the private histogram stood "
             "out of its noise. So the norm is that of "
             f"{rows_in_place(prepared.engine)} ({_listed(norms)}), which may be far "
-            "from the rows' own. What helps, the best first: more rows or a larger epsilon, so that the "
-            f"histogram shows them; {_listed(_arguments(prepared))} in units in which "
-            "numbers are about one, and priors in these units."
+            "from the rows' own. What helps, the best first: more rows or a larger "
+            "epsilon, so that the histogram shows them; "
+            f"{_listed(_arguments(prepared))} in units in which numbers are about one, "
+            "and priors in these units."
         )
     return found
 
