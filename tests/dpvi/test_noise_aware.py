@@ -200,6 +200,7 @@ def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
         is_one_vector=True,
         num_rows=NUM_ROWS,
         expected_squares={},
+        of_priors=lambda parts: {},
     )
     (number,) = [i for i, step in enumerate(found) if step.informs]
     assert norms[part.name] < 1.0
