@@ -191,6 +191,35 @@ def copied_entries(
       By site, for each argument that it copies: the name, and the places of the entries
       in the site's value and in the argument, both flat.
     """
+    rows, observed = observed_in_random_rows(graph, observations)
+    entries = {
+        column.tobytes(): (name, place)
+        for name, value in rows.items()
+        for place, column in enumerate(columns_of(value))
+    }
+    copies: dict[str, Any] = {}
+    for site, value in observed.items():
+        by_name: dict[str, Any] = {}
+        for here, column in enumerate(columns_of(value)):
+            if column.tobytes() in entries:
+                name, there = entries[column.tobytes()]
+                by_name.setdefault(name, []).append((here, there))
+        if by_name:
+            copies[site] = [
+                (name, *np.transpose(places)) for name, places in by_name.items()
+            ]
+    return copies
+
+
+def observed_in_random_rows(
+    graph: ModelGraph,
+    observations: Callable[[Any], Mapping[str, Any]] | None = None,
+) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
+    """Rows of random numbers, and the value of every observed site in each of them.
+
+    Args:
+      graph, observations: See `copied_entries`.
+    """
     if observations is None:
         latents = synthetic_latents(graph, _NUM_TRIED, 0)
         program = jax.jit(per_row(graph, _observed_values))
@@ -202,23 +231,7 @@ def copied_entries(
         if not np.issubdtype(like.dtype, np.floating):
             drawn = np.floor(drawn * 20 if like.dtype != bool else drawn * 2)
         rows[name] = drawn.astype(like.dtype)
-    entries = {
-        column.tobytes(): (name, place)
-        for name, value in rows.items()
-        for place, column in enumerate(_columns(value))
-    }
-    copies: dict[str, Any] = {}
-    for site, value in observations(rows).items():
-        by_name: dict[str, Any] = {}
-        for here, column in enumerate(_columns(value)):
-            if column.tobytes() in entries:
-                name, there = entries[column.tobytes()]
-                by_name.setdefault(name, []).append((here, there))
-        if by_name:
-            copies[site] = [
-                (name, *np.transpose(places)) for name, places in by_name.items()
-            ]
-    return copies
+    return rows, observations(rows)
 
 
 def _observed_values(graph: ModelGraph, rows: Any, latents: Any) -> dict[str, Any]:
@@ -233,7 +246,7 @@ def _flat(rows: np.ndarray) -> np.ndarray:
     return rows.reshape(len(rows), -1)
 
 
-def _columns(rows: np.ndarray) -> np.ndarray:
+def columns_of(rows: np.ndarray) -> np.ndarray:
     """The entries of an array in all rows: (entries, rows), in one common type."""
     return np.ascontiguousarray(_flat(np.asarray(rows)).T.astype(np.float64))
 

@@ -7,7 +7,7 @@ private arguments only shapes and types are used.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -19,6 +19,7 @@ from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.linear_observations import SolvedEntries, linear_observations
 from numpyro_vips.model.prior_predictive import copied_entries, per_row
 
 # Sites of one row beyond which it is not worth the compilation.
@@ -40,14 +41,21 @@ class RowSimulator:
       graph: The model.
       copies: By observed site, the entries of arguments that it observes; see
         `copied_entries`.
+      linear: Likewise, those that follow from what it observes; see
+        `linear_observations`.
 
     Attributes:
       covariates: By argument, the flat places of the entries that no site observes.
     """
 
-    def __init__(self, graph: ModelGraph, copies: Mapping[str, Any]):
+    def __init__(
+        self,
+        graph: ModelGraph,
+        copies: Mapping[str, Any],
+        linear: Mapping[str, Sequence[SolvedEntries]],
+    ):
         self._shapes = graph.arguments.row_shapes()
-        self.covariates = _covariates(graph, copies)
+        self.covariates = _covariates(graph, copies, linear)
 
         def draw(
             graph: ModelGraph, rows: Any, latents: Any, key: jax.Array
@@ -68,6 +76,9 @@ class RowSimulator:
                     drawn = value.reshape(-1)[here].astype(rows[name].dtype)
                     flat = rows[name].reshape(-1).at[there].set(drawn)
                     rows[name] = flat.reshape(rows[name].shape)
+                for solved in linear.get(site.name, ()):
+                    name = solved.argument
+                    rows[name] = _with_solved(rows[name], value, solved)
             return {name: row[0] for name, row in rows.items()}
 
         def draw_at(row: Any, latents: Any, key: jax.Array) -> dict[str, jax.Array]:
@@ -87,9 +98,10 @@ class RowSimulator:
             return None
         try:
             copies = copied_entries(graph)
+            linear = linear_observations(graph, copies)
         except _NO_SAMPLER:
             return None
-        simulator = cls(graph, copies)
+        simulator = cls(graph, copies, linear)
         zeros = {
             site.name: jnp.zeros(site.shape, site.dtype)
             for site in graph.latents("global")
@@ -164,8 +176,23 @@ class RowSimulator:
         return blank, latents, jax.random.split(threefry_key(seed), count)
 
 
+def _with_solved(row: jax.Array, value: jax.Array, solved: SolvedEntries) -> jax.Array:
+    """An argument of which a site observes this value."""
+    drawn = jnp.asarray(value.reshape(-1)[solved.here], float)
+    drawn = (drawn - jnp.asarray(solved.intercept, float)) / jnp.asarray(
+        solved.slope, float
+    )
+    if not jnp.issubdtype(row.dtype, jnp.floating):
+        drawn = jnp.rint(drawn)
+    flat = row.reshape(-1).at[solved.zeros].set(0)
+    flat = flat.at[solved.there].set(drawn.astype(row.dtype))
+    return flat.reshape(row.shape)
+
+
 def _covariates(
-    graph: ModelGraph, copies: Mapping[str, Any]
+    graph: ModelGraph,
+    copies: Mapping[str, Any],
+    linear: Mapping[str, Sequence[SolvedEntries]],
 ) -> dict[str, Int64[np.ndarray, " _entries"]]:
     """See the attribute of `RowSimulator`; none that the model does not look at."""
     found = {}
@@ -180,6 +207,9 @@ def _covariates(
             for argument, _, there in copied:
                 if argument == name:
                     observed[np.atleast_1d(there)] = True
+        for solved in (one for of_site in linear.values() for one in of_site):
+            if solved.argument == name:
+                observed[solved.there] = observed[solved.zeros] = True
         if not observed.all():
             found[name] = np.flatnonzero(~observed)
     return found

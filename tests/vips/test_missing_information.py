@@ -33,6 +33,15 @@ def misreported(n: int, y: Any = None) -> None:
         numpyro.sample("y", dist.Bernoulli(answer), obs=y)
 
 
+def caught(y: Any) -> None:
+    """Animals, of which those that are not there are never caught."""
+    there = numpyro.sample("there", dist.Uniform(0.0, 1.0))
+    chance = numpyro.sample("chance", dist.Uniform(0.0, 1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        z = numpyro.sample("z", dist.Bernoulli(there), infer={"enumerate": "parallel"})
+        numpyro.sample("sum", dist.Binomial(3, probs=chance * z), obs=y.sum(1))
+
+
 def repeated(n: int, y: Any = None) -> None:
     mean = numpyro.sample("mean", dist.Normal(0.0, 20.0))
     with numpyro.plate("rows", n):
@@ -383,3 +392,25 @@ def test_places_keep_their_weights() -> None:
     found = sum(each.weight * each.place["s"][0] for each in asked)
     assert found == pytest.approx(average)
     assert [each.place["s"][0] for each in asked[:5]] == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+@pytest.mark.thorough
+def test_rows_are_simulated_where_a_sum_is_observed() -> None:
+    """The catches are no covariates, whose moments would have to be released."""
+    rng, held = np.random.default_rng(0), []
+    for seed in range(12):
+        there = rng.random(1000) < 0.4
+        y = ((rng.random((1000, 3)) < 0.4) & there[:, None]).astype(np.int32)
+        vi = nv.PrivateVI(
+            nv.private(caught, unit="rows"),
+            budget=nv.PrivacyBudget(1.0, 1e-5),
+            progress_bar=False,
+        )
+        result = vi.run(jax.random.key(seed), y)
+        assert not any("covariates" in event.label for event in result.privacy.events)
+        assert result.diagnostics["missing_information"] > 0.3
+        draws = result.sample_posterior(jax.random.key(seed), sample_shape=(1000,))
+        for name in ("there", "chance"):
+            low, high = np.quantile(np.asarray(draws[name]), [0.05, 0.95])
+            held.append(low < 0.4 < high)
+    assert np.mean(held) >= 0.6
