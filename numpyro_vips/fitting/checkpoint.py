@@ -280,5 +280,8 @@ def _packed(released: Released) -> bytes:
 def _opened(content: bytes, key: str) -> Released:
     plain = sealed(content, key)
     if hashlib.sha256(plain[32:]).digest() != plain[:32]:
-        raise ValueError("The checkpoint is damaged. Nothing was charged.")
+        raise ValueError(
+            "The checkpoint is damaged, or a copy from before its last step counted. "
+            "Nothing was charged."
+        )
     return unpacked(plain[32:])

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import select
 import shutil
 import signal
@@ -297,7 +298,8 @@ def test_killed_at_any_time_no_step_is_lost_or_released_twice(times, tmp_path):
                 old = [numbers["⟨x⟩"] for numbers in checkpoint.released]
                 assert_same(old, list(kept))
         except ValueError as error:
-            assert "older copy" in str(error)
+            # Its last step may have been written, drawn again, and counted since.
+            assert re.search("older copy|before its last step", str(error))
             refused.append(copy)
     # Steps were counted after the first one was made.
     assert tmp_path / "copy0" in refused
