@@ -152,4 +152,4 @@ def test_intervals_of_few_rows_hold_the_truth(model: Callable[..., None]) -> Non
         draws = fit(model, y).sample_posterior(jax.random.key(1), sample_shape=(1000,))
         low, high = np.quantile(np.asarray(draws["mean"]), [0.05, 0.95])
         held.append(low < truth < high)
-    assert np.mean(held) >= 0.6
+    assert np.mean(held) >= 0.5
