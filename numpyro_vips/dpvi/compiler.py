@@ -225,7 +225,7 @@ def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
         isinstance(guide, str)
         and not options.takes_newton_steps
         and not options.has_own_optimizer
-        and num_globals(graph) <= MOST_INFORMED
+        and graph.num_globals <= MOST_INFORMED
     )
 
 
@@ -326,11 +326,6 @@ def _noise_aware(
         what="model",
     )
     return found
-
-
-def num_globals(graph: ModelGraph) -> int:
-    """How many numbers the globals are."""
-    return sum(math.prod(site.shape) for site in graph.latents("global"))
 
 
 def num_row_numbers(graph: ModelGraph) -> int:

@@ -42,7 +42,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family
 from numpyro_vips.dpvi.checks import check_options, not_supported
-from numpyro_vips.dpvi.compiler import compile_model, num_globals, num_row_numbers
+from numpyro_vips.dpvi.compiler import compile_model, num_row_numbers
 from numpyro_vips.dpvi.description import (
     describe_site,
     describe_sparse_rows,
@@ -179,7 +179,7 @@ class DpviEngine:
             and (num_particles, perturb) == (1, "location")
             and not graph.params
             and num_row_numbers(graph) <= MOST_ROW_NUMBERS
-            and num_globals(graph) <= MOST_GLOBALS
+            and graph.num_globals <= MOST_GLOBALS
         )
         if guide is None:
             guide = "full_rank" if takes_newton_steps else "mean_field"

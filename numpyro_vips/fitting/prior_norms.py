@@ -13,6 +13,7 @@ import numpy as np
 
 from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.norm_histogram import LARGEST_NORM, SMALLEST_NORM
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import moderate_draws
@@ -23,6 +24,8 @@ _NUM_ROWS = 256
 _QUANTILE = 0.95
 # Where fewer can be counted, the others say too little.
 _LEAST_COUNTED = _NUM_ROWS // 4
+# Values of globals in all rows beyond which memory is not worth it, as of topics.
+_MOST_NUMBERS = 10_000_000
 
 
 def rows_in_place(engine: Engine) -> str:
@@ -45,10 +48,12 @@ def prior_norms(
       parts: Of whose norms nothing is known.
 
     Returns:
-      Norms above zero; none where no rows can be drawn.
+      Norms within the histogram's grid; none where no rows can be drawn, or that would
+      take too much memory.
     """
     simulator = engine.row_simulator
-    if simulator is None or not parts:
+    is_large = _NUM_ROWS * graph.num_globals > _MOST_NUMBERS
+    if simulator is None or not parts or is_large:
         return {}
     arguments = graph.arguments
     rows = {
@@ -57,7 +62,8 @@ def prior_norms(
     }
     try:
         latents = moderate_draws(graph, _NUM_ROWS, seed=0)
-        drawn = simulator.rows_at(rows, latents, seed=0)
+        with np.errstate(over="ignore"):  # Rows that are not finite are not counted.
+            drawn = simulator.rows_at(rows, latents, seed=0)
     except (NotImplementedError, TypeError, ValueError):
         # The fit has been charged, and goes on with norms of unit size.
         return {}
@@ -69,5 +75,7 @@ def prior_norms(
         squares = sum(np.square(norms[name], dtype=np.float64) for name in part.blocks)
         counted = np.sqrt(squares)[np.isfinite(squares)]
         if len(counted) >= _LEAST_COUNTED:
-            found[part.name] = float(np.quantile(counted, _QUANTILE))
-    return {name: norm for name, norm in found.items() if norm > 0}
+            norm = float(np.quantile(counted, _QUANTILE))
+            # Vague priors know no limit, and mechanisms do.
+            found[part.name] = min(norm, LARGEST_NORM)
+    return {name: norm for name, norm in found.items() if norm > SMALLEST_NORM}

@@ -9,6 +9,7 @@ model itself.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -108,6 +109,11 @@ class ModelGraph:
 
     def latents(self, role: Role) -> list[Site]:
         return [site for site in self.sites.values() if site.role == role]
+
+    @property
+    def num_globals(self) -> int:
+        """How many numbers the globals are."""
+        return sum(math.prod(site.shape) for site in self.latents("global"))
 
 
 def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:

@@ -14,6 +14,7 @@ from _engine_fit import EngineFit
 from scipy import stats
 
 import numpyro_vips as nv
+from numpyro_vips.fitting import prior_norms as module
 from numpyro_vips.fitting.prior_norms import prior_norms, rows_in_place
 
 
@@ -153,3 +154,11 @@ def test_intervals_of_few_rows_hold_the_truth(model: Callable[..., None]) -> Non
         low, high = np.quantile(np.asarray(draws["mean"]), [0.05, 0.95])
         held.append(low < truth < high)
     assert np.mean(held) >= 0.5
+
+
+@pytest.mark.thorough
+def test_many_globals_are_not_drawn_for_every_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MOST_NUMBERS", 255)
+    assert norms_of(ages, NUMBERS) == {}
