@@ -16,7 +16,7 @@ from jaxtyping import Float64, Int64
 
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.prior_predictive import columns_of, observed_in_random_rows
+from numpyro_vips.model.prior_predictive import TriedRows, columns_of
 
 # Entries of a row beyond which nothing is looked for: there have to be fewer than rows
 # that are tried.
@@ -52,15 +52,16 @@ class _Entry(NamedTuple):
 
 
 def linear_observations(
-    graph: ModelGraph, copies: Mapping[str, Any]
+    graph: ModelGraph, tried: TriedRows, copies: Mapping[str, Any]
 ) -> dict[str, list[SolvedEntries]]:
     """By observed site, the entries of arguments that follow from what it observes.
 
     Args:
       graph: The model.
+      tried: From `observed_in_random_rows`.
       copies: See `copied_entries`; what they have is left out.
     """
-    entries = _linear_entries(graph, copies)
+    entries = _linear_entries(graph, tried, copies)
     met = {
         (argument, int(place))
         for of_site in copies.values()
@@ -93,7 +94,9 @@ def _solved(argument: str, entries: list[_Entry]) -> SolvedEntries:
     )
 
 
-def _linear_entries(graph: ModelGraph, copies: Mapping[str, Any]) -> list[_Entry]:
+def _linear_entries(
+    graph: ModelGraph, tried: TriedRows, copies: Mapping[str, Any]
+) -> list[_Entry]:
     """What is linear in entries of one argument, and no copy."""
     sizes = {
         name: int(np.prod(like.shape, dtype=int))
@@ -101,17 +104,19 @@ def _linear_entries(graph: ModelGraph, copies: Mapping[str, Any]) -> list[_Entry
     }
     if sum(sizes.values()) > _MOST_ENTRIES:
         return []
-    rows, values = observed_in_random_rows(graph)
     found = []
-    for site, value in values.items():
+    for site, value in tried.observed.items():
         copied = [here for _, here, _ in copies.get(site, ())]
         known = set(np.concatenate(copied).tolist()) if copied else set()
         for here, column in enumerate(columns_of(value)):
             if here in known or np.ptp(column) == 0:
                 continue
-            entry = _as_sum(column, rows)
-            if entry is not None and _can_be_solved(graph, *entry):
-                found.append(_Entry(site, here, *entry))
+            entry = _as_sum(column, tried.rows)
+            if entry is None:
+                continue
+            found_entry = _Entry(site, here, *entry)
+            if _can_be_solved(graph, found_entry):
+                found.append(found_entry)
     return found
 
 
@@ -154,19 +159,12 @@ def _rounded(numbers: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
     return np.where(np.abs(numbers - whole) < _TOLERANCE, whole, numbers)
 
 
-def _can_be_solved(
-    graph: ModelGraph,
-    argument: str,
-    places: Int64[np.ndarray, " places"],
-    slopes: Float64[np.ndarray, " places"],
-    intercept: float,
-) -> bool:
-    """Whether the first entry can take the number that it has to."""
-    del places
-    dtype = graph.arguments.row_shapes()[argument].dtype
+def _can_be_solved(graph: ModelGraph, entry: _Entry) -> bool:
+    """Whether the first entry of the argument can take the number that it has to."""
+    dtype = graph.arguments.row_shapes()[entry.argument].dtype
     if np.issubdtype(dtype, np.floating):
         return True
-    is_whole = abs(slopes[0]) == 1 and intercept == round(intercept)
+    is_whole = abs(entry.slopes[0]) == 1 and entry.intercept == round(entry.intercept)
     return bool(np.issubdtype(dtype, np.integer) and is_whole)
 
 

@@ -163,7 +163,8 @@ class _Draw:
                     and "drawn" in found
                 }
 
-            self.copies = copied_entries(self.graph, drawn_values)
+            tried = observed_in_random_rows(self.graph, drawn_values)
+            self.copies = copied_entries(tried)
         rows = {name: np.array(value) for name, value in rows.items()}
         observations = self.program(rows, latents, keys)
         for site, places in self.copies.items():
@@ -175,30 +176,33 @@ class _Draw:
         return rows
 
 
-def copied_entries(
-    graph: ModelGraph, observations: Callable[[Any], Mapping[str, Any]] | None = None
-) -> dict[str, Any]:
+class TriedRows(NamedTuple):
+    """Rows of random numbers, and the value of every observed site in each of them."""
+
+    rows: dict[str, np.ndarray]
+    observed: Mapping[str, Any]
+
+
+def copied_entries(tried: TriedRows) -> dict[str, Any]:
     """Which entries of an argument a site observes just as they are.
 
     However the model reshapes, slices or casts them: over many rows of random numbers
     two entries are equal in every row only if one is a copy.
 
     Args:
-      graph: The model.
-      observations: The value of every observed site, by site, for given rows.
+      tried: From `observed_in_random_rows`.
 
     Returns:
       By site, for each argument that it copies: the name, and the places of the entries
       in the site's value and in the argument, both flat.
     """
-    rows, observed = observed_in_random_rows(graph, observations)
     entries = {
         column.tobytes(): (name, place)
-        for name, value in rows.items()
+        for name, value in tried.rows.items()
         for place, column in enumerate(columns_of(value))
     }
     copies: dict[str, Any] = {}
-    for site, value in observed.items():
+    for site, value in tried.observed.items():
         by_name: dict[str, Any] = {}
         for here, column in enumerate(columns_of(value)):
             if column.tobytes() in entries:
@@ -214,11 +218,12 @@ def copied_entries(
 def observed_in_random_rows(
     graph: ModelGraph,
     observations: Callable[[Any], Mapping[str, Any]] | None = None,
-) -> tuple[dict[str, np.ndarray], Mapping[str, Any]]:
-    """Rows of random numbers, and the value of every observed site in each of them.
+) -> TriedRows:
+    """What a model observes in rows of random numbers.
 
     Args:
-      graph, observations: See `copied_entries`.
+      graph: The model.
+      observations: The value of every observed site, by site, for given rows.
     """
     if observations is None:
         latents = synthetic_latents(graph, _NUM_TRIED, 0)
@@ -231,7 +236,7 @@ def observed_in_random_rows(
         if not np.issubdtype(like.dtype, np.floating):
             drawn = np.floor(drawn * 20 if like.dtype != bool else drawn * 2)
         rows[name] = drawn.astype(like.dtype)
-    return rows, observations(rows)
+    return TriedRows(rows, observations(rows))
 
 
 def _observed_values(graph: ModelGraph, rows: Any, latents: Any) -> dict[str, Any]:

@@ -20,7 +20,11 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.linear_observations import SolvedEntries, linear_observations
-from numpyro_vips.model.prior_predictive import copied_entries, per_row
+from numpyro_vips.model.prior_predictive import (
+    copied_entries,
+    observed_in_random_rows,
+    per_row,
+)
 
 # Sites of one row beyond which it is not worth the compilation.
 _MOST_SITES = 32
@@ -97,8 +101,9 @@ class RowSimulator:
         if len(sites) > _MOST_SITES or graph.params:
             return None
         try:
-            copies = copied_entries(graph)
-            linear = linear_observations(graph, copies)
+            tried = observed_in_random_rows(graph)
+            copies = copied_entries(tried)
+            linear = linear_observations(graph, tried, copies)
         except _NO_SAMPLER:
             return None
         simulator = cls(graph, copies, linear)

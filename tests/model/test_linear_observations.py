@@ -12,14 +12,19 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.linear_observations import linear_observations
-from numpyro_vips.model.prior_predictive import copied_entries
+from numpyro_vips.model.linear_observations import SolvedEntries, linear_observations
+from numpyro_vips.model.prior_predictive import copied_entries, observed_in_random_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
 
 
 def graph_of(fn: Callable[..., None], *arguments: Any) -> ModelGraph:
     model = nv.private(fn, unit="rows")
     return build_graph(model, bind_arguments(model, arguments, {}))
+
+
+def linear_in(graph: ModelGraph) -> dict[str, list[SolvedEntries]]:
+    tried = observed_in_random_rows(graph)
+    return linear_observations(graph, tried, copied_entries(tried))
 
 
 def caught(y: Any) -> None:
@@ -80,7 +85,7 @@ OTHERS = {
 
 def test_a_sum_is_its_first_entry_and_zeros() -> None:
     graph = graph_of(*CASES["sum"])
-    ((solved,),) = linear_observations(graph, copied_entries(graph)).values()
+    ((solved,),) = linear_in(graph).values()
     assert solved.argument == "y"
     assert solved.there.tolist() == [0] and solved.zeros.tolist() == [1, 2]
     np.testing.assert_allclose([*solved.slope, *solved.intercept], [1.0, 0.0])
@@ -88,7 +93,7 @@ def test_a_sum_is_its_first_entry_and_zeros() -> None:
 
 def test_a_shifted_and_scaled_entry_is_solved_for() -> None:
     graph = graph_of(*CASES["shifted"])
-    ((solved,),) = linear_observations(graph, copied_entries(graph)).values()
+    ((solved,),) = linear_in(graph).values()
     np.testing.assert_allclose(solved.slope, 0.1, rtol=1e-3)
     np.testing.assert_allclose(solved.intercept, -5.0, rtol=1e-3)
     assert solved.zeros.size == 0
@@ -97,14 +102,13 @@ def test_a_shifted_and_scaled_entry_is_solved_for() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_nothing_else_is(name: str) -> None:
     graph = graph_of(*OTHERS[name])
-    assert not linear_observations(graph, copied_entries(graph))
+    assert not linear_in(graph)
 
 
 @pytest.mark.parametrize("fn", [as_it_is, twice])
 def test_copies_stay_what_they_are(fn: Callable[..., None]) -> None:
     graph = graph_of(fn, REALS)
-    copies = copied_entries(graph)
-    assert copies and not linear_observations(graph, copies)
+    assert copied_entries(observed_in_random_rows(graph)) and not linear_in(graph)
 
 
 @pytest.mark.parametrize("name", CASES)
