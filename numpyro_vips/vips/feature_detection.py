@@ -249,6 +249,50 @@ def are_equal(
     return True
 
 
+def weight_of_intercepts(
+    structure: Structure,
+    name: str,
+    features: Features,
+    terms: Sequence[Term],
+    moments: Mapping[str, AnyMoments],
+) -> float | None:
+    """What the squares of intercepts have in every row, where it is the same in all.
+
+    That it is the same is tried at rows of random numbers, and random moments of rows'
+    own latents.
+
+    Args:
+      structure: What was found in the model.
+      name: A Gaussian factor.
+      features: Its features, of which some are intercepts.
+      terms: A row's terms, with slots.
+      moments: Those of all other global factors.
+
+    Returns:
+      The coefficient of the square, over −1/2; None if rows differ.
+    """
+    factor = structure.posterior_factors[name]
+    at_intercepts = np.zeros(factor.shape)
+    at_intercepts[..., list(features.constant)] = 1.0
+    own = {
+        "x": np.zeros(factor.shape),
+        "xx": at_intercepts[..., None] * np.eye(factor.shape[-1]),
+    }
+    squares = [
+        term
+        for term in terms
+        if sum(atom.latent in factor.latents for atom in term.atoms) == 2
+    ]
+    rng, found = np.random.default_rng(2), []
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(squares, rng)
+        given = {**_random_moments(structure, rng), **moments, name: own}
+        found.append(-2.0 * float(_values(structure, squares, numbers, given).sum()))
+    if max(found) - min(found) > _TOLERANCE * max(map(abs, found)):
+        return None
+    return found[0]
+
+
 def _values(
     structure: Structure,
     terms: Sequence[Term],

@@ -4,7 +4,7 @@ In b x z + c x a row's x is a factor of two features, and in a model of two resp
 is a feature of two Gaussian blocks. For each to be standardised by itself, terms are
 written anew: what a coefficient is multiplied by becomes one slot, a product of others
 that `RowConstants` makes with them. An intercept that is an entry of a vector beside
-coefficients becomes one of them, times 1.
+coefficients stays itself.
 
 That the terms are still the same function of a row and its latents is not assumed: it
 is tried at random numbers.
@@ -186,16 +186,9 @@ def _part(factor: Dense | OneHot, mine: Labels) -> Part:
 def _named(
     of_keys: Mapping[_Key, _Parts], layout: GaussianLayout, constants: RowConstants
 ) -> dict[_Key, Product]:
-    """The product of each key that has a feature, and of intercepts beside them."""
-
-    def has_free(key: _Key) -> bool:
-        return any(part.is_free for part in of_keys[key])
-
-    with_features = {key[0] for key in of_keys if has_free(key)}
+    """The product of each key that has a feature."""
     chosen = [
-        key
-        for key in of_keys
-        if has_free(key) or (key[0] in with_features and not of_keys[key])
+        key for key, parts in of_keys.items() if any(part.is_free for part in parts)
     ]
     next_token = NO_TOKEN - 1 - len(constants.products)
     found = {}

@@ -123,6 +123,7 @@ class Features:
         before: Standardisation,
         moments: Float64[np.ndarray, "*batch size size"],
         noise_stddev: Float64[np.ndarray, "*batch size size"],
+        number: float | None = None,
     ) -> Standardisation:
         """That which makes features uncorrelated and of one size, as far as is known.
 
@@ -131,17 +132,22 @@ class Features:
           moments: Noisy sums over rows of ψψᵀ, in the block's coordinates, all times
             one positive number.
           noise_stddev: Standard deviations of the noise in them.
+          number: What the squares of the intercepts add up to, where it is known from
+            public facts; see `feature_detection.weight_of_intercepts`.
         """
         size = moments.shape[-1]
         sums = moments.reshape(-1, size, size).sum(0)
         noise = np.sqrt((noise_stddev**2).reshape(-1, size, size).sum(0))
         places, constant = list(self.places), list(self.constant)
-        number, means = 1.0, np.zeros(len(places))
+        means = np.zeros(len(places))
         covariance, of_covariance = (x[np.ix_(places, places)] for x in (sums, noise))
         if constant:
-            number = sums[constant, constant].sum()
-            error = math.sqrt((noise[constant, constant] ** 2).sum())
-            if number <= _LEAST * error or number <= 0:
+            if number is None:
+                number = float(sums[constant, constant].sum())
+                error = math.sqrt((noise[constant, constant] ** 2).sum())
+                if number <= _LEAST * error:
+                    return before
+            if number <= 0:
                 return before
             means = sums[np.ix_(constant, places)].sum(0) / number
             errors = np.sqrt((noise[np.ix_(constant, places)] ** 2).sum(0)) / number
@@ -149,7 +155,10 @@ class Features:
             sure = means**2 / np.where(means == 0, 1.0, means**2 + errors**2)
             means = sure * means
             covariance = covariance / number - np.outer(means, means)
-            of_covariance = of_covariance / number
+            of_products = np.outer(np.abs(means), errors)
+            of_covariance = np.sqrt(
+                (of_covariance / number) ** 2 + of_products**2 + of_products.T**2
+            )
         matrix = _whitening(covariance, of_covariance)
         if not constant:
             # Nothing says how many rows there are in the sums: the size stays.

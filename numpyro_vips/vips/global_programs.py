@@ -15,6 +15,7 @@ from numpyro_vips.vips import m_step, starts
 from numpyro_vips.vips.clipping_bias import Unclipped
 from numpyro_vips.vips.evidence_bound import bound_of_globals
 from numpyro_vips.vips.expectations import expected_natural_of
+from numpyro_vips.vips.feature_detection import weight_of_intercepts
 from numpyro_vips.vips.features import Standardisation
 from numpyro_vips.vips.frames import Frame, frames_of
 from numpyro_vips.vips.named_arrays import (
@@ -197,10 +198,25 @@ class GlobalPrograms:
         for name, of_rows in found.items():
             moments, noise_stddev = map(np.asarray, of_rows)
             standard = features[name].standardisation(
-                state.standards[name], moments, noise_stddev
+                state.standards[name],
+                moments,
+                noise_stddev,
+                self._squared_intercepts(name, state.moments),
             )
             standards[name] = standard.as_rows_know()
         return standards
+
+    def _squared_intercepts(self, name: str, moments: InDouble) -> float | None:
+        """What they add up to over all rows, where that is public; of a factor."""
+        program = self.program
+        if not program.features[name].constant:
+            return None
+        terms = program.row_terms
+        of_row = weight_of_intercepts(
+            program.structure, name, program.features[name], terms, moments
+        )
+        num_rows = program.graph.arguments.public_num_rows
+        return None if of_row is None else num_rows * of_row
 
     @functools.cached_property
     def _second_moments(self) -> Any:

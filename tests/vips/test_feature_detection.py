@@ -84,14 +84,15 @@ def intercepts(age: Any, dose: Any, group: Any, y: Any) -> None:
         observe(a[group] + b * age, y)
 
 
-# Of the coefficients, by latent, what a row multiplies them by; and the intercepts.
+# Of the coefficients, by latent, what a row multiplies them by, None of an intercept
+# in their vector; and the intercepts.
 Multipliers = Callable[[Any, Any, Any], Mapping[str, Any]]
 CASES: dict[Callable[..., None], tuple[Multipliers, dict[str, list[int]]]] = {
     columns: (lambda age, dose, g: {"b": [age], "c": [dose]}, {"a": [0]}),
     functions: (lambda age, dose, g: {"w": [age**2, np.exp(dose)]}, {"a": [0]}),
     interaction: (
-        lambda age, dose, g: {"w": [1.0, age, dose, age * dose]},
-        {},
+        lambda age, dose, g: {"w": [None, age, dose, age * dose]},
+        {"w": [0]},
     ),
     slopes: (lambda age, dose, g: {"b": age * np.eye(3)[g]}, {"a": [0]}),
     intercepts: (lambda age, dose, g: {"b": [age]}, {"a": [0, 1, 2]}),
@@ -120,6 +121,7 @@ def test_features_are_what_coefficients_are_multiplied_by(fn: Any) -> None:
             layout.span(latent).start + place: value
             for latent, values in multipliers(*row).items()
             for place, value in enumerate(values)
+            if value is not None
         }
         found = dict(
             zip(features.places, np.asarray(features.flat(arrays)), strict=True)

@@ -134,7 +134,7 @@ def value_of(log_joint: LogJoint, numbers: Any, at: Mapping[str, Any]) -> float:
 
 # With what the coefficients are multiplied by.
 PRODUCTS = {
-    interaction: [[1.0], [AGE], [AGE * DOSE]],
+    interaction: [[AGE], [AGE * DOSE]],
     slopes: [[0.0, 0.0, AGE]],
     two_sites: [[AGE * DOSE]],
     own_scales: [[AGE]],

@@ -15,6 +15,7 @@ import pytest
 from _engine_fit import EngineFit
 
 import numpyro_vips as nv
+from numpyro_vips.vips.feature_detection import weight_of_intercepts
 from numpyro_vips.vips.features import Features, Standardisation
 
 ROWS = 80
@@ -160,7 +161,7 @@ WITH_FEATURES = {
     with_product: (3, 1),
     with_square: (2, 1),
     slopes: (3, 1),
-    in_one_vector: (3, 0),
+    in_one_vector: (2, 1),
 }
 
 
@@ -301,6 +302,51 @@ def test_what_noise_hides_is_made_no_larger() -> None:
     assert 1.0 < second / first < math.sqrt(1e4 / 20.0) * 1.01
     # Without an intercept nothing says how many rows there are, and the size stays.
     assert first * second == pytest.approx(1.0)
+
+
+def test_a_number_of_rows_that_is_known_is_not_read_off_the_noise() -> None:
+    features = Features((0,), (1,), (0,))
+    before = Standardisation(np.array([3.0]), np.array([[2.0]]))
+    moments = np.array([[-7.0, 500.0], [500.0, 3000.0]])
+    noise = np.full((2, 2), 10.0)
+    found = features.standardisation(before, moments, noise, 100.0)
+    mean = 5.0 * 25.0 / (25.0 + 0.1**2)
+    assert found.means[0] == pytest.approx(3.0 + mean / 2.0)
+    assert found.matrix[0, 0] == pytest.approx(2.0 / np.sqrt(30.0 - mean**2))
+
+
+@pytest.mark.parametrize("model", [groups, slopes, in_one_vector])
+def test_the_weight_of_intercepts_is_known_of_a_normal(
+    model: Callable[..., None],
+) -> None:
+    """One over the variance, whatever rows hold and whichever intercept is theirs."""
+    assert weight_in(fit_of(model)) == pytest.approx(1.0 / 4.0**2)
+
+
+def test_the_weight_of_intercepts_goes_with_the_other_globals() -> None:
+    fit = fit_of(separate)
+    (other,) = fit.start.moments.keys() - fit.engine.program.features.keys()
+    moments = {name: dict(of) for name, of in fit.start.moments.items()}
+    before = weight_in(fit, moments)
+    moments[other] = {n: np.asarray(3.0 * value) for n, value in moments[other].items()}
+    assert before is not None
+    assert weight_in(fit, moments) == pytest.approx(3.0 * before)
+
+
+def test_the_weight_of_intercepts_differs_where_rows_have_weights() -> None:
+    assert weight_in(fit_of(heavy_tails)) is None
+
+
+def weight_in(fit: Fit, moments: Any = None) -> float | None:
+    program = fit.engine.program
+    ((name, features),) = program.features.items()
+    return weight_of_intercepts(
+        program.structure,
+        name,
+        features,
+        program.row_terms,
+        fit.start.moments if moments is None else moments,
+    )
 
 
 def test_without_a_number_of_rows_features_stay_as_they_were() -> None:

@@ -57,7 +57,7 @@ class Part(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """A number of a row that is a product of its constants, or 1.
+    """A number of a row that is a product of its constants.
 
     Attributes:
       token: Of a slot that stands for it; negative.
