@@ -503,6 +503,12 @@ class DpviEngine:
         """The state as it is."""
         return state
 
+    def suited_to_norms(
+        self, state: DpviState, ratios: Mapping[str, float]
+    ) -> tuple[DpviState, dict[str, float]]:
+        """The state as it is: gradients have the units of their priors."""
+        return state, {}
+
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""
         return True

@@ -212,6 +212,22 @@ class Engine(Protocol):
         """
         ...
 
+    def suited_to_norms(
+        self, state: Any, ratios: Mapping[str, float]
+    ) -> tuple[Any, Mapping[str, float]]:
+        """The state in which features have units that suit the norms of rows.
+
+        Args:
+          state: The state at which a histogram of norms was released.
+          ratios: By block, the norm that it found over that of rows of unit size; of
+            blocks that stood out of its noise.
+
+        Returns:
+          The state, and by block what the norms are to be multiplied by in it; those
+          that stay are left out.
+        """
+        ...
+
     def with_bound(
         self,
         state: Any,

@@ -79,6 +79,18 @@ def histogram_block(part: str, edges: Float64[np.ndarray, " edges"]) -> Block:
     )
 
 
+class NoisyCounts(NamedTuple):
+    """What a histogram of norms has released of one part.
+
+    Attributes:
+      counts: Noisy number of rows in each bin, see `norm_from_counts`.
+      stddev: Standard deviation of the noise in each.
+    """
+
+    counts: Float64[np.ndarray, " bins"]
+    stddev: float
+
+
 class Hidden(NamedTuple):
     """What is known from elsewhere of rows that a histogram's noise may hide.
 
@@ -121,7 +133,8 @@ def norm_from_counts(
       alignment: By how much of their norms what is clipped off the rows adds up.
       is_known: Whether an earlier histogram has found a norm. It stays unless most of
         the rows are seen here.
-      reference: The norm that is taken if none is found.
+      reference: The norm of rows of unit size, near which less has to stand out where
+        nothing does otherwise; None for no such place.
       hidden: What is known of rows that the noise may hide.
 
     Returns:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -12,7 +12,12 @@ from numpyro_vips.fitting.column_histogram import sizes_from_counts
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.prior_norms import prior_norms
 from numpyro_vips.fitting.private_step import update
-from numpyro_vips.fitting.schedule import NormsOfPriors, Step, with_released_norms
+from numpyro_vips.fitting.schedule import (
+    FoundNorms,
+    Step,
+    clipped_to,
+    found_norms,
+)
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.statement import NoisyShare
@@ -40,34 +45,23 @@ class Progress:
     def after_histogram(
         self,
         number: int,
-        counts: Mapping[str, np.ndarray],
+        found: FoundNorms,
         *,
         parts: tuple[NormPart, ...],
-        engine: Engine,
-        expected_squares: Mapping[str, float],
-        of_priors: NormsOfPriors,
-        num_rows: int,
+        is_one_vector: bool,
     ) -> "Progress":
-        """Progress after step `number`, which has released counts of norms."""
-        steps, norms, unseen = with_released_norms(
-            self.steps,
-            number,
-            counts,
-            self.norms,
-            parts=parts,
-            is_one_vector=engine.is_one_vector,
-            num_rows=num_rows,
-            expected_squares=expected_squares,
-            of_priors=of_priors,
+        """Progress after step `number`, whose histogram has said these norms."""
+        steps = clipped_to(
+            self.steps, number, found.norms, parts=parts, is_one_vector=is_one_vector
         )
         counted = {part.name for part in self.steps[number].counted}
         # A norm that was found before stays, where a later histogram shows nothing.
-        never = [name for name in unseen if name not in self.norms]
-        still = [name for name in self.unseen if name in unseen or name not in counted]
+        never = [name for name in found.unseen if name not in self.norms]
+        still = [n for n in self.unseen if n in found.unseen or n not in counted]
         return dataclasses.replace(
             self,
             steps=steps,
-            norms=norms,
+            norms=found.norms,
             unseen=(*still, *never),
             balanced=_are_balanced(steps[-1], parts),
         )
@@ -81,9 +75,7 @@ class Progress:
           by: See `Engine.stretched`.
           parts: What has a norm.
         """
-        of = {p.name: max(by.get(name, 1.0) for name in p.blocks) for p in parts}
-        norms = {name: norm * of[name] for name, norm in self.norms.items()}
-        return dataclasses.replace(self, norms=norms)
+        return dataclasses.replace(self, norms=_in_units(self.norms, by, parts))
 
     def after_statistics(
         self, step: Step, released: Mapping[str, np.ndarray], num_rows: int
@@ -120,9 +112,27 @@ class Progress:
         }
 
 
+def _in_units(
+    norms: Mapping[str, float], by: Mapping[str, float], parts: Sequence[NormPart]
+) -> dict[str, float]:
+    """Norms by part, times what they grow by in other units, by block."""
+    of = {p.name: max(by.get(name, 1.0) for name in p.blocks) for p in parts}
+    return {name: norm * of.get(name, 1.0) for name, norm in norms.items()}
+
+
 def _are_balanced(step: Step, parts: tuple[NormPart, ...]) -> bool:
     names = {name for part in parts if part.is_balanced for name in part.blocks}
     return names.issuperset(block.name for block in step.blocks)
+
+
+def _ratios(histogram: Step, found: FoundNorms) -> dict[str, float]:
+    """By block, how large rows were seen to be, over what rows of unit size are."""
+    return {
+        name: found.norms[part.name] / part.reference
+        for part in histogram.counted
+        if part.name in found.norms and part.name not in found.unseen
+        for name in part.blocks
+    }
 
 
 def advanced(
@@ -159,14 +169,21 @@ def advanced(
         }
         return engine.with_column_sizes(state, sizes), progress
     if step.counted:
-        return state, progress.after_histogram(
+        found = found_norms(
+            progress.steps,
             number,
             released,
+            progress.norms,
             parts=parts,
-            engine=engine,
+            is_one_vector=engine.is_one_vector,
+            num_rows=num_rows,
             expected_squares=engine.expected_squares(state),
             of_priors=functools.partial(prior_norms, engine, graph),
-            num_rows=num_rows,
+        )
+        state, by = engine.suited_to_norms(state, _ratios(step, found))
+        found = found._replace(norms=_in_units(found.norms, by, step.counted))
+        return state, progress.after_histogram(
+            number, found, parts=parts, is_one_vector=engine.is_one_vector
         )
     state = update(engine, step, state, released)
     if any(later.recentres for later in progress.steps[number + 1 : number + 2]):

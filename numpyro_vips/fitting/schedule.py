@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +19,9 @@ from numpyro_vips.fitting.bounds import (
 from numpyro_vips.fitting.column_histogram import column_block
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.norm_histogram import (
+    NEAR,
     Hidden,
+    NoisyCounts,
     histogram_block,
     norm_from_counts,
 )
@@ -499,11 +502,28 @@ def _bounded(
     )
 
 
-# From parts of the joint vector to their norms as priors say them; see `prior_norms`.
-NormsOfPriors = Callable[[Sequence[NormPart]], Mapping[str, float]]
+# From parts of the joint vector whose rows noise hides, and their noisy counts, to the
+# norms that priors say; see `prior_norms`.
+NormsOfPriors = Callable[
+    [Sequence[NormPart], Mapping[str, NoisyCounts]], Mapping[str, float]
+]
 
 
-def with_released_norms(
+class FoundNorms(NamedTuple):
+    """What histograms of norms have said so far.
+
+    Attributes:
+      norms: By part; those that noise hides have that of rows of unit size, or of rows
+        that the priors draw, whichever is larger.
+      unseen: Parts of which no bin of the last histogram stood out of the noise: these
+        keep the norm that they had.
+    """
+
+    norms: dict[str, float]
+    unseen: tuple[str, ...]
+
+
+def found_norms(
     steps: Sequence[Step],
     number: int,
     counts: Mapping[str, np.ndarray],
@@ -514,8 +534,8 @@ def with_released_norms(
     num_rows: int,
     expected_squares: Mapping[str, float],
     of_priors: NormsOfPriors,
-) -> tuple[tuple[Step, ...], dict[str, float], list[str]]:
-    """The schedule after a histogram of norms: later steps clip to what was found.
+) -> FoundNorms:
+    """The norms after a histogram of norms.
 
     Args:
       steps: The schedule.
@@ -527,18 +547,14 @@ def with_released_norms(
       num_rows: Public number of rows.
       expected_squares: See `Engine.expected_squares`.
       of_priors: See `prior_norms`.
-
-    Returns:
-      The schedule, the norms by part, and the parts of which no bin stood out of the
-      noise: these keep the norm that they had, or get that of rows of unit size or of
-      rows that the priors draw, whichever is larger.
     """
     histogram, later = steps[number], steps[number + 1 :]
     found, unseen = dict(norms), []
     known = {part.name: part.reference for part in parts if not part.is_late}
     known |= norms
-    for part in histogram.counted:
-        norm = norm_from_counts(
+
+    def shown(part: NormPart, reference: float | None) -> float | None:
+        return norm_from_counts(
             counts[part.name],
             part.grid,
             noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
@@ -547,21 +563,62 @@ def with_released_norms(
             alignment=_alignment(later, part) if part.is_balanced else 1.0,
             # About other points norms are others.
             is_known=part.name in norms and not histogram.recentres,
-            reference=part.reference,
+            reference=reference,
             hidden=_hidden(part, norms, expected_squares),
         )
+
+    surely = {part.name: shown(part, None) for part in histogram.counted}
+    never = [
+        part
+        for part in histogram.counted
+        if surely[part.name] is None and part.name not in norms and not part.is_late
+    ]
+    released = {
+        part.name: NoisyCounts(
+            counts[part.name], histogram.mechanism.block_noise_stddev(part.name)
+        )
+        for part in never
+        # Of rows about another point those that priors draw say nothing.
+        if not histogram.recentres
+    }
+    priors = of_priors(never, released)
+    for part in histogram.counted:
+        norm, of_prior = surely[part.name], priors.get(part.name, 0.0)
+        if norm is None:
+            near = shown(part, part.reference)
+            # A weak finding that priors and counts together make unlikely is noise.
+            norm = near if near and near * NEAR > of_prior else None
         if norm is None and part.is_late:
             continue
         if norm is None:
             unseen.append(part.name)
-            norm = known[part.name]
+            norm = max(known[part.name], of_prior)
         if part.is_lasting:
             norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
-    never = [p for p in histogram.counted if p.name in unseen and p.name not in norms]
-    for name, norm in of_priors(never).items():
-        found[name] = max(found[name], norm)
-    known |= found
+    return FoundNorms(found, tuple(unseen))
+
+
+def clipped_to(
+    steps: Sequence[Step],
+    number: int,
+    norms: Mapping[str, float],
+    *,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+) -> tuple[Step, ...]:
+    """The schedule in which the steps after a histogram clip to the norms it found.
+
+    Args:
+      steps: The schedule.
+      number: Which of its steps has the histogram.
+      norms: By part, of those of which a histogram has said something.
+      parts: All parts of the joint vector.
+      is_one_vector: See `bounded_blocks`.
+    """
+    histogram, later = steps[number], steps[number + 1 :]
+    known = {part.name: part.reference for part in parts if not part.is_late}
+    known |= norms
     for part in (part for step in later for part in step.parts):
         norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
         known.setdefault(part.name, norm or part.reference)
@@ -572,7 +629,7 @@ def with_released_norms(
         if step.informs or (not step.counted and names & counted):
             step = _clipped(step, known, is_one_vector)
         resolved.append(step)
-    return tuple(resolved), found, unseen
+    return tuple(resolved)
 
 
 def _hidden(

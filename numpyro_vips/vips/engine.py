@@ -42,6 +42,7 @@ from numpyro_vips.vips.description import (
 from numpyro_vips.vips.diagnostics import diagnostics_of
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.expected_squares import expected_squares
+from numpyro_vips.vips.feature_units import units_of_norms
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.global_step import GlobalStep
 from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
@@ -385,6 +386,16 @@ class VipsEngine:
             visited=moments,
             expected_natural=self.on_rows.expected_natural_of(moments),
         )
+
+    def suited_to_norms(
+        self, state: VipsState, ratios: Mapping[str, float]
+    ) -> tuple[VipsState, dict[str, float]]:
+        """The state with features that are as large as their intercept; see
+        `feature_units` and `fitting.engine.Engine.suited_to_norms`."""
+        if not state.released.isdisjoint(self._roles.recentred):
+            return state, {}  # A pilot has said more.
+        standards, by = units_of_norms(self.program, state.standards, ratios)
+        return state._replace(standards=standards, next_standards=standards), by
 
     def recentre(self, state: VipsState) -> VipsState:
         """The state from which statistics are taken about where the globals are now.

@@ -18,7 +18,8 @@ from numpyro_vips.fitting.schedule import (
     INFORMATION_SHARES,
     INFORMED_AFTER,
     REFRESH_SHARE,
-    with_released_norms,
+    clipped_to,
+    found_norms,
 )
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.releases import INFORMATION
@@ -191,7 +192,7 @@ def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     (part, _) = prepared.parts
     counts = np.zeros(len(part.grid) + 1)
     counts[np.searchsorted(part.grid, 0.1)] = NUM_ROWS
-    found, norms, _ = with_released_norms(
+    norms, _ = found_norms(
         steps,
         0,
         {part.name: counts},
@@ -200,8 +201,9 @@ def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
         is_one_vector=True,
         num_rows=NUM_ROWS,
         expected_squares={},
-        of_priors=lambda parts: {},
+        of_priors=lambda parts, counts: {},
     )
+    found = clipped_to(steps, 0, norms, parts=prepared.parts, is_one_vector=True)
     (number,) = [i for i, step in enumerate(found) if step.informs]
     assert norms[part.name] < 1.0
     assert found[number].clipping_norm == norms[part.name] ** 2

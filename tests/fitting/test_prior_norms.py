@@ -15,6 +15,7 @@ from scipy import stats
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import prior_norms as module
+from numpyro_vips.fitting.norm_histogram import NoisyCounts
 from numpyro_vips.fitting.prior_norms import prior_norms, rows_in_place
 
 
@@ -62,7 +63,11 @@ NUMBERS = np.zeros(30, np.float32)
 
 def norms_of(model: Callable[..., None], *rows: np.ndarray) -> dict[str, float]:
     fit = EngineFit(model, rows, engine="vips")
-    return prior_norms(fit.engine, fit.engine.program.graph, fit.parts)
+    return norms_with(fit, {})
+
+
+def norms_with(fit: EngineFit, released: dict[str, NoisyCounts]) -> dict[str, float]:
+    return prior_norms(fit.engine, fit.engine.program.graph, fit.parts, released)
 
 
 def typical(model: Callable[..., None], row: float) -> dict[str, float]:
@@ -102,7 +107,7 @@ def test_responses_follow_the_priors_of_slopes() -> None:
     """Responses of slopes of 30 are larger than what covariates are alone."""
     x, y = np.zeros((30, 2), np.float32), NUMBERS
     fit = EngineFit(slopes, (x, y), engine="vips")
-    norms = prior_norms(fit.engine, fit.engine.program.graph, fit.parts)
+    norms = norms_with(fit, {})
     assert max(norms.values()) > 10 * max(part.reference for part in fit.parts)
 
 
@@ -120,7 +125,7 @@ def test_under_dpvi_synthetic_rows_stay() -> None:
     budget = nv.PrivacyBudget(1.0, 1e-5)
     vi = nv.PrivateVI(model, budget=budget, engine="dpvi")
     prepared, _ = vi._prepare_fit((NUMBERS,), {})
-    assert prior_norms(prepared.engine, prepared.graph, prepared.parts) == {}
+    assert prior_norms(prepared.engine, prepared.graph, prepared.parts, {}) == {}
     assert rows_in_place(prepared.engine) == "synthetic rows"
 
 
@@ -135,10 +140,63 @@ def fit(model: Callable[..., None], y: np.ndarray) -> nv.PrivateVIResult:
 
 @pytest.mark.filterwarnings("ignore:Too few rows")
 def test_a_fit_of_few_rows_clips_to_them() -> None:
+    """The noise may make any mean more likely, of those that the prior knows."""
     y = np.full(60, 45.0, np.float32)
     (norm,) = fit(ages, y).diagnostics["clipping_norms"].values()
     (expected,) = norms_of(ages, y).values()
-    assert norm == pytest.approx(expected)
+    assert expected / 4 < norm < 4 * expected
+
+
+def spread(y: Any) -> None:
+    sd = numpyro.sample("sd", dist.HalfCauchy(2.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, sd), obs=y)
+
+
+def rows_norms(fit: EngineFit) -> dict[str, np.ndarray]:
+    """By part, the norms of the rows themselves at the start."""
+    blocks = [block for part in fit.parts for block in part.blocks]
+    found = fit.engine.row_norms(fit.start, fit.rows, blocks)
+    return {
+        part.name: np.sqrt(sum(np.square(found[name]) for name in part.blocks))
+        for part in fit.parts
+    }
+
+
+def counts_of(fit: EngineFit, stddev: float) -> dict[str, NoisyCounts]:
+    """The counts of the rows themselves, as if they had such noise."""
+    norms = rows_norms(fit)
+    return {
+        part.name: NoisyCounts(
+            np.bincount(
+                np.searchsorted(part.grid, norms[part.name]),
+                minlength=len(part.grid) + 1,
+            ).astype(float),
+            stddev,
+        )
+        for part in fit.parts
+    }
+
+
+def norm_with_counts(y: np.ndarray, stddev: float) -> float:
+    fit = EngineFit(spread, (y,), engine="vips")
+    (norm,) = norms_with(fit, counts_of(fit, stddev)).values()
+    return norm
+
+
+@pytest.mark.parametrize("sd", [0.2, 5.0])
+def test_counts_that_stand_out_nowhere_weigh_the_priors_rows(sd: float) -> None:
+    y = (sd * np.random.default_rng(1).normal(size=200)).astype(np.float32)
+    largest = np.quantile(np.square(y) / 2, 0.95)
+    unweighed, weighed = norm_with_counts(y, 1e9), norm_with_counts(y, 13.0)
+    assert largest < weighed < 8 * largest
+    assert abs(np.log(weighed / largest)) < abs(np.log(unweighed / largest))
+
+
+@pytest.mark.parametrize("stddev", [0.0, 1e-3, 1e30])
+def test_weights_are_finite_whatever_the_noise(stddev: float) -> None:
+    y = np.zeros(200, np.float32)
+    assert np.isfinite(norm_with_counts(y, stddev))
 
 
 @pytest.mark.thorough

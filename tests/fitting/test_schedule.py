@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import warnings
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,11 +20,13 @@ from numpyro_vips.fitting import private_step, reducer, schedule
 from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import (
+    FoundNorms,
     ScheduleOptions,
     Step,
+    clipped_to,
     events_of,
+    found_norms,
     plan_steps,
-    with_released_norms,
 )
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
@@ -269,15 +272,15 @@ def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
     assert histogram.mechanism.sensitivity() == pytest.approx(expected)
 
 
-def after_counts(
+def norms_after(
     steps: Any,
     number: int,
     counts: Any,
-    norms: dict[str, float],
+    norms: Mapping[str, float],
     of_priors: float | None = None,
-) -> tuple[Any, dict[str, float], list[str]]:
-    """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
-    return with_released_norms(
+) -> FoundNorms:
+    """The norms after a histogram of a thousand rows."""
+    return found_norms(
         steps,
         number,
         counts,
@@ -286,10 +289,25 @@ def after_counts(
         is_one_vector=False,
         num_rows=1000,
         expected_squares={},
-        of_priors=lambda parts: {
+        of_priors=lambda parts, counts: {
             part.name: of_priors for part in parts if of_priors is not None
         },
     )
+
+
+def after_counts(
+    steps: Any,
+    number: int,
+    counts: Any,
+    norms: dict[str, float],
+    of_priors: float | None = None,
+) -> tuple[Any, dict[str, float], list[str]]:
+    """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
+    found = norms_after(steps, number, counts, norms, of_priors)
+    clipped = clipped_to(
+        steps, number, found.norms, parts=steps[0].counted, is_one_vector=False
+    )
+    return clipped, found.norms, list(found.unseen)
 
 
 def test_released_norms_scale_the_steps_that_follow_and_no_others():
@@ -353,15 +371,10 @@ def test_only_norms_that_no_histogram_has_shown_are_unseen():
 
     def unseen_after(*counts: Any) -> tuple[str, ...]:
         progress = Progress(steps=steps)
-        for number, found in zip(numbers, counts, strict=False):
+        for number, counted in zip(numbers, counts, strict=False):
+            found = norms_after(progress.steps, number, counted, progress.norms)
             progress = progress.after_histogram(
-                number,
-                found,
-                parts=(part,),
-                engine=Releases((), (MATRIX,)),
-                expected_squares={},
-                of_priors=lambda parts: {},
-                num_rows=1000,
+                number, found, parts=(part,), is_one_vector=False
             )
         return progress.unseen
 
