@@ -240,7 +240,8 @@ def _square(
         for term, labels in entries:
             operands = _operands(structure, [term], local_moments, magnitudes)
             scale = abs(term.scale) if magnitudes else term.scale
-            whole = whole + contract(scale, operands, labels)
+            own, diagonals = _without_repeats(labels)
+            whole = whole + contract(scale, [*operands, *diagonals], own)
         return jnp.sum((whole if units is None else units * whole) ** 2)
     square = jnp.zeros(())
     for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
@@ -476,14 +477,29 @@ def _is_small_sum(entries: Sequence[Entry]) -> bool:
     return (
         count >= _MANY_TERMS
         and size <= _ENTRIES_PER_PAIR * pairs
-        and all(_is_plain(*entry) for entry in entries)
+        and not any(_has_sparse_entries(term) for term, _ in entries)
     )
 
 
-def _is_plain(term: Term, labels: Labels) -> bool:
-    """Whether no axis is made from sparse entries, and none is the diagonal of two."""
-    sparse = any(isinstance(f, OneHot) and f.origin is not None for f in term.factors)
-    return len(set(labels)) == len(labels) and not sparse
+def _has_sparse_entries(term: Term) -> bool:
+    """Whether an axis is made from sparse entries."""
+    return any(isinstance(f, OneHot) and f.origin is not None for f in term.factors)
+
+
+def _without_repeats(labels: Labels) -> tuple[Labels, list[Operand]]:
+    """Labels that differ, and identities in which those that were one are equal.
+
+    A square such as w[0]² is on the diagonal of ww: both axes have one label.
+    """
+    own: list[Label] = []
+    diagonals: list[Operand] = []
+    for label in labels:
+        if label in own:
+            other = Label(label.size)
+            diagonals.append((np.eye(label.size), (label, other)))
+            label = other
+        own.append(label)
+    return tuple(own), diagonals
 
 
 def epsilon() -> float:
