@@ -64,7 +64,7 @@ _ROUNDING = 64.0
 
 # From how many terms on a statistic may be made for its norm, and up to how many
 # entries for each pair of them: an inner product costs about as much.
-_MANY_TERMS = 4
+_MANY_TERMS = 3
 _ENTRIES_PER_PAIR = 32
 
 
@@ -153,13 +153,13 @@ def norm_of(
     structure = program.structure
     terms = terms_with(program, contribution.numbers, means)
     by_statistic = _by_statistic(structure, terms)
-    repeats = {s.name: s.diagonal for s in structure.statistics}
+    named = {s.name: s for s in structure.statistics}
     units = units or {}
     total = jnp.zeros(())
     for name, entries in by_statistic.items():
         if name not in scales:
             continue
-        diagonal = repeats[name]
+        diagonal = named[name].diagonal
         if name in contribution.scattered:
             # A diagonal that is not released counts here, too.
             square = _scattered_square(
@@ -167,7 +167,11 @@ def norm_of(
             )
         elif diagonal is None:
             square = _squared_norm(
-                structure, entries, contribution.local_moments, units.get(name)
+                structure,
+                entries,
+                contribution.local_moments,
+                units.get(name),
+                named[name],
             )
         else:
             others = by_statistic[diagonal.statistic]
@@ -196,12 +200,19 @@ def _squared_norm(
     entries: Sequence[Entry],
     local_moments: MomentsByFactor,
     units: Float[Array, "..."] | None,
+    statistic: Statistic,
 ) -> Float[Array, ""]:
     """A bound on the squared norm of a statistic, given its terms."""
-    square = _square(structure, entries, local_moments, units, magnitudes=False)
+
+    def square_of(magnitudes: bool) -> Float[Array, ""]:
+        return _square(
+            structure, entries, local_moments, units, statistic, magnitudes=magnitudes
+        )
+
+    square = square_of(magnitudes=False)
     if not _may_cancel(entries):
         return square
-    bound = _square(structure, entries, local_moments, units, magnitudes=True)
+    bound = square_of(magnitudes=True)
     rounding = (_ROUNDING + 2.0 * len(entries)) * epsilon()
     return jnp.maximum(square, 0.0) + rounding * bound
 
@@ -231,10 +242,15 @@ def _square(
     entries: Sequence[Entry],
     local_moments: MomentsByFactor,
     units: Float[Array, "..."] | None = None,
+    statistic: Statistic | None = None,
     *,
     magnitudes: bool,
 ) -> Float[Array, ""]:
-    """The squared norm of the terms' sum, up to rounding; see `_inner_product`."""
+    """The squared norm of the terms' sum, up to rounding; see `_inner_product`.
+
+    It may be that of what is released of the `statistic`, which is symmetrised: a
+    product of two latents may stand on one side of the diagonal alone.
+    """
     if _is_small_sum(entries):
         whole = jnp.zeros(())
         for term, labels in entries:
@@ -242,6 +258,8 @@ def _square(
             scale = abs(term.scale) if magnitudes else term.scale
             own, diagonals = _without_repeats(labels)
             whole = whole + contract(scale, [*operands, *diagonals], own)
+        if statistic is not None:
+            whole = as_block(statistic, whole)
         return jnp.sum((whole if units is None else units * whole) ** 2)
     square = jnp.zeros(())
     for (i, first), (j, second) in itertools.product(enumerate(entries), repeat=2):
