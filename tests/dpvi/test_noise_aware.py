@@ -228,13 +228,16 @@ def test_its_norm_is_the_callers_squared_where_there_is_one():
 def test_its_norm_is_that_of_a_histogram_of_its_own():
     """Near the optimum squares of gradients have longer tails than the information."""
     X, y, _ = table()
-    result = fitted(linear, X, y, budget=nv.PrivacyBudget(10.0, 1e-5))
-    norms = result.diagnostics["clipping_norms"]
-    assert sensitivity_of_information(result) == pytest.approx(norms[INFORMATION])
-    assert norms[INFORMATION] < norms["gradient"] ** 2 / 2.0
-    assert result.privacy.events[-1].label.startswith("loc")
-    rows = np.sum(X**2, axis=1) / 0.25
-    assert np.mean(rows > norms[INFORMATION]) < 0.05
+    rows, ratios = np.sum(X**2, axis=1) / 0.25, []
+    # The noise of one histogram may well find a norm that is four times as large.
+    for _ in range(5):
+        result = fitted(linear, X, y, budget=nv.PrivacyBudget(10.0, 1e-5))
+        norms = result.diagnostics["clipping_norms"]
+        assert sensitivity_of_information(result) == pytest.approx(norms[INFORMATION])
+        assert result.privacy.events[-1].label.startswith("loc")
+        assert np.mean(rows > norms[INFORMATION]) < 0.05
+        ratios.append(norms[INFORMATION] / norms["gradient"] ** 2)
+    assert np.median(ratios) < 0.4
 
 
 def test_where_its_histogram_shows_nothing_its_norm_is_the_gradients_squared():
