@@ -31,10 +31,10 @@ from numpyro_vips.model.synthetic_rows import encoded_rows, synthetic_rows
 
 # Draws of the globals, and rows at each of them.
 _NUM_DRAWS, _ROWS_PER_DRAW = 256, 32
+_NUM_ROWS = _NUM_DRAWS * _ROWS_PER_DRAW
 # How far the drawn rows are trusted to have the shape of the others: standard deviation
 # of the number of rows in a bin, over its mean.
 _MISFIT = 0.5
-_NUM_ROWS = _NUM_DRAWS * _ROWS_PER_DRAW
 # Of the draws. With the largest of 32 rows at each it is about what 95 % of all rows
 # are below where counts say nothing; where they do, few rows of a draw are clipped.
 _QUANTILE = 0.75
