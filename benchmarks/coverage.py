@@ -24,7 +24,7 @@ import numpyro
 import numpyro.distributions as dist
 from _finished import Finished
 from natural_scales import CASES as ON_NATURAL_SCALES
-from natural_scales import Case, none, standardised
+from natural_scales import Case, none, raw, standardised
 
 import numpyro_vips as nv
 
@@ -90,6 +90,14 @@ def zero_inflated(n: int, X: Any, y: Any = None) -> None:
     gate = numpyro.sample("gate", dist.Beta(2.0, 2.0))
     with numpyro.plate("rows", n):
         numpyro.sample("y", dist.ZeroInflatedPoisson(gate, jnp.exp(X @ w)), obs=y)
+
+
+def raw_columns(n: int, X: Any, y: Any = None) -> None:
+    """A constant, ages and incomes, with priors that know nothing of their units."""
+    w = numpyro.sample("w", dist.Normal(0.0, 100.0).expand([3]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(300.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
 def robust(n: int, X: Any, y: Any = None) -> None:
@@ -265,6 +273,7 @@ CASES = {
     "Gaussian": Case(gaussian, none),
     "regression, known noise": Case(known_noise, standardised),
     "regression, unknown noise": Case(unknown_noise, standardised),
+    "regression, raw columns": Case(raw_columns, raw),
     "logistic, 10 columns": Case(wide_logistic, in_unit_ball),
     "logistic, strong effects": Case(wide_logistic, many_columns),
     "logistic, groups": Case(logistic_groups, with_groups),

@@ -75,6 +75,7 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     INFORMATION,
     ClippingEffect,
+    Columns,
     Release,
     Together,
 )
@@ -232,7 +233,7 @@ class DpviEngine:
         return self.balanced if of_labels else frozenset()
 
     @property
-    def columns(self) -> Mapping[str, int]:
+    def columns(self) -> Mapping[str, Columns]:
         """None: a gradient's coordinates have the units of their priors."""
         return {}
 

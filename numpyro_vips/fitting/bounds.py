@@ -34,7 +34,7 @@ from numpyro_vips.model.synthetic_rows import (
     rows_of_unit_size,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import INFORMATION, Release, Together
+from numpyro_vips.privacy.releases import INFORMATION, Columns, Release, Together
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
@@ -65,8 +65,8 @@ class NormPart:
         gradients do.
       is_lasting: Whether some rows stay as large as a histogram has found them.
       directions: See `Together`; None for one block.
-      columns: How many columns it has that get a histogram each, see
-        `column_histogram`; 0 for none.
+      columns: Those of its columns that get a histogram each, see `column_histogram`;
+        None without any.
       is_late: Whether its histogram comes right before its release, as the globals are
         where it is released only then. Where that shows nothing, the norm follows from
         those of the other parts.
@@ -79,7 +79,7 @@ class NormPart:
     is_balanced: bool = False
     is_lasting: bool = False
     directions: int | None = None
-    columns: int = 0
+    columns: Columns | None = None
     is_late: bool = False
 
     @property
@@ -150,23 +150,26 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
     parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
     # Every histogram adds to the noise of all.
-    most = graph.arguments.public_num_rows / _ROWS_PER_HISTOGRAM
-    if len(parts) > most:
-        return joined(parts, engine.together)
-    return _with_columns(parts, engine.columns, most)
+    num_rows = graph.arguments.public_num_rows
+    if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
+        parts = joined(parts, engine.together)
+    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
+    return _with_columns(parts, engine.columns, most_columns)
 
 
 def _with_columns(
-    parts: Sequence[NormPart], columns: Mapping[str, int], most: float
+    parts: Sequence[NormPart], columns: Mapping[str, Columns], most: float
 ) -> tuple[NormPart, ...]:
     """The parts, of which those with columns count them, if they are few."""
-    counts = {
-        part.name: columns.get(part.name, 0) for part in parts if not part.is_fixed
+    counted = {
+        part.name: columns[part.name]
+        for part in parts
+        if part.name in columns and not part.is_fixed
     }
-    if sum(counts.values()) > min(most, _MOST_COLUMNS):
+    if sum(of.number for of in counted.values()) > most:
         return tuple(parts)
     return tuple(
-        dataclasses.replace(part, columns=counts.get(part.name, 0)) for part in parts
+        dataclasses.replace(part, columns=counted.get(part.name)) for part in parts
     )
 
 
@@ -191,6 +194,9 @@ def _bounded_by_encodings(
 
 # Rows for each of several histograms, below which their noise hides too much.
 _ROWS_PER_HISTOGRAM = 300
+# The same of columns, whose counts take a fixed small part of the budget: with fewer
+# rows none stands out.
+_ROWS_PER_COLUMN = 50
 # Columns beyond which counting them takes longer than the fit.
 _MOST_COLUMNS = 128
 

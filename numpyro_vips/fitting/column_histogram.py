@@ -16,8 +16,9 @@ from jaxtyping import Float64
 from numpyro_vips.fitting.bounds import NormPart
 from numpyro_vips.fitting.norm_histogram import GRID_FACTOR, standing_bins
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Columns
 
-# Every so many edges of the grid of norms: a unit may be wrong by a small factor.
+# Every so many edges of a grid of norms: a unit may be wrong by a small factor.
 _STRIDE = 2
 # A size that noise makes up hides the column, and says that it is known surely. There
 # are thousands of windows to be deceived by: of a million fits not one is.
@@ -25,17 +26,22 @@ _THRESHOLD = 7.0
 
 
 def column_grid(part: NormPart) -> Float64[np.ndarray, " edges"]:
-    """The edges of the bins of every column's histogram; public."""
-    return part.grid[::_STRIDE]
+    """The edges of the bins of every column's histogram; public.
+
+    The norm of a part that grows with a power of its columns has that power's grid.
+    """
+    degree = _columns_of(part).degree
+    return part.grid[:: _STRIDE * degree] ** (1.0 / degree)
 
 
 def column_block(part: NormPart) -> Block:
     """The counts as one block: a row counts once for each column, or not at all."""
+    number = _columns_of(part).number
     return Block(
         name=part.name,
-        shape=(part.columns, len(column_grid(part)) + 1),
+        shape=(number, len(column_grid(part)) + 1),
         geometry="nonnegative",
-        norm_bound=math.sqrt(part.columns),
+        norm_bound=math.sqrt(number),
     )
 
 
@@ -56,13 +62,16 @@ def sizes_from_counts(
 
     Returns:
       The median of the entries in bins that stand out of the noise, of which the first
-      is none: an entry there is zero. 1 where no bin does.
+      is none: an entry there is zero. Where no bin of a column does, that of the
+      largest other one: were it taken for small it could hide the others. 1 where no
+      bin of any does.
     """
-    typical = part.reference / math.sqrt(part.columns)
+    number, degree = _columns_of(part)
+    typical = part.reference ** (1.0 / degree) / math.sqrt(number)
     edges = column_grid(part)
     middles = np.append(edges[1:], edges[-1]) * GRID_FACTOR ** (-_STRIDE / 2)
     near = np.zeros(len(middles), bool)
-    sizes = np.ones(part.columns)
+    sizes = np.full(number, np.nan)
     for column, of_column in enumerate(counts[:, 1:]):
         standing = standing_bins(
             of_column, noise_stddev, num_rows, near, is_known=True, threshold=_THRESHOLD
@@ -71,4 +80,11 @@ def sizes_from_counts(
             reached = np.cumsum(np.maximum(of_column[standing], 0.0))
             median = np.searchsorted(reached, 0.5 * reached[-1])
             sizes[column] = middles[standing][median] / typical
-    return sizes
+    unseen = np.isnan(sizes)
+    return np.where(unseen, 1.0 if unseen.all() else np.nanmax(sizes), sizes)
+
+
+def _columns_of(part: NormPart) -> Columns:
+    """Those that are counted, of a part that has some."""
+    assert part.columns is not None
+    return part.columns

@@ -14,7 +14,12 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import ClippingEffect, Release, Together
+from numpyro_vips.privacy.releases import (
+    ClippingEffect,
+    Columns,
+    Release,
+    Together,
+)
 from numpyro_vips.result import Posterior
 
 
@@ -60,9 +65,9 @@ class Engine(Protocol):
         ...
 
     @property
-    def columns(self) -> Mapping[str, int]:
-        """By block, the number of its columns, if there are several that may get units
-        of their own."""
+    def columns(self) -> Mapping[str, Columns]:
+        """By block, its columns, if there are several that may get units of their
+        own."""
         ...
 
     @property

@@ -337,7 +337,7 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "rows of unit size. With clipping_norm=, from public knowledge, there is "
             "no histogram."
         )
-    counted = [part.name for part in prepared.parts if part.columns]
+    counted = [part.name for part in prepared.parts if part.columns is not None]
     uncounted = sorted(engine.columns.keys() & set(unknown))
     if counted:
         yield (

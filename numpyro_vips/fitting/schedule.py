@@ -367,13 +367,14 @@ def plan_steps(
             reports=reports,
         )
 
-    with_columns = tuple(part for part in unknown if part.columns)
+    with_columns = tuple(part for part in unknown if part.columns is not None)
     if with_columns:
         share -= COLUMNS_SHARE
+        blocks = tuple(map(column_block, with_columns))
         steps.append(
             Step(
-                blocks=tuple(map(column_block, with_columns)),
-                clipping_norm=math.sqrt(sum(part.columns for part in with_columns)),
+                blocks=blocks,
+                clipping_norm=math.sqrt(sum(block.shape[0] for block in blocks)),
                 noise_multiplier=unit / math.sqrt(COLUMNS_SHARE),
                 sampling=full,
                 counted=with_columns,

@@ -13,6 +13,19 @@ INFORMATION = "information"
 COVARIATES = "covariates' second moments"
 
 
+class Columns(NamedTuple):
+    """Columns of a block, whose sizes rows are asked for.
+
+    Attributes:
+      number: How many there are.
+      degree: With which power of a column's size the block's entries grow: 1 for a
+        vector with an entry for each column, 2 for a matrix of their products.
+    """
+
+    number: int
+    degree: int
+
+
 class Together(NamedTuple):
     """Blocks of one step that share a norm, as their numbers are of one size.
 

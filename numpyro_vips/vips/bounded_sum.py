@@ -237,6 +237,32 @@ def columns_of_rows(
         return map_over_rows(of_piece, rows, _piece_size(program)).T
 
 
+def features_of_rows(
+    program: ConjugateProgram,
+    inputs: RowInputs,
+    rows: Rows,
+    factor: str,
+) -> Float[Array, "features rows"]:
+    """Absolute values of a factor's features, in double precision.
+
+    They are standardised as `inputs` say, and not finite where a row counts as zero.
+
+    Args:
+      program, inputs, rows: As in `norms_of_rows`.
+      factor: Whose features these are.
+    """
+    features = program.features[factor]
+
+    def of_row(standards: Standards, row: Row) -> Float[Array, " features"]:
+        arrays, valid = program.row_constants.zero_if_invalid(row)
+        found = features.flat(standardised(program.features, standards, arrays))
+        return jnp.where(valid, jnp.abs(found), jnp.nan)
+
+    found = over_rows(of_row)(inputs.standards, rows)
+    with jax.enable_x64(True):
+        return in_double(found).T
+
+
 # States of a row's discrete latent beyond which its rows are not tried in each.
 _MOST_STATES = 8
 

@@ -23,6 +23,7 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     COVARIATES,
     ClippingEffect,
+    Columns,
     Pull,
     Release,
     Together,
@@ -42,7 +43,11 @@ from numpyro_vips.vips.description import (
 from numpyro_vips.vips.diagnostics import diagnostics_of
 from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
 from numpyro_vips.vips.expected_squares import expected_squares
-from numpyro_vips.vips.feature_units import units_of_norms
+from numpyro_vips.vips.feature_units import (
+    columns_of_features,
+    units_of_norms,
+    units_of_sizes,
+)
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.global_step import GlobalStep
 from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
@@ -124,7 +129,12 @@ class VipsEngine:
         # What is released once makes one step, however many the caller asks for.
         sharing = num_steps if num_steps and self._roles.adaptive else 1
         sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // sharing)
-        self.on_rows = RowPrograms(program, num_rows, self.local_steps)
+        self._columns_of_features = columns_of_features(
+            program, self._roles.recentred_factors
+        )
+        self.on_rows = RowPrograms(
+            program, num_rows, self.local_steps, self._columns_of_features
+        )
         self.on_globals = GlobalPrograms(
             program, sweeps, noise_by_entry=bool(self._roles.open)
         )
@@ -182,10 +192,20 @@ class VipsEngine:
         return frozenset()
 
     @property
-    def columns(self) -> dict[str, int]:
-        """Vectors of several residuals; see `column_units`."""
+    def columns(self) -> dict[str, Columns]:
+        """Of vectors of several residuals, see `column_units`, and of the products of
+        several features, see `feature_units`."""
         sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
-        return {name: sizes[name] for name in self._roles.squares if sizes[name] > 1}
+        of_residuals = {
+            name: Columns(sizes[name], degree=1)
+            for name in self._roles.squares
+            if sizes[name] > 1
+        }
+        of_features = {
+            name: Columns(len(found.indices), degree=2)
+            for name, found in self._columns_of_features.items()
+        }
+        return of_residuals | of_features
 
     @property
     def row_simulator(self) -> RowSimulator | None:
@@ -375,12 +395,22 @@ class VipsEngine:
     def with_column_sizes(
         self, state: VipsState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
     ) -> VipsState:
-        """The state with columns in units that suit their sizes; see `suited_to_sizes`
-        and `fitting.engine.Engine.with_column_sizes`."""
+        """The state with columns in units that suit their sizes.
+
+        See `column_units.suited_to_sizes`, `feature_units.units_of_sizes` and
+        `fitting.engine.Engine.with_column_sizes`.
+        """
+        of_features = {n: s for n, s in sizes.items() if n in self._columns_of_features}
+        of_residuals = {n: s for n, s in sizes.items() if n not in of_features}
+        standards = units_of_sizes(
+            state.standards, self._columns_of_features, of_features
+        )
         units, moments = suited_to_sizes(
-            self.program, self._roles.squares, state.units, state.moments, sizes
+            self.program, self._roles.squares, state.units, state.moments, of_residuals
         )
         return state._replace(
+            standards=standards,
+            next_standards=standards,
             units=units,
             moments=moments,
             visited=moments,

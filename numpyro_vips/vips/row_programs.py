@@ -27,6 +27,7 @@ from numpyro_vips.vips.bounded_sum import (
     RowInputs,
     bounded_sum,
     columns_of_rows,
+    features_of_rows,
     norms_of_rows,
 )
 from numpyro_vips.vips.covariates import (
@@ -41,6 +42,7 @@ from numpyro_vips.vips.covariates import (
 )
 from numpyro_vips.vips.evidence_bound import row_bound
 from numpyro_vips.vips.expectations import by_latent, expected_natural_of, means_of
+from numpyro_vips.vips.feature_units import FeatureColumns
 from numpyro_vips.vips.features import Standards
 from numpyro_vips.vips.frames import frames_of
 from numpyro_vips.vips.named_arrays import (
@@ -75,12 +77,20 @@ class RowPrograms:
       program: The compiled model.
       num_rows: Public number of rows.
       local_steps: Sweeps over the latents of a row.
+      columns_of_features: By the name of a block, the features that are its columns.
     """
 
-    def __init__(self, program: ConjugateProgram, num_rows: int, local_steps: int):
+    def __init__(
+        self,
+        program: ConjugateProgram,
+        num_rows: int,
+        local_steps: int,
+        columns_of_features: Mapping[str, FeatureColumns],
+    ):
         self.program = program
         self.num_rows = num_rows
         self.local_steps = local_steps
+        self.columns_of_features = columns_of_features
         self._expected_natural_of = jax.jit(
             functools.partial(expected_natural_of, program.structure)
         )
@@ -355,9 +365,7 @@ class RowPrograms:
         ) -> dict[str, Float[Array, "_columns _bins"]]:
             found = {}
             for name, of_name in edges.items():
-                sizes = columns_of_rows(
-                    self.program, inputs.of_statistics, rows, name, self.local_steps
-                )
+                sizes = self._columns_of_rows(inputs.of_statistics, rows, name)
                 with jax.enable_x64(True):
                     found[name] = jax.lax.map(
                         lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
@@ -365,6 +373,16 @@ class RowPrograms:
             return found
 
         return jit_ahead(counts)
+
+    def _columns_of_rows(
+        self, inputs: RowInputs, rows: Rows, name: str
+    ) -> Float[Array, "_columns _rows"]:
+        """Absolute values of what a statistic's columns hold."""
+        if name not in self.columns_of_features:
+            return columns_of_rows(self.program, inputs, rows, name, self.local_steps)
+        factor, indices = self.columns_of_features[name]
+        found = features_of_rows(self.program, inputs, rows, factor)
+        return found[np.array(indices)]
 
     def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
         """The sums that the information is made of, of all rows as they are.

@@ -1,5 +1,6 @@
 """Histograms of columns: neighbours, what is read off them, and what they cure."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -18,6 +19,7 @@ from numpyro_vips.fitting.column_histogram import (
     sizes_from_counts,
 )
 from numpyro_vips.fitting.schedule import COLUMNS_SHARE
+from numpyro_vips.privacy.releases import Columns
 
 COLUMNS = 3
 
@@ -29,10 +31,20 @@ def logistic(X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
 
-def _prepared(rows: int, columns: int = COLUMNS, **options: Any) -> Any:
-    vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
-    data = np.ones((rows, columns), np.float32), np.ones(rows, np.int32)
-    return vi._prepare_fit(data, {})[0]
+@nv.private(unit="rows")
+def linear(X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 100.0).expand([X.shape[1]]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1000.0))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
+
+
+def _prepared(
+    rows: int, columns: int = COLUMNS, model: Any = logistic, **options: Any
+) -> Any:
+    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
+    labels = np.ones(rows, np.int32 if model is logistic else np.float32)
+    return vi._prepare_fit((np.ones((rows, columns), np.float32), labels), {})[0]
 
 
 # --- what a row counts for ------------------------------------------------------------
@@ -52,7 +64,7 @@ SIZES = np.array(
 
 
 def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.ndarray:
-    """Before noise, of the one vector of residuals."""
+    """Before noise, of the one vector of residuals or of features."""
     step = fit.steps[0]
     assert step.is_by_column
     (part,) = step.counted
@@ -60,6 +72,8 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
     if units is not None:
         state = fit.engine.with_column_sizes(state, {part.name: units})
     labels = np.arange(len(X), dtype=np.int32) % 2
+    if fit.engine.columns[part.name].degree == 2:
+        labels = 1e3 * labels.astype(np.float32)
     found = fit.engine.column_counts(
         state,
         {"X": X, "y": labels},
@@ -69,13 +83,15 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
     return np.asarray(found[part.name])
 
 
+@pytest.mark.parametrize("model", [logistic, linear])
 @pytest.mark.parametrize("units", [None, np.array([10.0, 0.1, 1.0])])
-def test_a_row_counts_once_in_each_column_where_its_entry_is(units):
-    fit = _prepared(900)
+def test_a_row_counts_once_in_each_column_where_its_entry_is(units, model):
+    fit = _prepared(900, model=model)
     found = _counts(fit, SIZES, units=units)
     valid = SIZES[np.all(np.isfinite(SIZES), axis=1)]
     # Logits are zero at the start, so residuals are half as large as features.
-    entries = np.abs(valid) / 2.0 / (1.0 if units is None else units)
+    factor = 0.5 if model is logistic else 1.0
+    entries = factor * np.abs(valid) / (1.0 if units is None else units)
     edges = column_grid(fit.steps[0].counted[0])
     expected = [
         np.bincount(np.searchsorted(edges, column), minlength=len(edges) + 1)
@@ -84,9 +100,10 @@ def test_a_row_counts_once_in_each_column_where_its_entry_is(units):
     np.testing.assert_array_equal(found, expected)
 
 
-def test_neighbours_differ_by_what_is_stated():
+@pytest.mark.parametrize("model", [logistic, linear])
+def test_neighbours_differ_by_what_is_stated(model):
     """On every pair of neighbours of these rows, for both relations."""
-    fit = _prepared(900)
+    fit = _prepared(900, model=model)
     mechanism = fit.steps[0].mechanism
     whole = _counts(fit, SIZES)
     reached = {"add_or_remove": 0.0, "replace_one": 0.0}
@@ -108,7 +125,9 @@ def test_neighbours_differ_by_what_is_stated():
 
 # --- what is read off -----------------------------------------------------------------
 
-PART = NormPart(name="residuals", blocks=("residuals",), reference=2.0, columns=4)
+PART = NormPart(
+    name="residuals", blocks=("residuals",), reference=2.0, columns=Columns(4, 1)
+)
 
 
 def test_sizes_are_those_of_the_entries_that_stand_out():
@@ -130,10 +149,30 @@ def test_sizes_are_those_of_the_entries_that_stand_out():
     noise = 40.0
     noisy = counts + noise * rng.normal(size=(4, len(edges) + 1))
     found = sizes_from_counts(noisy, PART, noise_stddev=noise, num_rows=rows)
-    # Where nothing stands out the unit of before stays.
-    expected = np.array([1.0, math.hypot(45.0, 15.0), 1e-4, 1.0])
+    # A column of which nothing stands out hides none of the others.
+    ages = math.hypot(45.0, 15.0)
+    expected = np.array([1.0, ages, 1e-4, ages])
     assert np.all(np.abs(np.log2(found / expected)) <= 0.6)
-    assert found[3] == 1.0
+    assert found[3] == found[1]
+
+
+def test_the_norm_of_products_is_that_of_squared_sizes():
+    """In rows of unit size a column has a share of it, as of the norm of a vector."""
+    rng = np.random.default_rng(0)
+    products = dataclasses.replace(PART, reference=4.0, columns=Columns(4, 2))
+    edges = column_grid(products)
+    np.testing.assert_allclose(edges[1:] / edges[:-1], 2.0)
+    entries = np.array([1.0, 1e-3, 45.0, 1e5])[:, None] * rng.lognormal(
+        0.0, 0.2, (4, 5_000)
+    )
+    counts = [
+        np.bincount(np.searchsorted(edges, e), minlength=len(edges) + 1)
+        for e in entries
+    ]
+    found = sizes_from_counts(
+        np.array(counts, float), products, noise_stddev=10.0, num_rows=5_000
+    )
+    assert np.all(np.abs(np.log2(found / [1.0, 1e-3, 45.0, 1e5])) <= 0.6)
 
 
 def test_a_few_rows_far_from_the_others_are_not_the_size():
@@ -169,11 +208,13 @@ def test_noise_alone_says_nothing():
 
 @pytest.mark.thorough
 def test_columns_are_counted_where_they_are_few_for_the_rows():
-    assert _prepared(900).steps[0].is_by_column
-    for few in (_prepared(899), _prepared(9_000, columns=1), _prepared(90_000, 129)):
-        assert not any(step.is_by_column for step in few.steps)
-    given = _prepared(9_000, clipping_norm=1.0)
-    assert not any(step.is_by_column for step in given.steps)
+    for model in (logistic, linear):
+        assert _prepared(150, model=model).steps[0].is_by_column
+        for few in ((149, COLUMNS), (9_000, 1), (90_000, 129)):
+            steps = _prepared(*few, model=model).steps
+            assert not any(step.is_by_column for step in steps)
+        given = _prepared(9_000, model=model, clipping_norm=1.0)
+        assert not any(step.is_by_column for step in given.steps)
 
 
 def test_they_have_their_share_of_the_budget():
@@ -191,7 +232,7 @@ def test_they_have_their_share_of_the_budget():
 def test_where_columns_are_not_counted_several_are_said_to_be(columns, is_said):
     """A single column hides no other."""
     vi = nv.PrivateVI(logistic, budget=nv.PrivacyBudget(1.0, 1e-5))
-    plan = vi.explain(np.ones((500, columns), np.float32), np.ones(500, np.int32))
+    plan = vi.explain(np.ones((100, columns), np.float32), np.ones(100, np.int32))
     assert any("too few rows or too many" in note for note in plan.notes) == is_said
 
 
@@ -213,3 +254,27 @@ def test_raw_columns_with_a_prior_that_knows_nothing_of_them_hide_no_other():
     errors = (draws.mean(0) - truth) / draws.std(0)
     assert np.all(np.abs(errors) < 4.5), errors
     assert draws.std(0)[0] < 0.3
+
+
+@pytest.mark.thorough
+def test_raw_columns_of_a_linear_regression_hide_no_other():
+    """Slopes were seven, and the residuals' scale ten times as wrong."""
+    rng = np.random.default_rng(0)
+    rows, truth = 10_000, np.array([200.0, -5.0, 0.01])
+    ages, incomes = rng.normal(45.0, 15.0, rows), rng.lognormal(10.0, 0.5, rows)
+    X = np.stack([np.ones(rows), ages, incomes], 1).astype(np.float32)
+    y = (X @ truth + rng.normal(0.0, 100.0, rows)).astype(np.float32)
+    stddevs = []
+    for number in range(3):
+        vi = nv.PrivateVI(
+            linear, budget=nv.PrivacyBudget(1.0, 1e-5), progress_bar=False
+        )
+        result = vi.run(jax.random.key(number), X, y)
+        draws = result.sample_posterior(jax.random.key(1), (500,))
+        w, sigma = np.asarray(draws["w"], float), np.asarray(draws["sigma"])
+        errors = (w.mean(0) - truth) / w.std(0)
+        assert np.all(np.abs(errors) < 4.5), errors
+        assert abs(sigma.mean() - 100.0) < 20.0
+        stddevs.append(w.std(0))
+    exact = 100.0 * np.sqrt(np.diag(np.linalg.inv(X.T.astype(float) @ X)))
+    assert np.all(np.median(stddevs, 0) < 12.0 * exact), np.median(stddevs, 0) / exact

@@ -45,6 +45,23 @@ def engine_fit(model: Callable[..., None] = in_one_vector) -> EngineFit:
     return EngineFit(model, (HEIGHT[:50], Y[:50]))
 
 
+def test_columns_that_share_a_norm_get_the_sizes_that_were_found() -> None:
+    """Neither an intercept nor a coefficient by itself is one of several columns."""
+    fit = engine_fit(whole_matrix)
+    ((name, columns),) = fit.engine.columns.items()
+    assert (columns.number, columns.degree) == (2, 2)
+    state = fit.engine.with_column_sizes(fit.start, {name: np.array([1.0, 170.0])})
+    (before,), (after,) = fit.start.standards.values(), state.standards.values()
+    expected = np.asarray(before.matrix) / [[1.0], [170.0]]
+    np.testing.assert_allclose(after.matrix, expected, 1e-6)
+    assert state.next_standards == state.standards
+    # The norm of products is the squared norm of a row, now of two columns alike.
+    ratio = norms(fit, fit.start)[name].max() / norms(fit, state)[name].max()
+    assert ratio == pytest.approx((1.0 + 170.0**2) / 2.0, rel=0.3)
+    assert not engine_fit().engine.columns
+    assert not engine_fit(apart).engine.columns
+
+
 def norms(fit: EngineFit, state: Any) -> dict[str, np.ndarray]:
     found = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
     return {name: np.asarray(norm, np.float64) for name, norm in found.items()}
