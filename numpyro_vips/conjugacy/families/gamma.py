@@ -20,14 +20,14 @@ from numpyro_vips.conjugacy.families.family import (
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
-    GammaShape,
+    RateShape,
     information_kept,
     nonnegative,
     rate_of_noisy_sums,
 )
 
 # More than so many are not worth a quadrature each.
-_MOST_RATES = 4096
+MOST_RATES = 4096
 
 
 class Gamma(Family):
@@ -68,18 +68,18 @@ class Gamma(Family):
 
     def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
         """As it is, since the prior has a say in what a total below zero means."""
-        if data["x"].size > _MOST_RATES:
+        if data["x"].size > MOST_RATES:
             return super().project_to_widen(data, noise)
         return {"x": data["x"], "log": jnp.maximum(data["log"], 0.0)}
 
     def share_under_noise(
         self, prior: Elementwise, data: Elementwise, noise: Elementwise
     ) -> NewElementwise:
-        if data["x"].size > _MOST_RATES:
+        if data["x"].size > MOST_RATES:
             return self.widened(data, noise)
 
         def by_quadrature() -> NewElementwise:
-            own = GammaShape(prior["log"] + 1.0, jnp.maximum(-prior["x"], 0.0))
+            own = RateShape(prior["log"] + 1.0, jnp.maximum(-prior["x"], 0.0))
             sums = data["log"], noise["log"], -data["x"], noise["x"]
             found = rate_of_noisy_sums(own, *sums)
             is_noisy = (noise["x"] > 0) | (noise["log"] > 0)

@@ -27,8 +27,13 @@ from numpyro_vips.conjugacy.families.family import (
     moments_of_known,
     no_covariance,
 )
-from numpyro_vips.conjugacy.families.gamma import InverseGamma
-from numpyro_vips.conjugacy.families.noisy_sums import information_kept, nonnegative
+from numpyro_vips.conjugacy.families.gamma import MOST_RATES, InverseGamma
+from numpyro_vips.conjugacy.families.noisy_sums import (
+    RateShape,
+    information_kept,
+    nonnegative,
+    rate_of_noisy_sums,
+)
 from numpyro_vips.jax_tools.host_calls import call_on_host
 from numpyro_vips.jax_tools.row_programs import treats_rows_alone
 
@@ -337,6 +342,45 @@ class GeneralizedInverseGaussian(Family):
         )
         return {s: kept * data[s] for s in self.statistics}
 
+    def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        """As it is, since the prior has a say in what a sum below zero means.
+
+        Not where rows add to the sum of x itself, too.
+        """
+        found = super().project_to_widen(data, noise)
+        if data["1/x"].size > MOST_RATES:
+            return found
+        return {**found, "1/x": jnp.where(noise["x"] > 0, found["1/x"], data["1/x"])}
+
+    def share_under_noise(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        if data["1/x"].size > MOST_RATES:
+            return self.widened(data, noise)
+
+        def by_quadrature() -> NewElementwise:
+            # Of 1/x, whose powers are those of x with their signs turned round.
+            own = RateShape(
+                -prior["log"] - 1.0,
+                jnp.maximum(-prior["1/x"], 0.0),
+                jnp.maximum(-prior["x"], 0.0),
+            )
+            sums = -data["log"], noise["log"], -data["1/x"], noise["1/x"]
+            found = rate_of_noisy_sums(own, *sums)
+            assert own.inverse is not None
+            assert found.inverse is not None
+            share = {
+                "x": own.inverse - found.inverse,
+                "1/x": own.rate - found.rate,
+                "log": own.concentration - found.concentration,
+            }
+            otherwise = self.widened(data, noise)
+            is_read = (noise["x"] == 0) & ((noise["1/x"] > 0) | (noise["log"] > 0))
+            return {s: jnp.where(is_read, share[s], otherwise[s]) for s in share}
+
+        is_noisy = jnp.any(noise["1/x"] > 0) | jnp.any(noise["log"] > 0)
+        return jax.lax.cond(is_noisy, by_quadrature, lambda: self.widened(data, noise))
+
     def neutral(self, shape: Shape) -> NewElementwise:
         minus = jnp.full(shape, -1.0)
         return {"x": minus, "1/x": minus, "log": jnp.zeros(shape)}
@@ -480,6 +524,27 @@ class _Root(Family):
         log = jnp.abs(data["log"]) / 2.0  # Powers of x are half those of x².
         kept = information_kept(log, noise["log"] / 2.0, -data["x^-2"], noise["x^-2"])
         return {s: kept * data[s] for s in self.statistics}
+
+    def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        squares = self._share_of_square(data), self._share_of_square(noise)
+        return self._share_of_root(self._square.project_to_widen(*squares))
+
+    def share_under_noise(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        squares = self._share_of_square(data), self._share_of_square(noise)
+        own = self._of_square(prior)
+        return self._share_of_root(self._square.share_under_noise(own, *squares))
+
+    def _share_of_square(self, share: Elementwise) -> NewElementwise:
+        """What a share of natural parameters of x is of those of x²; or its noise."""
+        found = {"log": 0.5 * share["log"], "1/x": share["x^-2"]}
+        return {**found, "x": share["x^2"]} if "x^2" in share else found
+
+    def _share_of_root(self, share: Elementwise) -> NewElementwise:
+        """What a share of natural parameters of x² is of those of x."""
+        found = {"log": 2.0 * share["log"], "x^-2": share["1/x"]}
+        return {**found, "x^2": share["x"]} if "x" in share else found
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return self._natural(self._square.neutral(shape))

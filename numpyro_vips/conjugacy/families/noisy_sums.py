@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from numpyro_vips.conjugacy.families.digamma import digamma
 
@@ -62,11 +62,17 @@ def information_kept(
     return jnp.where(noisy > 0, exact / jnp.where(noisy > 0, exact + noisy, 1.0), 1.0)
 
 
-class GammaShape(NamedTuple):
-    """Parameters of Gamma distributions."""
+class RateShape(NamedTuple):
+    """Distributions of positive τ, with density ∝ τ^(c - 1) exp(-r τ - a / τ).
+
+    Attributes:
+      concentration, rate: c and r.
+      inverse: a; None for Gamma distributions, where it is zero.
+    """
 
     concentration: Float[Array, "*batch"]
     rate: Float[Array, "*batch"]
+    inverse: Float[Array, "*batch"] | None = None
 
 
 # Points at which a density is looked at, and how often they close in on it.
@@ -78,13 +84,13 @@ _NEGLIGIBLE = 40.0
 
 
 def rate_of_noisy_sums(
-    prior: GammaShape,
+    prior: RateShape,
     count: Float[Array, "*batch"],
     count_stddev: Float[Array, "*batch"],
     total: Float[Array, "*batch"],
     total_stddev: Float[Array, "*batch"],
-) -> GammaShape:
-    """The Gamma nearest to the posterior of a rate, given its noisy sums.
+) -> RateShape:
+    """The distribution nearest to the posterior of a rate, given its noisy sums.
 
     Given the rate τ, rows make a total with mean count / τ and standard deviation
     sqrt(count) / τ, so that count − τ · total has the mean 0 and the variance
@@ -99,7 +105,8 @@ def rate_of_noisy_sums(
       count_stddev, total_stddev: Standard deviations of the noise in them.
 
     Returns:
-      The Gamma with the posterior's means of τ and log τ, by quadrature.
+      The one with the posterior's means of log τ, τ and, where the prior has an
+      `inverse`, 1 / τ, by quadrature.
     """
     tiny = jnp.finfo(total.dtype).tiny
     count = jnp.maximum(count, 0.0)
@@ -112,6 +119,7 @@ def rate_of_noisy_sums(
         return (
             prior.concentration * log_rate
             - prior.rate * rate
+            - (0.0 if prior.inverse is None else prior.inverse / rate)
             + log_rate
             - 0.5 * jnp.log(variance)
             - 0.5 * residual**2 / variance
@@ -120,6 +128,11 @@ def rate_of_noisy_sums(
     size = jnp.abs(total) + total_stddev + prior.rate
     about = jnp.log(jnp.maximum(count, 1.0)) - jnp.log(jnp.maximum(size, tiny))
     low, high = about - _BELOW, about + _ABOVE
+    if prior.inverse is not None:
+        # Where the prior has its mass, if noise says less than that.
+        own = jnp.log(jnp.maximum(prior.inverse, tiny))
+        low = jnp.where(prior.inverse > 0, jnp.minimum(low, own - _BELOW), low)
+        high = jnp.where(prior.inverse > 0, jnp.maximum(high, own + _ABOVE), high)
     steps = jnp.linspace(0.0, 1.0, _POINTS).reshape(-1, *(1,) * count.ndim)
 
     def closer(
@@ -147,8 +160,87 @@ def rate_of_noisy_sums(
     # Beside its own size, so that narrow densities keep their digits.
     ratio = (weights * jnp.expm1(points - mean_log)).sum(0)
     # Rounding leaves no more digits than these of what is certain.
-    concentration = _concentration(jnp.maximum(jnp.log1p(ratio), 1e-13))
-    return GammaShape(concentration, concentration / jnp.exp(mean_log) / (1.0 + ratio))
+    gap = jnp.maximum(jnp.log1p(ratio), 1e-13)
+    if prior.inverse is not None:
+        # Nearly that of a Gamma, and good enough for where to start.
+        concentration = 0.5 / gap
+        rate = concentration / jnp.exp(mean_log) / (1.0 + ratio)
+        return _nearest(RateShape(concentration, rate, prior.inverse), points, weights)
+    concentration = _concentration(gap)
+    return RateShape(concentration, concentration / jnp.exp(mean_log) / (1.0 + ratio))
+
+
+# Newton steps to the nearest distribution, how often one is halved, and what is added
+# to the variances of statistics that are hardly different, as a share of each.
+_NEWTON_STEPS, _HALVINGS, _RIDGE = 20, 8, 1e-10
+
+
+def _nearest(
+    start: RateShape,
+    logs: Float[Array, " points *batch"],
+    weights: Float[Array, " points *batch"],
+) -> RateShape:
+    """The distribution with the same means of log τ, τ and 1 / τ as one on a grid.
+
+    The mean of its log density is concave in the parameters, and largest there.
+
+    Args:
+      start: Where to begin.
+      logs: Values of log τ.
+      weights: Their probabilities.
+    """
+    assert start.inverse is not None
+    mean, mean_inverse = ((weights * jnp.exp(x)).sum(0) for x in (logs, -logs))
+    # About 1 each, so that no digits are lost to units.
+    statistics = jnp.stack(
+        [logs - jnp.log(mean), -jnp.exp(logs) / mean, -jnp.exp(-logs) / mean_inverse],
+        axis=-1,
+    )
+    means = (weights[..., None] * statistics).sum(0)
+    least = jnp.array([-jnp.inf, 0.0, 0.0], logs.dtype)
+    unit = jnp.eye(3, dtype=logs.dtype)
+    free = jnp.array([[1, 1, 1], [1, 1, 0], [1, 0, 1], [1, 0, 0]], logs.dtype)
+    free = free.reshape(4, *(1,) * (logs.ndim - 1), 3)
+
+    def at(found: Float[Array, "*batch 3"]) -> tuple[Array, Array]:
+        """The mean of the log density, and the probabilities of the points."""
+        log_density = (statistics * found).sum(-1)
+        total = jax.scipy.special.logsumexp(log_density, axis=0)
+        return (means * found).sum(-1) - total, jnp.exp(log_density - total)
+
+    def newton(_: int, found: Float[Array, "*batch 3"]) -> Float[Array, "*batch 3"]:
+        value, probability = at(found)
+        own = (probability[..., None] * statistics).sum(0)
+        rest = statistics - own
+        weighted = probability[..., None] * rest
+        covariance = jnp.einsum("p...i,p...j->...ij", weighted, rest)
+        variances = jnp.diagonal(covariance, axis1=-2, axis2=-1)
+        ridge = _RIDGE * variances + jnp.finfo(value.dtype).tiny
+        covariance = covariance + ridge[..., None] * unit
+        # With all parameters, and with those that may be at their limit left alone.
+        moved = covariance * free[..., :, None] * free[..., None, :]
+        moved = moved + (1.0 - free)[..., None, :] * unit
+        steps = jnp.linalg.solve(moved, (free * (means - own))[..., None])[..., 0]
+
+        def shorter(
+            number: Int[Array, ""], best: tuple[Array, Array]
+        ) -> tuple[Array, Array]:
+            step = 0.5 ** (number // len(free)) * steps[number % len(free)]
+            end = jnp.maximum(found + step, least)
+            tried, _ = at(end)
+            is_better = tried > best[0]
+            end = jnp.where(is_better[..., None], end, best[1])
+            return jnp.where(is_better, tried, best[0]), end
+
+        tries = len(free) * _HALVINGS
+        return jax.lax.fori_loop(0, tries, shorter, (value, found))[1]
+
+    parameters = jnp.stack(
+        [start.concentration, start.rate * mean, start.inverse * mean_inverse], axis=-1
+    )
+    found = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, parameters)
+    c, r, a = (found[..., i] for i in range(3))
+    return RateShape(c, r / mean, a / mean_inverse)
 
 
 def _concentration(gap: Float[Array, "*batch"]) -> Float[Array, "*batch"]:
