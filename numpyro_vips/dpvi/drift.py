@@ -116,6 +116,13 @@ LARGEST_NOISY = 2.2
 # off by about a tenth to a third of the fluctuation.
 LARGEST_FLUCTUATION = 10.0
 LARGEST_NOISY_FLUCTUATION = 5.0
+# Of a posterior that is made of the scores where iterates were: it is not where their
+# average is. Measured on count, probit and ordered regressions with 10,000 rows, it had
+# its errors within its intervals where iterates fluctuated by ten deviations.
+LARGEST_SCORED_FLUCTUATION = 10.0
+# Iterates that fluctuate by more deviations of such a posterior, near its mean, wander
+# with the noise, and two stretches of a random walk differ: no R̂ says more of them.
+WANDERING, NEAR = 2.0, 1.5
 # By how many of its standard deviations a posterior may differ from the average of the
 # iterates: it is made of the rows' scores and curvature there.
 LARGEST_DISTANCE = 3.0
@@ -152,9 +159,20 @@ def diagnostics_of(
     if r_hat is None:
         text = f"{num_steps} steps are too few to tell whether the fit has converged."
         return found | {"warnings": [text]}
-    moving = [name for name, value in r_hat.items() if not value <= limit]
+    knows_scores = is_private and distance is not None
+    wanders = {
+        name
+        for name, away in (distance or {}).items()
+        if knows_scores and away <= NEAR and fluctuation.get(name, 0.0) >= WANDERING
+    }
+    moving = [
+        name
+        for name, value in r_hat.items()
+        if not value <= limit and (name not in wanders or not math.isfinite(value))
+    ]
     if not moving:
         largest = LARGEST_NOISY_FLUCTUATION if is_private else LARGEST_FLUCTUATION
+        largest = LARGEST_SCORED_FLUCTUATION if knows_scores else largest
         wild = [k for k, v in fluctuation.items() if not v <= largest]
         far = [k for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE]
         if far and not wild:

@@ -1,5 +1,6 @@
 """Whether iterates still drift: lines do, a little noise about a place does not."""
 
+import math
 import warnings
 from typing import Any
 
@@ -73,6 +74,37 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     assert not found["converged"]
     assert "'b' went to and fro" in found["warnings"][0]
     assert found["fluctuation"] == fluctuation
+
+
+@pytest.mark.parametrize(
+    ("fluctuation", "distance", "r_hat", "warning"),
+    [
+        (3.0, 0.5, 3.0, None),  # Wandering about the posterior's mean.
+        (9.0, 1.0, 1.0, None),
+        (11.0, 1.0, 1.0, "went to and fro"),
+        (3.0, 2.0, 3.0, "still drifted"),  # Not near it.
+        (1.0, 0.5, 3.0, "still drifted"),  # Nothing drives them but their way.
+        (3.0, 3.5, 1.0, "average of the iterates"),
+        (3.0, 0.5, math.inf, "not finite"),
+        (3.0, 0.5, math.nan, "not finite"),
+    ],
+)
+def test_a_posterior_made_of_scores_is_not_where_iterates_wander(
+    fluctuation: float, distance: float, r_hat: float, warning: str | None
+) -> None:
+    settings: Any = {
+        "r_hat": {"w": r_hat},
+        "fluctuation": {"w": fluctuation},
+        "num_steps": 200,
+    }
+    found = diagnostics_of(**settings, distance={"w": distance}, is_private=True)
+    assert found["converged"] == (warning is None)
+    assert [warning in text for text in found["warnings"] if warning] == (
+        [] if warning is None else [True]
+    )
+    # One that is their average may be as far off as they are.
+    found = diagnostics_of(**settings, is_private=True)
+    assert found["converged"] == (r_hat < 2.2 and fluctuation < 5.0)
 
 
 @pytest.mark.thorough
