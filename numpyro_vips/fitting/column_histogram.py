@@ -14,9 +14,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.fitting.bounds import NormPart
-from numpyro_vips.fitting.norm_histogram import GRID_FACTOR, standing_bins
+from numpyro_vips.fitting.norm_histogram import GRID_FACTOR, norm_grid, standing_bins
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Columns
 
 # Every so many edges of a grid of norms: a unit may be wrong by a small factor.
 _STRIDE = 2
@@ -26,17 +25,13 @@ _THRESHOLD = 7.0
 
 
 def column_grid(part: NormPart) -> Float64[np.ndarray, " edges"]:
-    """The edges of the bins of every column's histogram; public.
-
-    The norm of a part that grows with a power of its columns has that power's grid.
-    """
-    degree = _columns_of(part).degree
-    return part.grid[:: _STRIDE * degree] ** (1.0 / degree)
+    """The edges of the bins of every column's histogram; public."""
+    return norm_grid(_columns_of(part)[1])[::_STRIDE]
 
 
 def column_block(part: NormPart) -> Block:
     """The counts as one block: a row counts once for each column, or not at all."""
-    number = _columns_of(part).number
+    number, _ = _columns_of(part)
     return Block(
         name=part.name,
         shape=(number, len(column_grid(part)) + 1),
@@ -66,8 +61,8 @@ def sizes_from_counts(
       largest other one: were it taken for small it could hide the others. 1 where no
       bin of any does.
     """
-    number, degree = _columns_of(part)
-    typical = part.reference ** (1.0 / degree) / math.sqrt(number)
+    number, reference = _columns_of(part)
+    typical = reference / math.sqrt(number)
     edges = column_grid(part)
     middles = np.append(edges[1:], edges[-1]) * GRID_FACTOR ** (-_STRIDE / 2)
     near = np.zeros(len(middles), bool)
@@ -84,7 +79,8 @@ def sizes_from_counts(
     return np.where(unseen, 1.0 if unseen.all() else np.nanmax(sizes), sizes)
 
 
-def _columns_of(part: NormPart) -> Columns:
-    """Those that are counted, of a part that has some."""
+def _columns_of(part: NormPart) -> tuple[int, float]:
+    """How many columns a part has, and the norm of their entries in unit rows."""
     assert part.columns is not None
-    return part.columns
+    number, reference = part.columns
+    return number, part.reference if reference is None else reference

@@ -18,12 +18,12 @@ class Columns(NamedTuple):
 
     Attributes:
       number: How many there are.
-      degree: With which power of a column's size the block's entries grow: 1 for a
-        vector with an entry for each column, 2 for a matrix of their products.
+      reference: The norm of their entries together in rows of unit size; None where it
+        is the block's.
     """
 
     number: int
-    degree: int
+    reference: float | None = None
 
 
 class Together(NamedTuple):

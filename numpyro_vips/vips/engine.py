@@ -197,12 +197,12 @@ class VipsEngine:
         several features, see `feature_units`."""
         sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
         of_residuals = {
-            name: Columns(sizes[name], degree=1)
+            name: Columns(sizes[name])
             for name in self._roles.squares
             if sizes[name] > 1
         }
         of_features = {
-            name: Columns(len(found.indices), degree=2)
+            name: Columns(len(found.indices), reference=1.0)
             for name, found in self._columns_of_features.items()
         }
         return of_residuals | of_features

@@ -72,7 +72,7 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
     if units is not None:
         state = fit.engine.with_column_sizes(state, {part.name: units})
     labels = np.arange(len(X), dtype=np.int32) % 2
-    if fit.engine.columns[part.name].degree == 2:
+    if fit.engine.columns[part.name].reference is not None:
         labels = 1e3 * labels.astype(np.float32)
     found = fit.engine.column_counts(
         state,
@@ -126,7 +126,7 @@ def test_neighbours_differ_by_what_is_stated(model):
 # --- what is read off -----------------------------------------------------------------
 
 PART = NormPart(
-    name="residuals", blocks=("residuals",), reference=2.0, columns=Columns(4, 1)
+    name="residuals", blocks=("residuals",), reference=2.0, columns=Columns(4)
 )
 
 
@@ -156,23 +156,25 @@ def test_sizes_are_those_of_the_entries_that_stand_out():
     assert found[3] == found[1]
 
 
-def test_the_norm_of_products_is_that_of_squared_sizes():
-    """In rows of unit size a column has a share of it, as of the norm of a vector."""
-    rng = np.random.default_rng(0)
-    products = dataclasses.replace(PART, reference=4.0, columns=Columns(4, 2))
-    edges = column_grid(products)
-    np.testing.assert_allclose(edges[1:] / edges[:-1], 2.0)
-    entries = np.array([1.0, 1e-3, 45.0, 1e5])[:, None] * rng.lognormal(
-        0.0, 0.2, (4, 5_000)
-    )
-    counts = [
-        np.bincount(np.searchsorted(edges, e), minlength=len(edges) + 1)
-        for e in entries
-    ]
-    found = sizes_from_counts(
-        np.array(counts, float), products, noise_stddev=10.0, num_rows=5_000
-    )
-    assert np.all(np.abs(np.log2(found / [1.0, 1e-3, 45.0, 1e5])) <= 0.6)
+def test_columns_may_have_a_norm_of_their_own():
+    """That of their products has the unit of what these are multiplied by, too."""
+    edges = column_grid(PART)
+    entries = np.repeat([[1.0], [1e-3], [45.0], [1e5]], 5_000, axis=1)
+
+    def sizes(part: NormPart) -> np.ndarray:
+        edges = column_grid(part)
+        counts = [
+            np.bincount(np.searchsorted(edges, e), minlength=len(edges) + 1)
+            for e in entries
+        ]
+        return sizes_from_counts(
+            np.array(counts, float), part, noise_stddev=10.0, num_rows=5_000
+        )
+
+    own = dataclasses.replace(PART, reference=1e-6, columns=Columns(4, reference=2.0))
+    np.testing.assert_allclose(column_grid(own), edges)
+    np.testing.assert_allclose(sizes(own), sizes(PART))
+    assert np.all(np.abs(np.log2(sizes(own) / [1.0, 1e-3, 45.0, 1e5])) <= 0.6)
 
 
 def test_a_few_rows_far_from_the_others_are_not_the_size():

@@ -49,7 +49,7 @@ def test_columns_that_share_a_norm_get_the_sizes_that_were_found() -> None:
     """Neither an intercept nor a coefficient by itself is one of several columns."""
     fit = engine_fit(whole_matrix)
     ((name, columns),) = fit.engine.columns.items()
-    assert (columns.number, columns.degree) == (2, 2)
+    assert (columns.number, columns.reference) == (2, 1.0)
     state = fit.engine.with_column_sizes(fit.start, {name: np.array([1.0, 170.0])})
     (before,), (after,) = fit.start.standards.values(), state.standards.values()
     expected = np.asarray(before.matrix) / [[1.0], [170.0]]
