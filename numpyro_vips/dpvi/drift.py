@@ -172,7 +172,8 @@ def diagnostics_of(
     ]
     if not moving:
         largest = LARGEST_NOISY_FLUCTUATION if is_private else LARGEST_FLUCTUATION
-        largest = LARGEST_SCORED_FLUCTUATION if knows_scores else largest
+        if knows_scores:
+            largest = LARGEST_SCORED_FLUCTUATION
         wild = [k for k, v in fluctuation.items() if not v <= largest]
         far = [k for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE]
         if far and not wild:

@@ -129,11 +129,11 @@ class VipsEngine:
         # What is released once makes one step, however many the caller asks for.
         sharing = num_steps if num_steps and self._roles.adaptive else 1
         sweeps = max(SWEEPS_PER_STEP, GLOBAL_SWEEPS // sharing)
-        self._columns_of_features = columns_of_features(
-            program, self._roles.recentred_factors
-        )
         self.on_rows = RowPrograms(
-            program, num_rows, self.local_steps, self._columns_of_features
+            program,
+            num_rows,
+            self.local_steps,
+            columns_of_features(program, self._roles.recentred_factors),
         )
         self.on_globals = GlobalPrograms(
             program, sweeps, noise_by_entry=bool(self._roles.open)
@@ -203,7 +203,7 @@ class VipsEngine:
         }
         of_features = {
             name: Columns(len(found.indices), reference=1.0)
-            for name, found in self._columns_of_features.items()
+            for name, found in self.on_rows.columns_of_features.items()
         }
         return of_residuals | of_features
 
@@ -400,11 +400,10 @@ class VipsEngine:
         See `column_units.suited_to_sizes`, `feature_units.units_of_sizes` and
         `fitting.engine.Engine.with_column_sizes`.
         """
-        of_features = {n: s for n, s in sizes.items() if n in self._columns_of_features}
-        of_residuals = {n: s for n, s in sizes.items() if n not in of_features}
-        standards = units_of_sizes(
-            state.standards, self._columns_of_features, of_features
-        )
+        columns = self.on_rows.columns_of_features
+        of_features = {n: s for n, s in sizes.items() if n in columns}
+        of_residuals = {n: s for n, s in sizes.items() if n not in columns}
+        standards = units_of_sizes(state.standards, columns, of_features)
         units, moments = suited_to_sizes(
             self.program, self._roles.squares, state.units, state.moments, of_residuals
         )

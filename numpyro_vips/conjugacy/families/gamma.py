@@ -20,14 +20,12 @@ from numpyro_vips.conjugacy.families.family import (
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
 from numpyro_vips.conjugacy.families.noisy_sums import (
+    MOST_RATES,
     RateShape,
     information_kept,
     nonnegative,
     rate_of_noisy_sums,
 )
-
-# More than so many are not worth a quadrature each.
-MOST_RATES = 4096
 
 
 class Gamma(Family):

@@ -27,8 +27,9 @@ from numpyro_vips.conjugacy.families.family import (
     moments_of_known,
     no_covariance,
 )
-from numpyro_vips.conjugacy.families.gamma import MOST_RATES, InverseGamma
+from numpyro_vips.conjugacy.families.gamma import InverseGamma
 from numpyro_vips.conjugacy.families.noisy_sums import (
+    MOST_RATES,
     RateShape,
     information_kept,
     nonnegative,
@@ -489,8 +490,8 @@ class _Root(Family):
 
     def _of_square(self, natural: Elementwise) -> NewElementwise:
         # dx² = 2x dx, so one power of x goes to the Jacobian.
-        found = {"log": 0.5 * (natural["log"] - 1.0), "1/x": natural["x^-2"]}
-        return {**found, "x": natural["x^2"]} if "x^2" in natural else found
+        found = self._share_of_square(natural)
+        return {**found, "log": found["log"] - 0.5}
 
     def _of_root(self, moments: Elementwise) -> NewElementwise:
         """Moments of x, from those of x²."""
@@ -521,9 +522,8 @@ class _Root(Family):
         return {**found, "log": prior["log"] + jnp.minimum(data["log"], 0.0)}
 
     def widened(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
-        log = jnp.abs(data["log"]) / 2.0  # Powers of x are half those of x².
-        kept = information_kept(log, noise["log"] / 2.0, -data["x^-2"], noise["x^-2"])
-        return {s: kept * data[s] for s in self.statistics}
+        squares = self._share_of_square(data), self._share_of_square(noise)
+        return self._share_of_root(self._square.widened(*squares))
 
     def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
         squares = self._share_of_square(data), self._share_of_square(noise)
@@ -571,8 +571,8 @@ class _Root(Family):
 
     def _natural(self, square: Elementwise) -> NewElementwise:
         """Natural parameters, from those of x²."""
-        found = {"log": 2.0 * square["log"] + 1.0, "x^-2": square["1/x"]}
-        return {**found, "x^2": square["x"]} if "x" in square else found
+        found = self._share_of_root(square)
+        return {**found, "log": found["log"] + 1.0}
 
     def distribution(self, parameters: Elementwise) -> dist.Distribution:
         return dist.TransformedDistribution(

@@ -75,6 +75,8 @@ class RateShape(NamedTuple):
     inverse: Float[Array, "*batch"] | None = None
 
 
+# More than so many are not worth a quadrature each.
+MOST_RATES = 4096
 # Points at which a density is looked at, and how often they close in on it.
 _POINTS, _STAGES = 64, 5
 # The first of them are so many powers of e below and above count / total.
