@@ -11,7 +11,6 @@ from typing import Any
 
 from numpyro_vips import _html
 from numpyro_vips.accounting import jsonable
-from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.norm_histogram import THRESHOLD
@@ -314,7 +313,7 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
         f"than {HIDDEN:g} times an average eigenvalue. Few directions get to their "
         "optimum."
     )
-    if isinstance(prepared.settings, DPVI):
+    if prepared.avoids_curvature:
         return (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate. {hidden} DPVI releases no such matrix. engine='vips' runs "
