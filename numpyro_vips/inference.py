@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_vips import _validate
-from numpyro_vips._settings import frozen
+from numpyro_vips import _validate, accounting
+from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnusablePosteriorError
 from numpyro_vips.fitting.checkpoint import Checkpoint, opened, priced_by_first
@@ -231,6 +231,7 @@ class PrivateVI:
             )
         if num_rows is not None:
             _validate.positive_integer(num_rows=num_rows)
+            num_rows = int(num_rows)
         check_widths(max_nonzeros)
         self.model = model
         self.budget = budget
@@ -397,6 +398,7 @@ class PrivateVI:
                 },
                 axis_labels=prepared.axis_labels,
                 model=self.model,
+                _for_row_queries=prepared.settings.for_row_queries,
                 _programs=programs,
             )
 
@@ -473,7 +475,29 @@ class PrivateVI:
         )
         if self.schedule_options.noise_multiplier is None:
             plan = with_number_of_rows(plan, prepared, noise)
-        return prepared, plan
+        settings = {**plan.settings, **self._given()}
+        return prepared, dataclasses.replace(plan, settings=settings)
+
+    def _given(self) -> dict[str, str]:
+        """The budget and what else the caller gave that bears on a fit, as code."""
+        values = {
+            "num_steps": self.schedule_options.num_steps,
+            "clipping_norm": self.schedule_options.clipping_norm,
+            "epsilon": self.share.epsilon,
+            "delta": self.share.delta,
+            "num_rows": self.num_rows,
+            "max_nonzeros": self.max_nonzeros,
+            "max_batch_size": self.max_batch_size,
+            "noise_multiplier": self.schedule_options.noise_multiplier,
+        }
+        given = {k: code_of_value(v) for k, v in values.items() if v is not None}
+        if not self.schedule_options.diagnostics:
+            given["diagnostics"] = "False"
+        if self.across is not None:
+            given["across"] = repr(self.across)
+        if self.insecure_seed is not None:
+            given["insecure_seed"] = "..."  # The seed would take the noise off again.
+        return {"budget": self.budget.code, **given}
 
     @contextlib.contextmanager
     def _explaining_interrupts(self, priced: PricedSteps) -> Iterator[None]:
@@ -553,18 +577,31 @@ class PrivateVI:
     def _settings_used(
         self, prepared: PreparedFit, num_steps: int | None
     ) -> dict[str, Any]:
-        """The settings, JSON-able; objects are the code that makes them."""
-        return {
+        """The settings, each once and JSON-able; objects are the code that makes them.
+
+        Args:
+          prepared: The fit, with what follows from the settings.
+          num_steps: How many steps were planned; None where it is not known.
+        """
+        options = self.schedule_options
+        settings = {
             "engine": repr(prepared.settings),
-            "sampling": repr(self.schedule_options.sampling),
+            "sampling": repr(options.sampling),
+            "budget": self.budget.code,
             "num_steps": num_steps,
-            "max_batch_size": self.max_batch_size,
+            "clipping_norm": options.clipping_norm,
+            "epsilon": self.share.epsilon,
+            "delta": self.share.delta,
+            "num_rows": self.num_rows,
             "max_nonzeros": dict(prepared.arguments.widths),
+            "max_batch_size": self.max_batch_size,
+            "noise_multiplier": options.noise_multiplier,
+            "diagnostics": bool(options.diagnostics),
             # Whether, not which: the seed would take the noise off again.
             "insecure_seed": self.insecure_seed is not None,
             "across": None if self.across is None else repr(self.across),
-            **prepared.settings.for_row_queries,
         }
+        return accounting.jsonable(settings)
 
 
 def _with_prior_disagreements(

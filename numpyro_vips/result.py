@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import xarray
 
 _FORMAT = "numpyro_vips result"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _SAMPLE_DIMS = ("chain", "draw")
 # What `to_arviz` keeps of the privacy statement.
 _PRIVACY_ATTRIBUTES = (
@@ -160,7 +160,10 @@ class PrivateVIResult:
       privacy: The privacy statement.
       engine: `"vips"` or `"dpvi"`.
       plan: The table that `explain` printed.
-      settings: The settings that were used, JSON-able.
+      settings: The settings that were used, each once and JSON-able, by the keywords
+        of `PrivateVI`: objects as the code that makes them, `num_steps` as planned,
+        `max_nonzeros` by argument, None for what was left open. Of a seed it says
+        whether there was one.
       diagnostics: What is known of how good the posterior is, JSON-able: whether the
         iterations came to an end, which bounds are loose, how the noise was read.
         Under privacy it is made of released numbers only. `"warnings"` is a list of
@@ -182,6 +185,9 @@ class PrivateVIResult:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     model: private | None = None
+    # The engine's settings that `local_posterior` and `elbo` go by, in a form that is
+    # read, where `settings` has the code that people read.
+    _for_row_queries: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     _programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -290,7 +296,10 @@ class PrivateVIResult:
         return RowQuery(
             model=self.model,
             arguments=bind_arguments(self.model, args, dict(kwargs), num_rows=None),
-            settings=self.settings,
+            settings={
+                **self._for_row_queries,
+                "max_nonzeros": self.settings.get("max_nonzeros", {}),
+            },
             programs=self._programs,
         )
 
@@ -358,6 +367,7 @@ class PrivateVIResult:
             "privacy_statement": self.privacy.to_dict(),
             "posterior_specification": dict(self.posterior.specification),
             "settings": dict(self.settings),
+            "for_row_queries": dict(self._for_row_queries),
             "diagnostics": dict(self.diagnostics),
             "axis_labels": dict(self.axis_labels),
             # How long rows took is theirs.
@@ -495,6 +505,10 @@ def _load(path: Path, model: private | None) -> PrivateVIResult:
         axis_labels=json.loads(dataset.attrs.get("axis_labels", "{}")),
         seconds=json.loads(dataset.attrs["seconds"]),
         model=model,
+        # The first format had these among the settings.
+        _for_row_queries=json.loads(
+            dataset.attrs["settings" if version == 1 else "for_row_queries"]
+        ),
     )
 
 

@@ -409,7 +409,7 @@ def test_whole_rows_are_worked_on_where_entries_are_not_enough() -> None:
         max_nonzeros=WIDTH,
         **OPTIONS,
     )
-    assert "written out again: x: a gather at an index" in str(vi.explain(x))
+    assert "made dense again: x: a gather at an index" in str(vi.explain(x))
 
 
 @pytest.mark.thorough
@@ -478,7 +478,7 @@ def test_dpvi_gets_rows_with_their_largest_entries() -> None:
     )
     plan = vi.explain(x, y)
     assert plan.engine == "dpvi"
-    assert "DPVI writes the row out again" in plan.notes[-1]
+    assert "DPVI makes the row dense again" in plan.notes[-1]
 
 
 def noise_aware(fn: Any, rows: Rows, **options: Any) -> NoiseAwarePosterior:

@@ -28,8 +28,10 @@ class Share:
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             _validate.positive(epsilon=self.epsilon)
+            object.__setattr__(self, "epsilon", float(self.epsilon))
         if self.delta is not None:
             _validate.share_of_delta(delta=self.delta)
+            object.__setattr__(self, "delta", float(self.delta))
 
 
 def noise_of_one_release(budget: PrivacyBudget, share: Share) -> float | None:

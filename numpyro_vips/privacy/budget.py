@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from numpyro_vips import _validate, accounting
+from numpyro_vips._settings import code_of_value
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
     Accountant,
@@ -185,6 +186,22 @@ class PrivacyBudget:
         """
         charges = self.charges
         return charges[0].unit if charges else None
+
+    @property
+    def code(self) -> str:
+        """The code that opens such a ledger, but for its file.
+
+        >>> PrivacyBudget(1.0, 1e-6, accountant="moments").code
+        "PrivacyBudget(epsilon=1.0, delta=1e-06, accountant='moments')"
+        """
+        arguments: dict[str, float | str] = {"epsilon": self._epsilon}
+        arguments["delta"] = self._delta
+        if self._composition != "split":
+            arguments["composition"] = self._composition
+        if self._accountant != "pld":
+            arguments["accountant"] = self._accountant
+        given = [f"{name}={code_of_value(x)}" for name, x in arguments.items()]
+        return f"PrivacyBudget({', '.join(given)})"
 
     def spent(self) -> Spending:
         """What has been spent so far, by the ledger's own rule of composition."""
