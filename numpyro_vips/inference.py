@@ -28,8 +28,8 @@ from numpyro_vips.fitting.explanation import Plan, with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
+    BudgetShare,
     PricedSteps,
-    Share,
     noise_of_one_release,
     price,
     statement_of,
@@ -245,7 +245,7 @@ class PrivateVI:
             max_batch_size=max_batch_size,
             private=budget.is_private or (epsilon, noise_multiplier) != (None, None),
         )
-        self.share = Share(epsilon=epsilon, delta=delta)
+        self.share = BudgetShare(epsilon=epsilon, delta=delta)
         self.num_rows = num_rows
         self.max_nonzeros = frozen(max_nonzeros)
         self.max_batch_size = self.schedule_options.max_batch_size

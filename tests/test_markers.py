@@ -15,7 +15,7 @@ GUARDS = [
     *("fitting/test_checkpoint.py", "fitting/test_parties.py"),
     *("fitting/test_processes.py", "fitting/test_schedule.py"),
     *("fitting/test_sum_rounding.py", "fitting/test_tree_sum.py"),
-    *("jax_tools/test_row_programs.py", "model/test_captured.py"),
+    *("jax_tools/test_separate_rows.py", "model/test_captured.py"),
     *("test_hidden_rows.py", "test_leaks.py", "test_rounding.py"),
 ]
 # Of these, what is about how good a fit is; or what `make test` has in another test.

@@ -40,7 +40,7 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
-from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family
+from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, GuideFamily
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model, num_row_numbers
 from numpyro_vips.dpvi.description import (
@@ -115,7 +115,7 @@ class DpviEngine:
         self,
         graph: ModelGraph,
         *,
-        guide: Family | Callable[..., Any] | None = None,
+        guide: GuideFamily | Callable[..., Any] | None = None,
         optimizer: optax.GradientTransformation | None = None,
         loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
         num_particles: int | None = None,

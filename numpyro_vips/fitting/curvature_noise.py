@@ -1,4 +1,4 @@
-"""Whether noise would hide the curvature that Newton steps go by; told by public facts.
+"""Whether noise would hide the curvature of Newton steps, by public facts.
 
 VIPS releases the curvature Σ σ'(ψ) xxᵀ of a logistic regression, a matrix of d × d
 numbers, and steps along a direction by what it says of it. With C the norm that a row's

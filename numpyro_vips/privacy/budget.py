@@ -397,8 +397,8 @@ class PrivacyBudget:
         if self.is_private and left.delta == 0:
             raise BudgetExceededError(
                 "No delta is left of the privacy budget. "
-                f"{self._summary(self.charges)} A fit takes all that is left unless it "
-                "is told its share: give every fit of a ledger epsilon= and delta=. "
+                f"{self._summary(self.charges)} A fit takes all that is left unless "
+                "its share is given: give every fit of a ledger epsilon= and delta=. "
                 "This one needs a larger budget."
             )
         share_delta = left.delta if delta is None else delta

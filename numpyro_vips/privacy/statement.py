@@ -45,8 +45,8 @@ NOT_COVERED = (
     "what else is known or released about the same rows: other fits add up in the "
     "ledger, other publications do not",
     "facts about the population: what could be learned without the row is no secret",
-    "timing and other side channels, but that the number of passes does not tell the "
-    "size of a usual batch",
+    "timing and other side channels, but that the number of passes does not reveal "
+    "the size of a usual batch",
     "floating-point attacks by rows on what other rows contribute: noise is added "
     "exactly and the rounding of sums is part of the sensitivity, but that a row "
     "contributes the same beside any others is tested, not proved; nor is the rounding "
@@ -276,8 +276,8 @@ class PrivacyStatement:
         """What holds, or that nothing does: a paragraph each."""
         if not self.is_private:
             return [
-                "NOT PRIVATE: epsilon is infinite; the result may tell about single "
-                f"{self.unit}.",
+                "NOT PRIVATE: epsilon is infinite; the result may reveal facts about "
+                f"single {self.unit}.",
                 "Do not publish it if the rows are confidential.",
             ]
         change = _RELATION_WORDS[self.relation].format(unit=self.unit)

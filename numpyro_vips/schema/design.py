@@ -10,7 +10,7 @@ from jaxtyping import Shaped
 
 from numpyro_vips.errors import did_you_mean
 from numpyro_vips.schema.columns import Column, Intercept
-from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
+from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
 from numpyro_vips.schema.files import opened
 
 # What the formulas of other packages compute from all rows, or may.
@@ -43,7 +43,7 @@ class Design(Encoding):
     response_name: str | None
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ColumnProduct, ...]:
         known = dict(self.columns)
         return tuple({name: known[name] for name in names} for names in self.products)
 

@@ -11,7 +11,7 @@ from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.schema.columns import Column, Intercept, Interval
 from numpyro_vips.schema.design import Design, design_of
-from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
+from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
 from numpyro_vips.schema.files import opened
 from numpyro_vips.schema.moments import PrivateMoments, released
 
@@ -113,7 +113,7 @@ class Schema(Encoding, Mapping[str, Column]):
             )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ColumnProduct, ...]:
         """Each column by itself."""
         return tuple({name: column} for name, column in self.items())
 

@@ -96,7 +96,7 @@ class Coordinate(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole(Coordinate):
+class WholeFactor(Coordinate):
     """Natural parameters are the gradient of the expected terms in the moments.
 
     Attributes:
@@ -118,13 +118,15 @@ class Whole(Coordinate):
         return factor.family.moments(natural), natural
 
 
-def whole(given: Given, factor: PosteriorFactor, terms: Sequence[Term]) -> Whole:
+def whole_factor(
+    given: Given, factor: PosteriorFactor, terms: Sequence[Term]
+) -> WholeFactor:
     """A factor that is updated as a whole, from the terms that mention it."""
     structure = given.structure
     alone, coupled = by_coupling(structure, given.row_terms(terms))
     own = natural_parameters(structure, factor, alone, {})
     weight = copies_array(factor, structure.latents, given.arrays)
-    return Whole(structure, factor, coupled, own, weight)
+    return WholeFactor(structure, factor, coupled, own, weight)
 
 
 def neutral_auxiliaries(

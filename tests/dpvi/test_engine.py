@@ -389,7 +389,7 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
     sums = []
     for numbers in (2**23, 4 * 7):
         monkeypatch.setattr(
-            "numpyro_vips.dpvi.row_gradients._MOST_GRADIENT_NUMBERS", numbers
+            "numpyro_vips.dpvi.clipped_gradients._MOST_GRADIENT_NUMBERS", numbers
         )
         engine = engine_for(logistic, X, y)
         _engines.clear()

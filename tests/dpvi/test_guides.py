@@ -280,7 +280,7 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     noise = engine.program.user_guide.draw_globals(params, draw).values["noise"]
 
     def standard(row: Any) -> Any:
-        from numpyro_vips.dpvi.row_gradients import _fingerprint
+        from numpyro_vips.dpvi.clipped_gradients import _fingerprint
 
         row_key = jax.random.fold_in(
             jax.random.fold_in(key, _fingerprint({"y": row})), 0

@@ -36,7 +36,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     rate_of_noisy_sums,
 )
 from numpyro_vips.jax_tools.host_calls import call_on_host
-from numpyro_vips.jax_tools.row_programs import treats_rows_alone
+from numpyro_vips.jax_tools.separate_rows import treats_rows_alone
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
 _TINY = 1e-30

@@ -24,7 +24,7 @@ from numpyro_vips.jax_tools.jaxprs import (
 )
 
 
-class Part(NamedTuple):
+class ProductFactor(NamedTuple):
     """A factor of a product of constants.
 
     Attributes:
@@ -66,7 +66,7 @@ class Product:
     """
 
     token: int
-    parts: tuple[Part, ...]
+    parts: tuple[ProductFactor, ...]
     shape: tuple[int, ...]
 
     def of(self, numbers: Mapping[int, jax.Array]) -> jax.Array:
