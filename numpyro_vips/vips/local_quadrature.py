@@ -26,7 +26,7 @@ lie.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def integrated_latents(
         known = beside | {factor.name}
         if (
             auxiliaries
-            and all(isinstance(f.family, LogitsAuxiliary) for f in auxiliaries)
+            and all(f.family.bounds_logits for f in auxiliaries)
             and all(x <= known for x in together if x & beside)
             and all(len(x & beside) < 2 for x in together)
         ):
@@ -408,8 +408,8 @@ def _logits(
       factor: The latents' factor.
       auxiliary: The auxiliary factor.
     """
-    structure, family = given.structure, auxiliary.family
-    assert isinstance(family, LogitsAuxiliary)
+    structure = given.structure
+    family = cast(LogitsAuxiliary, auxiliary.family)  # It bounds logits.
     mine = [t for t in terms if any(a.latent in auxiliary.latents for a in t.atoms)]
     mine = given.row_terms(mine)
     copies = copies_array(auxiliary, structure.latents, given.arrays)

@@ -58,8 +58,9 @@ class Family(abc.ABC):
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
         touches.
-      bounds_logits: An auxiliary variable that makes logits Gaussian: the statistics of
-        the coefficients that it multiplies may be taken about their mean.
+      bounds_logits: An auxiliary variable that makes logits Gaussian, a
+        `LogitsAuxiliary`: the statistics of the coefficients that it multiplies may be
+        taken about their mean.
       moment_range: Between which numbers every entry of a moment lies, up to rounding.
         Sensitivities rest on it, so it holds of what `moments` returns for any natural
         parameters, also for those that no member has: an expected square of large
