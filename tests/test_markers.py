@@ -51,9 +51,13 @@ def test_what_guards_privacy_is_not_left_to_the_thorough_tests(
         assert not set(marked(file, "thorough")) - NOT_GUARDING, file
 
 
-def test_neighbours_and_stated_noise_are_not_either(repository: Path):
+def test_neighbours_hostile_rows_and_stated_noise_are_not_either(repository: Path):
     """Wherever these tests are; their names say what they are about."""
-    guarding = re.compile(r"neighbour|one_row_moves|stated|without_noise_is_caught")
+    guarding = re.compile(
+        r"neighbour|one_row_moves|stated|without_noise_is_caught|bad_row|counts_as_zero"
+        r"|(?<!without_)noise_is_that|holds_no|no_encoded_row|releases_what"
+        r"|refused_with_its_reason"
+    )
     for file in sorted((repository / "tests").rglob("test_*.py")):
         names = set(marked(file, "thorough"))
         assert not [name for name in names if guarding.search(name)], file

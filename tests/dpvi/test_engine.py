@@ -337,7 +337,7 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.quick_with("0.5-nan feature-logistic")
 @pytest.mark.parametrize("model", [logistic, probit])
 @pytest.mark.parametrize("bad", BAD_ROWS)
 @pytest.mark.parametrize("clipping_norm", [0.5, math.inf])

@@ -401,7 +401,7 @@ def test_one_row_moves_an_amortised_sum_by_at_most_the_norm(size, perturb):
         assert largest >= 0.95 * 0.7
 
 
-@pytest.mark.thorough
+@pytest.mark.quick_with("nan")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_row_of_an_amortised_model_counts_as_zero(bad):
     y = X[:8].copy()
