@@ -76,7 +76,7 @@ class Posterior(Protocol):
         ...
 
     def problems(self) -> Mapping[str, str]:
-        """By site, why its posterior is none: not finite, degenerate, no density."""
+        """By site, why it has no posterior: not finite, degenerate, no density."""
         ...
 
     def weighable(

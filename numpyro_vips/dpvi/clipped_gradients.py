@@ -42,7 +42,7 @@ class ReleasedLeaves(NamedTuple):
     length: int | None = None
 
     def cut(self, gradient: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The released entries of a leaf."""
+        """The part of a leaf's gradient that is released: its leading entries."""
         return gradient if self.length is None else gradient[: self.length]
 
     def joined(self, leaves: Mapping[int, Float[Array, "..."]]) -> Float[Array, "..."]:

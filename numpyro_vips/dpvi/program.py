@@ -103,7 +103,11 @@ class DpviProgram:
         return self.options.perturb == "location"
 
     def reach_of_step(self, step: Int[Array, ""]) -> Float[Array, " size"]:
-        """How far the step with this number may go; where globals wait, nowhere."""
+        """How far each coordinate of the globals may move in a step, (size,).
+
+        Args:
+          step: The step's number. Globals that wait do not move in the first steps.
+        """
         if not self.is_late.any():
             return jnp.asarray(self.reach)
         waits = self.is_late & (step < self.options.num_waiting)

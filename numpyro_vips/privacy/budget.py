@@ -32,7 +32,11 @@ _ROUNDING = Fraction(1, 10**12)
 
 
 class Spending(NamedTuple):
-    """An amount of privacy loss."""
+    """An amount of privacy loss, as a ledger counts it.
+
+    Attributes:
+      epsilon, delta: Of (epsilon, delta)-differential privacy.
+    """
 
     epsilon: float
     delta: float
@@ -163,7 +167,7 @@ class PrivacyBudget:
 
     @property
     def is_private(self) -> bool:
-        """False for an infinite epsilon."""
+        """Whether epsilon is finite; if not, there is no noise and no guarantee."""
         return math.isfinite(self._epsilon)
 
     @property

@@ -191,7 +191,7 @@ class PrivacyStatement:
 
     @property
     def is_private(self) -> bool:
-        """False for an infinite epsilon."""
+        """Whether epsilon is finite; if not, there is no noise and no guarantee."""
         return math.isfinite(self.epsilon)
 
     @property
@@ -221,7 +221,7 @@ class PrivacyStatement:
         return [(delta, price(delta=delta)) for delta in deltas]
 
     def delta_at(self, epsilon: float) -> float:
-        """The delta of the events at another epsilon."""
+        """The least delta at which the same releases are (epsilon, delta)-private."""
         return accounting.delta_of_events(
             self.events, epsilon=epsilon, accountant=self.accountant
         )

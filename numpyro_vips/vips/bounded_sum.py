@@ -422,7 +422,7 @@ ShapeOfSum = PartialSum | Float[jax.ShapeDtypeStruct, "..."]
 
 
 def weighted(scattered: Scattered, weights: Float[Array, " rows"]) -> Scattered:
-    """Rows' contributions, each times its weight."""
+    """Contributions of rows, each multiplied by the weight of its row, (rows,)."""
     values = scattered.values
     each = weights.reshape(-1, *(1,) * (values.ndim - 1))
     return dataclasses.replace(scattered, values=each * values)

@@ -96,7 +96,16 @@ def numpyro_log_joint(
 
 
 def rows_apart(graph: ModelGraph, latents: Values, count: int) -> list[NewValues]:
-    """The latents as each single row sees them."""
+    """The latents of several rows, as that many models of one row each have them.
+
+    Args:
+      graph: The model of all rows.
+      latents: Values by site.
+      count: How many rows there are.
+
+    Returns:
+      For each row, the globals and its own entries of the locals.
+    """
     found = []
     for row in range(count):
         mine = {}

@@ -83,7 +83,7 @@ class Coordinate(abc.ABC):
         return factor[0]
 
     def dense(self, factor: LocalFactor) -> LocalFactor:
-        """The factor with its moments written out."""
+        """The factor with its moments as dense arrays."""
         return factor
 
     def terms_in(self, known: set[str] | None) -> list[Term]:
@@ -169,12 +169,15 @@ def copies_array(
     latents: Latents,
     arrays: Numbers,
 ) -> Float[Array, "*batch"] | None:
-    """The same as an array; None for one copy.
+    """For each element of a row's factor how many independent copies it stands for.
 
     Args:
       factor: Which factor.
       latents: All latents of the model.
       arrays: What the slots of a row stand for.
+
+    Returns:
+      Array of the shape of the factor's batch; None if each stands for itself alone.
     """
     weight = copies(factor, latents)
     if weight is None:

@@ -209,7 +209,7 @@ def _expected_natural_for(
 def without_globals(
     structure: Structure, term: Term, expected_natural: ByStatistic
 ) -> Term:
-    """The same function of a row's latents, with the globals put in.
+    """A term as a function of a row's latents alone: globals are replaced by moments.
 
     Whatever does not bear a label of the row's latents alone is contracted once, so
     that sweeps over the latents repeat only what changes.

@@ -156,9 +156,14 @@ def latent(
 
 
 def within(form: Form, lower: float, upper: float) -> Form:
-    """The same form, where its entries have been checked to lie between the bounds.
+    """The form with bounds on its entries, which the caller has checked.
 
-    Only the constant that a form is made of takes them; others stay as they are.
+    They are kept by the constant that the form consists of. A form of several terms or
+    factors comes back unchanged.
+
+    Args:
+      form: The form.
+      lower, upper: Between which numbers all its entries lie.
     """
     if len(form.terms) != 1:
         return form

@@ -154,11 +154,17 @@ class Family(abc.ABC):
     def project_either(
         self, data: Moments, noise: Moments, to_widen: Bool[Array, ""]
     ) -> NewMoments:
-        """As `project_to_widen` has it, or else as `project` without a prior.
+        """`project_to_widen`, or `project` without a prior, as an array says.
+
+        For compiled programs, in which both are needed.
 
         Args:
-          data, noise: As in `project`.
-          to_widen: Which of the two.
+          data: The share of the released statistics.
+          noise: Standard deviations of the noise in it, entry by entry.
+          to_widen: True for `project_to_widen`.
+
+        Returns:
+          Natural parameters, of the shapes of `data`.
         """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
         if type(self).project_to_widen is Family.project_to_widen:
@@ -187,17 +193,19 @@ class Family(abc.ABC):
     def share_under_noise(
         self, prior: Moments, data: Moments, noise: Moments
     ) -> NewMoments:
-        """As `widened`, where how much noisy sums say depends on the prior.
+        """What noisy sums of rows add to a prior, where this depends on the prior.
 
+        Most families return `widened(data, noise)`, which does not.
         Where a sum may be anything down to zero, it is the prior that says how large
         what is divided by it may be.
 
         Args:
           prior: The prior's share of the natural parameters.
-          data, noise: As in `widened`.
+          data: The share of the released statistics, as `project_to_widen` has it.
+          noise: Standard deviations of the noise in it, entry by entry.
 
         Returns:
-          What is added to `prior`.
+          Natural parameters to add to `prior`.
         """
         del prior  # What most sums say of a latent is a Gaussian about some value.
         return self.widened(data, noise)

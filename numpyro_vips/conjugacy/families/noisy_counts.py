@@ -84,7 +84,11 @@ def expected_counts(
 def _stddev_of_sum(
     noise_stddev: Float[Array, "rows cells"], axis: int
 ) -> Float[Array, " sums"]:
-    """Of independent noises the variances add up; scaled, so that none underflows."""
+    """The standard deviation of sums of independent noises along an axis.
+
+    It is the root of the sum of their variances, which are scaled so that none
+    underflows.
+    """
     largest = jnp.max(noise_stddev)
     scale = jnp.where(largest > 0, largest, 1.0)
     return scale * jnp.sqrt(((noise_stddev / scale) ** 2).sum(axis))
@@ -93,7 +97,7 @@ def _stddev_of_sum(
 def _of_columns(
     noisy: Float[Array, " cells"], noise_stddev: Float[Array, " cells"]
 ) -> Float[Array, " cells"]:
-    """Posterior means of counts without a background that says which are large."""
+    """Posterior means of a single row of counts, which all have one background."""
     of_total = _stddev_of_sum(noise_stddev[None], 1)[0]
     mean = nonnegative(noisy.sum(), of_total) / noisy.size
     return _read(noisy, noise_stddev, jnp.full(noisy.shape, mean), groups=1)
