@@ -38,6 +38,19 @@ class GaussianEvent:
       num_steps: How many such releases, each on a fresh batch.
       label: What is released, for people.
 
+        >>> event = GaussianEvent(
+        ...     noise_stddev=3.0,
+        ...     sensitivity=2.0,
+        ...     relation="add_or_remove",
+        ...     sampling="poisson",
+        ...     sampling_rate=0.1,
+        ...     num_steps=100,
+        ... )
+        >>> event.noise_multiplier
+        1.5
+        >>> GaussianEvent.from_dict(event.to_dict()) == event
+        True
+
     Numbers of any kind are kept as Python's own, so that no narrower type overflows
     where they are priced.
 
@@ -150,7 +163,18 @@ def jsonable(record: object) -> Any:
 
 
 def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:
-    """The event with `factor` times its noise."""
+    """The event with `factor` times its noise.
+
+    >>> event = GaussianEvent(
+    ...     noise_stddev=8.0,
+    ...     sensitivity=2.0,
+    ...     relation="replace_one",
+    ...     sampling="full",
+    ...     sampling_rate=1.0,
+    ... )
+    >>> scale_noise(event, 0.5).noise_multiplier
+    2.0
+    """
     return dataclasses.replace(event, noise_stddev=event.noise_stddev * factor)
 
 

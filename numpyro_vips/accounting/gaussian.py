@@ -11,6 +11,13 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Delta of the Gaussian mechanism with mean shift `mu` (Balle and Wang 2018).
 
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), for any real ε.
+
+        >>> round(gaussian_delta(mu=0.5, epsilon=1.0), 4)
+        0.0068
+
+    Args:
+      mu: Sensitivity over the standard deviation of the noise, positive.
+      epsilon: At which epsilon.
     """
     below = epsilon / mu - mu / 2
     above = epsilon / mu + mu / 2
