@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from tqdm.auto import tqdm
 
-from numpyro_vips import _validate, accounting
+from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import UnusablePosteriorError
@@ -258,6 +258,28 @@ class PrivateVI:
         self.label = label
         self.progress_bar = progress_bar
         self.insecure_seed = insecure_seed
+
+    def __repr__(self) -> str:
+        """The model's name, and the settings that were given as code."""
+        settings = (f"{name}={code}" for name, code in self._settings().items())
+        return f"PrivateVI({', '.join([name_of(self.model.fn), *settings])})"
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks, with the ledger to be opened."""
+        settings = [f"{name}={code}" for name, code in self._settings().items()]
+        return (
+            _html.heading(f"PrivateVI({name_of(self.model.fn)})")
+            + _html.bullets(settings)
+            + _html.folded("Privacy budget", self.budget._repr_html_())
+        )
+
+    def _settings(self) -> dict[str, str]:
+        """The keywords that bear on a fit, as code; see `Plan.settings`."""
+        return {
+            "engine": repr(self.engine),
+            "sampling": repr(self.schedule_options.sampling),
+            **self._given(),
+        }
 
     @one_blas_thread
     def explain(self, *args: Any, **kwargs: Any) -> Plan:

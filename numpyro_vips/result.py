@@ -133,7 +133,7 @@ class PrivateVIResult:
         ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
         ...     with numpyro.plate("people", len(y)):
         ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
-        >>> budget = nv.PrivacyBudget(math.inf)  # So that its numbers can be printed.
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
         >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
         >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
         >>> result
@@ -192,7 +192,22 @@ class PrivateVIResult:
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The released parameters that `sample_posterior` needs, arrays only."""
+        """The released parameters that `sample_posterior` needs, arrays only.
+
+        >>> import math
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+        >>> {name: float(value) for name, value in result.params.items()}
+        {'p/concentration0': 10.0, 'p/concentration1': 30.0}
+        """
         return dict(self.posterior.params)
 
     @one_blas_thread
@@ -200,6 +215,21 @@ class PrivateVIResult:
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
         """Draws independent samples of the global latents.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+            >>> draws["p"].shape, abs(float(draws["p"].mean()) - 0.75) < 0.01
+            ((1000,), True)
 
         Args:
           rng_key: A key of `jax.random`.
@@ -215,6 +245,21 @@ class PrivateVIResult:
         """How much of the posterior's width is due to data, and how much to privacy.
 
         Without noise nothing of it is due to privacy.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> print(result.uncertainty())
+               mean      sd  sd of the data alone  width due to privacy
+            p  0.75  0.0676                0.0676                    0%
 
         Returns:
           The two parts of each global's variance; they print as a table.
@@ -247,6 +292,22 @@ class PrivateVIResult:
         posterior and from these rows alone, and is as private as they are. Never
         publish it for the rows of the fit.
 
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         z = numpyro.sample("z", dist.Bernoulli(p))
+            ...         numpyro.sample("y", dist.Normal(4.0 * z, 1.0), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0.0, 4.0], [9, 29]))
+            >>> z = result.local_posterior(np.array([0.0, 2.0, 4.0]))["z"]
+            >>> [round(float(prob), 3) for prob in z.probs]
+            [0.001, 0.756, 1.0]
+
         Args:
           *args: The model's arguments, with these rows.
           **kwargs: Likewise, by name.
@@ -272,6 +333,20 @@ class PrivateVIResult:
         VIPS has it in closed form, a factorised bound; DPVI averages the log density,
         its discrete latents summed out, over 100 fixed draws of the globals. What is
         said of `local_posterior` holds here too.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> print(result.elbo(np.array([0, 1])).round(3))
+            [-1.425 -0.292]
 
         Args:
           *args: The model's arguments, with these rows.
@@ -321,6 +396,21 @@ class PrivateVIResult:
         draws are independent, so chains are alike by construction and say nothing
         about convergence; the attribute `diagnostics`, JSON, does.
 
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> data = result.to_arviz(jax.random.key(1), num_samples=7, num_chains=2)
+            >>> data.posterior["p"].shape, data.posterior.attrs["private"]
+            ((2, 7), 'false')
+
         Args:
           rng_key: A key of `jax.random`.
           num_samples: Draws per chain.
@@ -360,6 +450,24 @@ class PrivateVIResult:
 
         The file holds arrays and JSON, nothing pickled. A file that is already there
         is replaced when the new one is complete.
+
+            >>> import pathlib, tempfile
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     result.save(pathlib.Path(folder, "fit.nc"))
+            ...     again = nv.load(pathlib.Path(folder, "fit.nc"))
+            >>> again
+            PrivateVIResult(vips, NOT PRIVATE, sites: p)
         """
         import xarray
 
@@ -441,7 +549,27 @@ def load(
 ) -> PrivateVIResult:
     """Reads a result that `PrivateVIResult.save` has written.
 
-    Nothing in the file is executed. `PrivateVIResult` has an example.
+    Nothing in the file is executed.
+
+        >>> import pathlib, tempfile
+        >>> import math
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(pathlib.Path(folder, "fit.nc"))
+        ...     again = nv.load(pathlib.Path(folder, "fit.nc"), model=model)
+        >>> again.settings["engine"], float(again.params["p/concentration1"])
+        ('VIPS()', 30.0)
+        >>> bool((again.elbo(np.array([1])) == result.elbo(np.array([1]))).all())
+        True
 
     Args:
       path: The file.
