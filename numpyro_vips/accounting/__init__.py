@@ -25,6 +25,7 @@ one row for `"without_replacement"`. `docs/privacy.md` derives the formulas.
 """
 
 # ruff: noqa: F401
+# pyright: reportUnusedImport=false
 from numpyro_vips.accounting.calibration import (
     calibrate,
     calibrate_events,
