@@ -181,6 +181,7 @@ def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:
 def unit_event(
     noise_multiplier: float, sampling_rate: float, num_steps: int, sampling: Sampling
 ) -> GaussianEvent:
+    """Releases of sensitivity 1, in the relation that belongs to a way of sampling."""
     _validate.one_of(SAMPLINGS, sampling=sampling)
     return GaussianEvent(
         noise_stddev=noise_multiplier,
@@ -195,6 +196,7 @@ def unit_event(
 
 
 def check_delta(delta: float) -> None:
+    """Raises a `ValueError` unless a number is in [0, 1]."""
     _validate.nonnegative(delta=delta)
     if delta > 1:
         raise ValueError(f"Expected delta={delta!r} in [0, 1].")
@@ -224,7 +226,13 @@ Groups = tuple[StepGroup, ...]
 
 
 def groups_of(events: Sequence[GaussianEvent]) -> Groups:
-    """Merges equal steps, and drops what is free."""
+    """The steps of some events, equal ones merged and those that cost nothing left out.
+
+    One step without noise is all that is returned if there is any: no other matters.
+
+    Raises:
+      ValueError: The events have different relations.
+    """
     if len({event.relation for event in events}) > 1:
         raise ValueError(
             "Expected all events to have the same relation, and got both "
@@ -247,6 +255,7 @@ def groups_of(events: Sequence[GaussianEvent]) -> Groups:
 
 
 def scaled_groups(groups: Groups, factor: float) -> Groups:
+    """The steps with `factor` times their noise."""
     return tuple(
         group._replace(noise_multiplier=group.noise_multiplier * factor)
         for group in groups

@@ -30,6 +30,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon of a Gaussian mechanism with mean shift `mu`, rounded up."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # From zero-concentrated DP with rho = mu²/2: an upper end that is always enough.
