@@ -5,6 +5,7 @@ equation, on arrays or on whatever a caller's rule takes for them. All that has 
 which equations are plain calls asks here.
 """
 
+import dataclasses
 import functools
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -334,9 +335,9 @@ def _comparable(value: Any) -> Any:
     """What stands for a parameter: equal only where parameters mean the same.
 
     Equality of Python is too wide for it. 1, 1.0 and True are equal, as are 0.0 and
-    -0.0, also inside of tuples and mappings, and a derivative or a dtype may hang on
-    the difference. So types are compared at every level, and numbers by their bytes,
-    by which a NaN equals itself. What has no hash, such as an array, equals only
+    -0.0, also inside of tuples, mappings and records, and a derivative or a dtype may
+    hang on the difference. So types are compared at every level, and numbers by their
+    bytes, by which a NaN equals itself. What has no hash, such as an array, equals only
     itself.
     """
     kind = type(value)
@@ -353,11 +354,15 @@ def _comparable(value: Any) -> Any:
     if isinstance(value, Mapping):
         items = value.items()
         return kind, tuple((_comparable(k), _comparable(v)) for k, v in items)
+    # A record must be equal by its own rule, and its fields by this one.
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    names = [field.name for field in dataclasses.fields(value)] if is_record else []
+    fields = tuple(_comparable(getattr(value, name)) for name in names)
     try:
         hash(value)
     except TypeError:
-        return kind, _Itself(value)
-    return kind, value
+        return kind, _Itself(value), fields
+    return kind, value, fields
 
 
 def with_used_inputs(

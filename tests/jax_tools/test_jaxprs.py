@@ -1,5 +1,6 @@
 """Walks through traced programs, on programs with calls, loops and constants."""
 
+import dataclasses
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -338,6 +339,16 @@ def tags_made_alike(*tags: Any) -> bool:
     return len({found[x] for x in closed.jaxpr.outvars}) == 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Record:
+    value: Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class OnlyItself:
+    value: Any
+
+
 NAN = float("nan")
 OTHER_NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8000000000001))[0]
 
@@ -374,6 +385,9 @@ def test_literals_and_parameters_tell_results_apart() -> None:
         ({"a": {"b": 0.0}}, {"a": {"b": -0.0}}),
         ({1: "a"}, {True: "a"}),
         (np.zeros(2), np.zeros(2)),
+        (Record(0.0), Record(-0.0)),
+        (Record((1,)), Record((True,))),
+        (OnlyItself(1), OnlyItself(1)),
     ],
     ids=repr,
 )
@@ -391,6 +405,7 @@ def test_parameters_that_python_calls_equal_tell_results_apart(
         lambda: [1, -0.0],
         lambda: {"a": (1, 2), "b": [frozenset({3, 4})]},
         lambda: np.float32(0.5),
+        lambda: Record((1, -0.0)),
         lambda: lax.GatherDimensionNumbers((0,), (1,), (1,)),
     ],
 )
