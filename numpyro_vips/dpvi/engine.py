@@ -221,6 +221,11 @@ class DpviEngine:
         return frozenset()
 
     @property
+    def pilots(self) -> int:
+        """None: no statistics are "refreshed"."""
+        return 0
+
+    @property
     def lasting(self) -> frozenset[str]:
         """All blocks, if what is observed are labels; else none.
 

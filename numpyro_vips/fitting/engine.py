@@ -46,6 +46,14 @@ class Engine(Protocol):
         ...
 
     @property
+    def pilots(self) -> int:
+        """How often what is "refreshed", or else what is recentred, is released first.
+
+        What is released later is about points, or in coordinates, that these say.
+        """
+        ...
+
+    @property
     def lasting(self) -> frozenset[str]:
         """Blocks of which some rows stay as large as at the start in every state.
 

@@ -176,6 +176,7 @@ def rehearse(
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
     # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
+    refreshed = {block.name for block in engine.blocks("refreshed")}
 
     def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
         rows = {
@@ -195,12 +196,17 @@ def rehearse(
             sums = sums_of_zeros(step, size, state)
             if step.counted:
                 continue
-            state = engine.update(
-                state,
-                {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
-                {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
-                step.step_size,
-            )
+            of_pilots = refreshed.issuperset(block.name for block in step.blocks)
+            for _ in range(1 + (engine.pilots if of_pilots else 0)):
+                state = engine.update(
+                    state,
+                    {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
+                    {
+                        b.name: 1.0 if step.noise_multiplier else 0.0
+                        for b in step.blocks
+                    },
+                    step.step_size,
+                )
     if kinds or not rehearsed:
         engine.posterior(state)
     rehearsed |= kinds.keys()

@@ -59,8 +59,8 @@ class Step:
         is empty where the step releases statistics.
       is_by_column: Whether it counts the columns of these parts one by one.
       rounding: What rounding adds to the sensitivity, see `sum_rounding`.
-      is_pilot: Whether it only says about which points the statistics of a later step
-        are taken.
+      is_pilot: Whether it only says about which points, or of which features, the
+        statistics of a later step are taken.
       recentres: Whether these points are taken before it; see `Engine.recentre`.
       parts: The parts of its blocks that share a norm.
       noise_excess: Standard deviation of the noise that is added over that which is
@@ -261,6 +261,8 @@ class ScheduleOptions:
 ONCE_SHARE = 0.3
 # of each release of the "refreshed" statistics,
 CURVATURE_SHARE = 0.04
+# of each pilot before these (see `Engine.pilots`),
+PILOT_OF_CURVATURE_SHARE = 0.03
 # of the first histogram of norms, before anything else,
 BOUNDS_SHARE = 0.03
 # of that of columns, where they are few, which comes before it,
@@ -272,6 +274,9 @@ REFRESH_SHARE = 0.01
 # budget its means are within three times the noise of those of the whole, and what they
 # are wrong by adds to the rows' spread as a square.
 PILOT_SHARE = 0.08
+# Of each pilot where there are several, and of the histogram of norms after each.
+SEVERAL_PILOTS_SHARE = 0.04
+SEVERAL_BOUNDS_SHARE = 0.015
 # Of a step that has no part in the result, to one that has. It finds where the others
 # start, and with less noise it finds no better place.
 FORGOTTEN_SHARE = 0.2
@@ -390,19 +395,28 @@ def plan_steps(
     has_pilot = bool(moved) and not adaptive
     if moved and refreshes:
         share -= BOUNDS_SHARE - REFRESH_SHARE
+    share_of_pilots = 0.0
     if has_pilot:
-        share -= PILOT_SHARE + BOUNDS_SHARE
-        pilot = from_all_rows(once, PILOT_SHARE)
-        steps.append(dataclasses.replace(pilot, is_pilot=True))
-        again = histogram(joined(moved, engine.together), BOUNDS_SHARE)
-        steps.append(dataclasses.replace(again, recentres=True))
+        of_pilot, of_norms = PILOT_SHARE, BOUNDS_SHARE
+        if engine.pilots > 1:
+            of_pilot, of_norms = SEVERAL_PILOTS_SHARE, SEVERAL_BOUNDS_SHARE
+        for number in range(engine.pilots):
+            sizes = recentred if number else parts
+            pilot = from_all_rows(once, of_pilot, parts=sizes)
+            again = histogram(joined(moved, engine.together), of_norms)
+            # Of what is the same sum in all of them, the average has the least noise.
+            steps += [
+                dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (number + 1)),
+                dataclasses.replace(again, recentres=True),
+            ]
+        share_of_pilots = of_pilot * engine.pilots
+        share -= share_of_pilots + of_norms * engine.pilots
     if once:
         share_once = ONCE_SHARE * share if adaptive else share
         reporting = reports and not adaptive
         step = from_all_rows(once, share_once, reports=reporting, parts=recentred)
         if has_pilot:
-            # Of what is the same sum in both, the average has the least noise.
-            weight = share_once / (PILOT_SHARE + share_once)
+            weight = share_once / (share_of_pilots + share_once)
             step = dataclasses.replace(step, step_size=weight)
         steps.append(step)
         share -= share_once
@@ -410,6 +424,11 @@ def plan_steps(
     if curvature:
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
+        share -= PILOT_OF_CURVATURE_SHARE * engine.pilots
+        pilot = dataclasses.replace(
+            from_all_rows(curvature, PILOT_OF_CURVATURE_SHARE), is_pilot=True
+        )
+        steps.extend([pilot] * engine.pilots)
     share_of_information = sum(INFORMATION_SHARES[b.name] for b in information)
     share -= share_of_information + (REFRESH_SHARE if late else 0.0)
     if adaptive:

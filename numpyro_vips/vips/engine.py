@@ -59,6 +59,12 @@ from numpyro_vips.vips.starts import symmetric_factors
 from numpyro_vips.vips.state import VipsState, in_double
 from numpyro_vips.vips.statistic_roles import StatisticRoles
 from numpyro_vips.vips.waiting_globals import num_waiting
+from numpyro_vips.vips.whitening import (
+    CURVATURE_PILOTS,
+    PILOTS,
+    features_in_units,
+    of_several_pilots,
+)
 
 # Steps that release what depends on the globals: more rows per step beat more steps.
 DEFAULT_STEPS = 10
@@ -124,7 +130,10 @@ class VipsEngine:
         self._num_steps = num_steps
         self._has_norms = has_norms
         self._roles = StatisticRoles(
-            program, release_once=release_once, has_norms=has_norms
+            program,
+            num_rows=num_rows,
+            release_once=release_once,
+            has_norms=has_norms,
         )
         # What is released once makes one step, however many the caller asks for.
         sharing = num_steps if num_steps and self._roles.adaptive else 1
@@ -185,6 +194,20 @@ class VipsEngine:
     def growing(self) -> frozenset[str]:
         """Blocks whose norms the start halves; see `StatisticRoles.growing`."""
         return self._roles.growing
+
+    @property
+    def pilots(self) -> int:
+        """See `whitening`; one where only means are recentred."""
+        if self._roles.whitened_factors:
+            return CURVATURE_PILOTS
+        features = self.program.features
+        numbers = [
+            len(features[name].places)
+            for name in self._roles.recentred_factors & features.keys()
+        ]
+        if any(of_several_pilots(number, self.num_rows) for number in numbers):
+            return PILOTS
+        return int(bool(self._roles.recentred_factors))
 
     @property
     def lasting(self) -> frozenset[str]:
@@ -303,6 +326,11 @@ class VipsEngine:
             if name in origins
         }
         units = units_of_priors(self.program, self._roles.squares, stddev)
+        if self._roles.whitened_factors:
+            of_features, units = features_in_units(
+                self.program, self._roles.whitened_factors, self._roles.squares, units
+            )
+            standards |= of_features
         return VipsState(
             statistics=statistics,
             noise_stddev={
@@ -323,6 +351,7 @@ class VipsEngine:
             standards=standards,
             next_standards=standards,
             start=moments if symmetric_factors(self.program) else {},
+            pilots=self.pilots if self._roles.whitened_factors else 0,
             to_wait=self._num_waiting(),
             units=units,
         )
@@ -407,6 +436,15 @@ class VipsEngine:
         units, moments = suited_to_sizes(
             self.program, self._roles.squares, state.units, state.moments, of_residuals
         )
+        if self._roles.whitened_factors:
+            of_whitened, units = features_in_units(
+                self.program,
+                self._roles.whitened_factors,
+                self._roles.squares,
+                units,
+                standards,
+            )
+            standards |= of_whitened
         return state._replace(
             standards=standards,
             next_standards=standards,
@@ -423,7 +461,13 @@ class VipsEngine:
         `feature_units` and `fitting.engine.Engine.suited_to_norms`."""
         if not state.released.isdisjoint(self._roles.recentred):
             return state, {}  # A pilot has said more.
-        standards, by = units_of_norms(self.program, state.standards, ratios)
+        recentred = {
+            name: state.standards[name]
+            for name in state.origins
+            if name in state.standards
+        }
+        standards, by = units_of_norms(self.program, recentred, ratios)
+        standards = state.standards | standards
         return state._replace(standards=standards, next_standards=standards), by
 
     def recentre(self, state: VipsState) -> VipsState:
@@ -438,7 +482,12 @@ class VipsEngine:
         origins = {n: as_rows_know(state.visited[n]["x"]) for n in state.origins}
         return state._replace(
             next_origins=origins,
-            next_standards=self.on_globals.standards(state),
+            next_standards=state.standards
+            | self.on_globals.standards(
+                state,
+                Unclipped(state.statistics, state.noise_stddev),
+                self._roles.recentred_factors,
+            ),
             kept=0.0,
             # A pilot is no step of the fit.
             num_steps=state.num_steps if self._roles.adaptive else 0,
@@ -482,12 +531,13 @@ class VipsEngine:
         sums = Unclipped(
             {**state.statistics, **state.first_curvature}, state.noise_stddev
         )
-        targets = self.on_globals.newton_targets(sums, state.moments, state.centre)
+        targets = self.on_globals.newton_targets(state, sums)
+        places = {name: state.visited[name]["x"] for name in targets}
         return expected_squares(
             self.program.structure,
             self._roles.residuals,
             {name: target.curvature for name, target in targets.items()},
-            {name: state.visited[name]["x"] for name in targets},
+            self.on_globals.centre_in(state, places),
             units=state.units,
             num_rows=self.num_rows,
         )
@@ -631,10 +681,13 @@ class VipsEngine:
             return state
         found = self.on_rows.information(state, arguments)
         sums = Unclipped({**state.statistics, **found}, state.noise_stddev)
-        targets = self.on_globals.newton_targets(sums, state.moments, state.centre)
+        frames = self.on_globals.frames_of(state)
         natural = dict(state.natural)
-        for name, target in targets.items():
-            precision = np.linalg.inv(target.covariance)
+        for name, target in self.on_globals.newton_targets(state, sums).items():
+            covariance = target.covariance
+            if name in frames:
+                covariance = frames[name].covariance_from(covariance)
+            precision = np.linalg.inv(covariance)
             linear = np.einsum("...ij,...j->...i", precision, state.moments[name]["x"])
             natural[name] = {"x": linear, "xx": -0.5 * precision}
         return state._replace(natural=natural)
@@ -685,7 +738,9 @@ class VipsEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
-        yield from notes_on(self.program, self._roles.squares)
+        yield from notes_on(
+            self.program, self._roles.squares, self._roles.whitened_factors
+        )
         if self._may_forget:
             yield note_on_forgetting(self.program)
 

@@ -49,14 +49,15 @@ _TRIALS = 3
 
 
 def find_features(structure: Structure, terms: Sequence[Term]) -> dict[str, Features]:
-    """By recentred factor, the features that may be standardised.
+    """By recentred factor, or one that takes Newton steps, the features that may be
+    standardised.
 
     Args:
       structure: What was found in the model.
       terms: A row's terms, with slots.
     """
     found = {}
-    for name in sorted(structure.recentred):
+    for name in sorted(structure.recentred | structure.newton):
         for features in _candidates(structure, name, terms):
             if _may_be_standardised(structure, name, features, terms):
                 found[name] = features

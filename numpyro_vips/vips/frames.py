@@ -69,6 +69,29 @@ class Frame(NamedTuple):
         origin = np.asarray(self.origin)
         return origin if self.inverse is None else origin @ np.asarray(self.inverse).T
 
+    def place_in(
+        self, place: Float[np.ndarray, "*batch size"]
+    ) -> Float[np.ndarray, "*batch size"]:
+        """The v of a w."""
+        away = place - np.asarray(self.origin)
+        return away if self.inverse is None else away @ np.asarray(self.inverse).T
+
+    def place_from(
+        self, place: Float[np.ndarray, "*batch size"]
+    ) -> Float[np.ndarray, "*batch size"]:
+        """The w of a v."""
+        away = place if self.matrix is None else place @ np.asarray(self.matrix).T
+        return away + np.asarray(self.origin)
+
+    def covariance_from(
+        self, covariance: Float[np.ndarray, "*batch size size"]
+    ) -> Float[np.ndarray, "*batch size size"]:
+        """That of w, of a covariance of v."""
+        if self.matrix is None:
+            return covariance
+        matrix = np.asarray(self.matrix)
+        return matrix @ covariance @ matrix.T
+
 
 def frames_of(
     features: Mapping[str, Features],

@@ -1,13 +1,13 @@
 """The programs of the M-step: posteriors of the globals, from sums over rows."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Float64, PRNGKeyArray
 
 from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
@@ -36,6 +36,7 @@ from numpyro_vips.vips.state import (
     as_arrays,
     in_double,
 )
+from numpyro_vips.vips.whitening import of_the_same_size, zero_origins
 
 
 @functools.partial(jit_unoptimized, static_argnums=0)
@@ -104,7 +105,7 @@ class GlobalPrograms:
                 sums.statistics,
                 stddev,
                 state.moments,
-                state.centre,
+                self.centre_in(state, state.centre),
                 self.max_sweeps,
                 noise_read=noise_read,
                 frames=self.frames_of(state),
@@ -123,8 +124,8 @@ class GlobalPrograms:
         if not self.program.structure.newton:
             return {}
         return shares_of_rows(
-            self.newton_targets(sums, state.moments, state.centre),
-            state.centre,
+            self.newton_targets(state, sums),
+            self.centre_in(state, state.centre),
             knows_noise=noise_read > 0,
         )
 
@@ -146,24 +147,64 @@ class GlobalPrograms:
 
     def newton_targets(
         self,
+        state: VipsState,
         sums: Unclipped,
-        moments: MomentsByFactor | InDouble,
-        centre: Mapping[str, Any],
+        *,
+        moments: InDouble | None = None,
+        about: Mapping[str, Any] | None = None,
         gain: float = 1.0,
     ) -> dict[str, Target]:
         """By factor, what Newton's method needs to know, in double precision.
 
-        See `m_step.newton_targets`.
+        It is in the coordinates in which the state's statistics were taken.
+
+        Args:
+          state: Whose coordinates these are.
+          sums: The sums, and their noise.
+          moments: Of the globals; by default those of the state.
+          about: By factor, where rows were asked; by default the state's centre.
+          gain: See `m_step.newton_targets`.
         """
+        centre = self.centre_in(state, state.centre if about is None else about)
         with jax.enable_x64(True):
             found = self._newton_targets(
-                sums.statistics, sums.noise_stddev, moments, centre, gain
+                sums.statistics,
+                sums.noise_stddev,
+                state.moments if moments is None else moments,
+                centre,
+                gain,
+                self.frames_of(state),
             )
         return as_targets(found)
 
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""
-        return frames_of(self.program.features, state.origins, state.standards)
+        origins = zero_origins(state.standards, state.origins, state.centre)
+        return frames_of(self.program.features, origins, state.standards)
+
+    def centre_in(
+        self, state: VipsState, centre: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Places of the globals, by factor, in the coordinates of the statistics."""
+        frames = self.frames_of(state)
+        return {
+            name: frames[name].place_in(place) if name in frames else place
+            for name, place in centre.items()
+        }
+
+    def natural_from(
+        self, state: VipsState, natural: Mapping[str, Natural]
+    ) -> dict[str, Natural]:
+        """Natural parameters of factors that take Newton steps, for the model's
+        coordinates w, from those for the coordinates of the statistics."""
+        frames, found = self.frames_of(state), {}
+        for name, of in natural.items():
+            found[name] = of
+            inverse = frames[name].inverse if name in frames else None
+            if inverse is not None:
+                back = np.asarray(inverse)
+                found[name] = {"x": of["x"] @ back, "xx": back.T @ of["xx"] @ back}
+        return found
 
     def natural_in(
         self, moments: MomentsByFactor, frames: Mapping[str, Frame]
@@ -185,24 +226,38 @@ class GlobalPrograms:
 
         return jit_unoptimized(blocks)
 
-    def standards(self, state: VipsState) -> dict[str, Standardisation]:
-        """What a state's sums say of how to standardise features."""
-        features = self.program.features
-        if not state.standards:
+    def standards(
+        self, state: VipsState, sums: Unclipped, names: Collection[str]
+    ) -> dict[str, Standardisation]:
+        """What sums say of how to standardise the features of some factors.
+
+        Args:
+          state: How they were standardised for the sums.
+          sums: The sums, and their noise.
+          names: The factors. In those that take Newton steps each feature keeps its
+            size; see `whitening`.
+        """
+        program, chosen = self.program, tuple(sorted(names & state.standards.keys()))
+        if not chosen:
             return {}
         with jax.enable_x64(True):
             found = self._second_moments(
-                state.statistics, state.noise_stddev, state.moments
+                sums.statistics, sums.noise_stddev, state.moments, names=chosen
             )
         standards = {}
         for name, of_rows in found.items():
             moments, noise_stddev = map(np.asarray, of_rows)
-            standard = features[name].standardisation(
-                state.standards[name],
+            features, before = program.features[name], state.standards[name]
+            standard = features.standardisation(
+                before,
                 moments,
                 noise_stddev,
                 self._squared_intercepts(name, state.moments),
             )
+            if name in program.structure.newton:
+                standard = of_the_same_size(
+                    features, before, standard, moments, noise_stddev
+                )
             standards[name] = standard.as_rows_know()
         return standards
 
@@ -220,7 +275,8 @@ class GlobalPrograms:
 
     @functools.cached_property
     def _second_moments(self) -> Any:
-        return jit_unoptimized(functools.partial(m_step.second_moments, self.program))
+        second_moments = functools.partial(m_step.second_moments, self.program)
+        return jit_unoptimized(second_moments, static_argnames="names")
 
     def evidence_bound(self, state: VipsState) -> float:
         """The part of the evidence bound that is the globals' own."""

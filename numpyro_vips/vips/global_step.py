@@ -79,12 +79,40 @@ class GlobalStep:
             name: stddev / state.units[name] if name in state.units else stddev
             for name, stddev in noise_stddev.items()
         }
+        if state.pilots and self._program.refreshed.issuperset(released):
+            return self._whitened(state, here, noise)
         asked_about = {n: as_rows_know(state.visited[n]["x"]) for n in state.centre}
         after = self._averaged(state, here, noise, rho, asked_about)
         if after.released != {s.name for s in self._statistics}:
             return after  # Another step of the schedule releases what is missing.
         latest = self._latest(after, here, noise)
         return self._solved(after, latest, asked_about, step_size)
+
+    def _whitened(
+        self,
+        state: VipsState,
+        released: Sums,
+        noise: Mapping[str, Float[np.ndarray, "..."] | float],
+    ) -> VipsState:
+        """The state with features standardised as a pilot's curvature says.
+
+        Args:
+          state: The state before the pilot.
+          released, noise: See `VipsEngine.update`, in units of the statistics.
+        """
+        dense = with_repeats(self._statistics, released)
+        sums = Unclipped(
+            {
+                **state.statistics,
+                **{name: np.asarray(value) for name, value in dense.items()},
+            },
+            {**state.noise_stddev, **noise},
+        )
+        found = self._on_globals.standards(state, sums, self._roles.whitened_factors)
+        standards = {**state.standards, **found}
+        return state._replace(
+            standards=standards, next_standards=standards, pilots=state.pilots - 1
+        )
 
     def _averaged(
         self,
@@ -215,7 +243,11 @@ class GlobalStep:
             visited, way = moments, state.way
             if latest is not None:
                 targets = self._on_globals.newton_targets(
-                    latest, moments, asked_about, _gain(step_size)
+                    state,
+                    latest,
+                    moments=moments,
+                    about=asked_about,
+                    gain=_gain(step_size),
                 )
                 visited, way = self._next_visited(
                     state, asked_about, targets, moments, step_size
@@ -268,15 +300,19 @@ class GlobalStep:
         way = Way() if is_sampled else state.way
         places, found = step_from(
             way,
-            {name: about[name] for name in targets},
+            self._on_globals.centre_in(state, {name: about[name] for name in targets}),
             targets,
             gain=_gain(step_size),
             step_size=step_size,
         )
-        visited = dict(moments)
+        visited, frames = dict(moments), self._on_globals.frames_of(state)
         for name, place in places.items():
+            covariance = targets[name].covariance
+            if name in frames:
+                place = frames[name].place_from(place)
+                covariance = frames[name].covariance_from(covariance)
             square = place[..., :, None] * place[..., None, :]
-            visited[name] = {"x": place, "xx": targets[name].covariance + square}
+            visited[name] = {"x": place, "xx": covariance + square}
         return visited, state.way if is_sampled else found
 
     @functools.cached_property

@@ -265,6 +265,7 @@ def newton_targets(
     moments: MomentsByFactor,
     centre: Mapping[str, Float[Array, "..."]],
     gain: float | Float[Array, ""] = 1.0,
+    frames: Mapping[str, Frame] | None = None,
 ) -> dict[str, dict[str, Float[Array, "..."]]]:
     """Where full steps lead of the factors that take Newton steps: a `Target` of each.
 
@@ -279,8 +280,10 @@ def newton_targets(
       centre: By factor, the point about which the latest residuals were taken, and from
         which the step goes.
       gain: Which part of the step will be taken.
+      frames: By factor, the coordinates in which its statistics were taken, its centre
+        is given and its target is found; those of the model for other factors.
     """
-    structure = program.structure
+    structure, frames = program.structure, frames or {}
     found = {}
     for name in sorted(structure.newton):
         factor = structure.posterior_factors[name]
@@ -290,6 +293,7 @@ def newton_targets(
         assert isinstance(factor.family, Normal)
         share = factor.family.project_for_step(released, noise, gain)
         own = _from_prior(structure, factor, moments, program.prior_terms)
+        own = frames[name].natural_in(own) if name in frames else own
         share = _held_back(share, own, noise["x"])
         share = _about_zero(share, centre[name])
         end = _moments(structure, factor, _total(structure, factor, own, share))
@@ -333,13 +337,14 @@ def second_moments(
     statistics: ByStatistic,
     noise_stddev: Mapping[str, Float[Array, "..."]],
     moments: MomentsByFactor,
+    names: Sequence[str],
 ) -> dict[str, tuple[Float[Array, "..."], Float[Array, "..."]]]:
-    """Of each factor with features, Σ ψψᵀ times a number, and the noise in it.
+    """Of each of these factors, Σ ψψᵀ times a number, and the noise in it.
 
     ψ is what a row multiplies each coordinate by. See `update_globals`.
     """
     structure, found = program.structure, {}
-    for name in sorted(program.features):
+    for name in names:
         factor = structure.posterior_factors[name]
         share, noise = _released_share(
             structure, factor, statistics, noise_stddev, moments

@@ -47,7 +47,8 @@ class ConjugateProgram:
         about their origins, which are slots too; see `conjugacy.structure.centring`.
       prior_terms_by_site: The terms of each site outside the unit plate. They have no
         slots.
-      features: By recentred factor, what may be standardised; see `features.py`.
+      features: By factor that is recentred or takes Newton steps, what may be
+        standardised; see `features.py`.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.

@@ -158,7 +158,7 @@ class Reading:
         """What the averages say of the factors that take Newton steps."""
         if not self._roles.residuals:
             return {}
-        return self._globals.newton_targets(sums, state.moments, state.centre)
+        return self._globals.newton_targets(state, sums)
 
     def _limit(self, state: VipsState) -> float:
         """What clipped rows can inform of; see `newton_posterior`.
@@ -236,14 +236,18 @@ class Reading:
         if sums.statistics is not state.statistics or not self._roles.residuals:
             found = self._globals.natural_of(state, sums)
         targets = self._targets_of(state, sums)
+        centre = self._globals.centre_in(state, state.centre)
         newton = all_under_noise(
-            targets, state.centre, knows_noise=True, limit=self._limit(state)
+            targets, centre, knows_noise=True, limit=self._limit(state)
         )
-        posterior = self._globals.posterior_of({**found, **newton})
+        in_model = self._globals.natural_from(state, newton)
+        posterior = self._globals.posterior_of({**found, **in_model})
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior
         as_they_are = {
             **self._globals.natural_of(state, alone, noise_read),
-            **all_under_noise(targets, state.centre, knows_noise=False),
+            **self._globals.natural_from(
+                state, all_under_noise(targets, centre, knows_noise=False)
+            ),
         }
         return posterior.beside(self._globals.posterior_of(as_they_are))

@@ -56,6 +56,7 @@ from numpyro_vips.vips.named_arrays import (
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_statistics import public_statistics
 from numpyro_vips.vips.state import InDouble, VipsState, as_arrays
+from numpyro_vips.vips.whitening import zero_origins
 
 
 class NormInputs(NamedTuple):
@@ -238,8 +239,14 @@ class RowPrograms:
         """The points about which rows' statistics are taken, by latent."""
         # In NumPy, where no shape needs a program of its own.
         means = as_arrays({"x": means_of(self.program.structure, moments)})["x"]
-        frames = frames_of(self.program.features, origins, standards)
-        points = {name: frame.origin_in for name, frame in frames.items()}
+        # Statistics of factors without origins are taken about the means themselves.
+        places = {name: of["x"] for name, of in moments.items() if name in standards}
+        origins_of_all = zero_origins(standards, origins, places)
+        frames = frames_of(self.program.features, origins_of_all, standards)
+        points = {
+            name: frame.origin_in if name in origins else frame.place_in(places[name])
+            for name, frame in frames.items()
+        }
         return means | self.by_latent(points)
 
     def by_latent(

@@ -9,6 +9,7 @@ from numpyro_vips.privacy.releases import Release, Together
 from numpyro_vips.vips.column_units import columns_with_squares
 from numpyro_vips.vips.missing_information import Coordinates
 from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.whitening import whitened_factors
 
 # Numbers in the statistics, and that times numbers in a row, beyond which nobody works
 # out what rows leave open: thousands of simulated rows are asked twice for each number.
@@ -52,19 +53,27 @@ class StatisticRoles:
 
     Args:
       program: The compiled model.
+      num_rows: Public number of rows.
       release_once: See `VIPS`.
       has_norms: Whether the caller gave clipping norms.
 
     Attributes:
       squares: See `columns_with_squares`.
       recentred_factors: Those whose statistics are taken about the means of a pilot.
+      whitened_factors: Those whose features pilots of the curvature standardise; see
+        `whitening`.
     """
 
     def __init__(
-        self, program: ConjugateProgram, *, release_once: bool, has_norms: bool
+        self,
+        program: ConjugateProgram,
+        *,
+        num_rows: int,
+        release_once: bool,
+        has_norms: bool,
     ):
         self._structure = program.structure
-        self._features = program.features
+        self._features = program.features.keys() & program.structure.recentred
         shapes = program.graph.arguments.row_shapes().values()
         self._numbers_in_a_row = sum(math.prod(row.shape) for row in shapes)
         self._release_once = release_once
@@ -73,6 +82,9 @@ class StatisticRoles:
         can_pilot = release_once and not has_norms
         self.recentred_factors = (
             program.structure.recentred if can_pilot else frozenset[str]()
+        )
+        self.whitened_factors = (
+            whitened_factors(program, num_rows) if can_pilot else frozenset[str]()
         )
 
     @property

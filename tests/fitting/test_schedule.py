@@ -46,9 +46,11 @@ class Releases(VipsEngine):
         once: tuple[Block, ...],
         adaptive: tuple[Block, ...],
         recentred: frozenset[str] = frozenset(),
+        pilots: int = 1,
     ):
         self._blocks = {"once": once, "adaptive": adaptive}
         self._moves = recentred
+        self._pilots = pilots
         self._step_size = None
         self.program: Any = SimpleNamespace(waiting=frozenset(), starts_far=False)
         nothing = frozenset[str]()
@@ -63,6 +65,10 @@ class Releases(VipsEngine):
     def recentred(self) -> frozenset[str]:
         return self._moves
 
+    @property
+    def pilots(self) -> int:
+        return self._pilots
+
 
 def planned(
     once: tuple[Block, ...],
@@ -72,6 +78,7 @@ def planned(
     *,
     is_fixed: bool = True,
     recentred: frozenset[str] = frozenset(),
+    pilots: int = 1,
 ) -> tuple[Step, ...]:
     """The steps where the structure says norms, or where it does not."""
     parts = [
@@ -79,7 +86,7 @@ def planned(
         for name, norm in norms.items()
         if name in {block.name for block in (*once, *adaptive)}
     ]
-    return plan_steps(Releases(once, adaptive, recentred), parts, options)
+    return plan_steps(Releases(once, adaptive, recentred, pilots), parts, options)
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -125,6 +132,29 @@ def test_a_pilot_comes_before_what_is_recentred_and_shares_the_budget():
         # The average of both has the least noise.
         assert main.step_size == pytest.approx(shares[3] / (shares[1] + shares[3]))
     assert sum(step.share for step in steps[:3]) + 1 / 9 == pytest.approx(shares.sum())
+
+
+def test_several_pilots_have_a_histogram_each_and_share_the_budget():
+    steps = planned(
+        (MEAN, MATRIX),
+        (),
+        NORMS,
+        SETTINGS,
+        is_fixed=False,
+        recentred=frozenset({"mean"}),
+        pilots=3,
+    )
+    first, *between, main = steps
+    assert first.counted and not first.recentres
+    assert [step.is_pilot for step in between] == 3 * [True, False]
+    assert [step.recentres for step in between] == 3 * [False, True]
+    shares = np.array([step.share for step in between]) / sum(s.share for s in steps)
+    expected = schedule.SEVERAL_PILOTS_SHARE, schedule.SEVERAL_BOUNDS_SHARE
+    np.testing.assert_allclose(shares, 3 * expected)
+    # The first one counts fully in the average of what they share, the second half.
+    assert [step.step_size for step in between[::2]] == pytest.approx([1, 1 / 2, 1 / 3])
+    whole = sum(step.share for step in between[::2]) + main.share
+    assert main.step_size == pytest.approx(main.share / whole)
 
 
 def test_what_is_adaptive_is_recentred_at_its_first_refresh():
