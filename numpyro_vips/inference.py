@@ -155,7 +155,7 @@ class PrivateVI:
         from each statistic that `explain` names to its typical norm, by which it is
         scaled before rows are clipped jointly. By default norms that the model's
         structure does not bound are read off private histograms, which take 3 to 8 % of
-        the budget as a rule; a pilot, as of linear regressions, takes 8 % more.
+        the budget as a rule; pilots, as of regressions, take 6 to 12 % more.
         `explain` shows these shares.
       epsilon, delta: This fit's share of the budget; each by default all that is left,
         so several fits of one ledger need both.
