@@ -166,3 +166,11 @@ def test_the_docs_list_every_module_once(repository):
     assert modules - set(listed) == set()
     assert set(listed) - set(files()) == set()
     assert [file for file, times in listed.items() if times != 1] == []
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in files() if f.startswith(("accounting/", "privacy/"))]
+)
+def test_the_privacy_core_needs_no_jax(file):
+    imported = {module.split(".")[0] for module in imported_modules(file)}
+    assert imported.isdisjoint({"jax", "jaxlib", "numpyro", "optax"})
