@@ -22,7 +22,6 @@ from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
 from numpyro_vips.dpvi.iterates import DpviState, Variational
-from numpyro_vips.dpvi.noisy_adam import noisy_adam
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
@@ -548,21 +547,6 @@ def test_update_survives_absurd_noise():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.variational))
     released = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=1.0)
     assert np.all(np.isfinite(released["loc"]))
-
-
-def test_noisy_adam_shares_the_second_moment_within_a_site():
-    optimizer: Any = noisy_adam([2, 1], learning_rate=0.1, constant_steps=2)
-    state = optimizer.init({"loc": jnp.zeros(3), "log_scale": jnp.zeros(3)})
-    gradient = {"loc": jnp.array([3.0, 4.0, -1e-3]), "log_scale": jnp.zeros(3)}
-    first, state = optimizer.update(gradient, state)
-    rms = math.sqrt((9 + 16) / 2)
-    # 4 / rms > 1 is held to the learning rate, as is the only coordinate of its site.
-    np.testing.assert_allclose(first["loc"], [-0.3 / rms, -0.1, 0.1], rtol=1e-5)
-    np.testing.assert_array_equal(first["log_scale"], np.zeros(3))
-    _, state = optimizer.update(gradient, state)
-    _, state = optimizer.update(gradient, state)
-    later, state = optimizer.update(gradient, state)
-    np.testing.assert_allclose(later["loc"], first["loc"] / 2, rtol=1e-5)
 
 
 # --- posteriors -----------------------------------------------------------------------
