@@ -113,7 +113,7 @@ def test_a_guide_may_do_without_the_models_arguments() -> None:
     assert "s" in made.draw_globals({"loc": 0.0}, jax.random.key(0)).values
 
 
-def of_rows(*statements: Callable[[Any], None]) -> Callable[[Any], None]:
+def of_rows(*statements: Callable[[Any], object]) -> Callable[[Any], None]:
     """A guide with these statements in place of those of `z`."""
 
     def made(y: Any) -> None:
