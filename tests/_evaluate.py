@@ -11,6 +11,7 @@ from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Factor, Label, One
 _FUNCTIONS = {
     "x": lambda x: x,
     "log": np.log,
+    "1m": lambda x: 1.0 - x,
     "log1m": lambda x: np.log1p(-x),
     "inv": np.linalg.inv,
     "logdet": lambda x: np.linalg.slogdet(x)[1],

@@ -24,7 +24,6 @@ from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.batch_selection import select_rows
@@ -410,36 +409,6 @@ def test_row_norms_are_those_of_single_rows():
             assert np.isnan(norms[i])
         else:
             np.testing.assert_allclose(norms[i], np.linalg.norm(single), rtol=1e-5)
-
-
-# --- index ranges ---------------------------------------------------------------------
-
-
-INDEXED = {
-    "gather": (lambda x, i: x[jnp.stack([i, i])].sum(), False),
-    "slice": (lambda x, i: x[i], False),
-    "inside jit": (lambda x, i: jax.jit(lambda x: x[i])(x), False),
-    "inside custom_jvp": (lambda x, i: jax.nn.relu(x[i]), False),
-    "inside vmap": (
-        lambda x, i: jax.vmap(lambda j: x[j])(jnp.stack([i, i])).sum(),
-        False,
-    ),
-    "explicit filling": (
-        lambda x, i: x.at[i[None]].get(mode="fill", fill_value=0.0).sum(),
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", INDEXED)
-def test_indices_are_checked(case):
-    function, outside_is_fine = INDEXED[case]
-    x = jnp.arange(1.0, 4.0)
-    program = jax.make_jaxpr(function)(x, jnp.asarray(0))
-    check = jax.jit(lambda i: indices_in_range(program, (x, i)))
-    assert [bool(check(jnp.asarray(i))) for i in (0, 2, -1, -3)] == [True] * 4
-    assert bool(check(jnp.asarray(3))) is outside_is_fine
-    assert bool(check(jnp.asarray(-4))) is outside_is_fine
 
 
 # --- the public side ------------------------------------------------------------------
