@@ -184,7 +184,6 @@ TESTED_ELSEWHERE = {
     "conjugacy/structure/latents.py": "two records; structure/test_augmentation.py",
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
     "conjugacy/structure/statistic.py": "two records; structure/test_geometry.py",
-    "dpvi/checks.py": "by what it refuses, test_refused_models.py, dpvi/test_engine.py",
     "dpvi/compiler.py": "by its steps, dpvi/test_engine.py and dpvi/test_guides.py",
     "dpvi/description.py": "by its sentences, fitting/test_explanation.py",
     "dpvi/full_batch.py": "dpvi/test_without_noise.py",
@@ -207,7 +206,6 @@ TESTED_ELSEWHERE = {
     "vips/row_programs.py": "by their sums, vips/test_engine.py",
     "vips/row_queries.py": "test_row_queries.py",
     "vips/state.py": "a record; vips/test_engine.py",
-    "vips/statistic_roles.py": "by what rows release, vips/test_row_statistics.py",
 }
 
 
