@@ -104,6 +104,7 @@ def test_what_is_held_is_met_under_its_name(way: str) -> None:
         "DATA + 1",
         "globals()['DA' + 'TA']",
         "eval('DA' + 'TA')",
+        "(lambda: 0).__globals__['DA' + 'TA']",
         "getattr(sys.modules['study'], 'DA' + 'TA')",
     ],
 )
