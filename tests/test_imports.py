@@ -179,7 +179,6 @@ def test_the_privacy_core_needs_no_jax(file):
 # Modules without a test file of their own name, and where they are tested.
 TESTED_ELSEWHERE = {
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
-    "conjugacy/interpreter/entries.py": "on sparse arguments, test_max_nonzeros.py",
     "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
     "dpvi/compiler.py": "by its steps, dpvi/test_engine.py and dpvi/test_guides.py",
