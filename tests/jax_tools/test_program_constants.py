@@ -132,7 +132,14 @@ def test_constants_without_a_name_get_one_each() -> None:
     assert listed(found) == list(found)
 
 
-def test_bytes_are_arrays_and_a_single_key_is_none() -> None:
+def test_bytes_among_the_parameters_of_an_operation_are_an_array() -> None:
+    """No engine runs a foreign call; what it holds is found all the same."""
+    call = jax.ffi.ffi_call("never called", jax.ShapeDtypeStruct((), np.float32))
+    (found,) = constants_of(program(lambda x: call(x, secret=SECRET.tobytes())))
+    np.testing.assert_array_equal(found, np.frombuffer(SECRET.tobytes(), np.uint8))
+
+
+def test_several_keys_are_an_array_and_a_single_one_is_none() -> None:
     assert constants_of(program(lambda x: jax.random.normal(jax.random.key(0)))) == []
     keys = jax.random.split(jax.random.key(0), 3)
     found = constants_of(program(lambda x: jax.vmap(jax.random.normal)(keys)))
