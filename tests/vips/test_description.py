@@ -1,5 +1,6 @@
 """What is said of a program follows from what is in it and from what was found."""
 
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -33,6 +34,7 @@ QUIET: dict[str, Any] = {
 }
 
 
+@functools.cache
 def program_of(name: str) -> ConjugateProgram:
     return uncertified(MODELS[name].fn, MODELS[name].rows())
 
