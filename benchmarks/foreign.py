@@ -212,6 +212,8 @@ HEAD = """\
 | model | source | rows | engine | error | sd ratio | private error \
 | in 90 % | private sd ratio | warns | seconds |
 |---|---|---|---|---|---|---|---|---|---|---|"""
+# Errors and ratios beyond say no more than that they are large.
+MOST_SHOWN = 1000.0
 
 
 def line(foreign: Foreign, record: dict[str, Any], r_hat: float) -> str:
@@ -221,7 +223,10 @@ def line(foreign: Foreign, record: dict[str, Any], r_hat: float) -> str:
     def shown(part: dict[str, Any], key: str, percent: bool = False) -> str:
         if key not in part:
             return "refused"
-        return f"{100 * part[key]:.0f} %" if percent else f"{part[key]:.2f}"
+        if percent:
+            return f"{100 * part[key]:.0f} %"
+        is_large = part[key] > MOST_SHOWN
+        return f"> {MOST_SHOWN:,.0f}" if is_large else f"{part[key]:.2f}"
 
     warned = [
         name

@@ -1,6 +1,7 @@
 """What settings objects share: they can be compared, hashed and written down."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -60,14 +61,21 @@ def code_of(settings: Any, **written: str) -> str:
       **written: The code of some fields, where it is known better.
     """
     given = [
-        f"{field.name}={written.get(field.name) or _code_of_value(value)}"
+        f"{field.name}={written.get(field.name) or code_of_value(value)}"
         for field in dataclasses.fields(settings)
         if (value := getattr(settings, field.name)) != field.default
     ]
     return f"{type(settings).__name__}({', '.join(given)})"
 
 
-def _code_of_value(value: Any) -> str:
+def code_of_value(value: Any) -> str:
+    """The code that makes a single setting, as far as code can say it; see `code_of`.
+
+    >>> code_of_value(FrozenMapping({"x": 2.0})), code_of_value(math.inf)
+    ("{'x': 2.0}", 'math.inf')
+    """
+    if isinstance(value, float) and math.isinf(value):
+        return "math.inf" if value > 0 else "-math.inf"
     if isinstance(value, str | int | float | None | FrozenMapping):
         return repr(value)
     if callable(value):

@@ -25,7 +25,7 @@ def named_points(points: Mapping[str, Any]) -> dict[str, Float[Array, "..."]]:
 
 
 def paths_of_points(points: Mapping[str, Any]) -> dict[str, list[str | int]]:
-    """By the names that `named_points` gives, the keys that lead to the leaf."""
+    """The keys that lead to each leaf of nested points, by its `named_points` name."""
     return {_SEPARATOR.join(map(str, path)): [*path] for path in _by_path(points)}
 
 

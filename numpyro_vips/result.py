@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import xarray
 
 _FORMAT = "numpyro_vips result"
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 2
 _SAMPLE_DIMS = ("chain", "draw")
 # What `to_arviz` keeps of the privacy statement.
 _PRIVACY_ATTRIBUTES = (
@@ -76,7 +76,7 @@ class Posterior(Protocol):
         ...
 
     def problems(self) -> Mapping[str, str]:
-        """By site, why its posterior is none: not finite, degenerate, no density."""
+        """By site, why it has no posterior: not finite, degenerate, no density."""
         ...
 
     def weighable(
@@ -133,7 +133,7 @@ class PrivateVIResult:
         ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
         ...     with numpyro.plate("people", len(y)):
         ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
-        >>> budget = nv.PrivacyBudget(math.inf)  # So that its numbers can be printed.
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
         >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
         >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
         >>> result
@@ -160,7 +160,10 @@ class PrivateVIResult:
       privacy: The privacy statement.
       engine: `"vips"` or `"dpvi"`.
       plan: The table that `explain` printed.
-      settings: The settings that were used, JSON-able.
+      settings: The settings that were used, each once and JSON-able, by the keywords
+        of `PrivateVI`: objects as the code that makes them, `num_steps` as planned,
+        `max_nonzeros` by argument, None for what was left open. Of a seed it says
+        whether there was one.
       diagnostics: What is known of how good the posterior is, JSON-able: whether the
         iterations came to an end, which bounds are loose, how the noise was read.
         Under privacy it is made of released numbers only. `"warnings"` is a list of
@@ -182,11 +185,29 @@ class PrivateVIResult:
     seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     model: private | None = None
+    # The engine's settings that `local_posterior` and `elbo` go by, in a form that is
+    # read, where `settings` has the code that people read.
+    _for_row_queries: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     _programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """The released parameters that `sample_posterior` needs, arrays only."""
+        """The released parameters that `sample_posterior` needs, arrays only.
+
+        >>> import math
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+        >>> {name: float(value) for name, value in result.params.items()}
+        {'p/concentration0': 10.0, 'p/concentration1': 30.0}
+        """
         return dict(self.posterior.params)
 
     @one_blas_thread
@@ -194,6 +215,21 @@ class PrivateVIResult:
         self, rng_key: jax.Array, sample_shape: tuple[int, ...] = ()
     ) -> dict[str, jax.Array]:
         """Draws independent samples of the global latents.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+            >>> draws["p"].shape, abs(float(draws["p"].mean()) - 0.75) < 0.01
+            ((1000,), True)
 
         Args:
           rng_key: A key of `jax.random`.
@@ -209,6 +245,21 @@ class PrivateVIResult:
         """How much of the posterior's width is due to data, and how much to privacy.
 
         Without noise nothing of it is due to privacy.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> print(result.uncertainty())
+               mean      sd  sd of the data alone  width due to privacy
+            p  0.75  0.0676                0.0676                    0%
 
         Returns:
           The two parts of each global's variance; they print as a table.
@@ -241,6 +292,22 @@ class PrivateVIResult:
         posterior and from these rows alone, and is as private as they are. Never
         publish it for the rows of the fit.
 
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         z = numpyro.sample("z", dist.Bernoulli(p))
+            ...         numpyro.sample("y", dist.Normal(4.0 * z, 1.0), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0.0, 4.0], [9, 29]))
+            >>> z = result.local_posterior(np.array([0.0, 2.0, 4.0]))["z"]
+            >>> [round(float(prob), 3) for prob in z.probs]
+            [0.001, 0.756, 1.0]
+
         Args:
           *args: The model's arguments, with these rows.
           **kwargs: Likewise, by name.
@@ -267,6 +334,20 @@ class PrivateVIResult:
         its discrete latents summed out, over 100 fixed draws of the globals. What is
         said of `local_posterior` holds here too.
 
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> print(result.elbo(np.array([0, 1])).round(3))
+            [-1.425 -0.292]
+
         Args:
           *args: The model's arguments, with these rows.
           **kwargs: Likewise, by name.
@@ -290,7 +371,10 @@ class PrivateVIResult:
         return RowQuery(
             model=self.model,
             arguments=bind_arguments(self.model, args, dict(kwargs), num_rows=None),
-            settings=self.settings,
+            settings={
+                **self._for_row_queries,
+                "max_nonzeros": self.settings.get("max_nonzeros", {}),
+            },
             programs=self._programs,
         )
 
@@ -311,6 +395,21 @@ class PrivateVIResult:
         netCDF does not allow, becomes a `.`. The privacy facts are attributes. The
         draws are independent, so chains are alike by construction and say nothing
         about convergence; the attribute `diagnostics`, JSON, does.
+
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> data = result.to_arviz(jax.random.key(1), num_samples=7, num_chains=2)
+            >>> data.posterior["p"].shape, data.posterior.attrs["private"]
+            ((2, 7), 'false')
 
         Args:
           rng_key: A key of `jax.random`.
@@ -351,6 +450,24 @@ class PrivateVIResult:
 
         The file holds arrays and JSON, nothing pickled. A file that is already there
         is replaced when the new one is complete.
+
+            >>> import pathlib, tempfile
+            >>> import math
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     result.save(pathlib.Path(folder, "fit.nc"))
+            ...     again = nv.load(pathlib.Path(folder, "fit.nc"))
+            >>> again
+            PrivateVIResult(vips, NOT PRIVATE, sites: p)
         """
         import xarray
 
@@ -358,6 +475,7 @@ class PrivateVIResult:
             "privacy_statement": self.privacy.to_dict(),
             "posterior_specification": dict(self.posterior.specification),
             "settings": dict(self.settings),
+            "for_row_queries": dict(self._for_row_queries),
             "diagnostics": dict(self.diagnostics),
             "axis_labels": dict(self.axis_labels),
             # How long rows took is theirs.
@@ -431,7 +549,27 @@ def load(
 ) -> PrivateVIResult:
     """Reads a result that `PrivateVIResult.save` has written.
 
-    Nothing in the file is executed. `PrivateVIResult` has an example.
+    Nothing in the file is executed.
+
+        >>> import pathlib, tempfile
+        >>> import math
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [9, 29]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(pathlib.Path(folder, "fit.nc"))
+        ...     again = nv.load(pathlib.Path(folder, "fit.nc"), model=model)
+        >>> again.settings["engine"], float(again.params["p/concentration1"])
+        ('VIPS()', 30.0)
+        >>> bool((again.elbo(np.array([1])) == result.elbo(np.array([1]))).all())
+        True
 
     Args:
       path: The file.
@@ -495,6 +633,10 @@ def _load(path: Path, model: private | None) -> PrivateVIResult:
         axis_labels=json.loads(dataset.attrs.get("axis_labels", "{}")),
         seconds=json.loads(dataset.attrs["seconds"]),
         model=model,
+        # The first format had these among the settings.
+        _for_row_queries=json.loads(
+            dataset.attrs["settings" if version == 1 else "for_row_queries"]
+        ),
     )
 
 

@@ -4,6 +4,7 @@ import fnmatch
 import gc
 import itertools
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -66,6 +67,42 @@ SHARED_DATA = REPOSITORY.parent / "shared" / "data"
 # Bytes of XLA's executables, in each process's folder.
 MOST_KEPT = 2**29
 _MODULES = itertools.count(1)
+
+
+class _KeysOfTest:
+    """Keys of noise and batches that each run of a test draws again, for `secrets`.
+
+    A test that compares a fit with a reference fails in one of some thousand runs, and
+    there are hundreds of them. What fails by chance would hide what fails by a fault.
+    """
+
+    def __init__(self, test: str) -> None:
+        self._random = random.Random(test)
+
+    def randbits(self, bits: int) -> int:
+        """As `secrets.randbits`, of the next bits that belong to the test."""
+        return self._random.getrandbits(bits)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For a new test: it should hold under any noise, not only under its own."""
+    parser.addoption(
+        "--fresh-noise",
+        action="store_true",
+        help="keys of noise come from the operating system, as they do in use",
+    )
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Fixes the keys of a test and of the fixtures that it is the first to need."""
+    marks = (item.get_closest_marker(mark) for mark in ("fresh_noise", "audit"))
+    if item.config.getoption("fresh_noise") or any(marks):
+        return (yield)
+    with pytest.MonkeyPatch.context() as patch:
+        secrets = "numpyro_vips.privacy.secure_random.secrets"
+        patch.setattr(secrets, _KeysOfTest(item.nodeid))
+        return (yield)
 
 
 @pytest.fixture(scope="session", autouse=True)

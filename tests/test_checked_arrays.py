@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
-from numpyro_vips.dpvi import guides, row_gradients
+from numpyro_vips.dpvi import clipped_gradients, guides
 from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
 from numpyro_vips.vips import bounded_sum, evidence_bound
@@ -32,7 +32,7 @@ def test_sums_are_arrays_of_floats():
 
 def test_a_row_has_one_fingerprint():
     with pytest.raises(jaxtyping.TypeCheckError, match="numbers"):
-        row_gradients._mixed(jnp.ones(3))
+        clipped_gradients._mixed(jnp.ones(3))
 
 
 def test_flat_vectors_have_an_axis():

@@ -120,6 +120,39 @@ def test_a_result_shows_its_warnings_statement_and_plan(fit):
     ]
 
 
+@pytest.mark.parametrize("charges", [0, 2])
+def test_a_budget_says_what_its_text_says(charges):
+    budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
+    for number in range(charges):
+        budget.charge(
+            epsilon=0.25,
+            delta=1e-6,
+            unit="<people> & co",
+            relation="add_or_remove",
+            events=(),
+            label=f"<b>{number}</b>",
+        )
+    page = Page(budget._repr_html_())
+    text = joined(str(budget))
+    assert "".join(map(joined, page.texts)) == text
+    assert ("<b>1</b>" in page.texts) is (charges == 2)
+
+
+def test_settings_of_a_fit_are_shown_with_the_ledger():
+    budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
+    vi = nv.PrivateVI(
+        model, budget=budget, engine="vips", num_steps=5, insecure_seed=8_675_309
+    )
+    page = Page(vi._repr_html_())
+    text = joined(repr(vi))
+    title, *settings = page.texts[: page.texts.index("Privacy budget")]
+    assert title == "PrivateVI(model)"
+    assert {"engine=VIPS()", "num_steps=5", "insecure_seed=..."} <= set(settings)
+    assert all(joined(setting) in text for setting in settings)
+    assert "8675309" not in text + joined("".join(page.texts))
+    assert joined("".join(page.texts)).endswith(joined(str(budget)))
+
+
 @pytest.mark.parametrize(
     "made",
     [

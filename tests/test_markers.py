@@ -15,7 +15,7 @@ GUARDS = [
     *("fitting/test_checkpoint.py", "fitting/test_parties.py"),
     *("fitting/test_processes.py", "fitting/test_schedule.py"),
     *("fitting/test_sum_rounding.py", "fitting/test_tree_sum.py"),
-    *("jax_tools/test_row_programs.py", "model/test_captured.py"),
+    *("jax_tools/test_separate_rows.py", "model/test_captured.py"),
     *("test_hidden_rows.py", "test_leaks.py", "test_rounding.py"),
 ]
 # Of these, what is about how good a fit is; or what `make test` has in another test.
@@ -51,9 +51,13 @@ def test_what_guards_privacy_is_not_left_to_the_thorough_tests(
         assert not set(marked(file, "thorough")) - NOT_GUARDING, file
 
 
-def test_neighbours_and_stated_noise_are_not_either(repository: Path):
+def test_neighbours_hostile_rows_and_stated_noise_are_not_either(repository: Path):
     """Wherever these tests are; their names say what they are about."""
-    guarding = re.compile(r"neighbour|one_row_moves|stated|without_noise_is_caught")
+    guarding = re.compile(
+        r"neighbour|one_row_moves|stated|without_noise_is_caught|bad_row|counts_as_zero"
+        r"|(?<!without_)noise_is_that|holds_no|no_encoded_row|releases_what"
+        r"|refused_with_its_reason"
+    )
     for file in sorted((repository / "tests").rglob("test_*.py")):
         names = set(marked(file, "thorough"))
         assert not [name for name in names if guarding.search(name)], file

@@ -159,6 +159,37 @@ def test_a_fit_is_made_and_saved_with_what_is_declared(tmp_path):
     assert run.returncode == 0, run.stderr
 
 
+OFFLINE = """
+import sys
+
+opened = []
+
+def hook(event, arguments):
+    # Making one, connecting it, and looking up names of other machines.
+    if event.startswith("socket."):
+        opened.append(event)
+
+sys.addaudithook(hook)
+"""
+
+
+@pytest.mark.thorough
+def test_neither_an_import_nor_a_fit_opens_a_socket(tmp_path):
+    program = f"{OFFLINE}{PROGRAM}\nprint(opened)"
+    run = [sys.executable, "-c", program, str(tmp_path / "fit.nc"), "[]"]
+    found = subprocess.run(run, cwd=ROOT, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.strip().splitlines()[-1] == "[]"
+
+
+def test_a_socket_would_have_been_noticed():
+    program = f"{OFFLINE}\nimport socket\nsocket.socket().close()\nprint(opened)"
+    found = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "['socket.__new__']"
+
+
 @pytest.mark.thorough
 def test_optimizers_are_loaded_by_what_needs_them_before_a_fit_is_paid_for():
     """SciPy's take a quarter of the time of the import."""

@@ -849,7 +849,7 @@ def test_there_are_enough_models() -> None:
     assert len(UNSAFE) >= 12
 
 
-@pytest.mark.thorough
+@pytest.mark.quick_with("network")
 @pytest.mark.parametrize("name", NOT_CONJUGATE)
 def test_other_model_is_refused_with_its_reason(name: str) -> None:
     case = NOT_CONJUGATE[name]

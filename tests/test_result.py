@@ -129,9 +129,10 @@ def make_result(sites=SITES, epsilon=1.0):
         privacy=statement(epsilon),
         engine="vips",
         plan="site  role\nw     global",
-        settings={"num_steps": 10, "clipping_norm": math.inf, "structure": {"w": "d"}},
+        settings={"num_steps": 10, "clipping_norm": math.inf},
         diagnostics={"warnings": ["w is loose."], "steps": 10},
         seconds={"compile": 1.5, "run": 2.0},
+        _for_row_queries={"local_steps": 7, "structure": {"w": "diag"}},
     )
 
 
@@ -344,7 +345,8 @@ def test_a_saved_result_is_the_same_when_loaded(result, tmp_path):
     loaded = load(str(path))
     assert loaded.privacy.to_dict() == result.privacy.to_dict()
     assert loaded.privacy == result.privacy
-    for field in ("engine", "plan", "settings", "diagnostics", "seconds"):
+    fields = "engine plan settings diagnostics seconds _for_row_queries"
+    for field in fields.split():
         assert getattr(loaded, field) == getattr(result, field)
     assert loaded.posterior.specification == result.posterior.specification
     assert list(loaded.params) == list(result.params)
@@ -352,6 +354,20 @@ def test_a_saved_result_is_the_same_when_loaded(result, tmp_path):
     for name, draw in loaded.sample_posterior(KEY, (3,)).items():
         np.testing.assert_array_equal(draw, expected[name])
     assert [file.name for file in tmp_path.iterdir()] == ["fit.nc"]
+
+
+def test_files_of_the_first_format_have_what_rows_are_asked_with(result, tmp_path):
+    """They kept the engine's settings beside the others."""
+    path = tmp_path / "fit.nc"
+    result.save(path)
+    dataset = xr.load_dataset(path, engine="h5netcdf")
+    del dataset.attrs["for_row_queries"]
+    dataset.attrs["format_version"] = 1
+    old = {"num_steps": 10, "local_steps": 7, "structure": {"w": "diag"}}
+    dataset.attrs["settings"] = json.dumps(old)
+    dataset.to_netcdf(path, engine="h5netcdf")
+    loaded = load(path)
+    assert dict(loaded._for_row_queries).items() >= result._for_row_queries.items()
 
 
 def test_parameters_of_every_kind_are_kept(tmp_path):

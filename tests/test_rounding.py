@@ -16,7 +16,7 @@ import pytest
 from _setups import NAMES, setup
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi import row_gradients
+from numpyro_vips.dpvi import clipped_gradients
 from numpyro_vips.fitting import private_step
 from numpyro_vips.fitting.private_step import chunks_of
 from numpyro_vips.fitting.schedule import Step
@@ -233,7 +233,7 @@ def test_gradients_that_take_much_memory_are_taken_by_whole_vectors_or_one_by_on
     length = 130
     places = [0, *range(62, 66), *range(120, length)]
     for most in (2000, 500, 1):
-        monkeypatch.setattr(row_gradients, "_MOST_GRADIENT_NUMBERS", most)
+        monkeypatch.setattr(clipped_gradients, "_MOST_GRADIENT_NUMBERS", most)
         start = start_of(heavy_tails, "dpvi")
         for row in rows:
             X = np.tile(row, (length, 1))

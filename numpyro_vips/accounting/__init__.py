@@ -24,6 +24,8 @@ sensitivity *in the stated relation*: add or remove one row for `"poisson"`, rep
 one row for `"without_replacement"`. `docs/privacy.md` derives the formulas.
 """
 
+# ruff: noqa: F401
+# pyright: reportUnusedImport=false
 from numpyro_vips.accounting.calibration import (
     calibrate,
     calibrate_events,
@@ -53,15 +55,9 @@ from numpyro_vips.accounting.renyi import (
     renyi_to_epsilon,
 )
 
+# What is imported and not named here is for the rest of the package.
 __all__ = [
-    "ACCOUNTANTS",
-    "RELATIONS",
-    "RENYI_ORDERS",
-    "SAMPLINGS",
-    "Accountant",
     "GaussianEvent",
-    "Relation",
-    "Sampling",
     "calibrate",
     "calibrate_events",
     "delta_of_events",
@@ -69,9 +65,5 @@ __all__ = [
     "epsilon_of_events",
     "gaussian_delta",
     "gaussian_dp_mu",
-    "jsonable",
-    "renyi_of_events",
-    "renyi_to_epsilon",
     "scale_noise",
-    "smallest_factor",
 ]

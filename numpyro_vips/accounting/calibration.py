@@ -62,6 +62,26 @@ def calibrate_events(
     It scales a whole schedule of different steps: `noise_stddev` of each event times
     the factor. The relative sizes of the noises stay as given.
 
+        >>> from numpyro_vips.accounting import GaussianEvent
+        >>> kind = {"relation": "add_or_remove", "sampling": "full", "sampling_rate": 1}
+        >>> norms = GaussianEvent(noise_stddev=9.0, sensitivity=1.0, **kind)
+        >>> sums = GaussianEvent(noise_stddev=4.0, sensitivity=2.0, num_steps=5, **kind)
+        >>> factor = calibrate_events([norms, sums], epsilon=1.0, delta=1e-6)
+        >>> round(factor, 3)
+        4.747
+        >>> scaled = [scale_noise(event, factor) for event in (norms, sums)]
+        >>> round(epsilon_of_events(scaled, delta=1e-6), 3)
+        1.0
+
+    Args:
+      events: The schedule. They share one relation.
+      epsilon: What all of them together may cost.
+      delta: At which delta.
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+
+    Returns:
+      The factor, for `scale_noise`.
+
     Guarantees:
       `epsilon_of_events` of the scaled events never exceeds `epsilon`. An infinite
       target gives 0, and so do no events at all.

@@ -107,6 +107,7 @@ def _interval_masses(points: np.ndarray) -> np.ndarray:
 
 
 def loss_range(groups: Groups, reach: float) -> float:
+    """How wide the interval of losses of one step is, for the widest of some steps."""
     return max(lowest_loss(group) + highest_loss(group, reach) for group in groups)
 
 

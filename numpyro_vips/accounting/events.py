@@ -38,6 +38,19 @@ class GaussianEvent:
       num_steps: How many such releases, each on a fresh batch.
       label: What is released, for people.
 
+        >>> event = GaussianEvent(
+        ...     noise_stddev=3.0,
+        ...     sensitivity=2.0,
+        ...     relation="add_or_remove",
+        ...     sampling="poisson",
+        ...     sampling_rate=0.1,
+        ...     num_steps=100,
+        ... )
+        >>> event.noise_multiplier
+        1.5
+        >>> GaussianEvent.from_dict(event.to_dict()) == event
+        True
+
     Numbers of any kind are kept as Python's own, so that no narrower type overflows
     where they are priced.
 
@@ -150,13 +163,25 @@ def jsonable(record: object) -> Any:
 
 
 def scale_noise(event: GaussianEvent, factor: float) -> GaussianEvent:
-    """The event with `factor` times its noise."""
+    """The event with `factor` times its noise.
+
+    >>> event = GaussianEvent(
+    ...     noise_stddev=8.0,
+    ...     sensitivity=2.0,
+    ...     relation="replace_one",
+    ...     sampling="full",
+    ...     sampling_rate=1.0,
+    ... )
+    >>> scale_noise(event, 0.5).noise_multiplier
+    2.0
+    """
     return dataclasses.replace(event, noise_stddev=event.noise_stddev * factor)
 
 
 def unit_event(
     noise_multiplier: float, sampling_rate: float, num_steps: int, sampling: Sampling
 ) -> GaussianEvent:
+    """Releases of sensitivity 1, in the relation that belongs to a way of sampling."""
     _validate.one_of(SAMPLINGS, sampling=sampling)
     return GaussianEvent(
         noise_stddev=noise_multiplier,
@@ -171,6 +196,7 @@ def unit_event(
 
 
 def check_delta(delta: float) -> None:
+    """Raises a `ValueError` unless a number is in [0, 1]."""
     _validate.nonnegative(delta=delta)
     if delta > 1:
         raise ValueError(f"Expected delta={delta!r} in [0, 1].")
@@ -200,7 +226,13 @@ Groups = tuple[StepGroup, ...]
 
 
 def groups_of(events: Sequence[GaussianEvent]) -> Groups:
-    """Merges equal steps, and drops what is free."""
+    """The steps of some events, equal ones merged and those that cost nothing left out.
+
+    One step without noise is all that is returned if there is any: no other matters.
+
+    Raises:
+      ValueError: The events have different relations.
+    """
     if len({event.relation for event in events}) > 1:
         raise ValueError(
             "Expected all events to have the same relation, and got both "
@@ -223,6 +255,7 @@ def groups_of(events: Sequence[GaussianEvent]) -> Groups:
 
 
 def scaled_groups(groups: Groups, factor: float) -> Groups:
+    """The steps with `factor` times their noise."""
     return tuple(
         group._replace(noise_multiplier=group.noise_multiplier * factor)
         for group in groups

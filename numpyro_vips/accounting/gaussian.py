@@ -11,6 +11,13 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
     """Delta of the Gaussian mechanism with mean shift `mu` (Balle and Wang 2018).
 
     δ(ε) = Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ), for any real ε.
+
+        >>> round(gaussian_delta(mu=0.5, epsilon=1.0), 4)
+        0.0068
+
+    Args:
+      mu: Sensitivity over the standard deviation of the noise, positive.
+      epsilon: At which epsilon.
     """
     below = epsilon / mu - mu / 2
     above = epsilon / mu + mu / 2
@@ -23,6 +30,7 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The least epsilon of a Gaussian mechanism with mean shift `mu`, rounded up."""
     if gaussian_delta(mu, 0.0) <= delta:
         return 0.0
     # From zero-concentrated DP with rho = mu²/2: an upper end that is always enough.

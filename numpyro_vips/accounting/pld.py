@@ -35,6 +35,15 @@ _LEAST_NOISE_MULTIPLIER = 0.05
 
 
 def pld_epsilon(groups: Groups, delta: float) -> float:
+    """The epsilon of steps by their privacy loss distributions, rounded up.
+
+    Steps on full batches are priced exactly. Where the grid of losses cannot resolve
+    the answer, other bounds that hold take over; see `accounting`.
+
+    Args:
+      groups: The steps, each with noise.
+      delta: Target delta, in (0, 1).
+    """
     groups = _with_one_full_step(groups)
     if all(group.sampling == "full" for group in groups):
         return gaussian_epsilon(total_mu(groups), delta)
@@ -46,6 +55,12 @@ def pld_epsilon(groups: Groups, delta: float) -> float:
 
 
 def pld_delta(groups: Groups, epsilon: float) -> float:
+    """The delta of steps by their privacy loss distributions, rounded up.
+
+    Args:
+      groups: The steps, each with noise.
+      epsilon: Target epsilon, finite.
+    """
     groups = _with_one_full_step(groups)
     if all(group.sampling == "full" for group in groups):
         return gaussian_delta(total_mu(groups), epsilon)

@@ -41,6 +41,10 @@ def epsilon(
 ) -> float:
     """The epsilon of `num_steps` Gaussian releases from sampled batches.
 
+        >>> batches = {"sampling_rate": 0.01, "num_steps": 1000, "delta": 1e-5}
+        >>> round(epsilon(noise_multiplier=1.0, **batches, accountant="moments"), 2)
+        2.54
+
     Args:
       noise_multiplier: Standard deviation over L2 sensitivity in the relation that
         belongs to `sampling`. Zero costs infinitely much.
@@ -61,9 +65,31 @@ def epsilon(
 def epsilon_of_events(
     events: Sequence[GaussianEvent], *, delta: float, accountant: Accountant = "pld"
 ) -> float:
-    """The epsilon of all the events together; they must share one relation.
+    """The epsilon of all the events together.
 
     What cannot be computed counts as no privacy: infinity, never NaN.
+
+        >>> from numpyro_vips.accounting import GaussianEvent
+        >>> step = GaussianEvent(
+        ...     noise_stddev=8.0,
+        ...     sensitivity=2.0,
+        ...     relation="add_or_remove",
+        ...     sampling="full",
+        ...     sampling_rate=1.0,
+        ...     num_steps=4,
+        ... )
+        >>> round(epsilon_of_events([step], delta=1e-5), 3)
+        1.993
+        >>> round(epsilon_of_events([step, step], delta=1e-5), 3)
+        2.943
+
+    Args:
+      events: Noisy releases from the same rows, with one relation.
+      delta: Target delta.
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+
+    Raises:
+      ValueError: The events have several relations, or `delta` is out of range.
     """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     check_delta(delta)
@@ -90,7 +116,27 @@ def _finite_or_no_privacy(
 def delta_of_events(
     events: Sequence[GaussianEvent], *, epsilon: float, accountant: Accountant = "pld"
 ) -> float:
-    """The delta of all the events together at `epsilon`."""
+    """The delta of all the events together at `epsilon`.
+
+        >>> from numpyro_vips.accounting import GaussianEvent
+        >>> release = GaussianEvent(
+        ...     noise_stddev=2.0,
+        ...     sensitivity=1.0,
+        ...     relation="add_or_remove",
+        ...     sampling="full",
+        ...     sampling_rate=1.0,
+        ... )
+        >>> round(delta_of_events([release], epsilon=1.0), 4)
+        0.0068
+
+    Args:
+      events: Noisy releases from the same rows, with one relation.
+      epsilon: Target epsilon.
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+
+    Returns:
+      The smallest delta that the accountant can prove; 1 for no privacy.
+    """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.nonnegative(epsilon=epsilon)
     groups = groups_of(events)
@@ -123,6 +169,18 @@ def gaussian_dp_mu(events: Sequence[GaussianEvent]) -> float | None:
     sampled batches the trade-off curve is only nearly Gaussian; then this is the
     largest mu among those that match epsilon at delta = 1e-9, 1e-8, ..., 1e-3: a
     summary for people and not a bound. None where there is no noise.
+
+        >>> from numpyro_vips.accounting import GaussianEvent
+        >>> step = GaussianEvent(
+        ...     noise_stddev=8.0,
+        ...     sensitivity=2.0,
+        ...     relation="add_or_remove",
+        ...     sampling="full",
+        ...     sampling_rate=1.0,
+        ...     num_steps=4,
+        ... )
+        >>> gaussian_dp_mu([step])
+        0.5
     """
     groups = groups_of(events)
     if not groups:

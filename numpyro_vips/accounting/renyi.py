@@ -34,6 +34,7 @@ def renyi_to_epsilon(order: float, divergence: float, delta: float) -> float:
 
 
 def renyi_epsilon(groups: Groups, delta: float) -> float:
+    """The least epsilon that the Rényi divergences of some steps prove at `delta`."""
     divergences = _renyi(groups, RENYI_ORDERS)
     return min(
         renyi_to_epsilon(order, float(divergence), delta)
@@ -42,6 +43,7 @@ def renyi_epsilon(groups: Groups, delta: float) -> float:
 
 
 def renyi_delta(groups: Groups, epsilon: float) -> float:
+    """The least delta that the Rényi divergences of some steps prove at `epsilon`."""
     orders = np.array(RENYI_ORDERS)
     exponents = (orders - 1) * (
         _renyi(groups, RENYI_ORDERS) - epsilon + np.log1p(-1 / orders)

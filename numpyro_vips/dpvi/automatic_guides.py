@@ -35,8 +35,8 @@ from numpyro_vips.model.prior_centre import is_identity
 # Parameters: vectors and a matrix, whose rows are the coordinates.
 Arrays = Mapping[str, Float[Array, "size ..."]]
 
-Family = Literal["mean_field", "full_rank", "low_rank"]
-FAMILIES: tuple[Family, ...] = ("mean_field", "full_rank", "low_rank")
+GuideFamily = Literal["mean_field", "full_rank", "low_rank"]
+FAMILIES: tuple[GuideFamily, ...] = ("mean_field", "full_rank", "low_rank")
 
 # Largest initial standard deviation; with many rows posteriors are narrower.
 LARGEST_SCALE = 0.1
@@ -77,7 +77,7 @@ class NormalGuide:
     """
 
     def __init__(
-        self, space: UnconstrainedSpace, family: Family, *, num_rows: int
+        self, space: UnconstrainedSpace, family: GuideFamily, *, num_rows: int
     ) -> None:
         """The guide of these globals; `num_rows` is the public number of rows."""
         self.initial_scale = min(LARGEST_SCALE, num_rows**-0.5)

@@ -16,7 +16,7 @@ from numpyro_vips.jax_tools.program_constants import (
     constants_of,
     refuse_program_constants,
 )
-from numpyro_vips.jax_tools.row_programs import row_program
+from numpyro_vips.jax_tools.separate_rows import row_program
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.model.prior_centre import global_values, moved_supports
@@ -155,7 +155,7 @@ def check_derivatives(
       what: Whose derivatives they are, for the message.
 
     Raises:
-      UnsafeModelError: See `row_programs.check_row_program`, or a derivative that the
+      UnsafeModelError: See `separate_rows.check_row_program`, or a derivative that the
         author gave holds an array that is as long as the data.
     """
     program, _ = row_program(of_row, shared, row)

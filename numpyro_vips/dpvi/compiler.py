@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.automatic_guides import Family, NormalGuide
+from numpyro_vips.dpvi.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.checks import check_derivatives
+from numpyro_vips.dpvi.clipped_gradients import ReleasedLeaves, RowGradients
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
@@ -22,7 +23,6 @@ from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
 from numpyro_vips.dpvi.public_ranges import public_ranges
-from numpyro_vips.dpvi.row_gradients import ReleasedLeaves, RowGradients
 from numpyro_vips.dpvi.row_information import Point, has_edges
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
@@ -63,7 +63,7 @@ class CompiledModel:
 
 def compile_model(
     graph: ModelGraph,
-    guide: Family | Callable[..., Any],
+    guide: GuideFamily | Callable[..., Any],
     options: ProgramOptions,
     *,
     local_steps: int | None,

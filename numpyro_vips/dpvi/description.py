@@ -98,4 +98,4 @@ def late_names(program: DpviProgram) -> list[str]:
 
 def describe_sparse_rows(name: str) -> str:
     """How an argument whose rows store few entries is worked on."""
-    return ". DPVI writes the row out again"
+    return ". DPVI makes the row dense again"

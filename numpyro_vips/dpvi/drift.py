@@ -30,7 +30,7 @@ class IterateSums(NamedTuple):
     squares: Float64[np.ndarray, " size"]
 
     def joined(self, other: "IterateSums") -> "IterateSums":
-        """The sums over the iterates of both."""
+        """Sums over the iterates of both, which have none in common."""
         return IterateSums(
             self.number + other.number,
             self.total + other.total,

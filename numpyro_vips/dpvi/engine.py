@@ -40,7 +40,7 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
-from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, Family
+from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, GuideFamily
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model, num_row_numbers
 from numpyro_vips.dpvi.description import (
@@ -115,7 +115,7 @@ class DpviEngine:
         self,
         graph: ModelGraph,
         *,
-        guide: Family | Callable[..., Any] | None = None,
+        guide: GuideFamily | Callable[..., Any] | None = None,
         optimizer: optax.GradientTransformation | None = None,
         loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
         num_particles: int | None = None,
@@ -217,7 +217,7 @@ class DpviEngine:
 
     @property
     def growing(self) -> frozenset[str]:
-        """None: a gradient's norm is never taken for the structure's."""
+        """No block: the structure of a model bounds no gradient."""
         return frozenset()
 
     @property
@@ -234,26 +234,30 @@ class DpviEngine:
 
     @property
     def columns(self) -> Mapping[str, Columns]:
-        """None: a gradient's coordinates have the units of their priors."""
+        """No columns: coordinates of a gradient have the units of their priors."""
         return {}
 
     @property
     def row_simulator(self) -> None:
-        """None: gradients at the start are larger than those at the end."""
+        """None: rows of this engine are not simulated from the model.
+
+        Their gradients at the start are larger than at the end, so norms of simulated
+        rows would not be those of a fit.
+        """
         return None
 
     @property
     def recentred(self) -> frozenset[str]:
-        """None: gradients are taken where the globals are, in every step."""
+        """No block: gradients are taken where the globals are, in every step."""
         return frozenset()
 
     @property
     def together(self) -> tuple[Together, ...]:
-        """None: all blocks are one vector anyway."""
+        """No groups: all blocks are one vector, clipped by one norm."""
         return ()
 
     def recentre(self, state: DpviState) -> DpviState:
-        """The state as it is."""
+        """The state unchanged: no block is released about another point."""
         return state
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:
@@ -261,7 +265,10 @@ class DpviEngine:
         return {}
 
     def expected_squares(self, state: DpviState) -> Mapping[str, float]:
-        """Of no block: what is released before the last steps does not say it."""
+        """No sums of squared norms, as earlier releases do not estimate them.
+
+        Without them the clipping norms are read off the histogram alone.
+        """
         return {}
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
@@ -495,19 +502,19 @@ class DpviEngine:
         *,
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
     ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
-        """Of no block: none has columns."""
+        """No counts, since no block has columns; see `columns`."""
         return {}
 
     def with_column_sizes(
         self, state: DpviState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
     ) -> DpviState:
-        """The state as it is."""
+        """The state unchanged: there are no columns to be rescaled."""
         return state
 
     def suited_to_norms(
         self, state: DpviState, ratios: Mapping[str, float]
     ) -> tuple[DpviState, dict[str, float]]:
-        """The state as it is: gradients have the units of their priors."""
+        """The state unchanged, since gradients have the units of their priors."""
         return state, {}
 
     def has_posterior(self, state: DpviState) -> bool:
@@ -559,15 +566,15 @@ class DpviEngine:
         return False
 
     def other_starts(self, rng_key: PRNGKeyArray) -> list[DpviState]:
-        """None: Newton's method tries several by itself."""
+        """No further states, since Newton's method itself tries several starts."""
         return []
 
     def best(self, states: Sequence[DpviState], arguments: ModelArguments) -> DpviState:
-        """The first; there are no others."""
+        """The first state: `other_starts` gives no more than one."""
         return states[0]
 
     def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
-        """The state as it is: the guide is fitted to its own width."""
+        """The state unchanged: a guide's width is fitted with its mean."""
         return state
 
     def _newton_states(

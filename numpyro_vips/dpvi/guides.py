@@ -138,7 +138,7 @@ class GuideSite:
 
     @property
     def units(self) -> Float64[np.ndarray, "..."]:
-        """`unit` by unconstrained number."""
+        """The site's `unit` for each of its unconstrained numbers."""
         each = np.asarray(self.unit, np.float64)
         shape = self.unconstrained_shape
         return each.reshape(shape) if each.ndim else np.broadcast_to(each, shape)
@@ -176,7 +176,7 @@ class UnconstrainedSpace:
         return values
 
     def join(self, values: Mapping[str, Any]) -> Float[Array, " size"]:
-        """The inverse of `split`."""
+        """One vector, (size,), of all sites' unconstrained values: undoes `split`."""
         if not self.sites:
             return jnp.zeros(0)
         return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
@@ -235,11 +235,11 @@ class _GuidePosterior(abc.ABC):
         return _moments_of(self._public_draws(_MOMENT_DRAWS))
 
     def weighable(self, rng_key: PRNGKeyArray, count: int) -> None:
-        """None: the guide was fitted to the model's own density."""
+        """None: weighing draws adds nothing to a fit of the model's own density."""
         return None
 
     def problems(self) -> dict[str, str]:
-        """By site, why its posterior is none."""
+        """Why sites have no usable posterior, by site; empty if all have one."""
         draws = self._public_draws(_CHECKED_DRAWS)
         dtype = jnp.result_type(float)  # In which a draw may well overflow.
         checked = {"its draws are": draws, "it is": self.params}
@@ -294,7 +294,7 @@ class _GuidePosterior(abc.ABC):
 
     @property
     def specification(self) -> dict[str, Any]:
-        """What a file says beside `params`."""
+        """What a saved result keeps of the posterior beside `params`, JSON-able."""
         return {
             "kind": self.kind,
             "points": paths_of_points(self.points),
@@ -366,7 +366,7 @@ class NormalPosterior(_GuidePosterior):
         return draws
 
     def problems(self) -> dict[str, str]:
-        """By site, why its posterior is none."""
+        """Why sites have no usable posterior, by site; empty if all have one."""
         degenerate = {}
         for name, scale in self.scale.items():
             loc, deviation = np.asarray(self.loc[name]), np.asarray(scale)
@@ -429,7 +429,7 @@ class NoiseAwarePosterior(JointNormalPosterior):
     data_stddev: Float[Array, " size"]
 
     def variance_parts(self) -> dict[str, VarianceParts]:
-        """See `KnowsItsParts`.
+        """By site, the parts of its variance that are due to data and to privacy.
 
         The parts of a constrained number are in the ratio of those on the unconstrained
         space. Sites whose numbers there are not one to one are left out.

@@ -65,7 +65,7 @@ class DpviState(NamedTuple):
 
 
 def for_program(state: DpviState) -> DpviState:
-    """The state as the program of a step takes it."""
+    """The state without what only Python reads, as compiled steps take it."""
     return state._replace(
         drift=None,
         recent=(),

@@ -75,5 +75,13 @@ class ModelDensity:
     def with_rows(
         self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
     ) -> tuple[Target, int]:
-        """See `FullBatchDensity.with_rows`; only where rows may be looked at."""
+        """The density of rows and globals, and its gradient; only without privacy.
+
+        Args:
+          arguments: The model's, with rows that may be looked at.
+          tried: Points. A row that is invalid at all of them counts as zero.
+
+        Returns:
+          The density, and at how many points it takes about a second.
+        """
         return self._log_joint.with_rows(arguments, tried)

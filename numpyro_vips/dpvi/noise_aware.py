@@ -106,7 +106,7 @@ class NoiseAware:
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 
     def no_score(self, dtype: Any) -> RunningScore:
-        """Before the first step."""
+        """The running average of scores before the first step: zeros, of no weight."""
         return RunningScore(
             jnp.zeros(self._num_read, dtype),
             jnp.zeros(self._space.size, dtype),

@@ -18,12 +18,12 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_vips.dpvi.automatic_guides import NormalGuide
+from numpyro_vips.dpvi.clipped_gradients import Shared
 from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.locals_of_rows import LocalsOfRows
 from numpyro_vips.dpvi.public_ranges import PublicRanges
-from numpyro_vips.dpvi.row_gradients import Shared
 from numpyro_vips.dpvi.user_guides import UserGuide
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
@@ -103,7 +103,11 @@ class DpviProgram:
         return self.options.perturb == "location"
 
     def reach_of_step(self, step: Int[Array, ""]) -> Float[Array, " size"]:
-        """How far the step with this number may go; where globals wait, nowhere."""
+        """How far each coordinate of the globals may move in a step, (size,).
+
+        Args:
+          step: The step's number. Globals that wait do not move in the first steps.
+        """
         if not self.is_late.any():
             return jnp.asarray(self.reach)
         waits = self.is_late & (step < self.options.num_waiting)

@@ -18,7 +18,6 @@ from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
-from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     in_double,
@@ -26,6 +25,7 @@ from numpyro_vips.jax_tools.row_sums import (
     piece_length,
     sum_over_rows,
 )
+from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import INFORMATION
 

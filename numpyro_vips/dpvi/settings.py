@@ -8,7 +8,7 @@ import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips._settings import code_of, keep_integer
-from numpyro_vips.dpvi.automatic_guides import Family
+from numpyro_vips.dpvi.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.checks import check_options
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.program import Perturb
@@ -47,7 +47,7 @@ class DPVI:
       TypeError, ValueError: A setting is not as described.
     """
 
-    guide: Family | Callable[..., Any] | None = None
+    guide: GuideFamily | Callable[..., Any] | None = None
     optimizer: optax.GradientTransformation | None = None
     loss: Trace_ELBO | TraceMeanField_ELBO | None = None
     perturb: Perturb | None = None

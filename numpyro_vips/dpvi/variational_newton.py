@@ -78,7 +78,7 @@ class VectorNormal(NamedTuple):
 
     @property
     def entropy(self) -> float:
-        """In nats."""
+        """The entropy of the Normal, in nats: Σ log L_ii + d/2 · log(2πe)."""
         log_scale = float(np.sum(np.log(np.diag(self.tril))))
         return log_scale + 0.5 * len(self.loc) * (1.0 + math.log(2.0 * math.pi))
 

@@ -166,7 +166,7 @@ def _diagnostics(
 
 
 def with_warnings(diagnostics: dict[str, Any]) -> dict[str, Any]:
-    """Adds the sentences that a caller should read."""
+    """Diagnostics of a fit with `"warnings"`: sentences on what is wrong with it."""
     warnings = []
     if not diagnostics["converged"]:
         warnings.append(

@@ -247,7 +247,16 @@ class _Trial:
         )
 
     def norms(self, rows: Mapping[str, np.ndarray], start: int = 0) -> dict[str, Any]:
-        """By block, of the rows that the engine counts, at one of several starts."""
+        """The norms of synthetic rows, as the engine has them at one of several starts.
+
+        Args:
+          rows: Rows that are not private.
+          start: The number of the start.
+
+        Returns:
+          By block, the norms of those rows that have finite ones: the engine counts
+          others as zero.
+        """
         taken = self._arguments.as_taken(rows)
         norms = self._engine.row_norms(self._state_at(start), taken, self._names)
         counted = np.all([np.isfinite(n) for n in norms.values()], axis=0)

@@ -1,4 +1,4 @@
-"""Whether noise would hide the curvature that Newton steps go by; told by public facts.
+"""Whether noise would hide the curvature of Newton steps, by public facts.
 
 VIPS releases the curvature Σ σ'(ψ) xxᵀ of a logistic regression, a matrix of d × d
 numbers, and steps along a direction by what it says of it. With C the norm that a row's
@@ -78,7 +78,18 @@ def noise_over_curvature(
 def _ratio(
     block: Block, num_rows: int, noise_multiplier: float, relation: Relation
 ) -> float:
-    """That of one block, by itself, in units of its clipping norm."""
+    """How much noise exceeds the curvature in one block, released by itself.
+
+    Args:
+      block: A block of matrices, whose last two axes are columns.
+      num_rows: The public number of rows.
+      noise_multiplier: Noise standard deviation over the sensitivity.
+      relation: Which data sets are neighbours.
+
+    Returns:
+      The radius of the noise's spectrum over the largest mean eigenvalue that clipped
+      rows can add up to. Clipping norms cancel.
+    """
     *batch, _, columns = block.shape
     mechanism = GaussianMechanism(
         blocks=(block,),

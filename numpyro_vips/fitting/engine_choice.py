@@ -71,6 +71,7 @@ class PreparedFit:
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
+      avoids_curvature: Whether that was done.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -84,6 +85,7 @@ class PreparedFit:
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     curvature_noise: float = 0.0
     hides_curvature: bool = False
+    avoids_curvature: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -127,8 +129,11 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
+    without = None
     if is_hidden and engine_choice == "auto":
-        settings, engine = _without_matrix(settings, engine, model, graph, options)
+        without = _without_matrix(model, graph, options)
+    if without is not None:
+        settings, engine = without
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
@@ -144,6 +149,7 @@ def prepare_fit(
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
+        avoids_curvature=without is not None,
     )
 
 
@@ -183,15 +189,11 @@ def hides_curvature(per_noise: float, noise_multiplier: float | None) -> bool:
 
 
 def _without_matrix(
-    settings: EngineSettings,
-    engine: Engine,
-    model: private,
-    graph: ModelGraph,
-    options: ScheduleOptions,
-) -> tuple[EngineSettings, Engine]:
-    """DPVI, if it can run a model that VIPS can; else what there is."""
+    model: private, graph: ModelGraph, options: ScheduleOptions
+) -> tuple[EngineSettings, Engine] | None:
+    """DPVI, if it can run a model that VIPS can."""
     if isinstance(options.clipping_norm, Mapping):
-        return settings, engine  # The caller has VIPS' statistics in mind.
+        return None  # The caller has VIPS' statistics in mind.
     without = DPVI()
     try:
         return without, without.build_engine(
@@ -202,7 +204,7 @@ def _without_matrix(
             has_norms=options.clipping_norm is not None,
         )
     except UnsafeModelError:
-        return settings, engine
+        return None
 
 
 def _build(

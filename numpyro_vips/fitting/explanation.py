@@ -11,7 +11,6 @@ from typing import Any
 
 from numpyro_vips import _html
 from numpyro_vips.accounting import jsonable
-from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.fitting.curvature_noise import HIDDEN
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.norm_histogram import THRESHOLD
@@ -41,6 +40,8 @@ class Plan:
         >>> plan = vi.explain(np.zeros(1000, int))
         >>> plan.engine, plan.settings["sampling"]
         ('vips', "FullBatch(relation='add_or_remove')")
+        >>> plan.settings["budget"]
+        'PrivacyBudget(epsilon=1.0, delta=1e-06)'
         >>> plan.sites[0]["posterior"]
         'Beta [log, log1m]'
         >>> plan.to_dict()["statistics"][0]["bound"]
@@ -48,8 +49,11 @@ class Plan:
 
     Attributes:
       engine: `"vips"` or `"dpvi"`.
-      settings: `engine` and `sampling` as the code that makes them; by default every
-        step uses every row, `"FullBatch(relation='add_or_remove')"`.
+      settings: The keywords of `PrivateVI`, as the code that makes their values:
+        `engine`, `sampling` (by default every step uses every row,
+        `"FullBatch(relation='add_or_remove')"`), `budget` without its file, and what
+        else the caller gave, but for what is shown, called or kept on the way. A seed
+        is written as `...`, since it would take the noise off again.
       sites: One entry per site: `site`, `role`, `shape`, `posterior` (family and
         statistics), and `augmentation` of an observed one.
       statistics: One entry per block of a row's statistics: `statistic`, `shape`,
@@ -314,7 +318,7 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
         f"than {HIDDEN:g} times an average eigenvalue. Few directions get to their "
         "optimum."
     )
-    if isinstance(prepared.settings, DPVI):
+    if prepared.avoids_curvature:
         return (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate. {hidden} DPVI releases no such matrix. engine='vips' runs "

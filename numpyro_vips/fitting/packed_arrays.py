@@ -14,7 +14,7 @@ def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def unpacked(content: bytes) -> dict[str, np.ndarray]:
-    """The arrays that `packed` was given."""
+    """The named arrays in bytes that `packed` has made; executes nothing."""
     with np.load(io.BytesIO(content), allow_pickle=False) as file:
         names, *arrays = (file[f"arr_{number}"] for number in range(len(file.files)))
     return dict(zip(names.tolist(), arrays, strict=True))

@@ -57,7 +57,7 @@ def prepared_fit(
     options: ScheduleOptions,
     noise_multiplier: float | None = None,
 ) -> tuple[PreparedFit, Plan]:
-    """As `prepare_fit`, from what is kept where there is a fit like this one.
+    """A prepared fit and its plan, from what is kept or else by `prepare_fit`.
 
     Fits that differ by nothing but their budgets are alike, unless noise hides the
     curvature of one of them alone.

@@ -15,7 +15,7 @@ from numpyro_vips.privacy.statement import PrivacyStatement
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Share:
+class BudgetShare:
     """What a fit may spend of its budget; None takes all that is left.
 
     Raises:
@@ -28,11 +28,13 @@ class Share:
     def __post_init__(self) -> None:
         if self.epsilon is not None:
             _validate.positive(epsilon=self.epsilon)
+            object.__setattr__(self, "epsilon", float(self.epsilon))
         if self.delta is not None:
             _validate.share_of_delta(delta=self.delta)
+            object.__setattr__(self, "delta", float(self.delta))
 
 
-def noise_of_one_release(budget: PrivacyBudget, share: Share) -> float | None:
+def noise_of_one_release(budget: PrivacyBudget, share: BudgetShare) -> float | None:
     """The noise multiplier of a release from all rows that takes a fit's whole share.
 
     Where the share is left open it is the whole budget, not what is left of it: so a
@@ -68,7 +70,7 @@ def price(
     steps: Sequence[Step],
     budget: PrivacyBudget,
     options: ScheduleOptions,
-    share: Share,
+    share: BudgetShare,
     *,
     unit: str,
 ) -> PricedSteps:

@@ -57,9 +57,10 @@ def prior_norms(
     parts: Sequence[NormPart],
     released: Mapping[str, NoisyCounts],
 ) -> dict[str, float]:
-    """By part, the norm that nearly all rows are below at nearly all draws of priors.
+    """The norms that nearly all rows are below at nearly all draws of the priors.
 
-    Covariates, of which no prior says anything, are of unit size.
+    They are clipping norms where no histogram shows any. Covariates, of which no prior
+    says anything, are of unit size.
 
     Args:
       engine: What there is to release.
@@ -68,8 +69,8 @@ def prior_norms(
       released: Their noisy counts about the start, by part; of some, or of none.
 
     Returns:
-      Norms within the histogram's grid; none where no rows can be drawn, or that would
-      take too much memory.
+      A norm for each part, within its histogram's grid; none where no rows can be
+      drawn, or that would take too much memory.
     """
     norms = _drawn_norms(engine, graph, parts)
     log_weights = np.zeros(_NUM_DRAWS)
@@ -135,11 +136,18 @@ def _log_likelihood(
     released: NoisyCounts,
     num_rows: int,
 ) -> Float64[np.ndarray, " draws"]:
-    """Of each draw of the globals, but for a constant.
+    """The log likelihood of a released histogram at each draw of the globals.
 
-    A count is about Normal: its mean is the number of rows that the draw has in the
-    bin. Its variance is that of the noise, of the number of rows, of the share that so
-    few drawn rows give, and of what the model does not say of rows.
+    It is up to a constant. A count is about Normal: its mean is the number of rows that
+    the draw has in the bin. Its variance is that of the noise, of the number of rows,
+    of the share that so few drawn rows give, and of what the model does not say of
+    rows.
+
+    Args:
+      norms: Norms of a part, of rows that were simulated at each draw.
+      part: The part, with the histogram's grid.
+      released: The noisy counts.
+      num_rows: The public number of rows.
     """
     draws, rows = norms.shape
     places = np.searchsorted(part.grid, np.where(np.isfinite(norms), norms, 0.0))

@@ -30,7 +30,13 @@ class TreeSum:
         self.merge({(0, number): term})
 
     def merge(self, sums: Mapping[Place, Sums]) -> None:
-        """Adds what another sum has, of other terms."""
+        """Adds the partial sums of another tree, which has other terms.
+
+        The order in which they come does not change the result in any bit.
+
+        Args:
+          sums: By place in the tree, see `Place`; kept, so not to be changed later.
+        """
         for (level, number), found in sums.items():
             # The sum beside it differs in the last binary digit of its number.
             while (beside := (level, number ^ 1)) in self.sums:

@@ -38,7 +38,10 @@ def compiled_by(executor: Executor) -> Iterator[None]:
 
 
 def jit_ahead(function: Callable[..., Any], **options: Any) -> Any:
-    """As `jax.jit`, but see `compiled_by`; a later call waits for what is compiled.
+    """`jax.jit` whose programs can be compiled before they are called.
+
+    Within `compiled_by` a call only starts a compilation in another thread, and a later
+    call with such arguments waits for it.
 
     Args:
       function: What to compile.
@@ -49,7 +52,7 @@ def jit_ahead(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def ahead_of_calls(function: Callable[..., Any], jitted: Callable[[], Any]) -> Any:
-    """What `jitted` returns, but see `compiled_by`; for other ways to compile.
+    """`jit_ahead` for a function that is compiled in another way than by `jax.jit`.
 
     Args:
       function: What is compiled.

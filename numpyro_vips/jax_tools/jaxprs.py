@@ -5,7 +5,9 @@ equation, on arrays or on whatever a caller's rule takes for them. All that has 
 which equations are plain calls asks here.
 """
 
+import dataclasses
 import functools
+import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +40,7 @@ _CALLS_WITH_RULES = {
     "remat2": "jaxpr",  # and `jax.checkpoint` computes again in place of storing.
 }
 # Since JAX 0.12 this stands for many operations, with rules too, each of which has a
-# function in place of a program. JAX calls it to write the operation out.
+# function in place of a program. JAX calls it where the operation is to be inlined.
 _WITH_A_FUNCTION = "call_hi_primitive"
 
 
@@ -58,12 +60,12 @@ def called_program(
     parameter = _PLAIN_CALLS.get(name)
     if parameter is None and not keep_rules:
         if name == _WITH_A_FUNCTION:
-            return _written_out(equation)
+            return _inlined_function(equation)
         parameter = _CALLS_WITH_RULES.get(name)
     return None if parameter is None else _closed(equation.params[parameter])
 
 
-def _written_out(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
+def _inlined_function(equation: jex_core.JaxprEqn) -> jex_core.ClosedJaxpr | None:
     """What JAX runs for an operation that has a function; None if it cannot be seen."""
     avals = [aval_of(atom) for atom in equation.invars]
     if not all(isinstance(aval, ShapedArray) for aval in avals):
@@ -313,14 +315,54 @@ def representatives(program: jex_core.ClosedJaxpr) -> dict[Any, Any]:
     return found
 
 
+class _Itself:
+    """Stands for an object that has no hash; equal where it is the same object.
+
+    It keeps the object, so that no later one gets its identity.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _comparable(value: Any) -> Any:
-    """What stands for a parameter: itself if it can be compared, else its identity."""
+    """What stands for a parameter: equal only where parameters mean the same.
+
+    Equality of Python is too wide for it. 1, 1.0 and True are equal, as are 0.0 and
+    -0.0, also inside of tuples, mappings and records, and a derivative or a dtype may
+    hang on the difference. So types are compared at every level, and numbers by their
+    bytes, by which a NaN equals itself. What has no hash, such as an array, equals only
+    itself.
+    """
+    kind = type(value)
+    if isinstance(value, float):
+        return kind, struct.pack("<d", value)
+    if isinstance(value, complex):
+        return kind, struct.pack("<dd", value.real, value.imag)
+    if isinstance(value, np.generic):
+        return kind, str(value.dtype), value.tobytes()
+    if isinstance(value, tuple | list):
+        return kind, tuple(map(_comparable, value))
+    if isinstance(value, set | frozenset):
+        return kind, frozenset(map(_comparable, value))
+    if isinstance(value, Mapping):
+        items = value.items()
+        return kind, tuple((_comparable(k), _comparable(v)) for k, v in items)
+    # A record must be equal by its own rule, and its fields by this one.
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    names = [field.name for field in dataclasses.fields(value)] if is_record else []
+    fields = tuple(_comparable(getattr(value, name)) for name in names)
     try:
         hash(value)
     except TypeError:
-        return "object", id(value)
-    # 1 and 1.0 and True are equal, but no equal parameters.
-    return type(value), value
+        return kind, _Itself(value), fields
+    return kind, value, fields
 
 
 def with_used_inputs(

@@ -27,7 +27,9 @@ _UNOPTIMIZED = {"xla_backend_optimization_level": 0, **_OLDER_GENERATORS}
 
 
 def jit_unoptimized(function: Callable[..., Any], **options: Any) -> Any:
-    """As `jax.jit`, quicker to compile and slower to run; not while JAX is tracing.
+    """`jax.jit` without optimisation: quicker to compile and slower to run.
+
+    The result cannot be called while JAX is tracing.
 
     Args:
       function: What to compile, never a sum over private rows: that what a row adds
@@ -44,7 +46,7 @@ def jit_unoptimized(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def jit_of_globals(function: Callable[..., Any], **options: Any) -> Any:
-    """As `jit_unoptimized` on few numbers; on many nearly as quick to run as `jax.jit`.
+    """`jit_unoptimized` for calls on few numbers; programs for many are optimised.
 
     It can be compiled ahead of the first call, see `compiling_ahead`.
 

@@ -129,7 +129,7 @@ class ModelArguments:
             return jax.tree.map(lambda array: array[:count], chunk.rows())
 
     def without_rows(self) -> "ModelArguments":
-        """The same arguments with zeros in place of the rows, which take no memory."""
+        """A copy with zeros in place of all private rows, which take no memory."""
 
         def zeros(leaf: PrivateLeaf) -> PrivateLeaf:
             shape = shape_of(leaf)
@@ -150,10 +150,13 @@ class ModelArguments:
         }
 
     def sparse(self, names: Iterable[str]) -> "ModelArguments":
-        """The same arguments, those in `names` sparse, with a width that leaves nothing
-        out.
+        """A copy in which rows of some arguments are stored by their nonzero entries.
 
-        It is read off the rows, so only for rows that the caller may see.
+        The width leaves out no entry. It is read off the rows, so only for rows that
+        the caller may see.
+
+        Args:
+          names: Private arguments; those with too few zeros stay dense.
         """
         widths = {}
         for name in set(names) & set(self.private):

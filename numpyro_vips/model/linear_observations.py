@@ -54,12 +54,15 @@ class _Entry(NamedTuple):
 def linear_observations(
     graph: ModelGraph, tried: TriedRows, copies: Mapping[str, Any]
 ) -> dict[str, list[SolvedEntries]]:
-    """By observed site, the entries of arguments that follow from what it observes.
+    """The entries of arguments that are linear functions of what sites observe.
 
     Args:
       graph: The model.
       tried: From `observed_in_random_rows`.
       copies: See `copied_entries`; what they have is left out.
+
+    Returns:
+      By observed site, such entries with their slopes and intercepts.
     """
     entries = _linear_entries(graph, tried, copies)
     met = {

@@ -347,7 +347,18 @@ def _variables(contents: Mapping[str, Any], prefix: str = "") -> Parts:
 
 
 def _contents(path: str, module: types.ModuleType, code: types.CodeType) -> Parts:
-    """All that a module holds; of a library what others put there, if code names it."""
+    """The values that code may reach through a module.
+
+    Args:
+      path: How error messages write the module.
+      module: The module.
+      code: The code that refers to it.
+
+    Returns:
+      Paths and values: all that a module of the user's holds. Of a library's module
+      only what code names and what is none of the library's own, as where a user has
+      put an array there.
+    """
     if not objects.is_library(module.__name__):
         yield from _variables(vars(module), f"{path}.")
         return

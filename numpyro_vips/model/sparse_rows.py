@@ -62,7 +62,12 @@ def scattered(indices: Any, values: Any, length: int, elsewhere: Any) -> jax.Arr
 def dense_rows(
     rows: Mapping[str, Any], names: Iterable[str] | None = None
 ) -> dict[str, Any]:
-    """The same rows, each array whole; only those of `names` if given."""
+    """Rows with sparse arrays replaced by dense ones.
+
+    Args:
+      rows: Rows by argument.
+      names: Which arguments; all by default. Others stay as they are.
+    """
     names = set(rows if names is None else names)
     return {
         name: value.dense()
@@ -99,7 +104,7 @@ def keep_largest_entries(
     shape: tuple[int, int],
     width: int,
 ) -> SparseRows:
-    """The same for a matrix that is zero but for the entries that are listed.
+    """`keep_largest` for a matrix that is given by a list of its nonzero entries.
 
     Args:
       row, column: Where each entry stands, in the order of rows and within a row of

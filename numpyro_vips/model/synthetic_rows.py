@@ -37,7 +37,13 @@ def synthetic_rows(
 def with_synthetic_rows(
     arguments: ModelArguments, count: int, seed: int
 ) -> ModelArguments:
-    """The same call with synthetic rows in place of the private ones."""
+    """A copy of a call's arguments with synthetic rows in place of the private ones.
+
+    Args:
+      arguments: The call's.
+      count: How many rows it has afterwards.
+      seed: Of the rows, see `synthetic_rows`.
+    """
     dtype = np.dtype(jax.dtypes.canonicalize_dtype(np.float64))
     rows = synthetic_rows(arguments, count, seed, dtype=dtype)
     return dataclasses.replace(arguments, private=rows, num_rows=count)

@@ -20,7 +20,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
-from numpyro_vips.jax_tools.row_programs import check_row_program
+from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import Distributed, in_support, take_apart
 from numpyro_vips.model.run import run_model

@@ -11,7 +11,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from numpyro_vips import _validate, accounting
+from numpyro_vips import _html, _validate, accounting
+from numpyro_vips._settings import code_of_value
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
     Accountant,
@@ -31,7 +32,11 @@ _ROUNDING = Fraction(1, 10**12)
 
 
 class Spending(NamedTuple):
-    """An amount of privacy loss."""
+    """An amount of privacy loss, as a ledger counts it.
+
+    Attributes:
+      epsilon, delta: Of (epsilon, delta)-differential privacy.
+    """
 
     epsilon: float
     delta: float
@@ -162,12 +167,25 @@ class PrivacyBudget:
 
     @property
     def is_private(self) -> bool:
-        """False for an infinite epsilon."""
+        """Whether epsilon is finite; if not, there is no noise and no guarantee."""
         return math.isfinite(self._epsilon)
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """Everything that was charged, oldest first, also by other processes."""
+        """Everything that was charged, oldest first, also by other processes.
+
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> charge = budget.charge(
+        ...     epsilon=0.25,
+        ...     delta=5e-7,
+        ...     unit="people",
+        ...     relation="add_or_remove",
+        ...     events=(),
+        ...     label="a survey",
+        ... )
+        >>> [(charge.label, charge.epsilon) for charge in budget.charges]
+        [('a survey', 0.25)]
+        """
         with self._lock:
             return self._current_charges()
 
@@ -186,8 +204,29 @@ class PrivacyBudget:
         charges = self.charges
         return charges[0].unit if charges else None
 
+    @property
+    def code(self) -> str:
+        """The code that opens such a ledger, but for its file.
+
+        >>> PrivacyBudget(1.0, 1e-6, accountant="moments").code
+        "PrivacyBudget(epsilon=1.0, delta=1e-06, accountant='moments')"
+        """
+        arguments: dict[str, float | str] = {"epsilon": self._epsilon}
+        arguments["delta"] = self._delta
+        if self._composition != "split":
+            arguments["composition"] = self._composition
+        if self._accountant != "pld":
+            arguments["accountant"] = self._accountant
+        given = [f"{name}={code_of_value(x)}" for name, x in arguments.items()]
+        return f"PrivacyBudget({', '.join(given)})"
+
     def spent(self) -> Spending:
-        """What has been spent so far, by the ledger's own rule of composition."""
+        """What has been spent so far, by the ledger's own rule of composition.
+
+        >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> budget.spent()
+        Spending(epsilon=0.0, delta=0.0)
+        """
         with self._lock:
             return self._spending(self._current_charges())
 
@@ -197,6 +236,10 @@ class PrivacyBudget:
         Under `"rdp"` the delta is the whole budget's, shared by all fits, and the
         epsilon is the difference to what the filter reads, so a fit may get more by
         asking `calibrate_events`.
+
+            >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> budget.remaining()
+            Spending(epsilon=1.0, delta=1e-06)
         """
         with self._lock:
             if not self.is_private:
@@ -254,6 +297,25 @@ class PrivacyBudget:
         in_steps: str | None = None,
     ) -> Charge:
         """Charges a fit, durably, before its data are read.
+
+            >>> budget = PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> step = GaussianEvent(
+            ...     noise_stddev=20.0,
+            ...     sensitivity=1.0,
+            ...     relation="add_or_remove",
+            ...     sampling="full",
+            ...     sampling_rate=1.0,
+            ...     num_steps=10,
+            ... )
+            >>> charge = budget.charge(
+            ...     epsilon=0.7,
+            ...     delta=5e-7,
+            ...     unit="people",
+            ...     relation="add_or_remove",
+            ...     events=[step],
+            ... )
+            >>> charge.unit, round(budget.remaining().epsilon, 3)
+            ('people', 0.3)
 
         Args:
           epsilon: The fit's own epsilon, as the ledger's accountant prices `events`, or
@@ -380,8 +442,8 @@ class PrivacyBudget:
         if self.is_private and left.delta == 0:
             raise BudgetExceededError(
                 "No delta is left of the privacy budget. "
-                f"{self._summary(self.charges)} A fit takes all that is left unless it "
-                "is told its share: give every fit of a ledger epsilon= and delta=. "
+                f"{self._summary(self.charges)} A fit takes all that is left unless "
+                "its share is given: give every fit of a ledger epsilon= and delta=. "
                 "This one needs a larger budget."
             )
         share_delta = left.delta if delta is None else delta
@@ -520,12 +582,30 @@ class PrivacyBudget:
 
     def __str__(self) -> str:
         """A table of what was spent on what."""
+        head, rows, last = self._shown()
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = list(head)
+        for row in rows if len(rows) > 1 else []:
+            cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
+            lines.append("  " + "  ".join(cells).rstrip())
+        return "\n".join([*lines, last])
+
+    def _repr_html_(self) -> str:
+        """The same table for notebooks, as HTML."""
+        (title, *others), (columns, *rows), last = self._shown()
+        parts = [_html.heading(title), *map(_html.paragraph, others)]
+        if rows:
+            parts.append(_html.table(columns, rows))
+        return "".join([*parts, _html.paragraph(last)])
+
+    def _shown(self) -> tuple[list[str], list[tuple[str, ...]], str]:
+        """Lines on the budget, a line of headings and one per charge, and a total."""
         with self._lock:
             spent, left, charges = self.spent(), self.remaining(), self._charges
         kind = "" if self.is_private else "   NOT PRIVATE"
         # A ledger without charges may be used for any unit.
         units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
-        lines = [
+        head = [
             f"Privacy budget: epsilon = {self._epsilon:.6g}, "
             f"delta = {self._delta:.3g}, composition {self._composition!r}, "
             f"accountant {self._accountant!r}{kind}",
@@ -543,17 +623,13 @@ class PrivacyBudget:
                     charge.label or "(no label)",
                 )
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows if charges else []:
-            cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
-            lines.append("  " + "  ".join(cells).rstrip())
         # Of the digits that are shown of the budget; calibration stops a hair below.
         rest = 0.0 if left.epsilon < 5e-7 * self._epsilon else left.epsilon
-        lines.append(
+        last = (
             f"Spent: epsilon = {spent.epsilon:.6g}, delta = {spent.delta:.3g}. "
             f"Left: epsilon = {rest:.6g}, delta = {left.delta:.3g}."
         )
-        return "\n".join(lines)
+        return head, list[tuple[str, ...]](rows), last
 
 
 def _entry(

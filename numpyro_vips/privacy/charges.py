@@ -95,4 +95,5 @@ def exact(value: float) -> Fraction:
 
 
 def total(name: Literal["epsilon", "delta"], charges: tuple[Charge, ...]) -> Fraction:
+    """The exact sum of the charges' epsilons or deltas, as decimals."""
     return sum((exact(getattr(charge, name)) for charge in charges), Fraction(0))

@@ -43,9 +43,9 @@ class LedgerFile:
         """What has been charged, oldest first, and fits that may go on, by their names.
 
         Files of older formats are read too, so that no ledger is lost. They do not
-        tell the ledger's accountant, only who priced each charge, so that any may go
-        on. Those of the first format do not tell either whose rows a charge is about:
-        their charges have no unit.
+        record the ledger's accountant, only that of each charge, so that any may go
+        on. Those of the first format do not record the unit of a charge either: it
+        has none.
 
         Raises:
           ValueError: The file is damaged, or is of another budget.

@@ -45,8 +45,8 @@ NOT_COVERED = (
     "what else is known or released about the same rows: other fits add up in the "
     "ledger, other publications do not",
     "facts about the population: what could be learned without the row is no secret",
-    "timing and other side channels, but that the number of passes does not tell the "
-    "size of a usual batch",
+    "timing and other side channels, but that the number of passes does not reveal "
+    "the size of a usual batch",
     "floating-point attacks by rows on what other rows contribute: noise is added "
     "exactly and the rounding of sums is part of the sensitivity, but that a row "
     "contributes the same beside any others is tested, not proved; nor is the rounding "
@@ -191,19 +191,67 @@ class PrivacyStatement:
 
     @property
     def is_private(self) -> bool:
-        """False for an infinite epsilon."""
+        """Whether epsilon is finite; if not, there is no noise and no guarantee.
+
+        >>> import jax, numpy as np
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+        >>> privacy = result.privacy
+        >>> privacy.is_private
+        True
+        """
         return math.isfinite(self.epsilon)
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the guarantee leaves out: a sentence each."""
+        """What the guarantee leaves out: a sentence each.
+
+        >>> import jax, numpy as np
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+        >>> privacy = result.privacy
+        >>> privacy.not_covered[0].split(':')[0]
+        'several rows about one person'
+        """
         if self.platform == "cpu":
             return NOT_COVERED
         return (*NOT_COVERED, _NOT_A_CPU.format(platform=self.platform))
 
     @functools.cached_property
     def gaussian_dp_mu(self) -> float | None:
-        """Mu of Gaussian differential privacy; see `accounting.gaussian_dp_mu`."""
+        """Mu of Gaussian differential privacy; see `accounting.gaussian_dp_mu`.
+
+        >>> import jax, numpy as np
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+        >>> privacy = result.privacy
+        >>> round(privacy.gaussian_dp_mu, 3)
+        0.237
+        """
         return accounting.gaussian_dp_mu(self.events)
 
     @property
@@ -214,20 +262,76 @@ class PrivacyStatement:
     def epsilon_curve(
         self, deltas: Sequence[float] = _CURVE_DELTAS
     ) -> list[tuple[float, float]]:
-        """Pairs (delta, epsilon): the events have all of these guarantees at once."""
+        """Pairs (delta, epsilon): the events have all of these guarantees at once.
+
+            >>> import jax, numpy as np
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+            >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+            >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+            >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+            >>> privacy = result.privacy
+            >>> curve = privacy.epsilon_curve([1e-8, 1e-6, 1e-4])
+            >>> [(delta, round(epsilon, 2)) for delta, epsilon in curve]
+            [(1e-08, 1.22), (1e-06, 1.0), (0.0001, 0.73)]
+
+        Args:
+          deltas: Target deltas.
+        """
         price = functools.partial(
             accounting.epsilon_of_events, self.events, accountant=self.accountant
         )
         return [(delta, price(delta=delta)) for delta in deltas]
 
     def delta_at(self, epsilon: float) -> float:
-        """The delta of the events at another epsilon."""
+        """The least delta at which the same releases are (epsilon, delta)-private.
+
+        >>> import jax, numpy as np
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+        >>> privacy = result.privacy
+        >>> round(privacy.delta_at(0.5), 5)
+        0.00189
+        """
         return accounting.delta_of_events(
             self.events, epsilon=epsilon, accountant=self.accountant
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able; infinite numbers become the string `"inf"`."""
+        """The statement as JSON-able values; an infinite number becomes `"inf"`.
+
+        >>> import json
+        >>> import jax, numpy as np
+        >>> import numpyro, numpyro.distributions as dist
+        >>> import numpyro_vips as nv
+        >>> @nv.private(unit="people")
+        ... def model(y):
+        ...     p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+        ...     with numpyro.plate("people", len(y)):
+        ...         numpyro.sample("y", dist.Bernoulli(p), obs=y)
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> vi = nv.PrivateVI(model, budget=budget, progress_bar=False)
+        >>> result = vi.run(jax.random.key(0), np.repeat([0, 1], [900, 2900]))
+        >>> privacy = result.privacy
+        >>> fields = json.loads(json.dumps(privacy.to_dict()))
+        >>> fields["delta"], fields["relation"], fields["private"]
+        (1e-06, 'add_or_remove', True)
+        >>> PrivacyStatement.from_dict(fields) == privacy
+        True
+        """
         curve = [
             {"delta": delta, "epsilon": eps} for delta, eps in self.epsilon_curve()
         ]
@@ -276,8 +380,8 @@ class PrivacyStatement:
         """What holds, or that nothing does: a paragraph each."""
         if not self.is_private:
             return [
-                "NOT PRIVATE: epsilon is infinite; the result may tell about single "
-                f"{self.unit}.",
+                "NOT PRIVATE: epsilon is infinite; the result may reveal facts about "
+                f"single {self.unit}.",
                 "Do not publish it if the rows are confidential.",
             ]
         change = _RELATION_WORDS[self.relation].format(unit=self.unit)

@@ -40,11 +40,11 @@ class EncodedColumn(NamedTuple):
 
 
 class Column(abc.ABC):
-    """What is public of one column of a table."""
+    """What is publicly known of one column of a table, and how it is encoded."""
 
     @abc.abstractmethod
     def encoded_columns(self, name: str) -> tuple[EncodedColumn, ...]:
-        """What encodes it if `name` is its name."""
+        """The encoded columns that stand for a column of this name, in order."""
 
     @abc.abstractmethod
     def encode(self, frame: Any, name: str) -> Float[np.ndarray, "rows width"]:

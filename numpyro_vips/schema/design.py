@@ -9,8 +9,8 @@ import numpy as np
 from jaxtyping import Shaped
 
 from numpyro_vips.errors import did_you_mean
-from numpyro_vips.schema.columns import Column, Intercept
-from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
+from numpyro_vips.schema.columns import Bounded, Column, Intercept
+from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
 from numpyro_vips.schema.files import opened
 
 # What the formulas of other packages compute from all rows, or may.
@@ -18,9 +18,12 @@ _REMEDY = (
     "A formula has columns of the schema, products of them (a:b, a*b) and an "
     "intercept. What is computed from a column, such as scale, center, bs or log, goes "
     "into the schema with constants that are known without the rows: Bounded(low, "
-    "high) centres and scales, LogBounded takes logarithms, and a spline is a column "
-    "of the table that you compute with knots of your own."
+    "high) centres and scales, and with mean= and sd= a formula may have scale and "
+    "center of it; LogBounded takes logarithms, and a spline is a column of the table "
+    "that you compute with knots of your own."
 )
+# Whether these functions of formulae divide by the standard deviation.
+_STANDARDISED = {"center": False, "scale": True, "standardize": True}
 
 
 @dataclasses.dataclass(frozen=True, eq=True)
@@ -29,6 +32,19 @@ class Design(Encoding):
 
     It encodes and decodes as a `Schema` does. A product of columns is encoded as the
     products of their numbers.
+
+        >>> import numpyro_vips as nv
+        >>> schema = nv.Schema(
+        ...     age=nv.Bounded(0, 100, mean=40, sd=20), sex=nv.Binary("f", "m")
+        ... )
+        >>> design = schema.design("sex ~ 0 + scale(age)")
+        >>> design
+        Design('sex ~ 0 + scale(age)': age)
+        >>> people = {"age": [20, 60, 80], "sex": ["m", "f", "m"]}
+        >>> np.asarray(design.encode(people)).ravel()
+        array([-1.,  1.,  2.])
+        >>> design.response(people)
+        array([1., 0., 1.])
 
     Attributes:
       formula: The formula as it was given.
@@ -43,7 +59,7 @@ class Design(Encoding):
     response_name: str | None
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ColumnProduct, ...]:
         known = dict(self.columns)
         return tuple({name: known[name] for name in names} for names in self.products)
 
@@ -65,13 +81,34 @@ class Design(Encoding):
         return f"Design({self.formula!r}: {', '.join(self.design_columns)})"
 
 
+def _function_of(component: Any) -> str | None:
+    """Which function of `_STANDARDISED` a part of a term is, of a single column."""
+    call = getattr(component, "call", None)
+    if type(component).__name__ != "Call" or call is None or call.kwargs:
+        return None
+    of_column = [type(x).__name__ == "LazyVariable" for x in call.args] == [True]
+    return call.callee if of_column and call.callee in _STANDARDISED else None
+
+
+def _standardised(column: Column, *, divides: bool) -> Column | None:
+    """A column less its mean, over its standard deviation; None if they are not known.
+
+    Both are constants of the schema, never of the rows. They are those of the numbers
+    in a `Bounded` column; a `LogBounded` one has moments of logarithms.
+    """
+    if not isinstance(column, Bounded) or column.mean is None:
+        return None
+    return column if divides else column.about(column.mean, 1.0)
+
+
 def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
     """Reads a formula, of which no data are seen.
 
     Raises:
       ImportError: formulae is not installed.
       ValueError: It cannot be read, names what the schema does not have, or has more
-        than columns and products of them.
+        than columns, centred or scaled by constants of the schema, and products of
+        them.
     """
     try:
         formulae: Any = importlib.import_module("formulae")
@@ -90,10 +127,16 @@ def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
         )
     columns: dict[str, Column] = {}
 
-    def named(component: Any) -> str:
+    def named(component: Any, *, is_term: bool = False) -> str:
+        function = _function_of(component) if is_term else None
+        shown = component.name
+        if function is not None:
+            component = component.call.args[0]
+        elif type(component).__name__ != "Variable":
+            raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
         name = component.name
-        if type(component).__name__ != "Variable" or not isinstance(name, str):
-            raise ValueError(f"{formula!r} has {name!r}. {_REMEDY}")
+        if not isinstance(name, str):
+            raise ValueError(f"{formula!r} has {shown!r}. {_REMEDY}")
         if getattr(component, "reference", None) is not None:
             raise ValueError(
                 f"{formula!r} selects a value of {name!r}. Give the schema's column as "
@@ -104,7 +147,16 @@ def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
                 f"{formula!r} names {name!r}, which is no column of the schema. "
                 f"{did_you_mean(name, schema)}".rstrip()
             )
-        columns[name] = schema[name]
+        column = schema[name]
+        if function is not None:
+            column = _standardised(column, divides=_STANDARDISED[function])
+            if column is None:
+                raise ValueError(
+                    f"{formula!r} has {shown!r}, and the schema does not have the mean "
+                    f"and standard deviation of {name!r}. {_REMEDY}"
+                )
+        if columns.setdefault(name, column) != column:
+            raise ValueError(f"{formula!r} has {name!r} in two forms. Take one.")
         return name
 
     products: list[tuple[str, ...]] = []
@@ -113,7 +165,10 @@ def design_of(formula: str, schema: Mapping[str, Column]) -> Design:
             columns[INTERCEPT] = Intercept()
             products.append((INTERCEPT,))
         else:
-            products.append(tuple(named(part) for part in term.components))
+            names = tuple(named(part, is_term=True) for part in term.components)
+            if names in products:
+                raise ValueError(f"{formula!r} has the term {':'.join(names)!r} twice.")
+            products.append(names)
     response = None
     if found.response is not None:
         (component,) = found.response.term.components

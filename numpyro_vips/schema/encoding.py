@@ -18,7 +18,7 @@ from numpyro_vips.schema.files import opened
 INTERCEPT = "intercept"
 
 # The columns that are multiplied, by name.
-Term = Mapping[str, Column]
+ColumnProduct = Mapping[str, Column]
 
 
 class Encoding(abc.ABC):
@@ -30,7 +30,7 @@ class Encoding(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ColumnProduct, ...]:
         """What is encoded, in the order of the encoded columns."""
 
     @property

@@ -67,6 +67,18 @@ class PrivateMoments:
     `Schema.private_moments` makes them and `Schema.standardised` takes them. They are
     released quantities, and hold no rows.
 
+        >>> import numpyro_vips as nv
+        >>> schema = nv.Schema(age=nv.Bounded(0, 120), ill=nv.Binary())
+        >>> people = {"age": np.arange(20.0, 70.0).repeat(200)}
+        >>> budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        >>> moments = schema.private_moments(people, budget=budget, unit="people")
+        >>> abs(moments["age"].mean - 44.5) < 1, abs(moments["age"].sd - 14.4) < 1
+        (True, True)
+        >>> moments.privacy.engine, moments.privacy.num_rows
+        ('moments', 10000)
+        >>> schema.standardised(moments).design_columns
+        ('age', 'ill')
+
     Attributes:
       moments: By column.
       columns: The public facts under which each was released.

@@ -11,7 +11,7 @@ from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.schema.columns import Column, Intercept, Interval
 from numpyro_vips.schema.design import Design, design_of
-from numpyro_vips.schema.encoding import INTERCEPT, Encoding, Term
+from numpyro_vips.schema.encoding import INTERCEPT, ColumnProduct, Encoding
 from numpyro_vips.schema.files import opened
 from numpyro_vips.schema.moments import PrivateMoments, released
 
@@ -113,7 +113,7 @@ class Schema(Encoding, Mapping[str, Column]):
             )
 
     @property
-    def terms(self) -> tuple[Term, ...]:
+    def terms(self) -> tuple[ColumnProduct, ...]:
         """Each column by itself."""
         return tuple({name: column} for name, column in self.items())
 
@@ -121,8 +121,10 @@ class Schema(Encoding, Mapping[str, Column]):
         """What a formula takes from a table, by the facts of this schema.
 
         A term is a column, or a product of several as in `age:job`; `a * b` is short
-        for `a + b + a:b`. An intercept is there unless the formula has `0 +`. Needs
-        `pip install 'numpyro-vips[formulas]'`.
+        for `a + b + a:b`. An intercept is there unless the formula has `0 +`. A column
+        `Bounded(low, high, mean=, sd=)` is encoded about its mean in units of `sd`, and
+        `scale(age)` and `standardize(age)` say so in the formula; `center(age)` leaves
+        the unit as it is. Needs `pip install 'numpyro-vips[formulas]'`.
 
         Args:
           formula: Such as `"ill ~ age + job + age:job"`; the response may be left out.
@@ -131,7 +133,8 @@ class Schema(Encoding, Mapping[str, Column]):
         Raises:
           ImportError: formulae is not installed.
           ValueError: The formula cannot be read, names what the schema does not have,
-            or has functions, such as `scale(age)`, that are computed from the rows.
+            or has functions that would be computed from the rows, such as `scale(age)`
+            where the schema has no mean and sd of the column.
         """
         return design_of(formula, self)
 

@@ -1,7 +1,7 @@
 """Clipped sums of the rows' expected sufficient statistics.
 
 Rows are solved for and clipped in double precision one by one, as a program that was
-checked for a single row; see `jax_tools.row_programs`.
+checked for a single row; see `jax_tools.separate_rows`.
 """
 
 import dataclasses
@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from numpyro_vips.conjugacy.structure.centring import Means
-from numpyro_vips.jax_tools.row_programs import over_rows
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     clipping_factor,
@@ -25,6 +24,7 @@ from numpyro_vips.jax_tools.row_sums import (
     piece_length,
     sum_over_rows,
 )
+from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.vips.e_step import couples_latents, moments_of_row
 from numpyro_vips.vips.expectations import expected
 from numpyro_vips.vips.features import Standards, standardised
@@ -422,7 +422,7 @@ ShapeOfSum = PartialSum | Float[jax.ShapeDtypeStruct, "..."]
 
 
 def weighted(scattered: Scattered, weights: Float[Array, " rows"]) -> Scattered:
-    """Rows' contributions, each times its weight."""
+    """Contributions of rows, each multiplied by the weight of its row, (rows,)."""
     values = scattered.values
     each = weights.reshape(-1, *(1,) * (values.ndim - 1))
     return dataclasses.replace(scattered, values=each * values)

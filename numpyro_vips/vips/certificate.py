@@ -25,7 +25,7 @@ from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
-from numpyro_vips.jax_tools.row_programs import check_row_program
+from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
@@ -96,7 +96,16 @@ def numpyro_log_joint(
 
 
 def rows_apart(graph: ModelGraph, latents: Values, count: int) -> list[NewValues]:
-    """The latents as each single row sees them."""
+    """The latents of several rows, as that many models of one row each have them.
+
+    Args:
+      graph: The model of all rows.
+      latents: Values by site.
+      count: How many rows there are.
+
+    Returns:
+      For each row, the globals and its own entries of the locals.
+    """
     found = []
     for row in range(count):
         mine = {}
@@ -113,7 +122,7 @@ def check_rows_are_separate(graph: ModelGraph) -> None:
     Raises:
       UnsafeModelError: It is not, as with `X - X.mean(0)`; one person's record would
         then act on the contributions of others. Or the model uses an operation by which
-        rows could meet or leave; see `row_programs`.
+        rows could meet or leave; see `separate_rows`.
     """
     graph = at_initial_params(graph)
     with jax.enable_x64(True):

@@ -47,7 +47,7 @@ class Trail(NamedTuple):
 
     @classmethod
     def starting(cls, natural: ByFactor, moments: ByFactor, number: int) -> "Trail":
-        """A first stretch, after step `number`."""
+        """The trail of a fit whose first stretch begins after step `number`."""
         return cls(natural, moments, number + _FIRST_STRETCH, _FIRST_STRETCH)
 
     def after(
@@ -57,7 +57,7 @@ class Trail(NamedTuple):
         number: int,
         factors: Mapping[str, PosteriorFactor],
     ) -> "Trail":
-        """The trail after step `number`."""
+        """The trail after step `number`, in which a stretch may have ended."""
         if number < self.ends:
             return self
         last = max(

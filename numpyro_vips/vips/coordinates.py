@@ -83,7 +83,7 @@ class Coordinate(abc.ABC):
         return factor[0]
 
     def dense(self, factor: LocalFactor) -> LocalFactor:
-        """The factor with its moments written out."""
+        """The factor with its moments as dense arrays."""
         return factor
 
     def terms_in(self, known: set[str] | None) -> list[Term]:
@@ -96,7 +96,7 @@ class Coordinate(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class Whole(Coordinate):
+class WholeFactor(Coordinate):
     """Natural parameters are the gradient of the expected terms in the moments.
 
     Attributes:
@@ -118,13 +118,15 @@ class Whole(Coordinate):
         return factor.family.moments(natural), natural
 
 
-def whole(given: Given, factor: PosteriorFactor, terms: Sequence[Term]) -> Whole:
+def whole_factor(
+    given: Given, factor: PosteriorFactor, terms: Sequence[Term]
+) -> WholeFactor:
     """A factor that is updated as a whole, from the terms that mention it."""
     structure = given.structure
     alone, coupled = by_coupling(structure, given.row_terms(terms))
     own = natural_parameters(structure, factor, alone, {})
     weight = copies_array(factor, structure.latents, given.arrays)
-    return Whole(structure, factor, coupled, own, weight)
+    return WholeFactor(structure, factor, coupled, own, weight)
 
 
 def neutral_auxiliaries(
@@ -167,12 +169,15 @@ def copies_array(
     latents: Latents,
     arrays: Numbers,
 ) -> Float[Array, "*batch"] | None:
-    """The same as an array; None for one copy.
+    """For each element of a row's factor how many independent copies it stands for.
 
     Args:
       factor: Which factor.
       latents: All latents of the model.
       arrays: What the slots of a row stand for.
+
+    Returns:
+      Array of the shape of the factor's batch; None if each stands for itself alone.
     """
     weight = copies(factor, latents)
     if weight is None:

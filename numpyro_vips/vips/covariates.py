@@ -52,7 +52,7 @@ class Units(NamedTuple):
     scale: Float[Array | np.ndarray, " covariates"]
 
     def matrix(self) -> Float64[np.ndarray, "one_more one_more"]:
-        """What takes (1, x) in these units to (1, x)."""
+        """The matrix that maps (1, x) in these units to (1, x) in their own."""
         found = np.diag([1.0, *np.asarray(self.scale)])
         found[1:, 0] = self.means
         return found
@@ -75,10 +75,17 @@ class Units(NamedTuple):
 def covariates_that_are_features(
     program: ConjugateProgram, places: Places
 ) -> dict[int, tuple[str, int]]:
-    """By number, the covariates that are features: a factor, and which of its features.
+    """The covariates that are features themselves, such as columns of a regression.
 
-    Of a program of a row's constants, what is equal to an argument for a few random
-    rows is that argument.
+    What a program of a row's constants makes equal to an argument for a few random rows
+    is taken to be that argument.
+
+    Args:
+      program: The compiled model.
+      places: By argument, which of its entries are covariates.
+
+    Returns:
+      By the number of a covariate, a factor and the number of its feature.
     """
     constants, rng = program.row_constants, np.random.default_rng(0)
     if not _can_be_tried(program, places):
@@ -229,7 +236,7 @@ class Covariates(NamedTuple):
         units: Units,
         positive: Bool[np.ndarray, " covariates"],
     ) -> Self:
-        """That with these moments, which may be noisy.
+        """The distribution of covariates that has given moments, which may be noisy.
 
         Args:
           moments: The sum over the rows of (1, x)(1, x)ᵀ.

@@ -284,7 +284,7 @@ def describe_sparse_rows(program: ConjugateProgram, name: str) -> str:
     """How an argument whose rows store few entries is worked on."""
     if name in program.dense:
         reason = program.dense[name]
-        return f". The row is written out again: {reason}"
+        return f". The row is made dense again: {reason}"
     if program.densified.get(name):
         reasons = ", ".join(program.densified[name])
         return f", and all the work is done on them but for {reasons}"

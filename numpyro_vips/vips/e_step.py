@@ -23,7 +23,7 @@ from numpyro_vips.vips.coordinates import (
     Given,
     locals_of,
     neutral_auxiliaries,
-    whole,
+    whole_factor,
 )
 from numpyro_vips.vips.element_updates import Elements, couples_elements
 from numpyro_vips.vips.local_quadrature import ENTROPY, integrate, integrated_latents
@@ -192,7 +192,7 @@ def _coordinate(
     factored = with_shared_message(given, factor, own)
     if factored is not None:
         return factored
-    return whole(given, factor, own)
+    return whole_factor(given, factor, own)
 
 
 def _sweep(

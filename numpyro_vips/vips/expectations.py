@@ -126,6 +126,7 @@ def by_latent(structure: Structure, points: Mapping[str, _Point]) -> dict[str, _
 
 
 def constants(term: Term) -> list[Operand]:
+    """The constants of a term, as operands of a contraction."""
     return [
         factor if isinstance(factor, OneHot) else (factor.array, factor.labels)
         for factor in term.constants
@@ -146,6 +147,16 @@ def binding(structure: Structure, term: Term) -> tuple[Statistic, Labels] | None
 def expected_natural_operand(
     structure: Structure, term: Term, expected_natural: ByStatistic
 ) -> list[Operand]:
+    """What stands for a term's globals: the entries of n̄ of their statistic.
+
+    Args:
+      structure: What was found in the model.
+      term: A term of a row.
+      expected_natural: n̄, one array per statistic.
+
+    Returns:
+      One operand; none if the term has no globals.
+    """
     found = binding(structure, term)
     if found is None:
         return []
@@ -159,6 +170,14 @@ def moment_operands(
     moments: Mapping[str, AnyMoments],
     role: str | None,
 ) -> list[Operand]:
+    """The moments of a term's latents, as operands of a contraction.
+
+    Args:
+      structure: What was found in the model.
+      term: The term.
+      moments: Moments by factor.
+      role: `"global"` or `"local"`, of the latents that are asked about; None for all.
+    """
     by_factor: dict[str, list[Atom]] = {}
     for atom in term.atoms:
         if role is None or structure.latents[atom.latent].role == role:
@@ -209,7 +228,7 @@ def _expected_natural_for(
 def without_globals(
     structure: Structure, term: Term, expected_natural: ByStatistic
 ) -> Term:
-    """The same function of a row's latents, with the globals put in.
+    """A term as a function of a row's latents alone: globals are replaced by moments.
 
     Whatever does not bear a label of the row's latents alone is contracted once, so
     that sweeps over the latents repeat only what changes.
@@ -254,6 +273,7 @@ def _connected(operands: Sequence[Operand], kept: set[Label]) -> "list[list[Oper
 
 
 def labels_of_operand(operand: Operand) -> Labels:
+    """The labels of an operand's axes."""
     return labels_of(operand) if isinstance(operand, OneHot) else operand[1]
 
 

@@ -74,7 +74,7 @@ def _first_illegal(
     def changes(
         arrays: Numbers, values: Values, chosen: MomentsByFactor
     ) -> dict[str, tuple[Float[Array, ""], Float[Array, ""]]]:
-        """By factor, what is illegal in its statistics, and how large they are."""
+        """By factor, how far `project` moves its statistics, and their size."""
         replaced = [term.filled(arrays) for term in terms]
         moments = dict(chosen)
         for factor in factors.values():

@@ -37,7 +37,11 @@ from numpyro_vips.conjugacy.algebra.terms import (
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.row_constants import Part, Product, RowConstants
+from numpyro_vips.conjugacy.structure.row_constants import (
+    Product,
+    ProductFactor,
+    RowConstants,
+)
 from numpyro_vips.conjugacy.structure.structure import Structure, normal_terms
 from numpyro_vips.vips.feature_detection import (
     NO_TOKEN,
@@ -49,7 +53,7 @@ from numpyro_vips.vips.feature_detection import (
 
 # A latent, and which of its entries public indices pick.
 _Key = tuple[str, tuple[int, ...]]
-_Parts = tuple[Part, ...]
+_Parts = tuple[ProductFactor, ...]
 
 
 class _Unclear(Exception):
@@ -139,8 +143,8 @@ def _key(atom: Atom, layout: GaussianLayout, term: Term) -> _Key:
 def _halves(term: Term, atoms: Sequence[Atom], layout: GaussianLayout) -> _Parts:
     """What each of two atoms is multiplied by in a term, if it is the same."""
     mine = [entries_of(atom, layout, term) for atom in atoms]
-    parts: tuple[list[Part], list[Part]] = ([], [])
-    of_both: Counter[Part] = Counter()
+    parts: tuple[list[ProductFactor], list[ProductFactor]] = ([], [])
+    of_both: Counter[ProductFactor] = Counter()
     for factor in term.constants:
         if is_public(factor.array):
             continue
@@ -169,7 +173,7 @@ def _halves(term: Term, atoms: Sequence[Atom], layout: GaussianLayout) -> _Parts
     return first
 
 
-def _part(factor: Dense | OneHot, mine: Labels) -> Part:
+def _part(factor: Dense | OneHot, mine: Labels) -> ProductFactor:
     """A constant as a part of what multiplies an atom with these entries."""
     axes = tuple(
         mine.index(label) if label.size > 1 else None for label in labels_of(factor)
@@ -180,7 +184,7 @@ def _part(factor: Dense | OneHot, mine: Labels) -> Part:
     is_free = range_of(factor)[1] == np.inf and not is_selector(factor)
     token = factor.array.token
     assert isinstance(token, int)  # Only means of latents have names.
-    return Part(token, size, axes, is_free)
+    return ProductFactor(token, size, axes, is_free)
 
 
 def _named(
@@ -255,7 +259,7 @@ def _with_slot(
     return Term(term.scale, factors, term.bound | set(own.values()))
 
 
-def _is(part: Part, factor: Dense | OneHot, entries: Labels) -> bool:
+def _is(part: ProductFactor, factor: Dense | OneHot, entries: Labels) -> bool:
     """Whether a constant is this part of what multiplies an atom."""
     long = long_labels(labels_of(factor))
     if is_public(factor.array) or not set(long) <= set(entries):

@@ -26,7 +26,7 @@ lie.
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -104,7 +104,7 @@ def integrated_latents(
         known = beside | {factor.name}
         if (
             auxiliaries
-            and all(isinstance(f.family, LogitsAuxiliary) for f in auxiliaries)
+            and all(f.family.bounds_logits for f in auxiliaries)
             and all(x <= known for x in together if x & beside)
             and all(len(x & beside) < 2 for x in together)
         ):
@@ -176,7 +176,11 @@ class _Target(NamedTuple):
         return slope
 
     def bound(self, z: _Point) -> _Matrix:
-        """Its quadratic part under the bound that is tight at z; see `change`."""
+        """The quadratic coefficients of the bound on log q that is tight at z.
+
+        In the bound every logistic factor is replaced by its Gaussian one at z, so it
+        is quadratic in the latents: (dim, dim), negative definite where q is proper.
+        """
         quadratic = self.quadratic
         for one in self.logits:
             weight = one.copies * one.family.moments(one.at(z))["x"]
@@ -186,7 +190,16 @@ class _Target(NamedTuple):
     def change(
         self, z: _Point, slope: _Point, bound: _Matrix, step: _Point
     ) -> Float[Array, ""]:
-        """From z to z + step: what the bound at z says, and what it loses."""
+        """By how much log q grows from z to z + step.
+
+        It is computed without the difference of two large numbers: the growth of the
+        bound at z, and how far the bound then lies below.
+
+        Args:
+          z: Where the step begins, (dim,).
+          slope, bound: `slope(z)` and `bound(z)`.
+          step: The step, (dim,).
+        """
         total = _quadratic(slope, bound, step)
         for one in self.logits:
             lost = one.family.divergence(one.at(z), one.change(z, step))
@@ -333,7 +346,13 @@ class _Nodes(NamedTuple):
 
     @classmethod
     def about(cls, middle: _Point, root: _Matrix, number: int) -> Self:
-        """So many nodes in each dimension, about a mean, for the covariance R Rᵀ."""
+        """Nodes and weights of quadrature under a Normal.
+
+        Args:
+          middle: Its mean, (dim,).
+          root: R of its covariance R Rᵀ, lower triangular, (dim, dim).
+          number: How many nodes there are in each dimension, so number**dim in all.
+        """
         grid, log_weights = grid_of_nodes(number, len(middle))
         grid, log_weights = grid.astype(root.dtype), log_weights.astype(root.dtype)
         steps = [
@@ -371,7 +390,7 @@ class _Nodes(NamedTuple):
         return jax.nn.logsumexp(log_density + self.log_weights)
 
     def moments(self, shares: Float[Array, " nodes"]) -> tuple[_Point, _Matrix]:
-        """Mean and covariance."""
+        """Mean and covariance of the nodes, each with its share: (dim,), (dim, dim)."""
         mean = jnp.stack([jnp.sum(shares * x) for x in self.steps.T])
         away = [x - middle for x, middle in zip(self.steps.T, mean, strict=True)]
         return mean, _matrix([[jnp.sum(shares * a * b) for b in away] for a in away])
@@ -408,8 +427,8 @@ def _logits(
       factor: The latents' factor.
       auxiliary: The auxiliary factor.
     """
-    structure, family = given.structure, auxiliary.family
-    assert isinstance(family, LogitsAuxiliary)
+    structure = given.structure
+    family = cast(LogitsAuxiliary, auxiliary.family)  # It bounds logits.
     mine = [t for t in terms if any(a.latent in auxiliary.latents for a in t.atoms)]
     mine = given.row_terms(mine)
     copies = copies_array(auxiliary, structure.latents, given.arrays)

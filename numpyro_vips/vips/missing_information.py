@@ -164,7 +164,13 @@ class Coordinates:
         return np.concatenate(parts)
 
     def inside(self, vector: Vector, margins: Vector) -> Vector:
-        """The same but for sums of one sign, which are this far from zero at least."""
+        """Sums moved to where every statistic of one sign has that sign.
+
+        Args:
+          vector: Coordinates of sums.
+          margins: How far from zero the coordinates of such statistics are at least;
+            those of others are not moved.
+        """
         signs = {
             s.name: float(s.lower >= 0.0) or -float(s.upper <= 0.0)
             for s in self.statistics
@@ -175,7 +181,7 @@ class Coordinates:
         return np.clip(vector, lower, upper)
 
     def sizes(self, vector: Vector) -> Vector:
-        """The root mean square of each block, for its coordinates."""
+        """For every coordinate the root mean square of the block that it is in."""
         found = {
             name: np.full(block.shape, np.sqrt(np.mean(np.square(block))))
             for name, block in self.blocks(vector).items()
@@ -192,11 +198,16 @@ class Answers(Protocol):
     """How the globals answer to sums, and rows to the globals."""
 
     def inside(self, sums: Vector, margins: Vector) -> Vector:
-        """See `Coordinates.inside`."""
+        """Sums moved to where every statistic of one sign has that sign.
+
+        Args:
+          sums: Sums, in coordinates.
+          margins: How far from zero coordinates of one sign are kept.
+        """
         ...
 
     def sizes(self, sums: Vector) -> Vector:
-        """See `Coordinates.sizes`."""
+        """For every coordinate the root mean square of the block that it is in."""
         ...
 
     def natural(self, sums: Vector) -> Vector | None:

@@ -82,7 +82,7 @@ class Spectrum(NamedTuple):
     def along(
         self, diagonal: Float64[np.ndarray, " read"] | float
     ) -> Float64[np.ndarray, " read"]:
-        """What a diagonal matrix is along the axes."""
+        """The quadratic form of a diagonal matrix along each axis, (read,)."""
         return self.axes.T**2 @ np.broadcast_to(diagonal, self.values.shape)
 
 

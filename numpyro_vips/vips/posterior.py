@@ -75,7 +75,10 @@ class ConjugatePosterior:
         return ConjugatePosterior(self.specification, {**self.params, **found})
 
     def variance_parts(self) -> dict[str, VarianceParts]:
-        """See `KnowsItsParts`; without noise all of it is due to the data."""
+        """By site, the parts of its variance that are due to data and to privacy.
+
+        Without noise all of it is due to the data.
+        """
         found = {}
         for site, moments in self.moments().items():
             total = np.square(np.asarray(moments.stddev, np.float64))
@@ -87,7 +90,7 @@ class ConjugatePosterior:
         return found
 
     def problems(self) -> dict[str, str]:
-        """By site, why its posterior is none."""
+        """Why sites have no usable posterior, by site; empty if all have one."""
         factors = {f["name"]: self._family(f) for f in self.specification["blocks"]}
         parameters = {name: self._parameters(name) for name in factors}
         requirements = _requirements(tuple(factors.items()), parameters)

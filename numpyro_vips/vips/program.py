@@ -135,9 +135,19 @@ class _WithFeatures(NamedTuple):
         return cls(log_joint, row_constants, rows, structure, features)
 
     def with_own_products(self, name: str, overrides: Mapping[str, str]) -> Self:
-        """That in which a factor's features are numbers of their own, if it has others.
+        """The program whose terms hold products of constants as constants of their own.
 
-        The structure stays what it was, but for what rows release.
+        Where what multiplies a factor's coefficients is a product of a row's constants,
+        such as of a covariate and an exposure, `find_features` then sees it as a
+        feature. The posterior's structure stays what it was, but for what rows release.
+
+        Args:
+          name: The factor.
+          overrides: The caller's `structure`, as for `of`.
+
+        Returns:
+          The new program; this one if the factor gains no feature by it, or if any
+          other factor or statistic would lose by it.
         """
         moved = with_own_products(
             self.structure,

@@ -122,7 +122,7 @@ def row_contribution(
     )
     tokens = {slot.token for term in program.row_terms for slot in term.slots}
     numbers = {token: array for token, array in arrays.items() if token in tokens}
-    return RowContribution(numbers, local_moments, scattered, valid, epsilon())
+    return RowContribution(numbers, local_moments, scattered, valid, rounding_unit())
 
 
 def terms_with(program: ConjugateProgram, numbers: Numbers, means: Means) -> list[Term]:
@@ -213,7 +213,7 @@ def _squared_norm(
     if not _may_cancel(entries):
         return square
     bound = square_of(magnitudes=True)
-    rounding = (_ROUNDING + 2.0 * len(entries)) * epsilon()
+    rounding = (_ROUNDING + 2.0 * len(entries)) * rounding_unit()
     return jnp.maximum(square, 0.0) + rounding * bound
 
 
@@ -520,7 +520,8 @@ def _without_repeats(labels: Labels) -> tuple[Labels, list[Operand]]:
     return tuple(own), diagonals
 
 
-def epsilon() -> float:
+def rounding_unit() -> float:
+    """The gap between 1 and the next number of JAX's current type of floats."""
     return float(jnp.finfo(jnp.result_type(float)).eps)
 
 

@@ -72,7 +72,12 @@ class SimulatedAnswers:
         return self._coordinates.sizes(sums)
 
     def natural(self, sums: Vector) -> Vector | None:
-        """See `missing_information.Answers`; in the coordinates of the sums."""
+        """The expected natural parameters n̄ that the globals answer these sums with.
+
+        Returns:
+          One number for each coordinate of the sums; None if any of them is not finite,
+          as where the sums belong to no posterior.
+        """
         return self._natural_of(self._moments(sums))
 
     def _moments(self, sums: Vector) -> MomentsByFactor:

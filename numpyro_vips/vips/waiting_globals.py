@@ -88,9 +88,15 @@ def _is_real(structure: Structure, latent: str) -> bool:
 def _components(
     structure: Structure, row_terms: Sequence[Term]
 ) -> list[set[tuple[str, int]]]:
-    """Of each label that counts the states of a row's latent: what has it.
+    """The real globals that each discrete latent of a row chooses a component of.
 
-    Each is a real global's name with its axis of components.
+    Args:
+      structure: What was found in the model.
+      row_terms: The terms of its rows.
+
+    Returns:
+      For each label that counts the states of such a latent, the globals with this
+      label, each by name and by which of its axes it is.
     """
     found = dict[Label, set[tuple[str, int]]]()
     for term in row_terms:
@@ -134,5 +140,5 @@ def _start_apart(graph: ModelGraph, components: Iterable[Set[tuple[str, int]]]) 
 
 
 def num_waiting(num_steps: int) -> int:
-    """How many of a fit's steps wait, where a factor does."""
+    """In how many of a fit's first steps the globals that wait are not updated."""
     return math.floor(WAITING * num_steps)

@@ -335,7 +335,7 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.thorough
+@pytest.mark.quick_with("0.5-nan feature-logistic")
 @pytest.mark.parametrize("model", [logistic, probit])
 @pytest.mark.parametrize("bad", BAD_ROWS)
 @pytest.mark.parametrize("clipping_norm", [0.5, math.inf])
@@ -387,7 +387,7 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
     sums = []
     for numbers in (2**23, 4 * 7):
         monkeypatch.setattr(
-            "numpyro_vips.dpvi.row_gradients._MOST_GRADIENT_NUMBERS", numbers
+            "numpyro_vips.dpvi.clipped_gradients._MOST_GRADIENT_NUMBERS", numbers
         )
         engine = engine_for(logistic, X, y)
         _engines.clear()

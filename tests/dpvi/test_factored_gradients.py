@@ -198,7 +198,7 @@ def _sum(engine, rows, mask, clipping_norm=0.6):
 @pytest.mark.parametrize("clipping_norm", [0.6, 1e6])
 def test_the_engine_sums_the_same_either_way(engine, monkeypatch, clipping_norm):
     monkeypatch.setattr(
-        "numpyro_vips.dpvi.row_gradients.FactoredProgram",
+        "numpyro_vips.dpvi.clipped_gradients.FactoredProgram",
         lambda program, inputs: FactoredProgram(program, ()),
     )
     factored, dense = engine, _engine()

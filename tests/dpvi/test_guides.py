@@ -280,7 +280,7 @@ def test_gradient_with_an_amortised_guide_is_that_of_numpyros_elbo(loss, x64):
     noise = engine.program.user_guide.draw_globals(params, draw).values["noise"]
 
     def standard(row: Any) -> Any:
-        from numpyro_vips.dpvi.row_gradients import _fingerprint
+        from numpyro_vips.dpvi.clipped_gradients import _fingerprint
 
         row_key = jax.random.fold_in(
             jax.random.fold_in(key, _fingerprint({"y": row})), 0
@@ -401,7 +401,7 @@ def test_one_row_moves_an_amortised_sum_by_at_most_the_norm(size, perturb):
         assert largest >= 0.95 * 0.7
 
 
-@pytest.mark.thorough
+@pytest.mark.quick_with("nan")
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_bad_row_of_an_amortised_model_counts_as_zero(bad):
     y = X[:8].copy()

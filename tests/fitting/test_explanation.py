@@ -190,14 +190,47 @@ def test_settings_are_repeated_as_the_code_that_makes_them():
     assert plan.settings == {
         "engine": "VIPS()",
         "sampling": "FullBatch(relation='add_or_remove')",
+        "budget": "PrivacyBudget(epsilon=1.0, delta=1e-05)",
     }
     assert "\n  sampling=FullBatch(relation='add_or_remove')\n" in str(plan)
     assert plan.to_dict()["settings"] == plan.settings
     engine = nv.VIPS(local_steps=7, structure={"w": "diag"})
     plan = plan_of(logistic, engine=engine, sampling=nv.Poisson(0.05))
     made = {name: eval(code, {**vars(nv)}) for name, code in plan.settings.items()}
+    assert repr(made.pop("budget")) == repr(nv.PrivacyBudget(1.0, 1e-5))
     assert made == {"engine": engine, "sampling": nv.Poisson(0.05)}
     assert "engine=DPVI()" in str(plan_of(network))
+
+
+def test_every_setting_that_was_given_is_repeated():
+    budget = nv.PrivacyBudget(math.inf, 1e-4, composition="rdp", accountant="moments")
+    given: dict[str, Any] = {
+        "engine": nv.VIPS(local_steps=7),
+        "sampling": nv.WithoutReplacement(0.5),
+        "num_steps": 5,
+        "clipping_norm": 2.0,
+        "epsilon": 0.5,
+        "delta": np.float64(1e-6),
+        "num_rows": np.int64(COUNT),
+        "max_batch_size": 64,
+        "diagnostics": False,
+    }
+    shown = {"label": "a", "progress_bar": False, "callback": print}
+    plan = plan_of(logistic, budget=budget, **given, **shown)
+    made = {
+        name: eval(code, {**vars(nv), "math": math})
+        for name, code in plan.settings.items()
+    }
+    assert repr(made.pop("budget")) == repr(budget)
+    assert made == given
+    for name, code in plan.settings.items():
+        assert f"\n  {name}={code}\n" in str(plan)
+
+
+def test_a_seed_is_not_repeated():
+    plan = plan_of(logistic, num_steps=1, insecure_seed=8_675_309)
+    assert plan.settings["insecure_seed"] == "..."
+    assert "8675309" not in str(plan)
 
 
 @pytest.mark.thorough

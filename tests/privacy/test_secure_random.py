@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import secrets
 import struct
 import warnings
 
@@ -9,7 +10,11 @@ import numpy as np
 import pytest
 import randomgen
 
+from numpyro_vips.privacy import secure_random
 from numpyro_vips.privacy.secure_random import SecureRandom
+
+# The other tests have keys of their own, that are the same in every run.
+pytestmark = pytest.mark.fresh_noise
 
 
 def rotate(value: int, bits: int) -> int:
@@ -74,6 +79,10 @@ def test_streams_are_chacha20_with_twenty_rounds():
     for generator in (random.sampling, random.noise):
         assert isinstance(generator.bit_generator, randomgen.ChaCha)
         assert generator.bit_generator.state["state"]["rounds"] == 20
+
+
+def test_keys_are_those_of_the_operating_system():
+    assert secure_random.secrets is secrets
 
 
 def test_no_two_streams_are_alike():

@@ -67,6 +67,81 @@ def test_terms_are_products_of_columns(formula, columns):
     assert np.linalg.norm(X, axis=1).max() <= design.row_norm
 
 
+KNOWN = nv.Schema(
+    {"weekly hours": nv.Bounded(0, 100, mean=30, sd=10)},
+    age=nv.Bounded(20, 80, mean=45, sd=15),
+    income=nv.LogBounded(1, 1e6, mean=10, sd=1),
+    plain=nv.Bounded(0, 1),
+    sex=nv.Binary("f", "m"),
+    ill=nv.Binary(),
+)
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        ("0 + scale(age)", lambda t: [(t["age"] - 45) / 15]),
+        ("0 + standardize(age)", lambda t: [(t["age"] - 45) / 15]),
+        ("0 + center(age)", lambda t: [t["age"] - 45]),
+        ("0 + center(`weekly hours`)", lambda t: [t["weekly hours"] - 30]),
+        (
+            "ill ~ 0 + scale(age) + scale(age):sex",
+            lambda t: [
+                (t["age"] - 45) / 15,
+                (t["age"] - 45) / 15 * np.where(t["sex"] == "m", 1, -1),
+            ],
+        ),
+    ],
+)
+def test_columns_are_centred_and_scaled_by_constants_of_the_schema(formula, expected):
+    people = table()
+    design = KNOWN.design(formula)
+    found = np.asarray(design.encode(people))
+    np.testing.assert_allclose(found, np.transpose(expected(people)), rtol=1e-12)
+    # The rows have no part in it: one of them is encoded alike beside any others.
+    few = {name: values[3:5] for name, values in people.items()}
+    np.testing.assert_array_equal(np.asarray(design.encode(few)), found[3:5])
+    assert np.linalg.norm(found, axis=1).max() <= design.row_norm
+
+
+@pytest.mark.parametrize(
+    ("formula", "message"),
+    [
+        ("scale(plain)", "does not have the mean and standard deviation of 'plain'"),
+        ("center(plain)", "does not have the mean and standard deviation of 'plain'"),
+        # Its moments are those of logarithms.
+        ("scale(income)", "does not have the mean and standard deviation of 'income'"),
+        ("scale(sex)", "does not have the mean and standard deviation of 'sex'"),
+        ("scale(height)", "names 'height', which is no column"),
+        ("scale(log(age))", "A formula has columns"),
+        ("scale(age, 2)", "A formula has columns"),
+        ("scale(x=age)", "A formula has columns"),
+        ("center(age) + age:sex", "has 'age' in two forms"),
+        ("age + scale(age)", "has the term 'age' twice"),
+        ("scale(age) ~ sex", "A formula has columns"),
+    ],
+)
+def test_other_constants_are_not_taken_from_the_rows(formula, message):
+    with pytest.raises(ValueError, match=message):
+        KNOWN.design(formula)
+
+
+def test_decoded_coefficients_of_centred_columns_are_in_their_own_units():
+    people = table()
+    design = KNOWN.design("ill ~ center(age) + scale(`weekly hours`)")
+    weights = np.random.default_rng(1).normal(size=(3, 3))
+    decoded = design.decode(weights)
+    total = (
+        decoded["intercept"]
+        + people["age"][:, None] * decoded["age"]
+        + people["weekly hours"][:, None] * decoded["weekly hours"]
+    )
+    encoded = np.asarray(design.encode(people))
+    np.testing.assert_allclose(total, encoded @ weights.T, rtol=1e-10)
+    np.testing.assert_allclose(decoded["age"], weights[:, 1])
+    np.testing.assert_allclose(decoded["weekly hours"], weights[:, 2] / 10)
+
+
 def test_decoded_coefficients_make_the_same_predictor():
     design = SCHEMA.design("ill ~ age*job*sex + income:age")
     rng = np.random.default_rng(1)

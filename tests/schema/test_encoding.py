@@ -75,7 +75,6 @@ def test_the_table_of_uncertainty_names_columns(result, tmp_path):
         assert "other[0]" in printed
 
 
-@pytest.mark.thorough
 def test_a_result_holds_names_and_no_encoded_row(result):
     texts = [type(value).__name__ for value in vars(result).values()]
     assert EncodedRows.__name__ not in texts

@@ -102,7 +102,6 @@ def test_sums_of_many_rows_differ_by_no_more_than_is_counted():
 # --- the noise ------------------------------------------------------------------------
 
 
-@pytest.mark.thorough
 def test_the_noise_is_that_of_the_statement(monkeypatch):
     people, seen = table(50), []
 

@@ -42,6 +42,15 @@ from numpyro_vips.conjugacy.algebra.terms import (
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Form:
+    """An array that is a sum of products of constants and functions of latents.
+
+    Attributes:
+      axes: The labels of its axes, of which every term may have any.
+      terms: What is added up; none for zero.
+      exclusive: Whether exactly one product is not switched off by a selector, at every
+        position and in every state, so that functions pass through selectors.
+    """
+
     axes: Labels
     terms: tuple[Term, ...]
     exclusive: bool = True
@@ -134,6 +143,7 @@ def without_constant_axes(array: np.ndarray) -> tuple[np.ndarray, list[int]]:
 
 
 def as_form(value: Form | float) -> Form:
+    """A form, or a number as one without axes."""
     if isinstance(value, Form):
         return value
     return Form((), (Term(float(value)),) if value != 0.0 else ())
@@ -156,9 +166,14 @@ def latent(
 
 
 def within(form: Form, lower: float, upper: float) -> Form:
-    """The same form, where its entries have been checked to lie between the bounds.
+    """The form with bounds on its entries, which the caller has checked.
 
-    Only the constant that a form is made of takes them; others stay as they are.
+    They are kept by the constant that the form consists of. A form of several terms or
+    factors comes back unchanged.
+
+    Args:
+      form: The form.
+      lower, upper: Between which numbers all its entries lie.
     """
     if len(form.terms) != 1:
         return form
@@ -236,6 +251,7 @@ def broadcast(form: Form, axes: Labels) -> Form:
 
 
 def common_axes(*forms: Form) -> Labels:
+    """The axes that forms have after broadcasting, as NumPy aligns them."""
     axes = []
     for position in range(-max(len(form.axes) for form in forms), 0):
         labels = [f.axes[position] for f in forms if len(f.axes) >= -position]
@@ -271,6 +287,7 @@ def sum_over(form: Form, positions: Iterable[int]) -> Form:
 
 
 def add(first: Form, second: Form) -> Form:
+    """The sum of two forms, broadcast; of two constants it is a single constant."""
     axes = common_axes(first, second)
     first, second = broadcast(first, axes), broadcast(second, axes)
     terms = [*first.terms, *(term.refreshed() for term in second.terms)]
@@ -304,6 +321,7 @@ def _as_single_constant(form: Form) -> Form:
 
 
 def multiply(first: Form, second: Form) -> Form:
+    """The elementwise product of two forms, broadcast."""
     axes = common_axes(first, second)
     return product(broadcast(first, axes), broadcast(second, axes), axes, ())
 

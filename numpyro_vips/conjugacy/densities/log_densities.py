@@ -66,7 +66,7 @@ class Component(Protocol):
     event_dim: int
 
     def log_density(self, x: Form) -> Form:
-        """Per batch element, event axes summed."""
+        """The log density at `x`, a form over the batch: event axes are summed."""
         ...
 
 

@@ -57,7 +57,14 @@ def laplace(x: Form, loc: Value, scale: Value, *, augment: Augment) -> Form:
 def asymmetric_laplace(
     x: Form, loc: Value, scale: Value, asymmetry: Value, *, augment: Augment, **_: Value
 ) -> Form:
-    """That of quantile κ²/(1 + κ²), with another scale."""
+    """The log density of an asymmetric Laplace, as a scale mixture of Normals.
+
+    It is the one that `AsymmetricLaplaceQuantile` has at the quantile κ² / (1 + κ²),
+    with the scale σ κ / (1 + κ²).
+
+    Raises:
+      NotInAlgebra: The asymmetry κ is not constant.
+    """
     kappa = as_form(asymmetry)
     require_constant(kappa, "the asymmetry of an AsymmetricLaplace as a function")
 

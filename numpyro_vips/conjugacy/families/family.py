@@ -58,8 +58,9 @@ class Family(abc.ABC):
         so that a perturbed start is one that some rows' statistics could have made.
       is_tangent: Not a random variable, but the point where a bound of fixed curvature
         touches.
-      bounds_logits: An auxiliary variable that makes logits Gaussian: the statistics of
-        the coefficients that it multiplies may be taken about their mean.
+      bounds_logits: An auxiliary variable that makes logits Gaussian, a
+        `LogitsAuxiliary`: the statistics of the coefficients that it multiplies may be
+        taken about their mean.
       moment_range: Between which numbers every entry of a moment lies, up to rounding.
         Sensitivities rest on it, so it holds of what `moments` returns for any natural
         parameters, also for those that no member has: an expected square of large
@@ -153,11 +154,17 @@ class Family(abc.ABC):
     def project_either(
         self, data: Moments, noise: Moments, to_widen: Bool[Array, ""]
     ) -> NewMoments:
-        """As `project_to_widen` has it, or else as `project` without a prior.
+        """`project_to_widen`, or `project` without a prior, as an array says.
+
+        For compiled programs, in which both are needed.
 
         Args:
-          data, noise: As in `project`.
-          to_widen: Which of the two.
+          data: The share of the released statistics.
+          noise: Standard deviations of the noise in it, entry by entry.
+          to_widen: True for `project_to_widen`.
+
+        Returns:
+          Natural parameters, of the shapes of `data`.
         """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
         if type(self).project_to_widen is Family.project_to_widen:
@@ -186,17 +193,19 @@ class Family(abc.ABC):
     def share_under_noise(
         self, prior: Moments, data: Moments, noise: Moments
     ) -> NewMoments:
-        """As `widened`, where how much noisy sums say depends on the prior.
+        """What noisy sums of rows add to a prior, where this depends on the prior.
 
+        Most families return `widened(data, noise)`, which does not.
         Where a sum may be anything down to zero, it is the prior that says how large
         what is divided by it may be.
 
         Args:
           prior: The prior's share of the natural parameters.
-          data, noise: As in `widened`.
+          data: The share of the released statistics, as `project_to_widen` has it.
+          noise: Standard deviations of the noise in it, entry by entry.
 
         Returns:
-          What is added to `prior`.
+          Natural parameters to add to `prior`.
         """
         del prior  # What most sums say of a latent is a Gaussian about some value.
         return self.widened(data, noise)

@@ -65,7 +65,11 @@ class Gamma(Family):
         return {s: kept * data[s] for s in self.statistics}
 
     def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
-        """As it is, since the prior has a say in what a total below zero means."""
+        """The released total unchanged, and the share of `log` at least zero.
+
+        A total of the wrong sign is kept: `share_under_noise` reads it together with
+        the prior. Of very many rates it does not, and they are moved as in `project`.
+        """
         if data["x"].size > MOST_RATES:
             return super().project_to_widen(data, noise)
         return {"x": data["x"], "log": jnp.maximum(data["log"], 0.0)}

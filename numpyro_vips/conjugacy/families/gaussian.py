@@ -93,19 +93,23 @@ class Normal(Family):
     def project_for_step(
         self, data: Moments, noise: Moments, gain: float | Float[Array, ""]
     ) -> NewMoments:
-        """As `project` has it without a prior, where only a part of a step is taken.
+        """The released share moved to where it is legal, for a part of a Newton step.
 
-        The ridge is there lest a step be too long, so that it may be as much smaller.
+        `project` adds a ridge lest a step be too long. Where only a part of it is
+        taken, the ridge is smaller by the same factor.
 
         Args:
-          data, noise: As in `project`.
-          gain: Which part of the step is taken.
+          data: The share of the released statistics.
+          noise: Standard deviations of the noise in it, entry by entry.
+          gain: The part of the step that is taken, in (0, 1].
         """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
         return self._projected(nothing, data, noise, room=_ROOM * gain)
 
     def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
-        """Without the ridge, which would draw every coefficient towards zero.
+        """The released share moved to where it is legal, without a ridge.
+
+        A ridge would draw every coefficient towards zero.
 
         It is there for directions in which rows say less than noise. `widened` knows of
         these, and leaves them to the prior.
@@ -116,7 +120,15 @@ class Normal(Family):
     def project_either(
         self, data: Moments, noise: Moments, to_widen: Bool[Array, ""]
     ) -> NewMoments:
-        """As `Family.project_either`; eigenvalues are compiled once for both."""
+        """`project_to_widen`, or `project` without a prior, as an array says.
+
+        The two differ in their ridge alone, so eigenvalues are compiled once for both.
+
+        Args:
+          data: The share of the released statistics.
+          noise: Standard deviations of the noise in it, entry by entry.
+          to_widen: True for `project_to_widen`.
+        """
         nothing = {s: jnp.zeros_like(value) for s, value in data.items()}
         return self._projected(nothing, data, noise, jnp.where(to_widen, 0.0, _ROOM))
 
@@ -151,7 +163,7 @@ class Normal(Family):
             return {"x": kept * data["x"], "xx": kept[..., None] * data["xx"]}
 
         def with_noise() -> NewMoments:
-            """The share where some coordinate has noise."""
+            """The rows' share widened, in the case that some coordinate has noise."""
             # By eigenvalues, in units of the noise: a product of three matrices would
             # leave a direction of which rows say nothing a negative precision, where
             # others are large. Room for rounding, where coordinates have no noise.

@@ -36,7 +36,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     rate_of_noisy_sums,
 )
 from numpyro_vips.jax_tools.host_calls import call_on_host
-from numpyro_vips.jax_tools.row_programs import treats_rows_alone
+from numpyro_vips.jax_tools.separate_rows import treats_rows_alone
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
 _TINY = 1e-30
@@ -344,9 +344,11 @@ class GeneralizedInverseGaussian(Family):
         return {s: kept * data[s] for s in self.statistics}
 
     def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
-        """As it is, since the prior has a say in what a sum below zero means.
+        """The released share moved to where it is legal, but for the sum of 1/x.
 
-        Not where rows add to the sum of x itself, too.
+        A sum of the wrong sign is kept: `share_under_noise` reads it together with the
+        prior. It is moved, too, where noise is on the sum of x as well, and where there
+        are very many latents.
         """
         found = super().project_to_widen(data, noise)
         if data["1/x"].size > MOST_RATES:

@@ -114,7 +114,15 @@ class JointCategorical(Family):
     def probabilities(
         self, latents: Collection[str], moments: Moments
     ) -> tuple[Clique, Float[Array, "..."]]:
-        """From the smallest of the cliques that have all of these latents."""
+        """The joint probabilities of some latents of one clique.
+
+        Args:
+          latents: Their names; some clique has them all.
+          moments: The family's, a table of probabilities for each clique.
+
+        Returns:
+          The latents in the order of the axes, and the table, from the smallest clique.
+        """
         having = (clique for clique in self.cliques if set(latents) <= set(clique))
         clique = min(having, key=len)
         table = moments[",".join(clique)]

@@ -138,7 +138,14 @@ class PolyaGamma(LogitsAuxiliary):
     def of_copies(
         self, parameters: Elementwise, copies: Float[Array, "*batch"] | None
     ) -> NewElementwise:
-        """Those of the sum of all copies: PG(b, c) is a sum of b that are PG(1, c)."""
+        """Parameters of the sum of independent copies, from those of one of them.
+
+        PG(b, c) is the sum of b variables that are PG(1, c).
+
+        Args:
+          parameters: `"b"` and `"c"` of one copy.
+          copies: How many there are; None for one.
+        """
         return {**parameters, "b": parameters["b"] if copies is None else copies}
 
 

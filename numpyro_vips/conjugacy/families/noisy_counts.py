@@ -1,7 +1,7 @@
 """What many noisy counts say together about each of them.
 
 Counts of words in topics are mostly small, and noise of a known size hides them. Read
-one by one, half of the empty cells are as large as the noise. Together they tell how
+one by one, half of the empty cells are as large as the noise. Together they show how
 counts are spread about what the totals of rows and columns let expect, and each is read
 by its posterior mean under that spread: empirical Bayes, with a prior found by
 deconvolution (Robbins 1956; Efron 2014, "Two modeling strategies for empirical Bayes
@@ -27,7 +27,7 @@ _LEAST_RATIO, _LARGEST_RATIO, _POINTS, _WIDTH = 0.03, 100.0, 28, 0.2
 # Cells with backgrounds of about one size share a distribution of ratios. There are so
 # many sizes, if each has enough cells.
 _MOST_GROUPS, _LEAST_IN_GROUP = 24, 400
-# So many cells of a group tell its distribution.
+# A group's distribution is estimated from at most so many of its cells.
 _MOST_TO_LEARN_FROM = 2048
 # So many cells are read at once, for which there is memory.
 _AT_ONCE = 16_384
@@ -84,7 +84,11 @@ def expected_counts(
 def _stddev_of_sum(
     noise_stddev: Float[Array, "rows cells"], axis: int
 ) -> Float[Array, " sums"]:
-    """Of independent noises the variances add up; scaled, so that none underflows."""
+    """The standard deviation of sums of independent noises along an axis.
+
+    It is the root of the sum of their variances, which are scaled so that none
+    underflows.
+    """
     largest = jnp.max(noise_stddev)
     scale = jnp.where(largest > 0, largest, 1.0)
     return scale * jnp.sqrt(((noise_stddev / scale) ** 2).sum(axis))
@@ -93,7 +97,7 @@ def _stddev_of_sum(
 def _of_columns(
     noisy: Float[Array, " cells"], noise_stddev: Float[Array, " cells"]
 ) -> Float[Array, " cells"]:
-    """Posterior means of counts of which nothing tells which are large."""
+    """Posterior means of a single row of counts, which all have one background."""
     of_total = _stddev_of_sum(noise_stddev[None], 1)[0]
     mean = nonnegative(noisy.sum(), of_total) / noisy.size
     return _read(noisy, noise_stddev, jnp.full(noisy.shape, mean), groups=1)

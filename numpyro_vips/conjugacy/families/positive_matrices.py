@@ -141,7 +141,7 @@ def denoised(
     """
 
     def with_room() -> Float[Array, "*batch dim dim"]:
-        """The matrix where some entry has noise."""
+        """The matrix with room for noise, in the case that some entry has any."""
         unit, is_noisy = _units_of(deviation)
         units = unit[..., :, None] * unit[..., None, :]
         noise = _spectral_norm(deviation / units)

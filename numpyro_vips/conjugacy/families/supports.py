@@ -38,12 +38,14 @@ def bounds(support: Any) -> Interval:
 
 
 def base_support(support: Any) -> Any:
+    """The support of single numbers or vectors, without reinterpreted batch axes."""
     while isinstance(support, type(constraints.independent(constraints.real, 1))):
         support = support.base_constraint
     return support
 
 
 def same_support(support: Any, known: Any) -> bool:
+    """Whether a support is one of NumPyro's that is known by its name."""
     if known is constraints.unit_interval:
         bounds = (
             getattr(support, "lower_bound", None),

@@ -22,7 +22,7 @@ from numpyro_vips.model.sparse_rows import SparseRows, scattered
 
 
 def constant_of(rows: SparseRows, origin: Origin) -> Constant:
-    """The constant that an argument's rows are."""
+    """The rows of a sparse argument as a private constant of the interpreter."""
     zero = np.zeros((), rows.dtype)
     entries = Entries(rows.indices, rows.values, zero, origin)
     return _constant(entries, rows.length, nonnegative=False)

@@ -146,6 +146,7 @@ Value = Constant | Form | Transformed | Opaque
 
 
 def latents_of(value: Value) -> set[str]:
+    """The latents that a value depends on."""
     return set() if isinstance(value, Constant) else value.latents
 
 
@@ -190,6 +191,7 @@ def _form_of_entries(shape: tuple[int, ...], entries: Entries) -> Form:
 
 
 def names_of(latents: set[str]) -> str:
+    """Latents as error messages list them."""
     return ", ".join(repr(name) for name in sorted(latents)) or "constants"
 
 
@@ -209,6 +211,7 @@ def rule_for(rules: dict[str, Rule], *names: str) -> Callable[[Rule], Rule]:
 
 
 def is_exp(value: Value) -> TypeGuard[Transformed]:
+    """Whether a value is exp(form)."""
     return isinstance(value, Transformed) and value.function == "exp"
 
 
@@ -228,6 +231,7 @@ def logarithm_of(value: Value) -> Form | None:
 
 
 def may_be_negative(form: Form) -> bool:
+    """False if every term of a form has factors that are never negative."""
     return any(
         term.scale < 0 or any(atom.signed for atom in term.atoms) for term in form.terms
     )
@@ -250,6 +254,7 @@ def exponents_of(parts: Sequence[Value]) -> list[Form] | None:
 
 
 def traced_or_public(function: Callable[[Any], Any], value: Constant) -> Any:
+    """A function of a constant: evaluated now if its values are public, else traced."""
     if value.is_public:
         with np.errstate(all="ignore"), jax.ensure_compile_time_eval():
             return np.asarray(function(value.array))
@@ -257,6 +262,7 @@ def traced_or_public(function: Callable[[Any], Any], value: Constant) -> Any:
 
 
 def is_uniform(value: Value, number: float) -> bool:
+    """Whether a value is a public constant all of whose entries are this number."""
     return (
         isinstance(value, Constant)
         and value.is_public

@@ -177,7 +177,14 @@ class Augmentation:
         return self._allocate(each, weight, places)
 
     def _log_sum_at(self, form: Form, weight: Scatter) -> Form:
-        """The same where only a row's entries have a weight: the others add nothing."""
+        """weight · log(form) where most weights are zero, as of rows with few entries.
+
+        Only the entries at which there is a weight are bounded; the others add nothing.
+
+        Args:
+          form: A sum of positive terms.
+          weight: Which entries have a weight, and which one; zero elsewhere.
+        """
         where = weight.one_hot
         axis = form.axes.index(where.target)
         entry = where.labels[-1]

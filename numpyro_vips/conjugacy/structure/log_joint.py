@@ -94,7 +94,10 @@ class LogJoint:
     densified: Mapping[str, tuple[str, ...]]
 
     def with_arrays(self, replace: Callable[[Dense | OneHot], Any]) -> "LogJoint":
-        """The same with other arrays for constants that are not public."""
+        """A copy in which `replace` has given another array to each constant.
+
+        Constants whose values are public stay.
+        """
         latents = {
             name: dataclasses.replace(
                 latent, weight=latent.weight and latent.weight.with_arrays(replace)
@@ -105,9 +108,10 @@ class LogJoint:
         return dataclasses.replace(self, densities=densities, latents=latents)
 
     def simplified(self) -> "LogJoint":
-        """The same once it is known which constants are the same.
+        """The log joint in normal form, once equal constants have equal tokens.
 
-        Of effects a[g] and b[g] a row then has products in its own group alone.
+        Products of indicators of one index then collapse: of effects a[g] and b[g] a
+        row has products in its own group g alone, and not for each pair of groups.
         """
         densities = tuple(
             dataclasses.replace(

@@ -24,7 +24,7 @@ from numpyro_vips.jax_tools.jaxprs import (
 )
 
 
-class Part(NamedTuple):
+class ProductFactor(NamedTuple):
     """A factor of a product of constants.
 
     Attributes:
@@ -44,7 +44,12 @@ class Part(NamedTuple):
     def array(
         self, numbers: Mapping[int, jax.Array], shape: tuple[int, ...]
     ) -> jax.Array:
-        """It as an array that broadcasts to the product's shape."""
+        """The factor as an array that broadcasts to the product's shape.
+
+        Args:
+          numbers: A row's constants by token.
+          shape: The product's shape.
+        """
         array = numbers[self.token]
         if self.num_states is not None:
             array = jax.nn.one_hot(array, self.num_states, dtype=float)
@@ -66,7 +71,7 @@ class Product:
     """
 
     token: int
-    parts: tuple[Part, ...]
+    parts: tuple[ProductFactor, ...]
     shape: tuple[int, ...]
 
     def of(self, numbers: Mapping[int, jax.Array]) -> jax.Array:
@@ -119,7 +124,15 @@ class RowConstants:
     def zero_if_invalid(
         self, row: Mapping[str, Any]
     ) -> tuple[dict[int, jax.Array], jax.Array]:
-        """The same, with zeros for all constants of a row that may not count."""
+        """A row's constants, all of them zero if the row may not count.
+
+        Args:
+          row: One row of every private argument.
+
+        Returns:
+          The constants by token, and whether the row may count: whether all that it
+          holds is finite and what is observed lies in the support.
+        """
         arrays, valid = self(row)
         zeroed = {
             token: jnp.where(valid, array, jnp.zeros((), array.dtype))
@@ -132,7 +145,10 @@ class HasConstants(Protocol):
     """Something made of terms, such as a log joint density."""
 
     def with_arrays(self, replace: Callable[[Dense | OneHot], ArrayLike]) -> Self:
-        """The same with other arrays for constants that are not public."""
+        """A copy in which `replace` has given another array to each constant.
+
+        Constants whose values are public stay.
+        """
         ...
 
 
@@ -201,9 +217,18 @@ def with_slots(
 
 
 def _tokens(closed: jex_core.ClosedJaxpr, count: int) -> list[int]:
-    """For each of the first outputs, the place of the first one that is made alike.
+    """A number for each constant of a program: equal ones are the same function.
 
-    The first of all, and every literal, is a constant of its own.
+    The number is the place of the first output that `representatives` calls made alike.
+    So constants have one token only if they agree for every row.
+
+    Args:
+      closed: The program of a row, which first returns whether the row may count.
+      count: How many of its outputs are private; the rest have no tokens.
+
+    Returns:
+      A token for each of these outputs. The first output and every literal have tokens
+      that no other has.
     """
     made, first = representatives(closed), dict[Any, int]()
     return [
@@ -215,7 +240,15 @@ def _tokens(closed: jex_core.ClosedJaxpr, count: int) -> list[int]:
 
 
 def _evaluated(closed: jex_core.ClosedJaxpr, start: int) -> list[np.ndarray]:
-    """The outputs from a place on, which no row must have a part in."""
+    """The values of public constants, which are computed without a row.
+
+    Args:
+      closed: The program of a row.
+      start: From which of its outputs on they are public.
+
+    Raises:
+      AssertionError: One of them depends on the row.
+    """
     wanted = [i >= start for i in range(len(closed.out_avals))]
     if not any(wanted):
         return []

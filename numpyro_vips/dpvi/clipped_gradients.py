@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
-from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
 from numpyro_vips.jax_tools.row_sums import (
     clipping_factor,
     diagnostic_counts,
@@ -24,6 +23,7 @@ from numpyro_vips.jax_tools.row_sums import (
     piece_length,
     sum_over_rows,
 )
+from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Per-row gradients are held for so many numbers at a time.
@@ -42,7 +42,7 @@ class ReleasedLeaves(NamedTuple):
     length: int | None = None
 
     def cut(self, gradient: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The released entries of a leaf."""
+        """The part of a leaf's gradient that is released: its leading entries."""
         return gradient if self.length is None else gradient[: self.length]
 
     def joined(self, leaves: Mapping[int, Float[Array, "..."]]) -> Float[Array, "..."]:
@@ -131,7 +131,7 @@ class RowGradients:
             if they are the tree.
 
         Raises:
-          UnsafeModelError: See `row_programs.check_row_program`.
+          UnsafeModelError: See `separate_rows.check_row_program`.
         """
         # Before derivatives are taken, which not every refused operation has.
         check_row_program(program)

@@ -17,7 +17,7 @@ from jax.interpreters import batching, mlir
 
 import numpyro_vips as nv
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.row_programs import check_row_program, over_rows
+from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import INFORMATION
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_vips.dpvi.row_gradients import (
+from numpyro_vips.dpvi.clipped_gradients import (
     ReleasedLeaves,
     RowGradients,
     Shared,
