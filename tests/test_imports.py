@@ -185,7 +185,7 @@ TESTED_ELSEWHERE = {
     "dpvi/full_batch.py": "dpvi/test_without_noise.py",
     "dpvi/gradient_step.py": "against NumPyro's gradients, dpvi/test_guides.py",
     "dpvi/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
-    "dpvi/row_programs.py": "by the sums that they make, dpvi/test_row_gradients.py",
+    "dpvi/row_programs.py": "by the sums that they make, test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "privacy/releases.py": "names and records without code",
     "vips/compiler.py": "by each compiled model, vips/test_certificate.py",

@@ -13,7 +13,7 @@ from scipy import stats
 from numpyro_vips.dpvi.automatic_guides import (
     FAMILIES,
     LARGEST_SCALE,
-    Family,
+    GuideFamily,
     NormalGuide,
 )
 from numpyro_vips.dpvi.guides import (
@@ -34,11 +34,11 @@ SPACE = UnconstrainedSpace(
 SIZE = 4
 
 
-def guide(family: Family, num_rows: int = 400) -> NormalGuide:
+def guide(family: GuideFamily, num_rows: int = 400) -> NormalGuide:
     return NormalGuide(SPACE, family, num_rows=num_rows)
 
 
-def arrays_of(family: Family, seed: int = 0) -> dict[str, jax.Array]:
+def arrays_of(family: GuideFamily, seed: int = 0) -> dict[str, jax.Array]:
     rng = np.random.default_rng(seed)
     made = guide(family)
     arrays = {"loc": rng.normal(size=SIZE), "log_scale": rng.normal(size=SIZE)}
@@ -47,7 +47,7 @@ def arrays_of(family: Family, seed: int = 0) -> dict[str, jax.Array]:
     return {name: jnp.asarray(array) for name, array in arrays.items()}
 
 
-def covariance(family: Family, arrays: Any) -> np.ndarray:
+def covariance(family: GuideFamily, arrays: Any) -> np.ndarray:
     """s (I + F)(I + F)ᵀ s, or s (I + F Fᵀ) s where F has draws of its own."""
     scale = np.diag(np.exp(arrays["log_scale"]))
     inner = np.eye(SIZE)
@@ -61,7 +61,7 @@ def covariance(family: Family, arrays: Any) -> np.ndarray:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_draw_is_linear_in_numbers_that_give_it_its_covariance(
-    family: Family,
+    family: GuideFamily,
 ) -> None:
     made, arrays = guide(family), arrays_of(family)
     noise = jnp.asarray(np.random.default_rng(1).normal(size=made.num_draws))
@@ -71,7 +71,7 @@ def test_a_draw_is_linear_in_numbers_that_give_it_its_covariance(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_entropies_differ_as_those_of_normals(family: Family) -> None:
+def test_entropies_differ_as_those_of_normals(family: GuideFamily) -> None:
     found, expected = [], []
     for seed in (0, 1):
         arrays = arrays_of(family, seed)
@@ -84,7 +84,7 @@ def test_entropies_differ_as_those_of_normals(family: Family) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize(("num_rows", "scale"), [(4, LARGEST_SCALE), (10_000, 0.01)])
 def test_a_start_is_narrow_and_near_to_where_it_should_be(
-    family: Family, num_rows: int, scale: float
+    family: GuideFamily, num_rows: int, scale: float
 ) -> None:
     start, unit = jnp.arange(4.0), np.array([1.0, 1.0, 100.0, 1.0])
     arrays = guide(family, num_rows).initial(start, jax.random.key(0), unit)
@@ -100,7 +100,7 @@ def test_a_start_is_narrow_and_near_to_where_it_should_be(
 
 
 @pytest.mark.parametrize("family", ["mean_field", "full_rank"])
-def test_arrays_of_a_normal_have_its_mean_and_covariance(family: Family) -> None:
+def test_arrays_of_a_normal_have_its_mean_and_covariance(family: GuideFamily) -> None:
     rng = np.random.default_rng(3)
     loc, tril = rng.normal(size=SIZE), np.tril(rng.normal(size=(SIZE, SIZE)))
     np.fill_diagonal(tril, rng.uniform(0.5, 2.0, SIZE))
@@ -123,7 +123,7 @@ def test_marginals_are_the_sites_own_distributions() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_posterior_has_the_guides_mean_and_covariance(family: Family) -> None:
+def test_a_posterior_has_the_guides_mean_and_covariance(family: GuideFamily) -> None:
     arrays = arrays_of(family)
     found = guide(family).posterior(arrays, {"net": jnp.ones(2)})
     assert set(found.points) == {"net"}

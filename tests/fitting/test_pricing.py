@@ -9,8 +9,8 @@ from _plain_engine import step_of
 import numpyro_vips as nv
 from numpyro_vips import accounting
 from numpyro_vips.fitting.pricing import (
+    BudgetShare,
     PricedSteps,
-    Share,
     noise_of_one_release,
     price,
 )
@@ -23,10 +23,10 @@ STEPS = [step_of(nv.FullBatch(), 1.0), step_of(nv.FullBatch(), 2.0)]
 def priced(
     budget: nv.PrivacyBudget,
     options: ScheduleOptions = FULL,
-    share: Share | None = None,
+    share: BudgetShare | None = None,
     steps: Any = STEPS,
 ) -> PricedSteps:
-    return price(steps, budget, options, share or Share(), unit="rows")
+    return price(steps, budget, options, share or BudgetShare(), unit="rows")
 
 
 def test_the_noise_is_the_least_that_the_budget_affords() -> None:
@@ -41,7 +41,7 @@ def test_the_noise_is_the_least_that_the_budget_affords() -> None:
 
 def test_a_share_is_all_that_a_fit_spends() -> None:
     budget = nv.PrivacyBudget(5.0, 1e-4)
-    found = priced(budget, share=Share(epsilon=0.5, delta=1e-6))
+    found = priced(budget, share=BudgetShare(epsilon=0.5, delta=1e-6))
     assert 0.499 < found.epsilon <= 0.5 and found.delta == 1e-6
     whole = priced(nv.PrivacyBudget(0.5, 1e-6))
     assert found.steps == whole.steps
@@ -74,17 +74,17 @@ def test_a_budget_without_delta_cannot_price_gaussian_noise() -> None:
     options = ScheduleOptions(sampling=nv.FullBatch(), noise_multiplier=1.0)
     with pytest.raises(ValueError, match="Expected delta="):
         priced(nv.PrivacyBudget(math.inf), options)
-    found = priced(nv.PrivacyBudget(math.inf), options, Share(delta=1e-6))
+    found = priced(nv.PrivacyBudget(math.inf), options, BudgetShare(delta=1e-6))
     assert 0.0 < found.epsilon < math.inf
 
 
 def test_one_release_with_the_whole_share_has_the_gaussian_mechanisms_noise() -> None:
     budget = nv.PrivacyBudget(2.0, 1e-5)
-    noise = noise_of_one_release(budget, Share(epsilon=0.7))
+    noise = noise_of_one_release(budget, BudgetShare(epsilon=0.7))
     assert noise is not None
     delta = accounting.gaussian_delta(1 / noise, 0.7)
     assert delta == pytest.approx(1e-5, rel=0.02)
-    assert noise_of_one_release(nv.PrivacyBudget(math.inf), Share()) is None
+    assert noise_of_one_release(nv.PrivacyBudget(math.inf), BudgetShare()) is None
 
 
 @pytest.mark.parametrize(
@@ -92,4 +92,4 @@ def test_one_release_with_the_whole_share_has_the_gaussian_mechanisms_noise() ->
 )
 def test_a_share_is_checked(share: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(share))):
-        Share(**share)
+        BudgetShare(**share)

@@ -18,7 +18,7 @@ from numpyro_vips.vips.coordinates import (
     divided_by_weight,
     locals_of,
     neutral_auxiliaries,
-    whole,
+    whole_factor,
 )
 from numpyro_vips.vips.expectations import expected_natural_of
 
@@ -61,16 +61,18 @@ def test_each_update_is_the_gradient_of_the_expected_terms() -> None:
         "tau": {"x": jnp.asarray([x]), "log": jnp.asarray([log])},
     }
     squares = (Y - MEANS) ** 2
-    _, natural = whole(known, factors["tau"], of["tau"]).update(others, known=None)
+    _, natural = whole_factor(known, factors["tau"], of["tau"]).update(
+        others, known=None
+    )
     # Gamma(2 + 1/2, 1.5 + Σ r (y - mu)² / 2).
     assert natural["x"].item() == pytest.approx(-1.5 - 0.5 * r @ squares)
     assert natural["log"].item() == pytest.approx(1.5)
-    moments, _ = whole(known, factors["z"], of["z"]).update(others, known=None)
+    moments, _ = whole_factor(known, factors["z"], of["z"]).update(others, known=None)
     logits = np.log([0.3, 0.7]) - 0.5 * x * squares
     share = np.exp(logits) / np.exp(logits).sum()
     np.testing.assert_allclose(moments["is"].ravel(), share, rtol=1e-6)
     # Terms with what has no moments yet are left out: y² is a term by itself.
-    update = whole(known, factors["tau"], of["tau"]).update({}, known={"tau"})
+    update = whole_factor(known, factors["tau"], of["tau"]).update({}, known={"tau"})
     assert update[1]["x"].item() == pytest.approx(-1.5 - 0.5 * Y**2)
 
 

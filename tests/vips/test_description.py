@@ -102,7 +102,7 @@ def test_a_global_that_no_row_informs_is_a_hyperparameter() -> None:
 @pytest.mark.parametrize(
     ("dense", "densified", "words"),
     [
-        ({"x": "a slice"}, {}, "written out again: a slice"),
+        ({"x": "a slice"}, {}, "made dense again: a slice"),
         ({}, {"x": ("'sort'", "'dot'")}, "on them but for 'sort', 'dot'"),
         ({}, {"x": ()}, ", and all the work is done on them"),
     ],
