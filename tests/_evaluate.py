@@ -8,7 +8,14 @@ import numpy as np
 from numpyro_vips.conjugacy.algebra.forms import Form
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Factor, Label, OneHot
 
-_FUNCTIONS = {"x": lambda x: x, "log": np.log, "log1m": lambda x: np.log1p(-x)}
+_FUNCTIONS = {
+    "x": lambda x: x,
+    "log": np.log,
+    "1m": lambda x: 1.0 - x,
+    "log1m": lambda x: np.log1p(-x),
+    "inv": np.linalg.inv,
+    "logdet": lambda x: np.linalg.slogdet(x)[1],
+}
 
 
 def evaluate(

@@ -166,3 +166,56 @@ def test_the_docs_list_every_module_once(repository):
     assert modules - set(listed) == set()
     assert set(listed) - set(files()) == set()
     assert [file for file, times in listed.items() if times != 1] == []
+
+
+@pytest.mark.parametrize(
+    "file", [f for f in files() if f.startswith(("accounting/", "privacy/"))]
+)
+def test_the_privacy_core_needs_no_jax(file):
+    imported = {module.split(".")[0] for module in imported_modules(file)}
+    assert imported.isdisjoint({"jax", "jaxlib", "numpyro", "optax"})
+
+
+# Modules without a test file of their own name, and where they are tested.
+TESTED_ELSEWHERE = {
+    "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
+    "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
+    "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
+    "dpvi/compiler.py": "by its steps, dpvi/test_engine.py and dpvi/test_guides.py",
+    "dpvi/full_batch.py": "dpvi/test_without_noise.py",
+    "dpvi/gradient_step.py": "against NumPyro's gradients, dpvi/test_guides.py",
+    "dpvi/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
+    "dpvi/row_programs.py": "by the sums that they make, test_clipped_gradients.py",
+    "fitting/engine.py": "a protocol without code",
+    "privacy/releases.py": "names and records without code",
+    "vips/compiler.py": "by each compiled model, vips/test_certificate.py",
+    "vips/diagnostics.py": "of fits, vips/test_convergence.py, vips/test_drift.py",
+    "vips/global_programs.py": "by the steps that they run, vips/test_global_step.py",
+    "vips/program.py": "a record; by all that reads it, vips/test_certificate.py",
+    "vips/row_programs.py": "by their sums, vips/test_engine.py",
+    "vips/row_queries.py": "test_row_queries.py",
+    "vips/state.py": "a record; vips/test_engine.py",
+}
+
+
+def mirror_of(file: str) -> str:
+    """The test file that a module would have."""
+    folder, slash, name = file.rpartition("/")
+    return f"{folder}{slash}test_{name.removeprefix('_')}"
+
+
+def test_every_module_has_a_test_file_or_a_reason_why_not():
+    modules = [file for file in files() if not file.endswith("__init__.py")]
+    tests = ROOT.parent / "tests"
+    without = {file for file in modules if not (tests / mirror_of(file)).exists()}
+    assert without - set(TESTED_ELSEWHERE) == set(), "modules without tests"
+    assert set(TESTED_ELSEWHERE) - without == set(), "these have tests, or are gone"
+
+
+def test_reasons_name_files_that_there_are():
+    tests = ROOT.parent / "tests"
+    for file, reason in TESTED_ELSEWHERE.items():
+        folder = file.split("/", maxsplit=1)[0]
+        for name in re.findall(r"[\w/*]+\.py", reason):
+            found = [*tests.glob(name), *tests.glob(f"{folder}/{name}")]
+            assert found, f"{file}: there is no {name}"

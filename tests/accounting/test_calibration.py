@@ -5,8 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _events import event
 from scipy import optimize, stats
 
+from numpyro_vips import accounting
+from numpyro_vips.accounting import Accountant, Sampling
 from numpyro_vips.accounting.calibration import (
     calibrate,
     calibrate_events,
@@ -16,7 +19,7 @@ from numpyro_vips.accounting.events import GaussianEvent
 from numpyro_vips.accounting.prices import epsilon_of_events
 
 
-def event(noise: float, steps: int = 1) -> GaussianEvent:
+def full(noise: float, steps: int = 1) -> GaussianEvent:
     return GaussianEvent(
         noise_stddev=noise,
         sensitivity=2.0,
@@ -79,7 +82,7 @@ def test_a_price_that_is_always_low_needs_next_to_no_noise() -> None:
 def test_full_batches_take_the_noise_of_the_gaussian_mechanism() -> None:
     """Balle and Wang (2018), theorem 8; of several releases mu² adds up."""
     epsilon, delta = 0.7, 1e-5
-    events = [event(3.0, 4), event(5.0)]
+    events = [full(3.0, 4), full(5.0)]
     mu = math.sqrt(4 * (2 / 3.0) ** 2 + (2 / 5.0) ** 2)
 
     def excess(factor: float) -> float:
@@ -121,10 +124,10 @@ def test_the_answer_is_affordable_and_a_little_less_noise_is_not(accountant) -> 
 @pytest.mark.parametrize(
     ("events", "arguments", "message"),
     [
-        ([event(1.0)], {"epsilon": 1.0, "delta": 0.0}, "pure differential privacy"),
-        ([event(1.0), event(0.0)], {"epsilon": 1.0, "delta": 1e-6}, "zero noise stays"),
-        ([event(1.0)], {"epsilon": 0.0, "delta": 1e-6}, "epsilon"),
-        ([event(1.0)], {"epsilon": 1.0, "delta": 1.1}, "delta"),
+        ([full(1.0)], {"epsilon": 1.0, "delta": 0.0}, "pure differential privacy"),
+        ([full(1.0), full(0.0)], {"epsilon": 1.0, "delta": 1e-6}, "zero noise stays"),
+        ([full(1.0)], {"epsilon": 0.0, "delta": 1e-6}, "epsilon"),
+        ([full(1.0)], {"epsilon": 1.0, "delta": 1.1}, "delta"),
     ],
 )
 def test_a_target_that_cannot_be_met_is_refused(events, arguments, message) -> None:
@@ -134,4 +137,148 @@ def test_a_target_that_cannot_be_met_is_refused(events, arguments, message) -> N
 
 def test_nothing_released_and_no_bound_need_no_noise() -> None:
     assert calibrate_events([], epsilon=1.0, delta=0.0) == 0.0
-    assert calibrate_events([event(1.0)], epsilon=math.inf, delta=1e-6) == 0.0
+    assert calibrate_events([full(1.0)], epsilon=math.inf, delta=1e-6) == 0.0
+
+
+@pytest.mark.quick_with(
+    "poisson+full-pld",
+    "two rates-pld",
+    "without replacement+full-pld",
+    "two rates-strong",
+    "without replacement+full-strong",
+    "poisson+full-strong",
+)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize(
+    "events",
+    [
+        [event(1.0, 0.05, 40), event(4.0, 1.0, 3, "full")],
+        [event(1.0, 0.05, 20), event(2.0, 0.02, 30)],
+        [
+            event(1.0, 0.05, 20, "without_replacement"),
+            event(3.0, 1.0, 2, "full", "replace_one"),
+        ],
+    ],
+    ids=["poisson+full", "two rates", "without replacement+full"],
+)
+def test_calibrating_a_schedule_meets_the_target(events, accountant):
+    factor = accounting.calibrate_events(
+        events, epsilon=1.0, delta=1e-6, accountant=accountant
+    )
+    scaled = [accounting.scale_noise(event, factor) for event in events]
+    price = accounting.epsilon_of_events(scaled, delta=1e-6, accountant=accountant)
+    assert 0.998 <= price <= 1.0
+
+
+CORNERS = [
+    (target, rate, steps)
+    for target in (0.01, 1.0, 20.0)
+    for rate in (1e-4, 0.01, 1.0)
+    for steps in (1, 1000, 100_000)
+]
+
+
+# A small rate needs a fine grid over a long range.
+SLOW_CORNERS = [(0.01, 1e-4, 1), (0.01, 1e-4, 1000), (1.0, 1e-4, 100_000)]
+
+
+def check_calibration(
+    corner: tuple[float, float, int], sampling: Sampling, accountant: Accountant
+) -> None:
+    target, rate, steps = corner
+    noise = accounting.calibrate(
+        epsilon=target,
+        delta=1e-5,
+        sampling_rate=rate,
+        num_steps=steps,
+        sampling=sampling,
+        accountant=accountant,
+    )
+    price = accounting.epsilon(
+        noise_multiplier=noise,
+        delta=1e-5,
+        sampling_rate=rate,
+        num_steps=steps,
+        sampling=sampling,
+        accountant=accountant,
+    )
+    assert price <= target
+    cheaper = accounting.epsilon(
+        noise_multiplier=0.998 * noise,
+        delta=1e-5,
+        sampling_rate=rate,
+        num_steps=steps,
+        sampling=sampling,
+        accountant=accountant,
+    )
+    assert price >= 0.998 * target or cheaper > target
+
+
+@pytest.mark.quick_with(
+    "corner0-strong",
+    "corner9-strong",
+    "corner18-strong",
+    "corner9-pld",
+    "corner16-pld",
+    "corner18-pld",
+    "corner21-pld",
+    "corner12-moments",
+    "corner19-moments",
+    "corner21-moments",
+)
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("corner", [c for c in CORNERS if c not in SLOW_CORNERS])
+def test_calibration_meets_the_target_at_the_corners(corner, accountant):
+    check_calibration(corner, "poisson", accountant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize("corner", CORNERS)
+def test_calibration_without_replacement_at_the_corners(corner, accountant):
+    check_calibration(corner, "without_replacement", accountant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corner", SLOW_CORNERS)
+def test_calibration_at_the_slow_corners(corner):
+    check_calibration(corner, "poisson", "pld")
+
+
+@pytest.mark.quick_with("pld", "strong")
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+def test_calibration_without_replacement(accountant):
+    check_calibration((1.0, 0.05, 20), "without_replacement", accountant)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 1e-14])
+def test_calibration_reaches_small_and_large_deltas(delta):
+    noise = accounting.calibrate(
+        epsilon=0.5, delta=delta, sampling_rate=0.01, num_steps=100
+    )
+    price = accounting.epsilon(
+        noise_multiplier=noise, delta=delta, sampling_rate=0.01, num_steps=100
+    )
+    assert 0.49 <= price <= 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": -1.0}, "epsilon"),
+        ({"delta": 0.0}, "delta"),
+        ({"delta": 1.5}, "delta"),
+        ({"sampling_rate": 0.0}, "sampling_rate"),
+        ({"sampling_rate": 1.2}, "sampling_rate"),
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": 2.5}, "num_steps"),
+        ({"sampling": "shuffle"}, "sampling"),
+        ({"sampling": "full"}, "sampling_rate"),
+        ({"accountant": "rdp"}, "accountant"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    arguments = {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.1, "num_steps": 10}
+    with pytest.raises(ValueError, match=message):
+        accounting.calibrate(**{**arguments, **change})

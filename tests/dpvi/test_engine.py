@@ -22,10 +22,8 @@ from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
 from numpyro_vips.dpvi.iterates import DpviState, Variational
-from numpyro_vips.dpvi.noisy_adam import noisy_adam
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.batch_selection import select_rows
@@ -413,36 +411,6 @@ def test_row_norms_are_those_of_single_rows():
             np.testing.assert_allclose(norms[i], np.linalg.norm(single), rtol=1e-5)
 
 
-# --- index ranges ---------------------------------------------------------------------
-
-
-INDEXED = {
-    "gather": (lambda x, i: x[jnp.stack([i, i])].sum(), False),
-    "slice": (lambda x, i: x[i], False),
-    "inside jit": (lambda x, i: jax.jit(lambda x: x[i])(x), False),
-    "inside custom_jvp": (lambda x, i: jax.nn.relu(x[i]), False),
-    "inside vmap": (
-        lambda x, i: jax.vmap(lambda j: x[j])(jnp.stack([i, i])).sum(),
-        False,
-    ),
-    "explicit filling": (
-        lambda x, i: x.at[i[None]].get(mode="fill", fill_value=0.0).sum(),
-        True,
-    ),
-}
-
-
-@pytest.mark.parametrize("case", INDEXED)
-def test_indices_are_checked(case):
-    function, outside_is_fine = INDEXED[case]
-    x = jnp.arange(1.0, 4.0)
-    program = jax.make_jaxpr(function)(x, jnp.asarray(0))
-    check = jax.jit(lambda i: indices_in_range(program, (x, i)))
-    assert [bool(check(jnp.asarray(i))) for i in (0, 2, -1, -3)] == [True] * 4
-    assert bool(check(jnp.asarray(3))) is outside_is_fine
-    assert bool(check(jnp.asarray(-4))) is outside_is_fine
-
-
 # --- the public side ------------------------------------------------------------------
 
 
@@ -548,21 +516,6 @@ def test_update_survives_absurd_noise():
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.variational))
     released = full_sum(engine, state, {"X": X, "y": y}, clipping_norm=1.0)
     assert np.all(np.isfinite(released["loc"]))
-
-
-def test_noisy_adam_shares_the_second_moment_within_a_site():
-    optimizer: Any = noisy_adam([2, 1], learning_rate=0.1, constant_steps=2)
-    state = optimizer.init({"loc": jnp.zeros(3), "log_scale": jnp.zeros(3)})
-    gradient = {"loc": jnp.array([3.0, 4.0, -1e-3]), "log_scale": jnp.zeros(3)}
-    first, state = optimizer.update(gradient, state)
-    rms = math.sqrt((9 + 16) / 2)
-    # 4 / rms > 1 is held to the learning rate, as is the only coordinate of its site.
-    np.testing.assert_allclose(first["loc"], [-0.3 / rms, -0.1, 0.1], rtol=1e-5)
-    np.testing.assert_array_equal(first["log_scale"], np.zeros(3))
-    _, state = optimizer.update(gradient, state)
-    _, state = optimizer.update(gradient, state)
-    later, state = optimizer.update(gradient, state)
-    np.testing.assert_allclose(later["loc"], first["loc"] / 2, rtol=1e-5)
 
 
 # --- posteriors -----------------------------------------------------------------------

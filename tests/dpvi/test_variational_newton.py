@@ -3,12 +3,10 @@
 import math
 from typing import Any
 
-import arviz
 import numpy as np
 import pytest
 from scipy import integrate, special, stats
 
-from numpyro_vips.dpvi.importance_ratios import pareto_shape
 from numpyro_vips.dpvi.variational_newton import Draws, VectorNormal, ascend
 from numpyro_vips.dpvi.without_noise import fit_normal
 
@@ -135,20 +133,3 @@ def test_the_better_of_two_starts_is_taken():
     starts = [VectorNormal(np.array([loc]), 0.1 * np.eye(1)) for loc in (-9.0, 9.0)]
     fit = last(fit_normal(two_peaks, starts, np.random.default_rng(0)))
     assert abs(fit.normal.loc[0] - 10.0) < 0.1
-
-
-@pytest.mark.parametrize("spread", [0.3, 1.0, 3.0])
-def test_the_shape_is_that_of_arviz(spread):
-    log_ratios = spread * np.random.default_rng(0).normal(size=1000)
-    psislw = getattr(arviz, "psislw", None)
-    if psislw is None:
-        pytest.skip("ArviZ 1 has moved it.")
-    assert abs(pareto_shape(log_ratios) - psislw(log_ratios)[1]) < 1e-6
-
-
-@pytest.mark.thorough
-def test_the_shape_is_that_of_pareto_ratios():
-    ratios = stats.genpareto.rvs(0.8, size=100_000, random_state=0)
-    assert abs(pareto_shape(np.log(ratios)) - 0.8) < 0.1
-    assert pareto_shape(np.zeros(100)) == 0.0
-    assert pareto_shape(np.array([0.0, np.nan])) == math.inf

@@ -177,28 +177,6 @@ def test_where_norms_are_known_nothing_is_recentred():
         assert not step.is_pilot and step.step_size == 1.0
 
 
-@pytest.mark.parametrize(
-    ("sampling", "num_rows", "chunks"),
-    [
-        (nv.WithoutReplacement(400 / 60_000), 60_000, (1, 448)),
-        (nv.WithoutReplacement(6_016 / 60_000), 60_000, (2, 3_008)),  # No padding.
-        (nv.FullBatch(), 60_000, (15, 4_032)),
-        (nv.FullBatch(), 3, (1, 64)),
-        (nv.Poisson(0.01), 10_000, (1, 192)),  # Six standard deviations above 100: 161.
-        (nv.Poisson(0.1), 60_000, (2, 3_264)),
-        (nv.Poisson(0.5), 10, (1, 64)),
-        (nv.Poisson(1e-9), 10, (1, 64)),
-    ],
-)
-def test_a_batch_is_worked_on_in_few_equal_chunks(sampling, num_rows, chunks):
-    settings = ScheduleOptions(sampling=sampling, num_steps=1)
-    (step,) = planned((), (MATRIX,), NORMS, settings)
-    assert private_step.chunks_of(step, num_rows, None) == chunks
-    number, size = private_step.chunks_of(step, num_rows, 65)
-    assert size in (64, 128)  # The next multiple of 64, or less.
-    assert abs(number * size - math.prod(chunks)) < 64 * max(number, chunks[0])
-
-
 def test_the_number_of_passes_does_not_tell_the_size_of_a_batch(watched, monkeypatch):
     passes, split = [], reducer.split_batch
 

@@ -13,8 +13,6 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.vips.asked_places import asked_also
-from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.missing_information import Coordinates, observed
 from numpyro_vips.vips.posterior import ConjugatePosterior
 
@@ -379,19 +377,6 @@ def test_counts_below_zero_are_looked_at_inside() -> None:
     vector = np.array([-3.0, 0.5, 7.0, -3.0])
     found = Coordinates([count, other]).inside(vector, np.full(4, 2.0))
     np.testing.assert_array_equal(found, [2.0, 2.0, 7.0, -3.0])
-
-
-def test_places_keep_their_weights() -> None:
-    asked, average, bound = (), 0.0, Bound({"s": 1.0}, 1.0)
-    for t in range(30):
-        weight = 2.0 / (t + 2.0)
-        asked = asked_also(asked, weight, {"s": jnp.array([float(t)])}, bound)
-        average = (1.0 - weight) * average + weight * t
-    assert len(asked) < 20
-    assert sum(each.weight for each in asked) == pytest.approx(1.0)
-    found = sum(each.weight * each.place["s"][0] for each in asked)
-    assert found == pytest.approx(average)
-    assert [each.place["s"][0] for each in asked[:5]] == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
 @pytest.mark.thorough

@@ -1,0 +1,87 @@
+"""Any key of a caller's becomes a threefry key, always the same one."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_vips.jax_tools.random_keys import (
+    as_threefry,
+    check_key,
+    is_key,
+    is_threefry,
+    platforms,
+    threefry_key,
+)
+
+
+def data(key: jax.Array) -> list[int]:
+    return np.asarray(jax.random.key_data(key)).tolist()
+
+
+def test_a_threefry_key_keeps_its_value() -> None:
+    key = threefry_key(7)
+    assert data(as_threefry(key)) == data(key)
+    words = jax.random.key_data(key)
+    assert data(as_threefry(words)) == data(key)
+
+
+@pytest.mark.parametrize("kind", ["rbg", "unsafe_rbg"])
+def test_a_key_of_another_kind_becomes_one_that_depends_on_all_of_it(kind: str) -> None:
+    words: Any = np.arange(1, 5, dtype=np.uint32)
+    found = as_threefry(jax.random.wrap_key_data(words, impl=kind))
+    assert is_threefry(found.dtype)
+    others = []
+    for place in range(4):
+        changed = words.copy()
+        changed[place] += 1
+        others.append(data(as_threefry(jax.random.wrap_key_data(changed, impl=kind))))
+    assert data(found) not in others
+    assert len({tuple(other) for other in others}) == 4
+
+
+def test_the_seed_decides_whatever_kind_is_jaxs_default() -> None:
+    before = data(threefry_key(3))
+    with jax.default_prng_impl("rbg"):
+        assert data(threefry_key(3)) == before
+        assert is_threefry(as_threefry(jax.random.key(3)).dtype)
+        assert is_threefry(as_threefry(jax.random.PRNGKey(3)).dtype)
+
+
+def test_under_vmap_a_row_draws_what_it_would_draw_alone() -> None:
+    keys = jax.random.split(as_threefry(jax.random.key(0, impl="rbg")), 5)
+    together = jax.vmap(jax.random.normal)(keys)
+    alone = [float(jax.random.normal(key)) for key in keys]
+    np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize(
+    "key", [jax.random.key(0), jax.random.PRNGKey(0), np.zeros(2, np.uint32)]
+)
+def test_keys_are_taken(key: Any) -> None:
+    check_key(key)
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        (0, "got int"),
+        (np.zeros(3, np.uint32), "such as jax.random.key"),
+        (np.zeros(2, np.int32), "such as jax.random.key"),
+        (jax.random.split(jax.random.key(0), 2), r"array of keys of shape \(2,\)"),
+    ],
+)
+def test_what_is_no_single_key_is_refused(key: Any, reason: str) -> None:
+    with pytest.raises(TypeError, match=reason):
+        check_key(key)
+
+
+def test_only_typed_keys_are_keys() -> None:
+    assert is_key(jax.random.key(0)) and not is_key(jax.random.PRNGKey(0))
+    assert not is_key(jnp.zeros(2)) and not is_key("key")
+
+
+def test_rows_are_worked_on_where_the_key_lies() -> None:
+    assert platforms(jax.random.key(0)) == jax.devices()[0].platform

@@ -1,0 +1,204 @@
+"""What code refers to is met, under its name, and is not run."""
+
+import contextvars
+import functools
+import inspect
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from numpyro.handlers import condition
+
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.model import references as module
+from numpyro_vips.model.references import Reference, references
+
+DATA = np.arange(12.0)
+
+
+def met(*roots: Any, **options: Any) -> list[Reference]:
+    return list(references(*roots, **options))
+
+
+def names_of(value: Any, *roots: Any) -> list[str]:
+    return [found.name for found in met(*roots) if found.value is value]
+
+
+def closure(value: Any) -> Callable[[], Any]:
+    return lambda: value
+
+
+class Held:
+    __slots__ = ("inside",)
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    def method(self) -> Any:
+        return self.inside
+
+
+class Child(dict):
+    """A dict with an attribute."""
+
+
+def child(value: Any) -> Child:
+    found = Child(other=1)
+    found.attribute = value  # type: ignore[attr-defined]
+    return found
+
+
+def variable(value: Any) -> contextvars.ContextVar:
+    found = contextvars.ContextVar("variable", default=None)
+    found.set(value)
+    return found
+
+
+def generator(value: Any) -> Iterator[Any]:
+    yield value
+
+
+class Weakly:
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+KEPT = Weakly(DATA)
+WAYS: dict[str, tuple[Any, str]] = {
+    "a closure": (closure(DATA), "value"),
+    "a closure of a closure": (closure(closure(DATA)), "value.value"),
+    "a default": ((lambda x=DATA: x), "x"),
+    "a keyword's default": ((lambda *, x=DATA: x), "x"),
+    "a partial": (functools.partial(print, 1, DATA), "args.1"),
+    "a partial's keyword": (functools.partial(dict, end=DATA), "end"),
+    "slots": (Held(DATA), "inside"),
+    "a method": (Held(DATA).method, "self.inside"),
+    "a list in a dict": ({"k": ["a", DATA]}, "k.1"),
+    "a key": ({(1, "a"): 1, Weakly: DATA}, "value"),
+    "a subclass of dict": (child(DATA), "attribute"),
+    "a compiled function": (jax.jit(closure(DATA)), "value"),
+    "a mapped function": (jax.vmap(closure(DATA)), "value"),
+    "a handler": (condition(print, data={"y": DATA}), "condition.data.y"),
+    "a weak reference": (weakref.ref(KEPT), "value"),
+    "a proxy": (weakref.proxy(KEPT), "value"),
+    "a context variable": (variable(DATA), ""),
+    "an iterator": (iter(["a", DATA]), "1"),
+    "an array of objects": (np.array([None, DATA], dtype=object), "1"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_held_is_met_under_its_name(way: str) -> None:
+    root, name = WAYS[way]
+    assert name in names_of(DATA, root)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "DATA + 1",
+        "globals()['DA' + 'TA']",
+        "eval('DA' + 'TA')",
+        "(lambda: 0).__globals__['DA' + 'TA']",
+        "getattr(sys.modules['study'], 'DA' + 'TA')",
+    ],
+)
+def test_globals_are_met_where_code_gets_at_them(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = types.ModuleType("study")
+    monkeypatch.setitem(sys.modules, "study", study)
+    vars(study).update(DATA=DATA, sys=sys)
+    exec(f"def model(): return {code}", vars(study))
+    model = vars(study)["model"]
+    assert any(name.endswith("DATA") for name in names_of(DATA, model))
+
+
+def test_globals_that_code_does_not_name_are_left_alone() -> None:
+    def model(x: Any) -> Any:
+        return x + 1
+
+    assert names_of(DATA, model) == []
+
+
+def test_no_iterator_is_used_up_and_nothing_is_run() -> None:
+    class Noisy:
+        def __init__(self) -> None:
+            self.inside = DATA
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(f"asked for {name}")
+
+        def __iter__(self) -> Any:
+            raise AssertionError("iterated")
+
+        def __len__(self) -> int:
+            raise AssertionError("measured")
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("compared")
+
+        def __hash__(self) -> int:
+            raise AssertionError("hashed")
+
+        def __call__(self) -> Any:
+            raise AssertionError("called")
+
+    items = iter([1, 2, 3])
+    made = generator(DATA)
+    assert "0.inside" in names_of(DATA, [Noisy(), items, made])
+    assert list(items) == [1, 2, 3]
+    assert next(made) is DATA
+
+
+def test_an_object_that_was_met_before_is_numbered_and_not_followed_again() -> None:
+    shared = [DATA]
+    shared.append(shared)  # type: ignore[arg-type]
+    found = met({"a": shared, "b": shared})
+    of_shared = [one for one in found if one.value is shared]
+    assert [one.earlier is None for one in of_shared] == [True, False, False]
+    assert len({one.earlier for one in of_shared[1:]}) == 1
+    assert len([one for one in found if one.value is DATA]) == 1
+
+
+def test_the_entries_of_a_list_of_numbers_are_met_if_asked_for() -> None:
+    numbers = [0.5, 1.5, 2.5, 3.5, 4.5]
+    (whole,) = (one for one in met(numbers) if one.value is numbers)
+    assert whole.array is not None and whole.array.shape == (5,) and whole.is_whole
+    assert [one.value for one in met(numbers)] == [numbers]
+    each = met(numbers, each_number=True)
+    assert [one.value for one in each] == [numbers, *numbers]
+    assert not each[0].is_whole
+
+
+def test_numbers_in_the_code_are_literals() -> None:
+    def model() -> Any:
+        return (0.1, 0.2, 0.3, 0.4, 0.5)
+
+    def short() -> Any:
+        return (0.1, 0.2)
+
+    assert [one.name for one in met(model) if one.array is not None] == ["literal"]
+    assert [one.name for one in met(short) if one.array is not None] == []
+
+
+def test_a_model_that_reads_its_callers_is_refused() -> None:
+    def reads_frames() -> Any:
+        return inspect.currentframe()
+
+    with pytest.raises(UnsafeModelError, match=r"inspect\.currentframe"):
+        met(reads_frames)
+
+
+def test_what_is_too_much_to_be_searched_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_MAX_OBJECTS", 10)
+    assert len(met({"a": [["word", i] for i in range(4)]})) > 5
+    with pytest.raises(UnsafeModelError, match="more than 10 objects"):
+        met({"a": [["word", i] for i in range(10)]})
