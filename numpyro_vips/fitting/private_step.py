@@ -167,16 +167,16 @@ def rehearse(
       rehearsed: The kinds of steps that this engine has run before, which are left out;
         those that are run now are added.
     """
-    kinds = {}
+    kinds, pilots = {}, collections.Counter[Hashable]()
     for step in steps:
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
         names = tuple(block.name for block in step.blocks)
         counts = bool(step.counted) + step.is_by_column
         kinds[names, counts, size] = step
+        pilots[names, counts, size] += step.is_pilot
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
     # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
-    refreshed = {block.name for block in engine.blocks("refreshed")}
 
     def sums_of_zeros(step: Step, size: int, state: Any) -> Mapping[str, Any]:
         rows = {
@@ -192,12 +192,12 @@ def rehearse(
                 engine.compile_update(state)
             for (*_, size), step in kinds.items():
                 sums_of_zeros(step, size, state)
-        for (*_, size), step in kinds.items():
-            sums = sums_of_zeros(step, size, state)
+        for kind, step in kinds.items():
+            sums = sums_of_zeros(step, kind[-1], state)
             if step.counted:
                 continue
-            of_pilots = refreshed.issuperset(block.name for block in step.blocks)
-            for _ in range(1 + (engine.pilots if of_pilots else 0)):
+            # An engine may make nothing else of a pilot.
+            for _ in range(1 + pilots[kind]):
                 state = engine.update(
                     state,
                     {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
@@ -209,7 +209,7 @@ def rehearse(
                 )
     if kinds or not rehearsed:
         engine.posterior(state)
-    rehearsed |= kinds.keys()
+    rehearsed.update(kinds)
 
 
 def _map_in_threads(

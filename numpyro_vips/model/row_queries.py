@@ -53,7 +53,7 @@ class RowQuery:
         shapes = self.arguments.row_shapes()
         rows = sorted((k, v.shape, str(v.dtype)) for k, v in shapes.items())
         public = self.arguments.public.items()
-        arrays = sorted((k, v.shape, v.tobytes()) for k, v in public)
+        arrays = sorted((k, v.shape, str(v.dtype), v.tobytes()) for k, v in public)
         constants = sorted(self.arguments.constants.items())
         widths = sorted(self.arguments.widths.items())
         key = repr((rows, arrays, constants, widths, jnp.result_type(float)))

@@ -37,6 +37,10 @@ class EncodedRows(np.ndarray):
             return found.view(np.ndarray)
         return encoded_rows(found, self.encoding)
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.encoding = None
+
     def astype(self, *args: Any, **kwargs: Any) -> Any:
         found = super().astype(*args, **kwargs)
         return found if self.encoding is None else encoded_rows(found, self.encoding)

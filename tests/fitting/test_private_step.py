@@ -161,7 +161,6 @@ def test_a_rehearsal_sees_zeros_and_runs_each_kind_of_step_once() -> None:
     assert engine.asked == ["compile_update", "posterior"]
 
 
-@pytest.mark.xfail(reason="|= with the keys of a dict binds another set, and adds none")
 def test_what_was_rehearsed_once_is_not_rehearsed_again() -> None:
     rehearsed: set[Any] = set()
     steps = [step_of(nv.FullBatch())]

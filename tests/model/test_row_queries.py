@@ -65,7 +65,6 @@ def test_a_program_is_kept_for_other_rows_and_not_for_other_public_numbers() -> 
     assert ask(np.ones(3), offset=np.array([1.0, 2.0])) == first
 
 
-@pytest.mark.xfail(reason="the key has the bytes of public arrays, and not their types")
 def test_public_arrays_of_other_types_are_others() -> None:
     programs: dict[str, Any] = {}
     x = np.zeros(3)

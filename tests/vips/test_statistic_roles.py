@@ -85,7 +85,7 @@ def roles_of(
     model: Callable[..., None], *, once: bool = True, norms: bool = False
 ) -> StatisticRoles:
     program = uncertified(model, (np.zeros(4, np.float32),))
-    return StatisticRoles(program, release_once=once, has_norms=norms)
+    return StatisticRoles(program, num_rows=4, release_once=once, has_norms=norms)
 
 
 def test_what_does_not_depend_on_the_globals_is_released_once() -> None:

@@ -272,12 +272,16 @@ def test_only_released_numbers_decide_the_features() -> None:
 
 def exact(X: np.ndarray, y: np.ndarray, scale: np.ndarray) -> Any:
     """Mean and covariance of the Laplace approximation, by Newton's method."""
+
+    def information(w: np.ndarray) -> np.ndarray:
+        p = expit(X @ w)
+        return (X.T * (p * (1 - p))) @ X + np.diag(scale**-2.0)
+
     w = np.zeros(len(scale))
     for _ in range(30):
-        p = expit(X @ w)
-        information = (X.T * (p * (1 - p))) @ X + np.diag(scale**-2.0)
-        w += np.linalg.solve(information, X.T @ (y - p) - w / scale**2)
-    return w, np.linalg.inv(information)
+        gradient = X.T @ (y - expit(X @ w)) - w / scale**2
+        w += np.linalg.solve(information(w), gradient)
+    return w, np.linalg.inv(information(w))
 
 
 @pytest.mark.thorough
