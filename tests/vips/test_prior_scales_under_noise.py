@@ -112,7 +112,7 @@ def test_without_noise_it_is_the_sums_as_they_are(fit: EngineFit) -> None:
         {"⟨w⟩": release.residual, "⟨w w⟩": -0.5 * release.curvature},
         {"⟨w⟩": 0.0, "⟨w w⟩": 0.0},
     )
-    target = fit.engine.on_globals.newton_targets(sums, state.moments, state.centre)
+    target = fit.engine.on_globals.newton_targets(state, sums)
     share = share_of_rows(target[weights], release.centre, knows_noise=True)
     np.testing.assert_allclose(share["xx"], -0.5 * release.curvature, rtol=1e-12)
     linear = release.curvature @ release.centre + release.residual
