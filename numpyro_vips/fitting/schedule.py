@@ -282,6 +282,9 @@ SEVERAL_BOUNDS_SHARE = 0.015
 FORGOTTEN_SHARE = 0.2
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
+# Which of these, and which others, end a pilot that adaptive steps are; see `recentres`.
+RECENTRED_AFTER = (0.2,)
+RECENTRED_TWICE_AFTER = (0.1, 0.2)
 # Of the release for the posterior's intervals, by what it is of, after this part of the
 # adaptive steps, when the globals are near to where they end.
 INFORMATION_SHARES = {INFORMATION: 0.06, COVARIATES: 0.03}
@@ -328,8 +331,11 @@ def plan_steps(
     late = [part for part in parts if part.is_late] if information else []
     names = {block.name for block in adaptive}
     refreshed = [part for part in unknown if names & set(part.blocks)]
-    refreshes = sorted({math.ceil(f * num_steps) for f in REFRESHED_AFTER})
-    refreshes = [t for t in refreshes if refreshed and 0 < t < num_steps]
+    moved = [part for part in unknown if engine.recentred & set(part.blocks)]
+    ends = RECENTRED_TWICE_AFTER if engine.pilots > 1 else RECENTRED_AFTER
+    ends_of_pilots = {math.ceil(f * num_steps) for f in ends} if moved else set[int]()
+    refreshes = {math.ceil(f * num_steps) for f in REFRESHED_AFTER} | ends_of_pilots
+    refreshes = {t for t in refreshes if refreshed and 0 < t < num_steps}
     share = 1.0
     steps: list[Step] = []
     full = FullBatch(relation=options.sampling.relation)
@@ -389,12 +395,10 @@ def plan_steps(
     if unknown:
         share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
         steps.append(histogram(unknown, BOUNDS_SHARE))
-    moved = [part for part in unknown if engine.recentred & set(part.blocks)]
     # What is of one size from then on shares a norm.
     recentred = joined(parts, engine.together) if moved else parts
     has_pilot = bool(moved) and not adaptive
-    if moved and refreshes:
-        share -= BOUNDS_SHARE - REFRESH_SHARE
+    share -= (BOUNDS_SHARE - REFRESH_SHARE) * len(ends_of_pilots & refreshes)
     share_of_pilots = 0.0
     if has_pilot:
         of_pilot, of_norms = PILOT_SHARE, BOUNDS_SHARE
@@ -462,8 +466,8 @@ def plan_steps(
             if number in curvatures:
                 steps.append(from_all_rows(curvature, CURVATURE_SHARE))
             if number in refreshes:
-                anew = bool(moved) and number == refreshes[0]
-                if anew:
+                anew = number in ends_of_pilots
+                if number == min(ends_of_pilots, default=None):
                     others = [part for part in moved if part not in refreshed]
                     refreshed = joined([*refreshed, *others], engine.together)
                     first = dataclasses.replace(

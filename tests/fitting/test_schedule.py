@@ -167,6 +167,19 @@ def test_what_is_adaptive_is_recentred_at_its_first_refresh():
     assert counted[1].share == pytest.approx(schedule.BOUNDS_SHARE)
 
 
+def test_where_there_are_several_pilots_adaptive_steps_are_recentred_twice():
+    moved = frozenset({"mean"})
+    steps = planned(
+        (), (MEAN,), NORMS, SETTINGS, is_fixed=False, recentred=moved, pilots=3
+    )
+    counted = [step for step in steps if step.counted]
+    assert [step.recentres for step in counted] == [False, True, True, False]
+    # Each of the first two steps is a pilot; see the weights of those that follow.
+    places = [number for number, step in enumerate(steps) if step.counted]
+    assert places == [0, 2, 4, 8]
+    assert sum(step.share for step in steps) == pytest.approx(1.0)
+
+
 def test_where_norms_are_known_nothing_is_recentred():
     moved = frozenset({"mean"})
     for options in (
