@@ -282,7 +282,8 @@ SEVERAL_BOUNDS_SHARE = 0.015
 FORGOTTEN_SHARE = 0.2
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
-# Which of these, and which others, end a pilot that adaptive steps are; see `recentres`.
+# Which of these, and which others, end a pilot that adaptive steps are; see
+# `Step.recentres`.
 RECENTRED_AFTER = (0.2,)
 RECENTRED_TWICE_AFTER = (0.1, 0.2)
 # Of the release for the posterior's intervals, by what it is of, after this part of the
