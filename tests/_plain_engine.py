@@ -71,7 +71,13 @@ class PlainEngine:
         return [*state, ("bound", *bound)]
 
     def update(
-        self, state: Any, released: Any, noise_stddev: Any, step_size: float
+        self,
+        state: Any,
+        released: Any,
+        noise_stddev: Any,
+        step_size: float,
+        *,
+        is_pilot: bool = False,
     ) -> Any:
         return [*state, ({k: v.tolist() for k, v in released.items()}, noise_stddev)]
 

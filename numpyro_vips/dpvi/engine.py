@@ -420,6 +420,8 @@ class DpviEngine:
         released: Mapping[str, Any],
         noise_stddev: Mapping[str, float],
         step_size: float,
+        *,
+        is_pilot: bool = False,
     ) -> DpviState:
         """One optimiser step on the negative ELBO, from public quantities alone.
 

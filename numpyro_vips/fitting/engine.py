@@ -274,8 +274,14 @@ class Engine(Protocol):
         released: Mapping[str, np.ndarray],
         noise_stddev: Mapping[str, float],
         step_size: float,
+        *,
+        is_pilot: bool = False,
     ) -> Any:
-        """The state after a step, from noisy estimates of the sums over all rows."""
+        """The state after a step, from noisy estimates of the sums over all rows.
+
+        A pilot only says about which points, or in which coordinates, the next releases
+        are; see `pilots`.
+        """
         ...
 
     def recentre(self, state: Any) -> Any:

@@ -363,6 +363,12 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "spread, not that of their distance from zero; features of a regression "
             "are standardised by what these say of them."
         )
+    elif any(step.is_pilot for step in prepared.steps):
+        yield (
+            "Pilots make features uncorrelated, as far as they stand out of the noise, "
+            "and are used for nothing else. Later releases are of features in these "
+            "coordinates."
+        )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."
     if captured:

@@ -135,6 +135,7 @@ def update(
         {block.name: released[block.name] for block in step.blocks},
         noise_of_sums(step),
         step.step_size,
+        is_pilot=step.is_pilot,
     )
 
 
@@ -167,13 +168,12 @@ def rehearse(
       rehearsed: The kinds of steps that this engine has run before, which are left out;
         those that are run now are added.
     """
-    kinds, pilots = {}, collections.Counter[Hashable]()
+    kinds = {}
     for step in steps:
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
         names = tuple(block.name for block in step.blocks)
         counts = bool(step.counted) + step.is_by_column
-        kinds[names, counts, size] = step
-        pilots[names, counts, size] += step.is_pilot
+        kinds[names, counts, step.is_pilot, size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
     # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
@@ -192,21 +192,17 @@ def rehearse(
                 engine.compile_update(state)
             for (*_, size), step in kinds.items():
                 sums_of_zeros(step, size, state)
-        for kind, step in kinds.items():
-            sums = sums_of_zeros(step, kind[-1], state)
+        for (*_, size), step in kinds.items():
+            sums = sums_of_zeros(step, size, state)
             if step.counted:
                 continue
-            # An engine may make nothing else of a pilot.
-            for _ in range(1 + pilots[kind]):
-                state = engine.update(
-                    state,
-                    {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
-                    {
-                        b.name: 1.0 if step.noise_multiplier else 0.0
-                        for b in step.blocks
-                    },
-                    step.step_size,
-                )
+            state = engine.update(
+                state,
+                {b.name: np.asarray(sums[b.name], np.float64) for b in step.blocks},
+                {b.name: 1.0 if step.noise_multiplier else 0.0 for b in step.blocks},
+                step.step_size,
+                is_pilot=step.is_pilot,
+            )
     if kinds or not rehearsed:
         engine.posterior(state)
     rehearsed.update(kinds)

@@ -429,11 +429,15 @@ def plan_steps(
     if curvature:
         curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
         share -= CURVATURE_SHARE * len(curvatures)
-        share -= PILOT_OF_CURVATURE_SHARE * engine.pilots
+        of_curvature = {block.name for block in curvature}
+        # Norms of the structure are those of features as they are.
+        are_open = any(of_curvature & set(part.blocks) for part in unknown)
+        num_pilots = engine.pilots if are_open else 0
+        share -= PILOT_OF_CURVATURE_SHARE * num_pilots
         pilot = dataclasses.replace(
             from_all_rows(curvature, PILOT_OF_CURVATURE_SHARE), is_pilot=True
         )
-        steps.extend([pilot] * engine.pilots)
+        steps.extend([pilot] * num_pilots)
     share_of_information = sum(INFORMATION_SHARES[b.name] for b in information)
     share -= share_of_information + (REFRESH_SHARE if late else 0.0)
     if adaptive:

@@ -1,6 +1,6 @@
 """What `explain`, diagnostics and warnings say of a conjugate program."""
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.conjugacy.structure.latents import known_family
@@ -10,7 +10,6 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.local_quadrature import integrated_latents
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.waiting_globals import WAITING
-from numpyro_vips.vips.whitening import CURVATURE_PILOTS
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
@@ -253,15 +252,12 @@ def note_on_forgetting(program: ConjugateProgram) -> str:
     )
 
 
-def notes_on(
-    program: ConjugateProgram, squares: Mapping[str, str], whitened: Collection[str]
-) -> Iterable[str]:
+def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[str]:
     """What else to know.
 
     Args:
       program: The compiled model.
       squares: See `columns_with_squares`.
-      whitened: The factors whose features pilots standardise; see `whitening`.
     """
     yield from _on_flat_priors(program)
     yield from _on_bounds(program)
@@ -272,13 +268,6 @@ def notes_on(
             "of columns at first, then those that are made of the released "
             f"{', '.join(dict.fromkeys(squares.values()))}, which is clipped in them, "
             "too."
-        )
-    if whitened:
-        yield (
-            f"The first {CURVATURE_PILOTS} releases of the curvature are pilots: they "
-            "make features uncorrelated, as far as they stand out of the noise, and "
-            "are used for nothing else. Later releases are of features in these "
-            "coordinates."
         )
     factors = program.structure.posterior_factors.values()
     largest = max((f.layout.size for f in factors if f.layout), default=0)

@@ -351,7 +351,6 @@ class VipsEngine:
             standards=standards,
             next_standards=standards,
             start=moments if symmetric_factors(self.program) else {},
-            pilots=self.pilots if self._roles.whitened_factors else 0,
             to_wait=self._num_waiting(),
             units=units,
         )
@@ -573,6 +572,8 @@ class VipsEngine:
         released: Sums,
         noise_stddev: Mapping[str, float],
         step_size: float,
+        *,
+        is_pilot: bool = False,
     ) -> VipsState:
         """Averages the released sums in and solves for the globals.
 
@@ -581,7 +582,11 @@ class VipsEngine:
           released: Noisy estimates of the sums over all rows.
           noise_stddev: Standard deviation of their noise.
           step_size: Weight ρ of these sums in the average.
+          is_pilot: Of curvatures, whether they only say how to standardise features;
+            see `whitening`. Other pilots are averaged like any sums.
         """
+        if is_pilot and self._roles.curvatures & released.keys():
+            return self._step.after_pilot(state, released, noise_stddev)
         return self._step.after(state, released, noise_stddev, step_size)
 
     def has_posterior(self, state: VipsState) -> bool:
@@ -738,9 +743,7 @@ class VipsEngine:
 
     def notes(self) -> Iterable[str]:
         """What else to know."""
-        yield from notes_on(
-            self.program, self._roles.squares, self._roles.whitened_factors
-        )
+        yield from notes_on(self.program, self._roles.squares)
         if self._may_forget:
             yield note_on_forgetting(self.program)
 

@@ -19,7 +19,7 @@ from numpyro_vips.vips.convergence import Trail
 from numpyro_vips.vips.drift import drift_of
 from numpyro_vips.vips.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step import largest_change
-from numpyro_vips.vips.named_arrays import Sums, as_rows_know
+from numpyro_vips.vips.named_arrays import NewSums, Sums, as_rows_know
 from numpyro_vips.vips.newton_steps import Target, Way, step_from
 from numpyro_vips.vips.program import ConjugateProgram
 from numpyro_vips.vips.row_programs import RowPrograms
@@ -71,16 +71,7 @@ class GlobalStep:
         rho = step_size
         if self._roles.residuals & set(released):
             rho = state.way.weight(step_size)
-        here = {
-            name: value / state.units[name] if name in state.units else value
-            for name, value in released.items()
-        }
-        noise = {
-            name: stddev / state.units[name] if name in state.units else stddev
-            for name, stddev in noise_stddev.items()
-        }
-        if state.pilots and self._program.refreshed.issuperset(released):
-            return self._whitened(state, here, noise)
+        here, noise = _without_units(state, released, noise_stddev)
         asked_about = {n: as_rows_know(state.visited[n]["x"]) for n in state.centre}
         after = self._averaged(state, here, noise, rho, asked_about)
         if after.released != {s.name for s in self._statistics}:
@@ -88,19 +79,17 @@ class GlobalStep:
         latest = self._latest(after, here, noise)
         return self._solved(after, latest, asked_about, step_size)
 
-    def _whitened(
-        self,
-        state: VipsState,
-        released: Sums,
-        noise: Mapping[str, Float[np.ndarray, "..."] | float],
+    def after_pilot(
+        self, state: VipsState, released: Sums, noise_stddev: Mapping[str, float]
     ) -> VipsState:
         """The state with features standardised as a pilot's curvature says.
 
         Args:
           state: The state before the pilot.
-          released, noise: See `VipsEngine.update`, in units of the statistics.
+          released, noise_stddev: See `VipsEngine.update`.
         """
-        dense = with_repeats(self._statistics, released)
+        here, noise = _without_units(state, released, noise_stddev)
+        dense = with_repeats(self._statistics, here)
         sums = Unclipped(
             {
                 **state.statistics,
@@ -110,9 +99,7 @@ class GlobalStep:
         )
         found = self._on_globals.standards(state, sums, self._roles.whitened_factors)
         standards = {**state.standards, **found}
-        return state._replace(
-            standards=standards, next_standards=standards, pilots=state.pilots - 1
-        )
+        return state._replace(standards=standards, next_standards=standards)
 
     def _averaged(
         self,
@@ -333,6 +320,21 @@ class GlobalStep:
         if state.trail is None:
             return Trail.starting(*place)
         return state.trail.after(*place, self._program.structure.posterior_factors)
+
+
+def _without_units(
+    state: VipsState, released: Sums, noise_stddev: Mapping[str, float]
+) -> tuple[NewSums, dict[str, Float64[np.ndarray, "..."] | float]]:
+    """Released sums, and the noise in their entries, in units of the statistics."""
+    units = state.units
+    sums = {
+        n: value / units[n] if n in units else value for n, value in released.items()
+    }
+    noise = {
+        name: stddev / units[name] if name in units else stddev
+        for name, stddev in noise_stddev.items()
+    }
+    return sums, noise
 
 
 def _gain(step_size: float) -> float:

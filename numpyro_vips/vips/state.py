@@ -48,8 +48,6 @@ class VipsState(NamedTuple):
       standards: How features were standardised; see `features` and `whitening`.
       next_origins, next_standards: Those of the next release.
       start: Where a start has broken a symmetry, its moments; see `recentre`.
-      pilots: How many releases of curvature are still to come that say how to
-        standardise features, and nothing else; see `whitening`.
       kept: Share of the running average's weights that fell on releases about these.
       num_steps: Number of updates so far.
       to_wait: How many more steps some globals stay where they are; see
@@ -83,7 +81,6 @@ class VipsState(NamedTuple):
     standards: dict[str, Standardisation]
     next_standards: dict[str, Standardisation]
     start: InDouble
-    pilots: int = 0
     kept: float = 1.0
     num_steps: int = 0
     to_wait: int = 0

@@ -196,7 +196,7 @@ def test_a_fit_starts_in_units_of_the_prior(data: Any):
 
 def test_units_follow_the_released_curvature(data: Any):
     engine = _engine(data)
-    state = engine.initial_state(jax.random.key(0))._replace(pilots=0)
+    state = engine.initial_state(jax.random.key(0))
     np.testing.assert_array_equal(state.units["⟨w⟩"], np.ones(COLUMNS))
     curvature = -np.diag([40.0, 10.0, 5.0, 1.0])
     state = engine.update(state, {"⟨w w⟩": curvature}, {"⟨w w⟩": 0.1}, 1.0)

@@ -73,7 +73,7 @@ def test_a_flat_prior_is_a_warning_where_noise_may_hide_the_rows() -> None:
     (warning,) = warnings_of(program, QUIET | {"converged": None})
     assert "The prior of 'm' is flat" in warning
     assert list(warnings_of(program, QUIET)) == []
-    assert list(notes_on(program, {}, ())) == [warning]
+    assert list(notes_on(program, {})) == [warning]
 
 
 def test_sites_are_described_by_their_factors_and_bounds() -> None:

@@ -553,8 +553,7 @@ def test_the_average_states_its_own_noise() -> None:
     """σ² of a weighted average of independent releases is Σ wₜ² σₜ²."""
     program = uncertified(MODELS["logistic_fixed"].fn, MODELS["logistic_fixed"].rows(8))
     engine = VipsEngine(program, num_rows=8, local_steps=None)
-    # No pilot, which is in no average.
-    state = engine.initial_state(jax.random.key(0))._replace(pilots=0)
+    state = engine.initial_state(jax.random.key(0))
     shapes = {s.name: s.block_shape for s in engine.statistics}
     rng = np.random.default_rng(0)
     step_sizes, noises = [1.0, 2 / 3, 0.5, 0.4, 1 / 3], [3.0, 1.0, 2.0, 0.5, 4.0]

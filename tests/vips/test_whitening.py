@@ -46,6 +46,13 @@ def separate(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+def of_binary_columns(X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
+
+
 MODELS = [in_one_vector, with_intercept, separate]
 
 
@@ -126,6 +133,21 @@ def test_every_pilot_is_a_step_of_the_schedule() -> None:
     assert all(steps[i].event.noise_multiplier > 0 for i in released)
 
 
+def test_norms_of_the_structure_are_those_of_features_as_they_are() -> None:
+    """Rows of binary columns are equally long, and would not be when standardised."""
+    schema = nv.Schema(old=nv.Binary(), ill=nv.Binary())
+    rng = np.random.default_rng(0)
+    rows = {name: rng.integers(0, 2, ROWS) for name in ("old", "ill")}
+    vi = nv.PrivateVI(
+        nv.private(of_binary_columns, unit="rows"), budget=nv.PrivacyBudget(1.0, 1e-5)
+    )
+    y = rng.integers(0, 2, ROWS)
+    prepared, _ = vi._prepare_fit((schema.encode(rows).astype("f4"), y), {})
+    assert prepared.engine.pilots == CURVATURE_PILOTS
+    assert all(part.is_fixed for part in prepared.parts)
+    assert not any(step.is_pilot for step in prepared.steps)
+
+
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("size", [1e-3, 1.0, 1e4])
 def test_neighbours_differ_by_at_most_the_clipping_norm(
@@ -185,7 +207,6 @@ def test_steps_lead_to_the_same_place_for_any_features(
             visited=plain.visited,
             moments=plain.moments,
             expected_natural=plain.expected_natural,
-            pilots=0,
         )
         sums, noise = fit.sums(state, UNCLIPPED), dict.fromkeys(fit.scales, 1e-9)
         state = fit.engine.update(state, sums, noise, 1.0)
@@ -205,7 +226,8 @@ def after_pilot(fit: Fit, state: Any, noise: float) -> Any:
     curvatures = fit.engine._roles.curvatures
     sums = fit.sums(state, UNCLIPPED)
     released = {name: sums[name] for name in curvatures}
-    return fit.engine.update(state, released, dict.fromkeys(curvatures, noise), 1.0)
+    noises = dict.fromkeys(curvatures, noise)
+    return fit.engine.update(state, released, noises, 1.0, is_pilot=True)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -214,7 +236,6 @@ def test_pilots_make_features_uncorrelated_and_keep_their_size(
 ) -> None:
     fit = fit_of(model)
     state = after_pilot(fit, fit.start, 1e-6)
-    assert state.pilots == CURVATURE_PILOTS - 1
     # It is for this alone: nothing counts as released, and no average has begun.
     assert state.released == fit.start.released
     assert state.statistics is fit.start.statistics
