@@ -481,7 +481,14 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
             with_bound = staticmethod(engine.with_bound)
 
             @staticmethod
-            def update(state: Any, values: Any, deviations: Any, rho: float) -> Any:
+            def update(
+                state: Any,
+                values: Any,
+                deviations: Any,
+                rho: float,
+                *,
+                is_pilot: bool,
+            ) -> Any:
                 released.append((values, deviations))  # noqa: B023
                 return state
 
