@@ -274,9 +274,9 @@ REFRESH_SHARE = 0.01
 # budget its means are within three times the noise of those of the whole, and what they
 # are wrong by adds to the rows' spread as a square.
 PILOT_SHARE = 0.08
-# Of each pilot where there are several, and of the histogram of norms after each.
+# Of each pilot where there are several. With half of the share for histograms, too,
+# norms were too noisy with 1,000 rows.
 SEVERAL_PILOTS_SHARE = 0.04
-SEVERAL_BOUNDS_SHARE = 0.015
 # Of a step that has no part in the result, to one that has. It finds where the others
 # start, and with less noise it finds no better place.
 FORGOTTEN_SHARE = 0.2
@@ -402,20 +402,18 @@ def plan_steps(
     share -= (BOUNDS_SHARE - REFRESH_SHARE) * len(ends_of_pilots & refreshes)
     share_of_pilots = 0.0
     if has_pilot:
-        of_pilot, of_norms = PILOT_SHARE, BOUNDS_SHARE
-        if engine.pilots > 1:
-            of_pilot, of_norms = SEVERAL_PILOTS_SHARE, SEVERAL_BOUNDS_SHARE
+        of_pilot = SEVERAL_PILOTS_SHARE if engine.pilots > 1 else PILOT_SHARE
         for number in range(engine.pilots):
             sizes = recentred if number else parts
             pilot = from_all_rows(once, of_pilot, parts=sizes)
-            again = histogram(joined(moved, engine.together), of_norms)
+            again = histogram(joined(moved, engine.together), BOUNDS_SHARE)
             # Of what is the same sum in all of them, the average has the least noise.
             steps += [
                 dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (number + 1)),
                 dataclasses.replace(again, recentres=True),
             ]
         share_of_pilots = of_pilot * engine.pilots
-        share -= share_of_pilots + of_norms * engine.pilots
+        share -= share_of_pilots + BOUNDS_SHARE * engine.pilots
     if once:
         share_once = ONCE_SHARE * share if adaptive else share
         reporting = reports and not adaptive
