@@ -154,8 +154,8 @@ class PrivateVI:
         statistics of the step together, from public knowledge. For VIPS also a mapping
         from each statistic that `explain` names to its typical norm, by which it is
         scaled before rows are clipped jointly. By default norms that the model's
-        structure does not bound are read off private histograms, which take 3 to 8 % of
-        the budget as a rule; pilots, as of regressions, take 6 to 12 % more.
+        structure does not bound are read off private histograms, which take 3 to 15 %
+        of the budget as a rule; pilots, as of regressions, take 6 to 12 % more.
         `explain` shows these shares.
       epsilon, delta: This fit's share of the budget; each by default all that is left,
         so several fits of one ledger need both.
