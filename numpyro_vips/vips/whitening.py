@@ -53,19 +53,22 @@ def whitened_factors(program: ConjugateProgram, num_rows: int) -> frozenset[str]
     return frozenset(
         name
         for name, d in number.items()
-        if _FEWEST_ROWS_OF_CURVATURE * d**1.5 <= num_rows <= _MOST_ROWS * d**1.5
+        if of_several_pilots(d, num_rows, fewest=_FEWEST_ROWS_OF_CURVATURE)
         and num_rows * d**2 <= _MOST_PRODUCTS
     )
 
 
-def of_several_pilots(num_features: int, num_rows: int) -> bool:
+def of_several_pilots(
+    num_features: int, num_rows: int, *, fewest: float = _FEWEST_ROWS
+) -> bool:
     """Whether several pilots of a regression show correlations that one would hide.
 
     Args:
       num_features: Features of a factor.
       num_rows: Public number of rows.
+      fewest: Rows for each d^1.5, d being the number of features.
     """
-    return _FEWEST_ROWS <= num_rows / num_features**1.5 <= _MOST_ROWS
+    return fewest <= num_rows / num_features**1.5 <= _MOST_ROWS
 
 
 def features_in_units(
@@ -92,19 +95,21 @@ def features_in_units(
     structure = program.structure
     left, found = dict(units), {}
     for name in factors:
-        features, layout = (
-            program.features[name],
-            structure.posterior_factors[name].layout,
-        )
+        features = program.features[name]
+        layout = structure.posterior_factors[name].layout
         assert layout is not None
-        scale = np.ones(layout.size)
+        of_coordinates = np.ones(layout.size)
         for statistic in structure.statistics:
-            latents = [latent for latent, *_ in statistic.atoms]
-            if statistic.name in squares and structure.factor_of[latents[0]] == name:
-                scale[layout.span(latents[0])] = units[statistic.name]
-                ones = np.ones_like(units[statistic.name])
-                left |= units_of(statistic.name, squares[statistic.name], ones)
-        scale = scale[[*features.places]]
+            latent = statistic.atoms[0][0]
+            if statistic.name not in squares or structure.factor_of[latent] != name:
+                continue
+            span = layout.span(latent)
+            if not set(range(layout.size)[span]) <= set(features.places):
+                continue  # Of columns that are no features, residuals keep their units.
+            of_coordinates[span] = units[statistic.name]
+            ones = np.ones_like(units[statistic.name])
+            left |= units_of(statistic.name, squares[statistic.name], ones)
+        scale = of_coordinates[[*features.places]]
         means, matrix = (
             (np.zeros(len(scale)), np.eye(len(scale)))
             if before is None
