@@ -39,8 +39,8 @@ import numpyro_vips as nv
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.vips.certificate import check_rows_are_separate
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.certificate import check_rows_are_separate
+from numpyro_vips.vips.compile.compiler import compile_model
 
 PHASES = ("trace", "rows", "compile")
 _COMPILATION = "/jax/core/compile/backend_compile_duration"

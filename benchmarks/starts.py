@@ -7,7 +7,7 @@
 found, by the displacement of the components' means from the prior's mean, in its
 standard deviations. `belief-network` takes ten steps of 400 images of MNIST with 50
 hidden units and prints pixel accuracy, by the variance of the weights at the start, in
-the prior's. Both set constants of `vips/starts.py` that users do not
+the prior's. Both set constants of `vips/m_step/starts.py` that users do not
 see; the comments there quote what this prints. All fits are without noise.
 """
 
@@ -27,7 +27,7 @@ import numpyro.distributions as dist
 
 import numpyro_vips as nv
 import sigmoid_belief_network as belief_network
-from numpyro_vips.vips import starts
+from numpyro_vips.vips.m_step import starts
 
 CENTRES = np.array([[-4.0, 0.0], [4.0, 0.0], [0.0, 5.0]])
 DISPLACEMENTS = (1.0, 0.3, 0.1, 0.03)

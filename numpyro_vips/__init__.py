@@ -13,8 +13,8 @@ from numpyro_vips.errors import (
     UnsafeModelError,
     UnusablePosteriorError,
 )
-from numpyro_vips.fitting.parties import SimulatedParties
-from numpyro_vips.fitting.processes import Processes
+from numpyro_vips.fitting.reducers.parties import SimulatedParties
+from numpyro_vips.fitting.reducers.processes import Processes
 from numpyro_vips.handlers import private
 from numpyro_vips.inference import Plan, PrivateVI
 from numpyro_vips.polya_gamma import PolyaGamma

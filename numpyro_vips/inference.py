@@ -37,7 +37,7 @@ from numpyro_vips.fitting.pricing import (
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
-from numpyro_vips.fitting.reducer import Across, Reducer
+from numpyro_vips.fitting.reducers.reducer import Across, Reducer
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows

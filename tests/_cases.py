@@ -13,7 +13,7 @@ from _models import UNIT, Rows, graph_of
 
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
 
 MakeRows = Callable[[np.random.Generator, int], Rows]
 

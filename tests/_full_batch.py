@@ -14,17 +14,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.vips.coordinates import copies_array, divided_by_weight
-from numpyro_vips.vips.e_step import entropy, local_factors
+from numpyro_vips.vips.e_step.coordinates import copies_array, divided_by_weight
+from numpyro_vips.vips.e_step.e_step import entropy, local_factors
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.expectations import (
+from numpyro_vips.vips.program.expectations import (
     MomentsByFactor,
     expected,
     expected_natural_of,
 )
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.state import VipsState
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.steps.state import VipsState
 
 Row = Mapping[str, Any]
 

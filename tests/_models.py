@@ -30,10 +30,10 @@ from _rows import (
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.vips.compiler import compile_model, interpreted
-from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.starts import start
+from numpyro_vips.vips.compile.compiler import compile_model, interpreted
+from numpyro_vips.vips.m_step.starts import start
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 UNIT = "rows"
 

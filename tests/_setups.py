@@ -10,9 +10,9 @@ import numpy as np
 from _models import MODELS, Rows, away_from_prior, uncertified
 from _row_by_row import row_norm, solve_locals
 
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.expectations import expected
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.program.expectations import expected
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
 
 SWEEPS = 3
 COUNT = 48

@@ -38,23 +38,23 @@ READ_MODELS = [
     "numpyro_vips.model",
 ]
 CALL_NUMPYRO = [
-    "numpyro_vips.dpvi.automatic_guides",
+    "numpyro_vips.dpvi.guides.automatic_guides",
     "numpyro_vips.dpvi.compiler",
-    "numpyro_vips.dpvi.conjugate_locals",
-    "numpyro_vips.dpvi.elbo",
+    "numpyro_vips.dpvi.row_latents.conjugate_locals",
+    "numpyro_vips.dpvi.gradients.elbo",
     "numpyro_vips.dpvi.engine",
-    "numpyro_vips.dpvi.guides",
-    "numpyro_vips.dpvi.integrated_locals",
+    "numpyro_vips.dpvi.guides.guides",
+    "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
-    "numpyro_vips.dpvi.user_guides",
-    "numpyro_vips.vips.certificate",
-    "numpyro_vips.vips.posterior",
-    "numpyro_vips.vips.row_queries",
+    "numpyro_vips.dpvi.guides.user_guides",
+    "numpyro_vips.vips.compile.certificate",
+    "numpyro_vips.vips.posterior.posterior",
+    "numpyro_vips.vips.posterior.row_queries",
 ]
 # So may the sums of a model's terms, whose constants have the dtypes of its numbers.
 SUM_TERMS = [
-    "numpyro_vips.vips.expectations",
-    "numpyro_vips.vips.row_statistics",
+    "numpyro_vips.vips.program.expectations",
+    "numpyro_vips.vips.row_sums.row_statistics",
 ]
 _checked.install(CHECKED, _checked.strict_dtypes, _checked.all_of)
 _checked.install(CHECKED_ARRAYS, _checked.strict_dtypes, _checked.arrays)
@@ -101,7 +101,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
         secrets = "numpyro_vips.privacy.secure_random.secrets"
-        patch.setattr(secrets, _KeysOfTest(item.nodeid))
+        # Not of the folder: a test that moves keeps its noise.
+        name = item.path.name + item.nodeid.partition("::")[2]
+        patch.setattr(secrets, _KeysOfTest(name))
         return (yield)
 
 
@@ -130,7 +132,7 @@ def x64() -> Iterator[None]:
 @pytest.fixture
 def coordinate_ascent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Posteriors as coordinate ascent leaves them, without what widens them then."""
-    reading = "numpyro_vips.vips.reading._MOST_MISSING_WITHOUT_NOISE"
+    reading = "numpyro_vips.vips.corrections.reading._MOST_MISSING_WITHOUT_NOISE"
     monkeypatch.setattr(reading, -1.0)
     engine = "numpyro_vips.vips.engine.VipsEngine.informed"
     monkeypatch.setattr(engine, lambda self, state, arguments: state)

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
-from numpyro_vips.dpvi import clipped_gradients, guides
+from numpyro_vips.dpvi.gradients import clipped_gradients
+from numpyro_vips.dpvi.guides import guides
 from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
-from numpyro_vips.vips import bounded_sum, evidence_bound
-from numpyro_vips.vips.certificate import rows_apart
+from numpyro_vips.vips.compile.certificate import rows_apart
+from numpyro_vips.vips.e_step import evidence_bound
+from numpyro_vips.vips.row_sums import bounded_sum
 
 
 def test_indices_are_whole_numbers():

@@ -66,8 +66,8 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.ops.indexing import Vindex
 
 import numpyro_vips as nv
-from numpyro_vips.vips.certificate import certify, check_rows_are_separate
-from numpyro_vips.vips.compiler import compile_model, interpreted
+from numpyro_vips.vips.compile.certificate import certify, check_rows_are_separate
+from numpyro_vips.vips.compile.compiler import compile_model, interpreted
 
 CONJUGATE = Cases()
 conjugate = CONJUGATE.of

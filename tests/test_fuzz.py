@@ -30,8 +30,12 @@ from numpyro.infer.util import log_density
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.jax_tools.double_precision import trace_in_double
-from numpyro_vips.vips.certificate import _prior_at_point, row_and_validity, rows_apart
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.compile.certificate import (
+    _prior_at_point,
+    row_and_validity,
+    rows_apart,
+)
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 NUM_ROWS = 4
 ARGUMENTS = "X, g, e"  # features, a group of three, a positive number

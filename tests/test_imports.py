@@ -16,8 +16,24 @@ ORDER = (
     "__init__.py",
     "inference.py",
     "fitting/",
+    "fitting/bounds/",
+    "fitting/engine.py",
+    "fitting/reducers/",
     "dpvi/",
+    "dpvi/posterior/",
+    "dpvi/gradients/",
+    "dpvi/guides/",
+    "dpvi/row_latents/",
     "vips/",
+    "vips/corrections/",
+    "vips/m_step/",
+    "vips/row_sums/",
+    "vips/steps/",
+    "vips/units/",
+    "vips/posterior/",
+    "vips/compile/",
+    "vips/e_step/",
+    "vips/program/",
     "result.py",
     "uncertainty.py",
     "conjugacy/structure/",
@@ -51,7 +67,7 @@ def files() -> tuple[str, ...]:
 def place_of(file: str) -> str | None:
     """The entry of `ORDER` that a file belongs to, if it belongs to one."""
     folder, slash, _ = file.rpartition("/")
-    place = folder + slash if slash else file
+    place = file if file in ORDER or not slash else folder + slash
     return place if place in ORDER else None
 
 
@@ -181,20 +197,21 @@ TESTED_ELSEWHERE = {
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
     "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
-    "dpvi/compiler.py": "by its steps, dpvi/test_engine.py and dpvi/test_guides.py",
-    "dpvi/full_batch.py": "dpvi/test_without_noise.py",
-    "dpvi/gradient_step.py": "against NumPyro's gradients, dpvi/test_guides.py",
-    "dpvi/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
-    "dpvi/row_programs.py": "by the sums that they make, test_clipped_gradients.py",
+    "dpvi/compiler.py": "by its steps, test_engine.py and guides/test_guides.py",
+    "dpvi/gradient_step.py": "against NumPyro's gradients, guides/test_guides.py",
+    "dpvi/guides/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
+    "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
+    "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "privacy/releases.py": "names and records without code",
-    "vips/compiler.py": "by each compiled model, vips/test_certificate.py",
-    "vips/diagnostics.py": "of fits, vips/test_convergence.py, vips/test_drift.py",
-    "vips/global_programs.py": "by the steps that they run, vips/test_global_step.py",
-    "vips/program.py": "a record; by all that reads it, vips/test_certificate.py",
-    "vips/row_programs.py": "by their sums, vips/test_engine.py",
-    "vips/row_queries.py": "test_row_queries.py",
-    "vips/state.py": "a record; vips/test_engine.py",
+    "vips/compile/compiler.py": "by each compiled model, compile/test_certificate.py",
+    "vips/diagnostics.py": "of fits, steps/test_convergence.py, steps/test_drift.py",
+    "vips/m_step/global_programs.py": "by their steps, m_step/test_global_step.py",
+    "vips/posterior/row_queries.py": "test_row_queries.py",
+    "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
+    "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
+    "vips/steps/released_sums.py": "records without code",
+    "vips/steps/state.py": "a record; test_engine.py",
 }
 
 

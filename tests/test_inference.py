@@ -32,7 +32,7 @@ from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model import arguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.global_programs import GlobalPrograms
+from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 
 KEY = jax.random.key(0)
 NUM_ROWS = 60

@@ -34,7 +34,7 @@ from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.state import VipsState
+from numpyro_vips.vips.steps.state import VipsState
 
 pytestmark = pytest.mark.optimized
 

@@ -11,10 +11,13 @@ import pytest
 # Folders and files whose tests guard privacy, all of them. Audits look at the guards.
 GUARDS = [
     *("accounting", "privacy"),
-    *("fitting/test_column_histogram.py", "fitting/test_norm_histogram.py"),
-    *("fitting/test_checkpoint.py", "fitting/test_parties.py"),
-    *("fitting/test_processes.py", "fitting/test_schedule.py"),
-    *("fitting/test_sum_rounding.py", "fitting/test_tree_sum.py"),
+    *(
+        "fitting/bounds/test_column_histogram.py",
+        "fitting/bounds/test_norm_histogram.py",
+    ),
+    *("fitting/test_checkpoint.py", "fitting/reducers/test_parties.py"),
+    *("fitting/reducers/test_processes.py", "fitting/test_schedule.py"),
+    *("fitting/test_sum_rounding.py", "fitting/reducers/test_tree_sum.py"),
     *("jax_tools/test_separate_rows.py", "model/test_captured.py"),
     *("test_hidden_rows.py", "test_leaks.py", "test_rounding.py"),
 ]

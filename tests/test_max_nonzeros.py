@@ -24,13 +24,13 @@ from numpyro.handlers import mask, scale
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.interpreter import entries
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides import NoiseAwarePosterior
+from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.compile.compiler import compile_model
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12

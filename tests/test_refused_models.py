@@ -54,7 +54,7 @@ from _rows import (
 from jax.scipy.special import logsumexp
 
 import numpyro_vips as nv
-from numpyro_vips.vips.certificate import check_rows_are_separate
+from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 
 NOT_CONJUGATE, UNSAFE = Cases(), Cases()
 # The reason is the site that is in the way, in quotes, or what is said about it.

@@ -26,7 +26,7 @@ from numpyro.infer.util import log_density
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
 
 PATH = Path(__file__).resolve().parents[2] / "shared" / "zoo" / "models.py"
 # Lifted by an augmentation that the zoo's notes leave open.

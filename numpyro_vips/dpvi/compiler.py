@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.checks import check_derivatives
-from numpyro_vips.dpvi.clipped_gradients import ReleasedLeaves, RowGradients
-from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
-from numpyro_vips.dpvi.full_batch import FullBatchDensity
-from numpyro_vips.dpvi.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.gradients.clipped_gradients import ReleasedLeaves, RowGradients
+from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
+from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
+from numpyro_vips.dpvi.guides.public_ranges import public_ranges
+from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
-from numpyro_vips.dpvi.late_globals import late_globals, waiting_coordinates
-from numpyro_vips.dpvi.locals_of_rows import find_locals_of_rows
-from numpyro_vips.dpvi.noise_aware import MOST_INFORMED, NoiseAware
+from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
+from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
+from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
-from numpyro_vips.dpvi.public_ranges import public_ranges
-from numpyro_vips.dpvi.row_information import Point, has_edges
-from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs

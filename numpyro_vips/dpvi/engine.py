@@ -40,7 +40,6 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
-from numpyro_vips.dpvi.automatic_guides import LARGEST_SCALE, GuideFamily
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model, num_row_numbers
 from numpyro_vips.dpvi.description import (
@@ -50,7 +49,10 @@ from numpyro_vips.dpvi.description import (
     notes,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
-from numpyro_vips.dpvi.guides import DrawsPosterior
+from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
+from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE, GuideFamily
+from numpyro_vips.dpvi.guides.guides import DrawsPosterior
+from numpyro_vips.dpvi.guides.late_globals import WAITING
 from numpyro_vips.dpvi.iterates import (
     DpviState,
     Variational,
@@ -58,13 +60,11 @@ from numpyro_vips.dpvi.iterates import (
     for_program,
     with_drift,
 )
-from numpyro_vips.dpvi.late_globals import WAITING
-from numpyro_vips.dpvi.noisy_adam import default_optimizer
+from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
+from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
-from numpyro_vips.dpvi.score_likelihood import NoiseAwareNormal
-from numpyro_vips.dpvi.variational_newton import VectorNormal
-from numpyro_vips.dpvi.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
@@ -80,7 +80,7 @@ from numpyro_vips.privacy.releases import (
     Together,
 )
 from numpyro_vips.result import Posterior
-from numpyro_vips.vips.noisy_information import Information
+from numpyro_vips.vips.m_step.noisy_information import Information
 
 DEFAULT_STEPS = 200
 # Without noise a gradient step costs no budget, only time.

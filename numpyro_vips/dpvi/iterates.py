@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
-from numpyro_vips.dpvi.noise_aware import RunningScore
-from numpyro_vips.vips.noisy_information import Information
+from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
+from numpyro_vips.vips.m_step.noisy_information import Information
 
 # How many iterates wait until they are looked at, all together.
 MOST_RECENT = 16

@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.compiler import compile_model
+from numpyro_vips.dpvi.posterior.variational_newton import Target
 from numpyro_vips.dpvi.program import ProgramOptions
-from numpyro_vips.dpvi.variational_newton import Target
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph

@@ -17,14 +17,14 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
-from numpyro_vips.dpvi.automatic_guides import NormalGuide
-from numpyro_vips.dpvi.clipped_gradients import Shared
-from numpyro_vips.dpvi.elbo import PublicElbo, RowElbo, constrained
-from numpyro_vips.dpvi.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
+from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.guides.automatic_guides import NormalGuide
+from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.guides.public_ranges import PublicRanges
+from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
-from numpyro_vips.dpvi.locals_of_rows import LocalsOfRows
-from numpyro_vips.dpvi.public_ranges import PublicRanges
-from numpyro_vips.dpvi.user_guides import UserGuide
+from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.graph import ModelGraph

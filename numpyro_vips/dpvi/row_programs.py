@@ -9,8 +9,8 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import Draws
-from numpyro_vips.dpvi.row_information import Point
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts

@@ -8,9 +8,9 @@ import optax
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips._settings import code_of, keep_integer
-from numpyro_vips.dpvi.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.checks import check_options
 from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.program import Perturb
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph

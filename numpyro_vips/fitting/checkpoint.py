@@ -29,9 +29,9 @@ from typing import Any
 
 import filelock
 
-from numpyro_vips.fitting.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.pricing import PricedSteps
-from numpyro_vips.fitting.reducer import Reducer, Released
+from numpyro_vips.fitting.reducers.packed_arrays import packed, unpacked
+from numpyro_vips.fitting.reducers.reducer import Reducer, Released
 from numpyro_vips.fitting.schedule import Step, events_of
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.ledger_file import replace_file

@@ -9,7 +9,7 @@ from numpyro_vips import _validate
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
-from numpyro_vips.fitting.bounds import NormPart, norm_parts
+from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.schedule import (
@@ -24,7 +24,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
-from numpyro_vips.vips.certificate import check_rows_are_separate
+from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 from numpyro_vips.vips.settings import VIPS
 
 EngineChoice = VIPS | DPVI | Literal["auto"]

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from numpyro_vips.fitting.bounds import NormPart
-from numpyro_vips.fitting.column_histogram import sizes_from_counts
+from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.bounds.column_histogram import sizes_from_counts
+from numpyro_vips.fitting.bounds.prior_norms import prior_norms
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.fitting.prior_norms import prior_norms
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.schedule import (
     FoundNorms,

@@ -7,8 +7,8 @@ model alone says of its statistics. Names of arguments and sites are, values are
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
 from numpyro_vips.fitting.engine_choice import PreparedFit
-from numpyro_vips.fitting.prior_norms import rows_in_place
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions, Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS

@@ -10,21 +10,21 @@ import numpy as np
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen, keep_integer
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.fitting.bounds import (
+from numpyro_vips.fitting.bounds.bounds import (
     NormPart,
     bounded_blocks,
     given_blocks,
     joined,
 )
-from numpyro_vips.fitting.column_histogram import column_block
-from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.fitting.norm_histogram import (
+from numpyro_vips.fitting.bounds.column_histogram import column_block
+from numpyro_vips.fitting.bounds.norm_histogram import (
     NEAR,
     Hidden,
     NoisyCounts,
     histogram_block,
     norm_from_counts,
 )
+from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION

@@ -14,8 +14,8 @@ import math
 from collections.abc import Sequence
 
 from numpyro_vips.fitting.private_step import chunks_of
+from numpyro_vips.fitting.reducers.tree_sum import most_roundings
 from numpyro_vips.fitting.schedule import Step
-from numpyro_vips.fitting.tree_sum import most_roundings
 
 _UNIT = 2.0**-53
 # Roundings of a row's number besides additions: products with its weight and among its

@@ -15,8 +15,11 @@ import jax
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.dpvi.importance_ratios import LARGEST_GOOD_SHAPE, pareto_shape
 from numpyro_vips.dpvi.model_density import ModelDensity
+from numpyro_vips.dpvi.posterior.importance_ratios import (
+    LARGEST_GOOD_SHAPE,
+    pareto_shape,
+)
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments

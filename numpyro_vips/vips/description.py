@@ -7,9 +7,9 @@ from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.vips.local_quadrature import integrated_latents
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.waiting_globals import WAITING
+from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.program.waiting_globals import WAITING
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300

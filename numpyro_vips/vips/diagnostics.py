@@ -3,12 +3,12 @@
 import math
 from typing import Any
 
+from numpyro_vips.vips.corrections.reading import ObservedSums
 from numpyro_vips.vips.description import bounds_at, warnings_of
-from numpyro_vips.vips.drift import largest_drift
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.reading import ObservedSums
-from numpyro_vips.vips.state import VipsState, is_noisy
-from numpyro_vips.vips.statistic_roles import StatisticRoles
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.steps.drift import largest_drift
+from numpyro_vips.vips.steps.state import VipsState, is_noisy
+from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 
 # The relative change from which on globals count as moving, after too few steps to know
 # how far they still have to go,

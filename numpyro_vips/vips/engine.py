@@ -28,11 +28,8 @@ from numpyro_vips.privacy.releases import (
     Release,
     Together,
 )
-from numpyro_vips.vips.clipping_bias import Bound, Unclipped
-from numpyro_vips.vips.clipping_direction import pulls_of_clipping
-from numpyro_vips.vips.column_units import suited_to_sizes, units_of_priors
-from numpyro_vips.vips.convergence import TOLERANCE, distance
-from numpyro_vips.vips.covariates import moments_block
+from numpyro_vips.vips.corrections.clipping_direction import pulls_of_clipping
+from numpyro_vips.vips.corrections.reading import Reading
 from numpyro_vips.vips.description import (
     describe_site,
     describe_sparse_rows,
@@ -41,25 +38,28 @@ from numpyro_vips.vips.description import (
     notes_on,
 )
 from numpyro_vips.vips.diagnostics import diagnostics_of
-from numpyro_vips.vips.e_step import DEFAULT_LOCAL_SWEEPS
-from numpyro_vips.vips.expected_squares import expected_squares
-from numpyro_vips.vips.feature_units import (
+from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.m_step.expected_squares import expected_squares
+from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
+from numpyro_vips.vips.m_step.global_step import GlobalStep
+from numpyro_vips.vips.m_step.starts import symmetric_factors
+from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
+from numpyro_vips.vips.program.named_arrays import NewSums, Rows, Sums, as_rows_know
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.program.waiting_globals import num_waiting
+from numpyro_vips.vips.row_sums.covariates import moments_block
+from numpyro_vips.vips.row_sums.row_programs import RowPrograms
+from numpyro_vips.vips.steps.convergence import TOLERANCE, distance
+from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
+from numpyro_vips.vips.steps.state import VipsState, in_double
+from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
+from numpyro_vips.vips.units.column_units import suited_to_sizes, units_of_priors
+from numpyro_vips.vips.units.feature_units import (
     columns_of_features,
     units_of_norms,
     units_of_sizes,
 )
-from numpyro_vips.vips.global_programs import GlobalPrograms
-from numpyro_vips.vips.global_step import GlobalStep
-from numpyro_vips.vips.named_arrays import NewSums, Rows, Sums, as_rows_know
-from numpyro_vips.vips.posterior import ConjugatePosterior
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.reading import Reading
-from numpyro_vips.vips.row_programs import RowPrograms
-from numpyro_vips.vips.starts import symmetric_factors
-from numpyro_vips.vips.state import VipsState, in_double
-from numpyro_vips.vips.statistic_roles import StatisticRoles
-from numpyro_vips.vips.waiting_globals import num_waiting
-from numpyro_vips.vips.whitening import (
+from numpyro_vips.vips.units.whitening import (
     CURVATURE_PILOTS,
     PILOTS,
     features_in_units,

@@ -10,7 +10,7 @@ from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 
 

@@ -20,7 +20,11 @@ from numpyro_vips.accounting import GaussianEvent, calibrate
 from numpyro_vips.dpvi import gradient_step
 from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides import NormalPosterior, support_from_json, support_to_json
+from numpyro_vips.dpvi.guides.guides import (
+    NormalPosterior,
+    support_from_json,
+    support_to_json,
+)
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
@@ -387,7 +391,8 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
     sums = []
     for numbers in (2**23, 4 * 7):
         monkeypatch.setattr(
-            "numpyro_vips.dpvi.clipped_gradients._MOST_GRADIENT_NUMBERS", numbers
+            "numpyro_vips.dpvi.gradients.clipped_gradients._MOST_GRADIENT_NUMBERS",
+            numbers,
         )
         engine = engine_for(logistic, X, y)
         _engines.clear()

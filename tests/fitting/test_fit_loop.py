@@ -11,7 +11,7 @@ from _plain_engine import PlainEngine, arguments_of, step_of
 import numpyro_vips as nv
 from numpyro_vips.fitting.fit_loop import FitLoop
 from numpyro_vips.fitting.progress import Progress
-from numpyro_vips.fitting.reducer import Reducer
+from numpyro_vips.fitting.reducers.reducer import Reducer
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.privacy.secure_random import SecureRandom
 

@@ -16,9 +16,10 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
-from numpyro_vips.fitting import private_step, reducer, schedule
-from numpyro_vips.fitting.bounds import WHOLE_VECTOR, NormPart
+from numpyro_vips.fitting import private_step, schedule
+from numpyro_vips.fitting.bounds.bounds import WHOLE_VECTOR, NormPart
 from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.reducers import reducer
 from numpyro_vips.fitting.schedule import (
     FoundNorms,
     ScheduleOptions,

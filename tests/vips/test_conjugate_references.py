@@ -25,9 +25,9 @@ from sklearn.linear_model import BayesianRidge
 from sklearn.mixture import BayesianGaussianMixture
 
 import numpyro_vips as nv
-from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.state import VipsState
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.steps.state import VipsState
 
 SWEEPS = 6
 LOCAL_SWEEPS = 300

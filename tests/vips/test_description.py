@@ -18,7 +18,7 @@ from numpyro_vips.vips.description import (
     notes_on,
     warnings_of,
 )
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 QUIET: dict[str, Any] = {
     "moving": [],

@@ -25,7 +25,7 @@ from numpyro_vips.fitting.private_step import release, update
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.state import VipsState
+from numpyro_vips.vips.steps.state import VipsState
 
 
 def fit(fn: Callable[..., None], rows: Rows, **options: Any) -> dict[str, np.ndarray]:

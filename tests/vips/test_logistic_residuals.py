@@ -14,8 +14,8 @@ from _engine_fit import EngineFit
 from scipy.special import expit
 
 import numpyro_vips as nv
-from numpyro_vips.vips.clipping_bias import Bound
 from numpyro_vips.vips.engine import VipsEngine
+from numpyro_vips.vips.steps.released_sums import Bound
 
 ROWS, COLUMNS = 600, 3
 

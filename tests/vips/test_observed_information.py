@@ -13,7 +13,7 @@ import pytest
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.row_programs import RowPrograms
+from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 
 ROWS = 400
 

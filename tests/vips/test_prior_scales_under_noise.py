@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
 
-from numpyro_vips.vips.clipping_bias import Unclipped
-from numpyro_vips.vips.newton_posterior import share_of_rows
+from numpyro_vips.vips.m_step.newton_posterior import share_of_rows
+from numpyro_vips.vips.steps.released_sums import Unclipped
 
 COLUMNS, PRECISION = 60, 0.3
 

@@ -25,10 +25,10 @@ import numpyro_vips as nv
 import sigmoid_belief_network
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.compile.compiler import compile_model
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 
 def compiled(model: Any, *args: Any) -> ConjugateProgram:

@@ -28,10 +28,10 @@ from numpyro_vips.privacy.gaussian_mechanism import (
     Block,
     GaussianMechanism,
 )
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.expectations import expected_natural_of, means_of
+from numpyro_vips.vips.program.expectations import expected_natural_of, means_of
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
 
 pytestmark = pytest.mark.optimized
 

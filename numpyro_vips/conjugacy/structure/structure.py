@@ -175,7 +175,7 @@ def _is_small(statistic: Statistic) -> bool:
 
 
 # Entries of a statistic about origins. A row's terms meet before rows are added up only
-# in statistics of this size, see `vips.bounded_sum`.
+# in statistics of this size, see `vips.row_sums.bounded_sum`.
 _MOST_RECENTRED = 512
 
 

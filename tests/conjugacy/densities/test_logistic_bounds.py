@@ -22,11 +22,11 @@ from numpyro_vips.fitting.schedule import CURVATURE_AFTER, CURVATURE_SHARE
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.secure_random import SecureRandom
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.evidence_bound import row_bound
-from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 PRIOR_SCALE = 1.5
 FIXED = "fixed-curvature"

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.expectations import expected_natural_of
-from numpyro_vips.vips.m_step import update_globals
-from numpyro_vips.vips.starts import start
+from numpyro_vips.vips.m_step.m_step import update_globals
+from numpyro_vips.vips.m_step.starts import start
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
 
 # One program each: by itself every operation would be compiled on its own.
 inverse, log_det, eigh = map(

@@ -14,12 +14,16 @@ import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.vips.bounded_sum import bounded_sum
-from numpyro_vips.vips.compiler import compile_model
-from numpyro_vips.vips.expectations import expected, expected_natural_of, means_of
-from numpyro_vips.vips.program import ConjugateProgram
-from numpyro_vips.vips.row_statistics import with_repeats
-from numpyro_vips.vips.statistic_roles import block_of
+from numpyro_vips.vips.compile.compiler import compile_model
+from numpyro_vips.vips.program.expectations import (
+    expected,
+    expected_natural_of,
+    means_of,
+)
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.row_statistics import with_repeats
+from numpyro_vips.vips.steps.statistic_roles import block_of
 
 SWEEPS = 4
 FIXED = "fixed-curvature"

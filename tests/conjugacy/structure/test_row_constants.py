@@ -29,10 +29,10 @@ from numpyro_vips.conjugacy.structure import log_joint
 from numpyro_vips.conjugacy.structure.geometry import geometry
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.row_constants import with_slots
-from numpyro_vips.vips import starts
-from numpyro_vips.vips.compiler import compile_model
+from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
-from numpyro_vips.vips.program import ConjugateProgram
+from numpyro_vips.vips.m_step import starts
+from numpyro_vips.vips.program.program import ConjugateProgram
 
 ROW = {"x": np.array([0.5, -2.0, 3.0], np.float32), "n": np.int32(2)}
 ROWS = {

@@ -1,0 +1,351 @@
+"""The rows' gradients of DPVI and their clipped sum: all that reads private rows.
+
+A row's gradient comes from a program of that row alone. It is taken entry by entry, or
+kept as a product where the program shows that it is one (`factored_gradients.py`).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
+
+from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.row_sums import (
+    clipping_factor,
+    diagnostic_counts,
+    in_double,
+    map_over_rows,
+    piece_length,
+    sum_over_rows,
+)
+from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+# Per-row gradients are held for so many numbers at a time.
+_MOST_GRADIENT_NUMBERS = 2**23
+
+
+class ReleasedLeaves(NamedTuple):
+    """A released block: which leaves of the tree that gradients are taken in.
+
+    `length` is how many leading entries of its one leaf are released. None for all of
+    the leaves; several are joined as flat vectors.
+    """
+
+    block: Block
+    leaves: tuple[int, ...]
+    length: int | None = None
+
+    def cut(self, gradient: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The part of a leaf's gradient that is released: its leading entries."""
+        return gradient if self.length is None else gradient[: self.length]
+
+    def joined(self, leaves: Mapping[int, Float[Array, "..."]]) -> Float[Array, "..."]:
+        """The block, from the gradients in the released entries of its leaves."""
+        flat = jnp.concatenate([jnp.ravel(leaves[leaf]) for leaf in self.leaves])
+        return flat.reshape(self.block.shape)
+
+    def place(
+        self, leaves: list[Float[Array, "..."]], value: Float[Array, "..."]
+    ) -> None:
+        """Puts the block where it belongs among all leaves."""
+        if self.length is not None:
+            (leaf,) = self.leaves
+            leaves[leaf] = leaves[leaf].at[: self.length].set(value)
+            return
+        start = 0
+        for leaf in self.leaves:
+            stop = start + leaves[leaf].size
+            leaves[leaf] = jnp.ravel(value)[start:stop].reshape(leaves[leaf].shape)
+            start = stop
+
+
+class Shared(NamedTuple):
+    """What all rows of a step share; all of it public.
+
+    Attributes:
+      tree: The arrays in which gradients are taken.
+      draws: The guide's draws, one entry per particle.
+      key: The step's key.
+    """
+
+    tree: Any
+    draws: Shaped[Array, "particles ..."]
+    key: PRNGKeyArray
+
+
+class _RowGradient(NamedTuple):
+    """One row's contribution.
+
+    Attributes:
+      leaves: By number of the leaf, the gradient or its coordinates.
+      frames: What makes coordinates a gradient, see `AffineUse`.
+      is_valid: Whether it may count.
+    """
+
+    leaves: dict[int, Float[Array, "..."]]
+    frames: dict[int, tuple[Any, ...]]
+    is_valid: Bool[Array, "*rows"]
+
+
+class _PartialSum(NamedTuple):
+    """What some rows add up to.
+
+    Attributes:
+      leaves: By number of the leaf, the sum of their clipped gradients.
+      counts: See `row_sums.diagnostic_counts`.
+    """
+
+    leaves: dict[int, Float[Array, "..."]]
+    counts: dict[str, Float[Array, ""]]
+
+
+class RowGradients:
+    """Gradients of a row's part of the ELBO in a tree of public arrays.
+
+    Attributes:
+      of_row: What one row's program is: `_gradient_of_row`, compiled.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        released: Sequence[ReleasedLeaves],
+        *,
+        num_particles: int,
+        arguments: Callable[[Any, Array], tuple[Any, Any]] | None = None,
+    ) -> None:
+        """Looks for gradients that are products.
+
+        Args:
+          program: Takes the globals, the parameters, a row and a key, and returns a
+            row's part of the ELBO and whether its observations lie in the support.
+          released: The blocks.
+          num_particles: Draws from the guide.
+          arguments: The program's globals and parameters for a tree and a draw; None
+            if they are the tree.
+
+        Raises:
+          UnsafeModelError: See `separate_rows.check_row_program`.
+        """
+        # Before derivatives are taken, which not every refused operation has.
+        check_row_program(program)
+        self._released = released
+        self._num_particles = num_particles
+        self._arguments = arguments or (lambda tree, draw: tree)
+        self._closed = program
+        leaves = [leaf for entry in released for leaf in entry.leaves]
+        is_direct = arguments is None and num_particles == 1
+        self._program = FactoredProgram(program, leaves if is_direct else ())
+        self.of_row = jax.jit(self._gradient_of_row)
+        self._of_rows = over_rows(self.of_row)
+
+    def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
+        """One row's gradient of its ELBO, a mean over the draws of all particles.
+
+        Args:
+          shared: The variational parameters, the step's draws of globals, and its key.
+          row: One row of every private argument.
+
+        Returns:
+          The gradient by leaf of the tree of parameters, whole or as frame and
+          coordinates, and whether the row may count: its observations lie in their
+          supports, its indices in range, and its ELBO is finite at every draw.
+        """
+        tree, draws, key = shared
+        # Of the row's content, not its place in the batch: otherwise taking one row
+        # away would change what the others contribute.
+        row_key = jax.random.fold_in(key, _fingerprint(row))
+        uses = self._program.uses
+
+        def particle(number: Any, draw: Shaped[Array, "..."]) -> _RowGradient:
+            local_key = jax.random.fold_in(row_key, number)
+
+            def inputs(tree: Any) -> list[Any]:
+                return jax.tree.leaves((*self._arguments(tree, draw), row, local_key))
+
+            def elbo(tree: Any, taps: Any) -> tuple[Float[Array, ""], Any]:
+                (value, in_support), others = self._program(inputs(tree), taps)
+                return value, (in_support, others)
+
+            taps = {leaf: jnp.zeros(use.shape, use.dtype) for leaf, use in uses.items()}
+            derivative = jax.value_and_grad(elbo, argnums=(0, 1), has_aux=True)
+            (value, (in_support, others)), (gradient, at_taps) = derivative(tree, taps)
+            # Those of `uses` are not needed, and so never made once this is compiled.
+            leaves = dict(enumerate(jax.tree.leaves(gradient)))
+            frames = {}
+            for leaf, use in uses.items():
+                frames[leaf], leaves[leaf] = use.isometric(others[leaf], at_taps[leaf])
+            in_range = indices_in_range(self._closed, inputs(tree))
+            is_valid = in_range & in_support & jnp.isfinite(value)
+            return _RowGradient(leaves, frames, is_valid)
+
+        found = jax.vmap(particle)(jnp.arange(self._num_particles), draws)
+        leaves = {
+            leaf: entry.cut(jnp.mean(found.leaves[leaf], 0))
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+        frames = jax.tree.map(lambda x: x[0], found.frames)
+        return _RowGradient(leaves, frames, jnp.all(found.is_valid))
+
+    def norms(
+        self, shared: Shared, rows: Mapping[str, Any]
+    ) -> dict[str, Float[Array, " rows"]]:
+        """Norm of each block of each row, unclipped; NaN where the row may not count.
+
+        In double precision, and as they are clipped by. They are not yet private.
+
+        Args:
+          shared: What all rows share.
+          rows: With a leading axis of rows.
+        """
+        is_double = jnp.result_type(float) == jnp.float64
+
+        def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
+            norms = {}
+            for entry in self._released:
+                parts = [jnp.linalg.norm(found.leaves[leaf]) for leaf in entry.leaves]
+                norm = jnp.linalg.norm(jnp.stack(parts))
+                norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
+            return norms
+
+        def of_piece(rows: Any) -> dict[str, Float[Array, " piece"]]:
+            with jax.enable_x64(is_double):
+                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
+            return jax.vmap(of_row)(in_double(found))
+
+        size = self._rows_at_a_time(jax.tree.leaves(shared.tree))
+        with jax.enable_x64(True):
+            return map_over_rows(of_piece, rows, size)
+
+    def clipped_sum(
+        self,
+        shared: Shared,
+        rows: Mapping[str, Shaped[Array, "rows ..."]],
+        mask: Bool[Array, " rows"],
+        scales: Mapping[str, Any],
+        clipping_norm: Any,
+    ) -> dict[str, Float[Array, "..."]]:
+        """The sum that `DpviEngine.bounded_sum` describes, in double precision.
+
+        It comes with the counts of `row_sums.diagnostic_counts`.
+
+        Norms are taken and rows are added in double precision. In single, squares of
+        small numbers are zero, so that a row could count with a norm of zero; and
+        errors of rounding grow with the number of rows, and all of them change when one
+        row is left out.
+        """
+        # Which precision a row is worked on in is for the caller to say.
+        is_double = jnp.result_type(float) == jnp.float64
+        uses = self._program.uses
+        like = jax.tree.leaves(shared.tree)
+        leaf_scales = {
+            leaf: scales[entry.block.name]
+            for entry in self._released
+            for leaf in entry.leaves
+        }
+
+        def piece_sum(rows: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
+            with jax.enable_x64(is_double):
+                # Else XLA may work out a number twice, for the norm and for the sum,
+                # and round it in two ways.
+                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
+            bound = in_double(clipping_norm)
+            leaves, norms = jax.vmap(_clipped, in_axes=(0, None, None, 0, 0))(
+                in_double(found.leaves),
+                in_double(leaf_scales),
+                bound,
+                found.is_valid,
+                mask,
+            )
+            sums = {
+                leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
+                if leaf in uses
+                else jnp.sum(each, 0)
+                for leaf, each in leaves.items()
+            }
+            return _PartialSum(sums, diagnostic_counts(norms, mask, bound))
+
+        with jax.enable_x64(True):
+            size = self._rows_at_a_time(like)
+            total, _ = sum_over_rows(piece_sum, rows, mask, size)
+            return self._blocks(total.leaves) | total.counts
+
+    def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:
+        numbers = 0
+        for entry in self._released:
+            for leaf in entry.leaves:
+                use = self._program.uses.get(leaf)
+                if use is None:
+                    numbers += like[leaf].size
+                else:
+                    numbers += math.prod(use.shape) + use.frame_size
+        return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
+
+    def _blocks(
+        self, leaves: Mapping[int, Float[Array, "..."]]
+    ) -> dict[str, Float[Array, "..."]]:
+        return {entry.block.name: entry.joined(leaves) for entry in self._released}
+
+
+def _fingerprint(row: Mapping[str, Any]) -> UInt32[Array, ""]:
+    """A number made of the bits of a row, to tell the draws of rows apart.
+
+    Each word of the row is multiplied by an odd number that depends on its place. It
+    need not be secure: draws of single rows protect nothing and are not released.
+    """
+    total = jnp.zeros((), jnp.uint32)
+    place = 0
+    for leaf in jax.tree.leaves(row):
+        bits = jax.lax.bitcast_convert_type(
+            jnp.ravel(leaf).astype(jnp.float32), jnp.uint32
+        )
+        places = jnp.arange(place, place + bits.size, dtype=jnp.uint32)
+        total += jnp.sum(bits * (_mixed(places) | 1), dtype=jnp.uint32)
+        place += bits.size
+    return total
+
+
+def _mixed(numbers: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """The finaliser of MurmurHash3: 32 bits that depend on all bits of a number."""
+    numbers ^= numbers >> 16
+    numbers *= jnp.uint32(0x85EBCA6B)
+    numbers ^= numbers >> 13
+    numbers *= jnp.uint32(0xC2B2AE35)
+    return numbers ^ (numbers >> 16)
+
+
+def _clipped(
+    contribution: Mapping[int, Float[Array, "..."]],
+    scales: Mapping[int, Any],
+    clipping_norm: Any,
+    valid: Any,
+    mask: Any,
+) -> tuple[dict[int, Float[Array, "..."]], Float[Array, ""]]:
+    """Shortens a row's contribution to the clipping norm; zero where it may not count.
+
+    It comes with its norm, not a number where the row counts as zero.
+
+    Everything is in double precision, in which neither the squares of numbers of single
+    precision nor sums of these are too small or too large. Where the numbers were
+    worked out in double precision, a row whose norm is too large for it counts as
+    zero.
+    """
+    joint = jnp.concatenate(
+        [scales[leaf] * jnp.ravel(value) for leaf, value in contribution.items()]
+    )
+    norm = jnp.sqrt(jnp.sum(joint**2))
+    # So not a number, nor too large, is any entry.
+    valid = valid & jnp.isfinite(norm)
+    factor = clipping_factor(norm, clipping_norm)
+    clipped = {
+        leaf: jnp.where(valid & mask, factor * value, 0.0)
+        for leaf, value in contribution.items()
+    }
+    return clipped, jnp.where(valid, norm, jnp.nan)

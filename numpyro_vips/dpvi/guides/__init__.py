@@ -1,0 +1,1 @@
+"""Guides: DPVI's Normals, those of users, and the posteriors they become."""

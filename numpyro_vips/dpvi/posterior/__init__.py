@@ -1,0 +1,1 @@
+"""Normal posteriors, from released scores and information or without noise."""

@@ -1,0 +1,164 @@
+"""Posteriors of DPVI that know of the noise: what is released for them, and the result.
+
+Near the end of a fit under noise the rows' information is released once, at the average
+of the iterates. With the scores that the steps have released anyway it makes a joint
+Normal posterior of all globals, see `score_likelihood.py`, in place of the guide.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, UnconstrainedSpace
+from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
+from numpyro_vips.dpvi.posterior.score_likelihood import (
+    POWER,
+    NoiseAwareNormal,
+    Score,
+    normal_of,
+)
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.vips.m_step.noisy_information import Information
+
+# A matrix of more globals than these is mostly noise, and slow to make.
+MOST_INFORMED = 128
+# Points at which the prior is looked at together.
+_POINTS = 64
+
+
+class RunningScore(NamedTuple):
+    """`Score` as the program of a step carries it on."""
+
+    gradient: Float[Array, " read"]
+    place: Float[Array, " size"]
+    variance: Float[Array, ""]
+
+    def after(
+        self,
+        step: Any,
+        gradient: Float[Array, " read"],
+        place: Float[Array, " size"],
+        variance: Any,
+    ) -> "RunningScore":
+        """The averages with step 1, 2, ... among them, at weights close to t^POWER.
+
+        Args:
+          step: Number of the step.
+          gradient: What it released.
+          place: Where.
+          variance: Of the noise in an entry of `gradient`.
+        """
+        weight = (POWER + 1.0) / (POWER + jnp.asarray(step, self.variance.dtype))
+        return RunningScore(
+            self.gradient + weight * (gradient - self.gradient),
+            self.place + weight * (place - self.place),
+            (1.0 - weight) ** 2 * self.variance + weight**2 * variance,
+        )
+
+
+class NoiseAware:
+    """What DPVI releases for its posterior, and what this becomes.
+
+    Attributes:
+      block: The information.
+      of_row, norms, clipped_sum: Those of `RowInformation`.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        inputs: Callable[[Point, Mapping[str, Any]], list[Any]],
+        *,
+        log_prior: Callable[[Point], Float[Array, ""]],
+        space: UnconstrainedSpace,
+        num_read: int,
+        prior_stddev: Float64[np.ndarray, " size"],
+        has_second_derivative: bool,
+    ) -> None:
+        """Traces nothing yet.
+
+        Args:
+          program, inputs, num_read, has_second_derivative: See `RowInformation`.
+          log_prior: Log density of the unconstrained globals.
+          space: The globals, those that rows depend on first.
+          prior_stddev: How wide the prior is, by coordinate.
+        """
+        rows = RowInformation(
+            program,
+            inputs,
+            num_read=num_read,
+            has_second_derivative=has_second_derivative,
+        )
+        self.block: Block = rows.block
+        self._space = space
+        self._prior_stddev = prior_stddev
+        self._num_read = num_read
+        self.of_row = rows.of_row
+        self.norms = rows.norms
+        self.clipped_sum = rows.clipped_sum
+        self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
+
+    def no_score(self, dtype: Any) -> RunningScore:
+        """The running average of scores before the first step: zeros, of no weight."""
+        return RunningScore(
+            jnp.zeros(self._num_read, dtype),
+            jnp.zeros(self._space.size, dtype),
+            jnp.zeros((), dtype),
+        )
+
+    # --- what is public ---------------------------------------------------------------
+
+    def normal(
+        self,
+        score: RunningScore,
+        information: Information,
+        start: VectorNormal,
+    ) -> NoiseAwareNormal | None:
+        """The posterior on the unconstrained space; None if it, what was released, or
+        the prior at the start is not finite.
+
+        Args:
+          score: Of all steps so far.
+          information: The release.
+          start: Where to look for it first.
+        """
+        averages = Score(
+            gradient=np.asarray(score.gradient, np.float64),
+            place=np.asarray(score.place, np.float64),
+            variance=float(score.variance),
+        )
+        if not all(np.all(np.isfinite(value)) for value in averages):
+            return None
+        return normal_of(
+            averages, information, self._log_prior, start, self._prior_stddev
+        )
+
+    def posterior(self, found: NoiseAwareNormal) -> NoiseAwarePosterior:
+        """The Normal as a posterior."""
+        dtype = jnp.result_type(float)
+        return NoiseAwarePosterior(
+            sites=self._space.sites,
+            loc=jnp.asarray(found.normal.loc, dtype),
+            factor=jnp.asarray(found.normal.tril, dtype),
+            diagonal=None,
+            data_stddev=jnp.asarray(found.data_stddev, dtype),
+        )
+
+    def _log_prior(
+        self, points: Float64[np.ndarray, "points size"]
+    ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
+        """The prior's log density at some points, and its gradient."""
+        values, gradients = [], []
+        with jax.enable_x64(True):
+            for batch, number in in_batches(points, _POINTS):
+                value, gradient = self._jitted_prior(jnp.asarray(batch))
+                values.append(np.asarray(value)[:number])
+                gradients.append(np.asarray(gradient)[:number])
+        return np.concatenate(values), np.concatenate(gradients)

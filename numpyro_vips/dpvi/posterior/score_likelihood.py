@@ -1,0 +1,137 @@
+"""What DPVI's releases say of the globals: a Normal posterior that knows of the noise.
+
+A step releases the rows' score at a place z_t, g_t = ∇ log p(rows | z_t) + noise. With
+the rows' information I, known from a release of its own near the end, and averages over
+the steps, ḡ and z̄, the score is about linear between these places:
+
+    ḡ = I (θ − z̄) + N(0, I) + N(0, V).
+
+N(0, I) is what the rows do not know of the truth θ, and V the variance of the noise in
+ḡ. Read as a likelihood of θ, this is Gaussian with precision I (I + V)⁻¹ I. The way by
+which the iterates came to z_t does not matter, though noise has led them. The posterior
+is the Normal with the largest ELBO under this likelihood and the model's own prior.
+
+A matrix that is known badly must not lead away from z̄: where I is taken for smaller
+than it is, I⁻¹ḡ goes too far. The iterates, which a new score corrects at every step,
+do not. So in directions in which noise hides the information the posterior's mean is
+the average of the iterates, and its width alone is as above. But iterates that follow
+nothing but noise say nothing: where as much information as so few rows can have would
+not be heard beside the prior, the mean is as above too, which is the prior's.
+
+Nothing but released numbers and their noise levels enters.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64
+
+from numpyro_vips.dpvi.posterior.variational_newton import (
+    Draws,
+    Target,
+    VectorNormal,
+    ascend,
+)
+from numpyro_vips.vips.m_step.noisy_information import (
+    Information,
+    known_precision,
+    rows_information,
+    share_heard,
+    share_known,
+)
+
+# Power of t with which the scores of steps count. The first places are far from the
+# last, where the score is not linear.
+POWER = 2.0
+_POINTS = 64
+_CURVATURE_POINTS = 512
+_MOST_STEPS = 40
+
+
+class Score(NamedTuple):
+    """Averages over the steps.
+
+    Attributes:
+      gradient: The released gradients in the globals that rows depend on.
+      place: Where these were asked for.
+      variance: Of the noise in an entry of `gradient`.
+    """
+
+    gradient: Float64[np.ndarray, " read"]
+    place: Float64[np.ndarray, " size"]
+    variance: float
+
+
+class NoiseAwareNormal(NamedTuple):
+    """The posterior.
+
+    Attributes:
+      normal: On the unconstrained space.
+      data_stddev: What its standard deviations would be without noise.
+    """
+
+    normal: VectorNormal
+    data_stddev: Float64[np.ndarray, " size"]
+
+
+def normal_of(
+    score: Score,
+    information: Information,
+    log_prior: Target,
+    start: VectorNormal,
+    prior_stddev: Float64[np.ndarray, " size"],
+) -> NoiseAwareNormal | None:
+    """The posterior of all globals.
+
+    Args:
+      score, information: What was released.
+      log_prior: Log density of the prior at points of the unconstrained space, with its
+        gradient.
+      start: The average of the iterates, where the posterior is looked for first.
+      prior_stddev: How wide the prior is, by coordinate.
+
+    Returns:
+      The Normal with the largest ELBO; None if it, or the prior at the start, is not
+      finite.
+    """
+    size, num_read = len(score.place), len(score.gradient)
+    prior_precision = prior_stddev[:num_read] ** -2.0
+    found = rows_information(information, prior_precision, score.variance)
+    total = np.where(found.values > 0, found.values + score.variance, 1.0)
+    slope = found.matrix(found.values / total) @ score.gradient
+    precision = found.matrix(known_precision(found.values, score.variance))
+
+    def log_joint(
+        points: Float64[np.ndarray, "points size"],
+    ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
+        values, gradients = log_prior(points)
+        away = (points - score.place)[:, :num_read]
+        pulled = away @ precision
+        values = values + away @ slope - 0.5 * np.sum(away * pulled, axis=1)
+        gradients = gradients.copy()
+        gradients[:, :num_read] += slope - pulled
+        return values, gradients
+
+    bases = int(np.clip(_CURVATURE_POINTS // (2 * size), 2, _POINTS))
+    # The same draws in every fit: the posterior is a function of what was released.
+    draws = Draws.of(np.random.default_rng(0), size, points=_POINTS, bases=bases)
+    normal = None
+    for number, iterate in enumerate(ascend(log_joint, start, draws)):
+        normal = iterate.normal
+        if number + 1 == _MOST_STEPS:
+            break
+    if normal is None:
+        return None
+    # Afterwards, as hyperparameters must not answer to how hidden means are held.
+    hidden = 1.0 - share_known(found, information)
+    heard = share_heard(found, information, prior_precision, score.variance)
+    loc = normal.loc.copy()
+    loc[:num_read] += found.matrix(hidden * heard) @ (start.loc - loc)[:num_read]
+    normal = normal._replace(loc=loc)
+    root = np.linalg.inv(normal.tril)
+    without_noise = root.T @ root
+    without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
+    data_stddev = np.sqrt(np.diag(np.linalg.inv(without_noise)))
+    if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
+        return None
+    return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))

@@ -1,0 +1,1 @@
+"""The latents of single rows: solved for, integrated out, or drawn."""

@@ -1,0 +1,1 @@
+"""Clipping norms: from structure, the caller, private histograms, or priors."""

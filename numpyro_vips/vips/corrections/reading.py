@@ -1,0 +1,251 @@
+"""Reading released sums as a posterior.
+
+What is done here to the averages of releases is post-processing: what clipping took off
+them is added, what rows leave open of their latents is allowed for, and every family
+reads its share with the noise in it.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.vips.corrections.clipping_bias import without_clipping
+from numpyro_vips.vips.corrections.missing_information import load_optimizers, observed
+from numpyro_vips.vips.corrections.row_simulation import RowSimulation
+from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
+from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
+from numpyro_vips.vips.m_step.newton_posterior import all_under_noise
+from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
+from numpyro_vips.vips.program.named_arrays import NewMeans, Sums
+from numpyro_vips.vips.row_sums.covariates import Covariates
+from numpyro_vips.vips.row_sums.row_programs import RowPrograms
+from numpyro_vips.vips.steps.newton_steps import Target
+from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
+from numpyro_vips.vips.steps.state import VipsState, is_noisy
+from numpyro_vips.vips.steps.statistic_coordinates import Coordinates
+from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
+
+# Parameters beyond which a posterior does not say which part of its variance is noise.
+_MOST_IN_PARTS = 100_000
+
+# The share of the information that is missing up to which a fit without noise is
+# widened. Where nearly all is, the posterior is no Gaussian, and a wide product of
+# factors would be a worse summary of it than a narrow one.
+_MOST_MISSING_WITHOUT_NOISE = 0.9
+
+
+class ObservedSums(NamedTuple):
+    """Sums as rows know them, with what they are uncertain by in their noise.
+
+    Attributes:
+      with_noise, without_noise: With that of the releases, and without it.
+      missing, left: See `missing_information.Observed`.
+    """
+
+    with_noise: Unclipped
+    without_noise: Unclipped
+    missing: float
+    left: float | None
+
+
+class Reading:
+    """Reads the sums of a model.
+
+    Args:
+      on_rows, on_globals: The compiled programs.
+      roles: What the statistics are.
+    """
+
+    def __init__(
+        self, on_rows: RowPrograms, on_globals: GlobalPrograms, roles: StatisticRoles
+    ):
+        self._rows, self._globals, self._roles = on_rows, on_globals, roles
+        self.program = on_rows.program
+        # Of the last state that was asked for, as a posterior and what is known of it
+        # both need it.
+        self._last: tuple[VipsState, tuple[Unclipped, ObservedSums | None]] | None = (
+            None
+        )
+        if roles.open:
+            load_optimizers()
+
+    def sums_of(self, state: VipsState) -> tuple[Unclipped, ObservedSums | None]:
+        """The sums without clipping, and as rows know them; None where not known."""
+        if self._last is None or self._last[0] is not state:
+            sums = self._sums_without_clipping(state)
+            self._last = state, (sums, self._as_observed(state, sums))
+        return self._last[1]
+
+    def _sums_without_clipping(self, state: VipsState) -> Unclipped:
+        """The sums that the posterior is read off.
+
+        Rows are asked at the globals that the statistics have as they are, so that
+        noise is not made up for twice. Factors that take Newton steps are asked
+        elsewhere anyway, and the state has their natural parameters in this sense.
+        """
+        sums = Unclipped(state.statistics, state.noise_stddev)
+        if not is_noisy(state.noise_stddev):
+            return sums
+        return self._without_clipping(state) or sums
+
+    def _as_observed(self, state: VipsState, sums: Unclipped) -> ObservedSums | None:
+        """Sums as rows know them; see `missing_information`.
+
+        None where the model does not say how rows are distributed, or rows have nothing
+        to say.
+        """
+        simulator, covariates = self._rows.simulator, None
+        if not state.asked or simulator is None:
+            return None
+        if simulator.covariates:
+            if state.covariates is None:
+                return None
+            covariates = Covariates.with_moments(
+                state.covariates,
+                self._rows.num_rows,
+                self._rows.units_of_covariates(state.standards),
+                self._rows.positive_covariates,
+            )
+        coordinates = Coordinates(
+            [
+                statistic
+                for statistic in self._roles.statistics
+                if statistic.release != "public" and statistic.name in state.released
+            ]
+        )
+        answers = SimulatedAnswers(
+            simulator,
+            coordinates,
+            self._rows,
+            self._globals,
+            state,
+            sums,
+            covariates,
+        )
+        depends = {
+            statistic.name: float(statistic.name in self._roles.open)
+            for statistic in coordinates.statistics
+        }
+        # Of these it is known where the rows were asked, and how they were clipped.
+        released = {name: state.statistics[name] for name in self._roles.open}
+        found = observed(
+            coordinates.vector({**sums.statistics, **released}),
+            coordinates.by_coordinate(sums.noise_stddev),
+            coordinates.by_coordinate(depends) > 0,
+            answers,
+            start=coordinates.vector(sums.statistics),
+            has_parted=state.has_waited,
+        )
+        if found is None:
+            return None
+        statistics = {**sums.statistics, **coordinates.blocks(found.sums)}
+        with_noise, without_noise = (
+            Unclipped(
+                statistics,
+                {**sums.noise_stddev, **coordinates.blocks_of_stddevs(stddev)},
+            )
+            for stddev in (found.stddev, found.stddev_of_rows)
+        )
+        return ObservedSums(with_noise, without_noise, found.missing, found.left)
+
+    def _targets_of(self, state: VipsState, sums: Unclipped) -> dict[str, Target]:
+        """What the averages say of the factors that take Newton steps."""
+        if not self._roles.residuals:
+            return {}
+        return self._globals.newton_targets(state, sums)
+
+    def _limit(self, state: VipsState) -> float:
+        """What clipped rows can inform of; see `newton_posterior`.
+
+        The curvatures were clipped as one vector, with noise in proportion to its norm.
+        """
+        limits = (
+            self._rows.num_rows
+            * state.clipped[name].clipping_norm
+            / (state.clipped[name].scales[name] * self._noise_in_units(state, name))
+            for name in self._roles.curvatures
+            if name in state.clipped and np.any(state.noise_stddev[name])
+        )
+        return min(limits, default=math.inf)
+
+    def _noise_in_units(self, state: VipsState, name: str) -> float:
+        """Standard deviation of the noise in an entry, as it was added."""
+        return float(np.max(state.noise_stddev[name] * state.units.get(name, 1.0)))
+
+    def _without_clipping(self, state: VipsState) -> Unclipped | None:
+        """The sums with what clipping took off them; None where nothing shows it.
+
+        Where the model says how rows are distributed, rows simulated from the released
+        posterior show it.
+        """
+        if state.units:
+            return None  # Their rows have covariates, of which no model says anything.
+        bounds = {
+            name: bound
+            for name, bound in state.clipped.items()
+            if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
+        }
+        simulator = self._rows.simulator
+        if not bounds or simulator is None or simulator.covariates:
+            return None
+        simulation = self._simulation(state, simulator, bounds)
+        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
+        return without_clipping(
+            state.statistics, noise_stddev, simulation.missing, simulation.lost
+        )
+
+    def _simulation(
+        self, state: VipsState, simulator: RowSimulator, bounds: Mapping[str, Bound]
+    ) -> RowSimulation:
+        """Rows that are asked as those of the last step were."""
+
+        def means_of_latents(sums: Sums) -> NewMeans | None:
+            there = Unclipped(dict(sums), state.noise_stddev)
+            return self._globals.means_of_latents(state, there)
+
+        return RowSimulation(
+            simulator,
+            means_of_latents,
+            functools.partial(self._rows.sum_of_rows, state),
+            bounds=bounds,
+            released={name: state.statistics[name] for name in bounds},
+            num_rows=self._rows.num_rows,
+            has_locals=any(self.program.structure.posterior_factors_of("local")),
+        )
+
+    def posterior(self, state: VipsState) -> ConjugatePosterior:
+        """The posterior of the global latents, parameters alone."""
+        sums, seen = self.sums_of(state)
+        if not is_noisy(state.noise_stddev):
+            natural = state.natural
+            if seen is not None and seen.missing <= _MOST_MISSING_WITHOUT_NOISE:
+                # Coordinate ascent has settled: widths alone are not right yet.
+                wider = Unclipped(state.statistics, seen.with_noise.noise_stddev)
+                natural = self._globals.natural_of(state, wider)
+            return self._globals.posterior_of(natural)
+        alone, noise_read = sums, 0.0
+        if seen is not None:
+            sums, alone, noise_read = seen.with_noise, seen.without_noise, 1.0
+        found = state.natural
+        if sums.statistics is not state.statistics or not self._roles.residuals:
+            found = self._globals.natural_of(state, sums)
+        targets = self._targets_of(state, sums)
+        centre = self._globals.centre_in(state, state.centre)
+        newton = all_under_noise(
+            targets, centre, knows_noise=True, limit=self._limit(state)
+        )
+        in_model = self._globals.natural_from(state, newton)
+        posterior = self._globals.posterior_of({**found, **in_model})
+        if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
+            return posterior
+        as_they_are = {
+            **self._globals.natural_of(state, alone, noise_read),
+            **self._globals.natural_from(
+                state, all_under_noise(targets, centre, knows_noise=False)
+            ),
+        }
+        return posterior.beside(self._globals.posterior_of(as_they_are))

@@ -1,0 +1,1 @@
+"""The E-step: the posterior of one row's latents, and the bound that it reaches."""

@@ -1,0 +1,550 @@
+"""One or two real latents of a row under logistic likelihoods, by quadrature.
+
+Let z be these latents and ψ_j = a_j·z + c_j the logits of the row's observations, in
+which c_j may be made of globals. Coordinate ascent would give the auxiliary variables
+ω_j of the bounds a factor of their own. That bound is looser the less a row says of z,
+and so it draws globals to where z matters less: their scale comes out too small.
+
+Here the factor is q(z) Π_j q(ω_j | z). At every z the auxiliary variables are at their
+best, which makes the bound on -log(2 cosh(ψ_j/2)) the one in c_j(z)² = E[ψ_j² | z], and
+that is over the globals alone. It is exact where ψ_j has no global in it, and otherwise
+as tight as the globals are known. What is left is an integral over z,
+
+    q(z) ∝ exp(⟨η, t(z)⟩ + Σ_j b_j F(η_j(z))),
+
+with η what priors and labels say of z, F the log normaliser of the auxiliary family,
+-log cosh(c/2) for Pólya-Gamma, and η_j its natural parameter at z, -c_j(z)²/2. The
+derivation is in docs/conjugacy.md.
+
+Its logarithm is concave: F is concave in z, and η comes from a Gaussian. So there is
+one mode, and Newton's method finds it. Gauss-Hermite nodes lie about the Gaussian
+there, and are then moved to the mean and the covariance that they find (adaptive
+quadrature; Naylor and Smith, 1982). All moments are sums over the same nodes, with
+weights that are not negative, so they are those of a distribution wherever the nodes
+lie.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Self, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from numpyro_vips.conjugacy.algebra.terms import Term
+from numpyro_vips.conjugacy.families.family import Elementwise, Moments
+from numpyro_vips.conjugacy.families.logistic_auxiliaries import LogitsAuxiliary
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.vips.e_step.coordinates import (
+    Given,
+    by_coupling,
+    copies_array,
+    divided_by_weight,
+    locals_of,
+)
+from numpyro_vips.vips.program.expectations import BESIDE, natural_parameters
+from numpyro_vips.vips.program.named_arrays import LocalFactor
+
+# Nodes per dimension, by the number of dimensions: those that only say where the mass
+# is, and the last. `test_local_quadrature.py` shows how exact they are.
+NUM_NODES = {1: (9, 9, 15), 2: (7, 7, 9)}
+_NEWTON_STEPS = 10
+# Moments of a row's factor also hold its entropy, under this name.
+ENTROPY = "entropy"
+# Of the nodes' own standard deviation, what the next nodes have at least beside what
+# these found, so that nodes too far apart come together by steps; and what a row's
+# latents have beside it, which is far above rounding and far below all that matters.
+_LEAST_MOVED = 0.2
+_LEAST = 1e-3
+# Rounding errors of what is left where numbers cancel, in units of machine epsilon.
+_ROUNDING = 8.0
+
+_Point = Float[Array, " dim"]
+_Matrix = Float[Array, "dim dim"]
+
+
+class Integrated(NamedTuple):
+    """Latents of a row that are integrated out, with what depends on them.
+
+    Attributes:
+      latents: Their Gaussian factor, of one or two coordinates.
+      auxiliaries: The factors of the auxiliary variables of their logits.
+    """
+
+    latents: PosteriorFactor
+    auxiliaries: tuple[PosteriorFactor, ...]
+
+
+def integrated_latents(
+    structure: Structure, terms: Sequence[Term]
+) -> tuple[Integrated, ...]:
+    """The latents of a row that are integrated out.
+
+    These are Gaussian factors of one or two coordinates, with the auxiliary variables
+    of logistic likelihoods as all that they act on among the row's latents, and these
+    on them alone.
+
+    Args:
+      structure: What was found in the model.
+      terms: The row's terms.
+    """
+    factors = {f.name: f for f in structure.posterior_factors_of("local")}
+    together = [locals_of(structure, term) for term in terms]
+    found = []
+    for factor in factors.values():
+        if not _is_small_block(structure, factor):
+            continue
+        beside = set().union(*(x for x in together if factor.name in x))
+        beside -= {factor.name}
+        auxiliaries = tuple(factors[name] for name in factors if name in beside)
+        known = beside | {factor.name}
+        if (
+            auxiliaries
+            and all(f.family.bounds_logits for f in auxiliaries)
+            and all(x <= known for x in together if x & beside)
+            and all(len(x & beside) < 2 for x in together)
+        ):
+            found.append(Integrated(factor, auxiliaries))
+    return tuple(found)
+
+
+def _is_small_block(structure: Structure, factor: PosteriorFactor) -> bool:
+    return (
+        factor.layout is not None
+        and factor.family.has_covariances
+        and int(np.prod(factor.shape)) == factor.layout.size <= max(NUM_NODES)
+        and all(structure.latents[name].weight is None for name in factor.latents)
+    )
+
+
+class _Logits(NamedTuple):
+    """Auxiliary factors' natural parameters as quadratic functions of z.
+
+    Attributes:
+      family: The auxiliary family.
+      copies: b_j.
+      constant, linear, quadratic: The functions' coefficients for each element.
+    """
+
+    family: LogitsAuxiliary
+    copies: Float[Array, " logits"]
+    constant: Float[Array, " logits"]
+    linear: Float[Array, "dim logits"]
+    quadratic: Float[Array, "dim dim logits"]
+
+    def at(self, z: _Point) -> Elementwise:
+        return {"x": self.constant + _quadratic(self.linear, self.quadratic, z)}
+
+    def slope(self, z: _Point) -> Float[Array, "dim logits"]:
+        return jnp.stack(
+            [
+                linear + 2.0 * sum(x * of for x, of in zip(z, row, strict=True))
+                for linear, row in zip(self.linear, self.quadratic, strict=True)
+            ]
+        )
+
+    def change(self, z: _Point, step: _Point) -> Elementwise:
+        """`at(z + step)` less `at(z)`, without taking two large numbers apart."""
+        return {"x": _quadratic(self.slope(z), self.quadratic, step)}
+
+    def weighed_quadratic(self, weight: Float[Array, " logits"]) -> _Matrix:
+        """The sum over the logits of a weight times the quadratic coefficients."""
+        return _matrix([[_dot(weight, each) for each in row] for row in self.quadratic])
+
+
+class _Target(NamedTuple):
+    """The logarithm of q(z), up to a constant.
+
+    Attributes:
+      linear, quadratic: η, which is ⟨linear, z⟩ + zᵀ quadratic z.
+      logits: The auxiliary factors.
+    """
+
+    linear: _Point
+    quadratic: _Matrix
+    logits: tuple[_Logits, ...]
+
+    def slope(self, z: _Point) -> _Point:
+        slope = self.linear + 2.0 * _times(self.quadratic, z)
+        for one in self.logits:
+            weight = one.copies * one.family.moments(one.at(z))["x"]
+            slope += jnp.stack([_dot(weight, each) for each in one.slope(z)])
+        return slope
+
+    def bound(self, z: _Point) -> _Matrix:
+        """The quadratic coefficients of the bound on log q that is tight at z.
+
+        In the bound every logistic factor is replaced by its Gaussian one at z, so it
+        is quadratic in the latents: (dim, dim), negative definite where q is proper.
+        """
+        quadratic = self.quadratic
+        for one in self.logits:
+            weight = one.copies * one.family.moments(one.at(z))["x"]
+            quadratic += one.weighed_quadratic(weight)
+        return quadratic
+
+    def change(
+        self, z: _Point, slope: _Point, bound: _Matrix, step: _Point
+    ) -> Float[Array, ""]:
+        """By how much log q grows from z to z + step.
+
+        It is computed without the difference of two large numbers: the growth of the
+        bound at z, and how far the bound then lies below.
+
+        Args:
+          z: Where the step begins, (dim,).
+          slope, bound: `slope(z)` and `bound(z)`.
+          step: The step, (dim,).
+        """
+        total = _quadratic(slope, bound, step)
+        for one in self.logits:
+            lost = one.family.divergence(one.at(z), one.change(z, step))
+            total += _dot(one.copies, lost)
+        return total
+
+    def precision(self, z: _Point, bound: _Matrix) -> _Matrix:
+        """Minus the second derivatives, and positive on the diagonal."""
+        total = -2.0 * bound
+        for one in self.logits:
+            slope = one.slope(z)
+            weight = one.copies * one.family.variance(one.at(z))
+            total -= _matrix([[_dot(weight * a, b) for b in slope] for a in slope])
+        least = -2.0 * _rounding(bound) * bound
+        for i in range(len(z)):
+            total = total.at[i, i].max(least[i, i])
+        return total
+
+
+def integrate(
+    given: Given,
+    integrated: Integrated,
+    terms: Sequence[Term],
+    *,
+    observed: bool = False,
+) -> dict[str, LocalFactor]:
+    """Moments and natural parameters of the factors of a row's integrated latents.
+
+    Args:
+      given: What the row is solved for from.
+      integrated: Which latents.
+      terms: The row's terms.
+      observed: Whether the auxiliary moments are for the observed information of the
+        globals; see `Family.observed_moments`.
+
+    Returns:
+      By factor, moments and natural parameters. The latents' natural parameters are
+      those of the Gaussian that has their moments, and an auxiliary variable's are its
+      expected ones. Its moments are E[ω], and under the names in `BESIDE` E[ω z] and
+      E[ω z zᵀ], with the latents' axes behind its own. Both have an entropy; that of
+      the auxiliary variables is given the latents.
+    """
+    factor, size = integrated.latents, integrated.latents.shape[-1]
+    target = _target(given, integrated, terms)
+    mode = _mode(target)
+    slope, bound = target.slope(mode), target.bound(mode)
+
+    def change_to(step: _Point) -> Float[Array, ""]:
+        return target.change(mode, slope, bound, step)
+
+    middle = jnp.zeros_like(mode)
+    root = _inverse_root(target.precision(mode, bound))
+    *moves, last = NUM_NODES[size]
+    for number in moves:
+        nodes = _Nodes.about(middle, root, number)
+        middle, covariance = nodes.moments(nodes.shares(nodes.each(change_to)))
+        root = _root(covariance + _LEAST_MOVED**2 * _square(root))
+    nodes = _Nodes.about(middle, root, last)
+    change = nodes.each(change_to)
+    shares = nodes.shares(change)
+    middle, covariance = nodes.moments(shares)
+    covariance += _LEAST**2 * _square(root)
+    parameters = {
+        "loc": (mode + middle).reshape(factor.shape),
+        "covariance_matrix": covariance.reshape((*factor.shape, size)),
+    }
+    moments = factor.family.moments_of(parameters)
+    # A node of no weight may be infinitely unlikely.
+    expected_change = jnp.sum(jnp.where(shares > 0, shares * change, 0.0))
+    moments[ENTROPY] = nodes.log_integral(change) - expected_change
+    natural = factor.family.from_parameters(parameters)
+    found: dict[str, LocalFactor] = {factor.name: (moments, natural)}
+    for auxiliary, logits in zip(integrated.auxiliaries, target.logits, strict=True):
+        expected = _expected(logits, mode, nodes, shares, observed=observed)
+        shape = auxiliary.shape
+        moments = {
+            "x": expected.alone.reshape(shape),
+            BESIDE[1]: expected.with_latents.T.reshape((*shape, *factor.shape)),
+            BESIDE[2]: jnp.moveaxis(expected.with_pairs, -1, 0).reshape(
+                (*shape, *factor.shape, size)
+            ),
+            ENTROPY: _dot(logits.copies, expected.entropy),
+        }
+        found[auxiliary.name] = moments, {"x": expected.natural.reshape(shape)}
+    return found
+
+
+class _Expected(NamedTuple):
+    """E[ω], E[ω z], E[ω z zᵀ] of auxiliary variables, and for each element of them the
+    expectations of the natural parameter and of the entropy given z."""
+
+    alone: Float[Array, " logits"]
+    with_latents: Float[Array, "dim logits"]
+    with_pairs: Float[Array, "dim dim logits"]
+    natural: Float[Array, " logits"]
+    entropy: Float[Array, " logits"]
+
+
+def _expected(
+    logits: _Logits,
+    mode: _Point,
+    nodes: "_Nodes",
+    shares: Float[Array, " nodes"],
+    *,
+    observed: bool,
+) -> _Expected:
+    """Means over the nodes, which are steps from the mode."""
+    family, start = logits.family, logits.at(mode)["x"]
+
+    def at_node(step: _Point, share: Float[Array, ""]) -> _Expected:
+        natural = {"x": start + logits.change(mode, step)["x"]}
+        moments = family.moments(natural)
+        entropy = family.log_normalizer(natural) - natural["x"] * moments["x"]
+        if observed:
+            moments = family.observed_moments(moments, natural)
+        alone = share * moments["x"]
+        with_latents = [alone * x for x in mode + step]
+        return _Expected(
+            alone=alone,
+            with_latents=jnp.stack(with_latents),
+            with_pairs=jnp.stack(
+                [jnp.stack([one * x for x in mode + step]) for one in with_latents]
+            ),
+            natural=share * natural["x"],
+            entropy=share * entropy,
+        )
+
+    return nodes.total(at_node, shares)
+
+
+class _Nodes(NamedTuple):
+    """Nodes about a Gaussian.
+
+    All that is done at each is done at one after the other: on several rows at once,
+    that is where the processor's vectors are.
+
+    Attributes:
+      steps: Where they lie.
+      log_weights: The logarithms of their weights, for ∫ g(z) dz.
+    """
+
+    steps: Float[Array, "nodes dim"]
+    log_weights: Float[Array, " nodes"]
+
+    @classmethod
+    def about(cls, middle: _Point, root: _Matrix, number: int) -> Self:
+        """Nodes and weights of quadrature under a Normal.
+
+        Args:
+          middle: Its mean, (dim,).
+          root: R of its covariance R Rᵀ, lower triangular, (dim, dim).
+          number: How many nodes there are in each dimension, so number**dim in all.
+        """
+        grid, log_weights = grid_of_nodes(number, len(middle))
+        grid, log_weights = grid.astype(root.dtype), log_weights.astype(root.dtype)
+        steps = [
+            x + sum(r * at for r, at in zip(row, grid.T, strict=True))
+            for x, row in zip(middle, root, strict=True)
+        ]
+        log_volume = sum(jnp.log(root[i, i]) for i in range(len(root)))
+        return cls(jnp.stack(steps, -1), jnp.asarray(log_weights + log_volume))
+
+    def each(
+        self, function: Callable[[_Point], Float[Array, ""]]
+    ) -> Float[Array, " nodes"]:
+        """A function's value at every node."""
+        return jax.lax.map(function, self.steps)
+
+    def total(
+        self,
+        function: Callable[[_Point, Float[Array, ""]], _Expected],
+        shares: Float[Array, " nodes"],
+    ) -> _Expected:
+        """The sum over all nodes of a function of a node and of its share."""
+
+        def add(total: _Expected, node: Any) -> tuple[_Expected, None]:
+            return jax.tree.map(jnp.add, total, function(*node)), None
+
+        like = jax.eval_shape(function, self.steps[0], shares[0])
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), like)
+        return jax.lax.scan(add, zero, (self.steps, shares))[0]
+
+    def shares(self, log_density: Float[Array, " nodes"]) -> Float[Array, " nodes"]:
+        """Each node's share in the integral of a density."""
+        return jax.nn.softmax(log_density + self.log_weights)
+
+    def log_integral(self, log_density: Float[Array, " nodes"]) -> Float[Array, ""]:
+        return jax.nn.logsumexp(log_density + self.log_weights)
+
+    def moments(self, shares: Float[Array, " nodes"]) -> tuple[_Point, _Matrix]:
+        """Mean and covariance of the nodes, each with its share: (dim,), (dim, dim)."""
+        mean = jnp.stack([jnp.sum(shares * x) for x in self.steps.T])
+        away = [x - middle for x, middle in zip(self.steps.T, mean, strict=True)]
+        return mean, _matrix([[jnp.sum(shares * a * b) for b in away] for a in away])
+
+
+def _target(given: Given, integrated: Integrated, terms: Sequence[Term]) -> _Target:
+    """The density that is integrated, from the arguments of `integrate`."""
+    factor = integrated.latents
+    own = [t for t in terms if any(a.latent in factor.latents for a in t.atoms)]
+    alone, _ = by_coupling(given.structure, given.row_terms(own))
+    natural = natural_parameters(given.structure, factor, alone, {})
+    size = factor.shape[-1]
+    quadratic = natural["xx"].reshape(size, size)
+    return _Target(
+        linear=natural["x"].reshape(size),
+        quadratic=0.5 * (quadratic + quadratic.T),
+        logits=tuple(
+            _logits(given, factor, auxiliary, terms)
+            for auxiliary in integrated.auxiliaries
+        ),
+    )
+
+
+def _logits(
+    given: Given,
+    factor: PosteriorFactor,
+    auxiliary: PosteriorFactor,
+    terms: Sequence[Term],
+) -> _Logits:
+    """How the natural parameter of one auxiliary factor depends on the latents.
+
+    Args:
+      given, terms: See `integrate`.
+      factor: The latents' factor.
+      auxiliary: The auxiliary factor.
+    """
+    structure = given.structure
+    family = cast(LogitsAuxiliary, auxiliary.family)  # It bounds logits.
+    mine = [t for t in terms if any(a.latent in auxiliary.latents for a in t.atoms)]
+    mine = given.row_terms(mine)
+    copies = copies_array(auxiliary, structure.latents, given.arrays)
+    assert copies is not None
+
+    def natural(x: _Point, xx: _Matrix) -> Float[Array, " logits"]:
+        moments: Moments = {
+            "x": x.reshape(factor.shape),
+            "xx": xx.reshape((*factor.shape, factor.shape[-1])),
+        }
+        found = natural_parameters(structure, auxiliary, mine, {factor.name: moments})
+        return divided_by_weight(found, copies, family)["x"].ravel()
+
+    # It is linear in the latents' moments, so this is all of it.
+    size = factor.shape[-1]
+    none = jnp.zeros(size), jnp.zeros((size, size))
+    linear, quadratic = jax.jacfwd(natural, (0, 1))(*none)
+    quadratic = jnp.moveaxis(quadratic, 0, -1)
+    return _Logits(
+        family=family,
+        copies=copies.ravel(),
+        constant=natural(*none),
+        linear=linear.T,
+        quadratic=0.5 * (quadratic + jnp.swapaxes(quadratic, 0, 1)),
+    )
+
+
+def _mode(target: _Target) -> _Point:
+    """About where log q is largest, by Newton's method.
+
+    A step of Newton's that gains less than the bound at the place before promises is
+    not taken, but the one to where that bound is largest: it gains what it promises,
+    from wherever it starts.
+    """
+
+    def step(_: int, z: _Point) -> _Point:
+        slope, bound = target.slope(z), target.bound(z)
+        by_bound = _solve(-2.0 * bound, slope)
+        promised = 0.5 * sum(slope * by_bound)
+        newton = _solve(target.precision(z, bound), slope)
+        gained = target.change(z, slope, bound, newton)
+        return z + jnp.where(gained >= promised, newton, by_bound)
+
+    return jax.lax.fori_loop(0, _NEWTON_STEPS, step, _start(target))
+
+
+def _start(target: _Target) -> _Point:
+    """Where the bound is largest with auxiliary variables at a neutral value."""
+    linear, quadratic = target.linear, target.quadratic
+    for one in target.logits:
+        neutral = one.copies * one.family.neutral_moments(one.copies.shape)["x"]
+        linear += jnp.stack([_dot(neutral, each) for each in one.linear])
+        quadratic += one.weighed_quadratic(neutral)
+    return _solve(-2.0 * quadratic, linear)
+
+
+# --- vectors and matrices of one or two rows ------------------------------------------
+# Written out by coordinates: products of small matrices would take most of the time.
+
+
+def _dot(a: Float[Array, " logits"], b: Float[Array, " logits"]) -> Float[Array, ""]:
+    return jnp.vdot(a, b, precision="highest")
+
+
+def _quadratic(
+    linear: Float[Array, "dim ..."],
+    quadratic: Float[Array, "dim dim ..."],
+    z: _Point,
+) -> Float[Array, "..."]:
+    """⟨linear, z⟩ + zᵀ quadratic z."""
+    total = jnp.zeros(linear.shape[1:], linear.dtype)
+    for i, j in itertools.product(range(len(z)), repeat=2):
+        total += (z[i] * z[j]) * quadratic[i, j]
+    for i in range(len(z)):
+        total += z[i] * linear[i]
+    return total
+
+
+def _matrix(rows: Sequence[Sequence[Any]]) -> _Matrix:
+    return jnp.stack([jnp.stack(row) for row in rows])
+
+
+def _times(matrix: _Matrix, vector: _Point) -> _Point:
+    return jnp.stack([sum(row * vector) for row in matrix])
+
+
+def _root(matrix: _Matrix) -> _Matrix:
+    """The Cholesky factor, of a matrix that rounding may have made singular."""
+    first = jnp.sqrt(matrix[0, 0])
+    if len(matrix) == 1:
+        return first[None, None]
+    below, last = matrix[1, 0] / first, matrix[1, 1]
+    last = jnp.sqrt(jnp.maximum(last - below**2, _rounding(matrix) * last))
+    top = jnp.stack([first, jnp.zeros_like(first)])
+    return jnp.stack([top, jnp.stack([below, last])])
+
+
+def _rounding(array: Float[Array, "..."]) -> float:
+    """The share of a number below which what is left of it may be rounding."""
+    return _ROUNDING * float(jnp.finfo(array.dtype).eps)
+
+
+def _inverse_root(matrix: _Matrix) -> _Matrix:
+    """R of the inverse R Rᵀ: the inverse of the transposed Cholesky factor."""
+    root = _root(matrix)
+    if len(matrix) == 1:
+        return 1.0 / root
+    first, below, last = root[0, 0], root[1, 0], root[1, 1]
+    top = jnp.stack([1.0 / first, -below / (first * last)])
+    return jnp.stack([top, jnp.stack([jnp.zeros_like(first), 1.0 / last])])
+
+
+def _square(root: _Matrix) -> _Matrix:
+    """R Rᵀ."""
+    return _matrix([[sum(a * b) for b in root] for a in root])
+
+
+def _solve(matrix: _Matrix, vector: _Point) -> _Point:
+    return _times(_square(_inverse_root(matrix)), vector)

@@ -1,0 +1,316 @@
+"""The programs of the M-step: posteriors of the globals, from sums over rows."""
+
+import functools
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float64, PRNGKeyArray
+
+from numpyro_vips.conjugacy.families.family import Family
+from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
+from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
+from numpyro_vips.vips.m_step import m_step, starts
+from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
+from numpyro_vips.vips.posterior.posterior import KIND, ConjugatePosterior
+from numpyro_vips.vips.program.expectations import expected_natural_of
+from numpyro_vips.vips.program.feature_detection import weight_of_intercepts
+from numpyro_vips.vips.program.features import Standardisation
+from numpyro_vips.vips.program.named_arrays import (
+    MomentsByFactor,
+    NewByStatistic,
+    NewMeans,
+    NewMomentsByFactor,
+    NewSums,
+)
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.row_statistics import as_block
+from numpyro_vips.vips.steps.newton_steps import Target, as_targets
+from numpyro_vips.vips.steps.released_sums import Unclipped
+from numpyro_vips.vips.steps.state import (
+    InDouble,
+    VipsState,
+    as_arrays,
+    in_double,
+)
+from numpyro_vips.vips.units.frames import Frame, frames_of
+from numpyro_vips.vips.units.whitening import of_the_same_size, zero_origins
+
+
+@functools.partial(jit_unoptimized, static_argnums=0)
+def _parameters(
+    factors: tuple[tuple[str, Family], ...], natural: MomentsByFactor
+) -> NewMomentsByFactor:
+    """Standard parameters of each factor, as one program."""
+    return {name: family.parameters(natural[name]) for name, family in factors}
+
+
+class GlobalPrograms:
+    """What is compiled of a model to solve for its globals.
+
+    All of it runs in double precision: residual sums are differences of large ones, and
+    precisions of scales span many orders of magnitude.
+
+    Args:
+      program: The compiled model.
+      max_sweeps: See `m_step.update_globals`.
+      noise_by_entry: Whether some noise will be given by entry. Then all of it is
+        brought into this form, so that one program is compiled.
+    """
+
+    def __init__(
+        self, program: ConjugateProgram, max_sweeps: int, *, noise_by_entry: bool
+    ):
+        self.program = program
+        self._noise_by_entry = noise_by_entry
+        self.max_sweeps = max_sweeps
+        # Kept, as a fit starts twice: default clipping norms are read off a start too.
+        self._start = jit_unoptimized(functools.partial(starts.start, program))
+        self._newton_targets = jit_unoptimized(
+            functools.partial(m_step.newton_targets, program)
+        )
+        self._update_globals = jit_of_globals(
+            functools.partial(m_step.update_globals, program)
+        )
+
+    def start(self, rng_key: PRNGKeyArray) -> starts.Start:
+        """The moments from which the globals start; see `starts.start`."""
+        return self._start(rng_key)
+
+    def solve(
+        self,
+        state: VipsState,
+        sums: Unclipped,
+        noise_read: float,
+        *,
+        are_held: bool = False,
+    ) -> m_step.Solution:
+        """The posterior for these sums, from where a state is; see `m_step`.
+
+        Args:
+          state: Where to start from, and the points that the sums are about.
+          sums: The sums, and their noise.
+          noise_read, are_held: See `m_step.update_globals`.
+        """
+        stddev = dict(sums.noise_stddev)
+        if self._noise_by_entry:
+            stddev = {
+                s.name: np.broadcast_to(stddev[s.name], s.block_shape)
+                for s in self.program.structure.statistics
+            }
+        with jax.enable_x64(True):
+            return self._update_globals(
+                sums.statistics,
+                stddev,
+                state.moments,
+                self.centre_in(state, state.centre),
+                self.max_sweeps,
+                noise_read=noise_read,
+                frames=self.frames_of(state),
+                given=self._shares_of_newton(state, sums, noise_read),
+                are_held=are_held,
+            )
+
+    def _shares_of_newton(
+        self, state: VipsState, sums: Unclipped, noise_read: float
+    ) -> dict[str, Natural]:
+        """What rows say of the factors that take Newton steps; see `newton_posterior`.
+
+        That depends on the prior, given the state's other globals, by as much as it
+        says how large information that noise hides may be.
+        """
+        if not self.program.structure.newton:
+            return {}
+        return shares_of_rows(
+            self.newton_targets(state, sums),
+            self.centre_in(state, state.centre),
+            knows_noise=noise_read > 0,
+        )
+
+    def natural_of(
+        self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
+    ) -> InDouble:
+        """Natural parameters of the globals, for other sums than the state's."""
+        return in_double(self.solve(state, sums, noise_read).natural)
+
+    def means_of_latents(
+        self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
+    ) -> NewMeans | None:
+        """The means of the globals, for other sums; None if they have none."""
+        natural = self.natural_of(state, sums, noise_read)
+        moments = self.posterior_of(natural).moments()
+        found = {name: of_site.mean for name, of_site in moments.items()}
+        finite = all(np.isfinite(mean).all() for mean in found.values())
+        return found if finite else None
+
+    def newton_targets(
+        self,
+        state: VipsState,
+        sums: Unclipped,
+        *,
+        moments: InDouble | None = None,
+        about: Mapping[str, Any] | None = None,
+        gain: float = 1.0,
+    ) -> dict[str, Target]:
+        """By factor, what Newton's method needs to know, in double precision.
+
+        It is in the coordinates in which the state's statistics were taken.
+
+        Args:
+          state: Whose coordinates these are.
+          sums: The sums, and their noise.
+          moments: Of the globals; by default those of the state.
+          about: By factor, where rows were asked; by default the state's centre.
+          gain: See `m_step.newton_targets`.
+        """
+        centre = self.centre_in(state, state.centre if about is None else about)
+        with jax.enable_x64(True):
+            found = self._newton_targets(
+                sums.statistics,
+                sums.noise_stddev,
+                state.moments if moments is None else moments,
+                centre,
+                gain,
+                self.frames_of(state),
+            )
+        return as_targets(found)
+
+    def frames_of(self, state: VipsState) -> dict[str, Frame]:
+        """The coordinates in which the statistics of a state were taken."""
+        origins = zero_origins(state.standards, state.origins, state.centre)
+        return frames_of(self.program.features, origins, state.standards)
+
+    def centre_in(
+        self, state: VipsState, centre: Mapping[str, Float64[np.ndarray, "..."]]
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Places of the globals, by factor, in the coordinates of the statistics."""
+        frames = self.frames_of(state)
+        return {
+            name: frames[name].place_in(place) if name in frames else place
+            for name, place in centre.items()
+        }
+
+    def natural_from(
+        self, state: VipsState, natural: Mapping[str, Natural]
+    ) -> dict[str, Natural]:
+        """Natural parameters of factors that take Newton steps, for the model's
+        coordinates w, from those for the coordinates of the statistics."""
+        frames, found = self.frames_of(state), {}
+        for name, of in natural.items():
+            found[name] = of
+            inverse = frames[name].inverse if name in frames else None
+            if inverse is not None:
+                back = np.asarray(inverse)
+                found[name] = {"x": of["x"] @ back, "xx": back.T @ of["xx"] @ back}
+        return found
+
+    def natural_in(
+        self, moments: MomentsByFactor, frames: Mapping[str, Frame]
+    ) -> NewSums:
+        """n̄ of the globals in other coordinates, as blocks."""
+        with jax.enable_x64(True):
+            found = self._blocks_of_natural(moments, frames)
+            return {name: np.asarray(block) for name, block in found.items()}
+
+    @functools.cached_property
+    def _blocks_of_natural(self) -> Any:
+        def blocks(
+            moments: MomentsByFactor, frames: Mapping[str, Frame]
+        ) -> NewByStatistic:
+            structure = self.program.structure
+            there = {n: frame.moments_in(moments[n]) for n, frame in frames.items()}
+            natural = expected_natural_of(structure, {**moments, **there})
+            return {s.name: as_block(s, natural[s.name]) for s in structure.statistics}
+
+        return jit_unoptimized(blocks)
+
+    def standards(
+        self, state: VipsState, sums: Unclipped, names: Collection[str]
+    ) -> dict[str, Standardisation]:
+        """What sums say of how to standardise the features of some factors.
+
+        Args:
+          state: How they were standardised for the sums.
+          sums: The sums, and their noise.
+          names: The factors. In those that take Newton steps each feature keeps its
+            size; see `whitening`.
+        """
+        program, chosen = self.program, tuple(sorted(names & state.standards.keys()))
+        if not chosen:
+            return {}
+        with jax.enable_x64(True):
+            found = self._second_moments(
+                sums.statistics, sums.noise_stddev, state.moments, names=chosen
+            )
+        standards = {}
+        for name, of_rows in found.items():
+            moments, noise_stddev = map(np.asarray, of_rows)
+            features, before = program.features[name], state.standards[name]
+            standard = features.standardisation(
+                before,
+                moments,
+                noise_stddev,
+                self._squared_intercepts(name, state.moments),
+            )
+            if name in program.structure.newton:
+                standard = of_the_same_size(
+                    features, before, standard, moments, noise_stddev
+                )
+            standards[name] = standard.as_rows_know()
+        return standards
+
+    def _squared_intercepts(self, name: str, moments: InDouble) -> float | None:
+        """What they add up to over all rows, where that is public; of a factor."""
+        program = self.program
+        if not program.features[name].constant:
+            return None
+        terms = program.row_terms
+        of_row = weight_of_intercepts(
+            program.structure, name, program.features[name], terms, moments
+        )
+        num_rows = program.graph.arguments.public_num_rows
+        return None if of_row is None else num_rows * of_row
+
+    @functools.cached_property
+    def _second_moments(self) -> Any:
+        second_moments = functools.partial(m_step.second_moments, self.program)
+        return jit_unoptimized(second_moments, static_argnames="names")
+
+    def evidence_bound(self, state: VipsState) -> float:
+        """The part of the evidence bound that is the globals' own."""
+        with jax.enable_x64(True):
+            moments, natural = as_arrays(state.moments), as_arrays(state.natural)
+            return float(self._bound_of_globals(moments, natural))
+
+    @functools.cached_property
+    def _bound_of_globals(self) -> Any:
+        return jax.jit(functools.partial(bound_of_globals, self.program))
+
+    def posterior_of(self, natural: MomentsByFactor | InDouble) -> ConjugatePosterior:
+        """The posterior with these natural parameters."""
+        structure = self.program.structure
+        factors, families = [], []
+        for factor in structure.posterior_factors_of("global"):
+            if structure.latents[factor.latents[0]].family is not None:
+                continue  # An auxiliary variable is no part of the user's posterior.
+            entry: dict[str, Any] = {"name": factor.name, "family": factor.family.name}
+            if factor.family.num_states is not None:
+                entry["num_states"] = factor.family.num_states
+            if factor.layout is not None:
+                entry["layout"] = factor.layout.to_dict()
+            factors.append(entry)
+            families.append((factor.name, factor.family))
+        with jax.enable_x64(True):
+            chosen = {name: dict(natural[name]) for name, _ in families}
+            parameters = _parameters(tuple(families), chosen)
+        params = {
+            f"{factor}/{name}": jnp.asarray(np.asarray(value))
+            for factor, found in parameters.items()
+            for name, value in found.items()
+        }
+        sites = self.program.graph.latents("global")
+        site_dims = {site.name: site.dims for site in sites}
+        specification = {"kind": KIND, "blocks": factors, "site_dims": site_dims}
+        return ConjugatePosterior(specification, params)

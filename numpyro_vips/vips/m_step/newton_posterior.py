@@ -1,0 +1,209 @@
+"""The posterior of factors that take Newton steps, which knows of the noise.
+
+Residuals R̄, averaged over places with the average m̄, say of the coordinates w
+
+    R̄ = I (w − m̄) + N(0, I) + N(0, V),
+
+I being the rows' information, of which there is a noisy release, and V the variance of
+the noise in R̄. See `noisy_information` for what that is worth: K = I (I + V)⁻¹ I, about
+m̄ + I⁻¹ R̄.
+
+- The posterior that is handed out stays at m̄ where noise hides the information, where
+  new residuals have led in every step, and its width is nearly the prior's there:
+  nothing is taken off a matrix that is noise. Where so few rows cannot have led
+  anywhere, m̄ is noise as well, and the posterior is the prior.
+- Other globals, such as a precision α of the weights, are solved for given the Gaussian
+  of the prior times that likelihood, without exception. Coordinate ascent on the
+  evidence of what was released, q(w) ∝ exp⟨log p(w | α)⟩ p(R̄ | w) and
+  q(α) ∝ p(α) exp⟨log p(w | α)⟩, has the expected squares of this q(w) for α. Of a
+  direction of which nothing is known they are the prior's, which leaves α as it is. A
+  ridge that is taken for information makes them smaller: α grows until the weights are
+  shrunk to nothing. A mean at m̄, with the prior's width beside it, counts twice, and α
+  falls.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from numpyro_vips.vips.m_step.noisy_information import (
+    Information,
+    Spectrum,
+    rows_information,
+    share_heard,
+    share_known,
+)
+from numpyro_vips.vips.steps.newton_steps import Target
+
+# Natural parameters of a Gaussian, with the batch axes of its factor in front.
+Natural = dict[str, Float64[np.ndarray, "..."]]
+
+
+class _Known(NamedTuple):
+    """What was released says of one vector, of the coordinates that rows read.
+
+    Attributes:
+      read: Which these are. Of the others, such as the mean of effects, rows know
+        through the prior alone.
+      precision: K, or I for the same information without noise in the residuals.
+      slope: K I⁻¹ R̄, or R̄: the likelihood's gradient at m̄.
+      units: Of the noise, in which the fields below are; K is in units of the
+        coordinates.
+      found: The rows' information.
+      information: What was released of it.
+      prior: The prior's precision of each coordinate.
+      variance: Of the noise in an entry of the residuals.
+    """
+
+    read: Int[np.ndarray, " read"]
+    precision: Float64[np.ndarray, "read read"]
+    slope: Float64[np.ndarray, " read"]
+    units: Float64[np.ndarray, " read"]
+    found: Spectrum
+    information: Information
+    prior: Float64[np.ndarray, " read"]
+    variance: Float64[np.ndarray, " read"]
+
+    def hidden(self, limit: float) -> Float64[np.ndarray, "read read"]:
+        """The part of each direction that noise hides, though rows can have led there.
+
+        Args:
+          limit: See `natural_under_noise`, of this vector.
+        """
+        information = self.information._replace(limit=limit)
+        heard = share_heard(self.found, information, self.prior, self.variance)
+        shares = (1.0 - share_known(self.found, information)) * heard
+        return self.found.matrix(shares)
+
+
+def natural_under_noise(
+    target: Target,
+    centre: Float64[np.ndarray, "..."],
+    *,
+    knows_noise: bool,
+    limit: float = math.inf,
+) -> Natural:
+    """Natural parameters of one factor.
+
+    Args:
+      target: From the averages of all steps.
+      centre: m̄.
+      knows_noise: Otherwise the posterior is that of the same information without noise
+        in the residuals.
+      limit: See `Information.limit`, in standard deviations of the noise in an entry of
+        the diagonal. It is shared by the factor's vectors.
+    """
+    natural = _nothing(target, centre)
+    evenly = limit / max(math.prod(centre.shape[:-1]), 1)
+    for index in np.ndindex(*centre.shape[:-1]):
+        one = Target(*(np.asarray(field)[index] for field in target))
+        x, precision = _of_one(one, centre[index], knows_noise, evenly)
+        natural["x"][index], natural["xx"][index] = x, -0.5 * precision
+    return natural
+
+
+def share_of_rows(
+    target: Target, centre: Float64[np.ndarray, "..."], *, knows_noise: bool
+) -> Natural:
+    """What rows add to the natural parameters of one factor, for the other globals.
+
+    Args:
+      target, centre, knows_noise: See `natural_under_noise`. Without noise these are
+        the sums as they are.
+    """
+    share = _nothing(target, centre)
+    for index in np.ndindex(*centre.shape[:-1]):
+        one = Target(*(np.asarray(field)[index] for field in target))
+        if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
+            precision, slope = one.curvature, one.residual
+        else:
+            known = _known(one, knows_noise)
+            precision, slope = np.zeros_like(one.curvature), np.zeros_like(one.residual)
+            precision[np.ix_(known.read, known.read)] = known.precision
+            slope[known.read] = known.slope
+        share["x"][index] = precision @ centre[index] + slope
+        share["xx"][index] = -0.5 * precision
+    return share
+
+
+def _nothing(target: Target, centre: Float64[np.ndarray, "..."]) -> Natural:
+    return {"x": np.zeros(centre.shape), "xx": np.zeros(target.covariance.shape)}
+
+
+def _known(target: Target, knows_noise: bool) -> _Known:
+    """What the release says of one vector; see `_Known`."""
+    read = np.flatnonzero(target.noise_stddev > 0)
+    block = np.ix_(read, read)
+    # In these units noise is as large in every entry of the information's diagonal.
+    noise = np.diag(target.curvature_noise)[read]
+    units = np.sqrt(np.where(noise > 0, noise, 1.0))
+    information = Information(
+        target.curvature[block] / np.outer(units, units),
+        target.curvature_noise[block] / np.outer(units, units),
+    )
+    variance = (target.noise_stddev[read] / units) ** 2
+    prior = np.diag(target.prior_precision)[read] / units**2
+    found = rows_information(information, prior, variance)
+    matrix, slope = found.matrix(found.values), target.residual[read] / units
+    if knows_noise:
+        # I (I + V)⁻¹, V being positive for every coordinate that is read.
+        kept = np.linalg.solve(matrix + np.diag(variance), matrix).T
+        matrix, slope = kept @ matrix, kept @ slope
+        matrix = 0.5 * (matrix + matrix.T)
+    precision, slope = matrix * np.outer(units, units), slope * units
+    return _Known(read, precision, slope, units, found, information, prior, variance)
+
+
+def _of_one(
+    target: Target,
+    centre: Float64[np.ndarray, " size"],
+    knows_noise: bool,
+    limit: float,
+) -> tuple[Float64[np.ndarray, " size"], Float64[np.ndarray, "size size"]]:
+    """Linear natural parameter and precision of one vector."""
+    known = _known(target, knows_noise)
+    read, units = known.read, known.units
+    total = target.prior_precision.copy()
+    slope = target.prior_linear - total @ centre
+    away = known.hidden(limit) @ ((known.slope + slope[read]) / units) * units
+    total[np.ix_(read, read)] += known.precision
+    slope[read] += known.slope - away
+    return total @ centre + slope, total
+
+
+def all_under_noise(
+    targets: Mapping[str, Target],
+    centres: Mapping[str, Float64[np.ndarray, "..."]],
+    *,
+    knows_noise: bool,
+    limit: float = math.inf,
+) -> dict[str, Natural]:
+    """`natural_under_noise` of every factor whose prior is proper."""
+    return {
+        name: natural_under_noise(
+            target, centres[name], knows_noise=knows_noise, limit=limit
+        )
+        for name, target in targets.items()
+        if _is_proper(target)
+    }
+
+
+def shares_of_rows(
+    targets: Mapping[str, Target],
+    centres: Mapping[str, Float64[np.ndarray, "..."]],
+    *,
+    knows_noise: bool,
+) -> dict[str, Natural]:
+    """`share_of_rows` of every factor whose prior is proper."""
+    return {
+        name: share_of_rows(target, centres[name], knows_noise=knows_noise)
+        for name, target in targets.items()
+        if _is_proper(target)
+    }
+
+
+def _is_proper(target: Target) -> bool:
+    return bool(np.all(np.linalg.eigvalsh(target.prior_precision) > 0))

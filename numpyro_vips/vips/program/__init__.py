@@ -1,0 +1,1 @@
+"""The compiled model as data, and expectations of its terms."""

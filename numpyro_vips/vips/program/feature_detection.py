@@ -1,0 +1,371 @@
+"""Which numbers of a row are features of a Gaussian block.
+
+A feature is what one coefficient is multiplied by, whatever the model makes it of. That
+the log joint density depends on features and coefficients through a + bᵀx alone is not
+assumed: it is tried at random numbers, as an identity between polynomials. Numbers that
+the model itself bounds are left alone, for proofs of sensitivity may rest on them.
+"""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float64, Shaped
+
+from numpyro_vips.conjugacy.algebra.terms import (
+    Atom,
+    Dense,
+    Label,
+    Labels,
+    OneHot,
+    Slot,
+    Term,
+    is_public,
+    range_of,
+)
+from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.vips.program.expectations import moment_operands
+from numpyro_vips.vips.program.features import Features, Standardisation
+from numpyro_vips.vips.program.named_arrays import AnyMoments
+
+# By token, what the slots of a row's terms stand for, outside of JAX.
+Numbers = Mapping[int | str, Shaped[np.ndarray, "..."]]
+NewNumbers = dict[int | str, Shaped[np.ndarray, "..."]]
+# The expectation of each of some terms.
+Expectations = Float64[np.ndarray, " terms"]
+
+# Features of one block beyond which they stay as they are.
+_MOST_FEATURES = 200
+# How nearly two polynomials must agree, as a share of the numbers that are added up.
+_TOLERANCE = 1e-9
+# How often that is tried, where indices and labels of rows are drawn, too.
+_TRIALS = 3
+
+
+def find_features(structure: Structure, terms: Sequence[Term]) -> dict[str, Features]:
+    """By recentred factor, or one that takes Newton steps, the features that may be
+    standardised.
+
+    Args:
+      structure: What was found in the model.
+      terms: A row's terms, with slots.
+    """
+    found = {}
+    for name in sorted(structure.recentred | structure.newton):
+        for features in _candidates(structure, name, terms):
+            if _may_be_standardised(structure, name, features, terms):
+                found[name] = features
+                break
+    return found
+
+
+def _candidates(
+    structure: Structure, name: str, terms: Sequence[Term]
+) -> Iterator[Features]:
+    """Which features a factor may have: about each intercept, and without any."""
+    factor = structure.posterior_factors[name]
+    layout = factor.layout
+    repeats = {
+        latent
+        for statistic in structure.statistics
+        if statistic.diagonal is not None
+        for latent, *_ in statistic.atoms
+    }
+    # Of numbers whose squares are these numbers others would not be.
+    if layout is None or not factor.family.has_covariances:
+        return
+    if repeats.intersection(factor.latents):
+        return
+    found: dict[int, tuple[int, ...]] = {}
+    constant: dict[str, tuple[int, ...]] = {}
+    unclear: set[int] = set()
+    for latent in factor.latents:
+        for term in terms:
+            places = _squared_places(latent, layout, term)
+            token = _own_token(term, latent, layout)
+            if not places:
+                continue
+            if token == NO_TOKEN:
+                constant[latent] = (*constant.get(latent, ()), *places)
+            elif token is None or found.setdefault(token, places) != places:
+                unclear |= {*places}
+    by_token = {t: p for t, p in found.items() if unclear.isdisjoint(p)}
+    tokens, places = tuple(by_token), tuple(itertools.chain(*by_token.values()))
+    if not 0 < len(places) <= _MOST_FEATURES:
+        return
+    if len(set(places)) < len(places):
+        return
+    for intercepts in sorted(constant.values(), key=len):
+        if unclear.isdisjoint(intercepts) and {*intercepts}.isdisjoint(places):
+            yield Features(tokens, places, tuple(dict.fromkeys(intercepts)))
+    if len(places) > 1:
+        yield Features(tokens, places, ())
+
+
+def _squared_places(
+    latent: str, layout: GaussianLayout, term: Term
+) -> tuple[int, ...] | None:
+    """The coordinates whose squares are in a term; None if it has no squares."""
+    atoms = _real_atoms(latent, term)
+    if len(atoms) != 2 or len(atoms) != sum(a.latent == latent for a in term.atoms):
+        return None
+    first, second = (_places(atom, layout, term) for atom in atoms)
+    return first if first == second else None
+
+
+def _real_atoms(latent: str, term: Term) -> list[Atom]:
+    return [
+        atom
+        for atom in term.atoms
+        if (atom.latent, atom.function, atom.power) == (latent, "x", 1.0)
+    ]
+
+
+def _places(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
+    """The coordinates that an atom stands for, of which a public index may pick one."""
+    span = layout.span(atom.latent)
+    places = np.arange(span.start, span.stop).reshape(layout.block_shape(atom.latent))
+    _, labels = layout.labels(atom.latent, atom.labels)
+    for axis, label in enumerate(labels):
+        index = _picked(label, term)
+        if index is not None:
+            places = np.take(places, [index], axis)
+    return tuple(int(place) for place in places.ravel())
+
+
+def _picked(label: Label, term: Term) -> int | None:
+    """The entry along a label that a public index picks; None for all."""
+    picks = [f for f in term.constants if isinstance(f, OneHot) and f.target is label]
+    if len(picks) == 1 and is_public(picks[0].indices) and picks[0].indices.size == 1:
+        return int(picks[0].indices.item())
+    return None
+
+
+# In the place of a token, where a row has the number 1 and no array. Tokens of products
+# are less.
+NO_TOKEN = -1
+
+
+def _own_token(term: Term, latent: str, layout: GaussianLayout) -> int | None:
+    """The token of what multiplies each of two equal atoms; None if that is not clear.
+
+    Args:
+      term: A term with the square of a latent.
+      latent, layout: Which latent, and its place in a block.
+    """
+    dense = [f for f in term.constants if isinstance(f, Dense) and f.is_private]
+    times = Counter(f.array for f in dense)
+    twice = [slot for slot, count in times.items() if count == 2]
+    if not twice:
+        return NO_TOKEN
+    slot, mine = twice[0], [f for f in dense if f.array in twice]
+    is_bounded = {range_of(f) for f in mine} != {(-math.inf, math.inf)}
+    if len(twice) > 1 or is_bounded or any(f.branch is not None for f in mine):
+        return None
+    atoms = _real_atoms(latent, term)
+    of_atoms = {entries_of(atom, layout, term) for atom in atoms}
+    if {long_labels(f.labels) for f in mine} != of_atoms:
+        return None
+    return slot.token if jnp.issubdtype(slot.dtype, jnp.floating) else None
+
+
+def picks_of(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
+    """For each axis in the block, which entry a public index picks; −1 for all."""
+    _, labels = layout.labels(atom.latent, atom.labels)
+    picks = (_picked(label, term) for label in labels)
+    return tuple(-1 if pick is None else pick for pick in picks)
+
+
+def entries_of(atom: Atom, layout: GaussianLayout, term: Term) -> Labels:
+    """The labels along which an atom has several coordinates."""
+    _, labels = layout.labels(atom.latent, atom.labels)
+    return long_labels(tuple(x for x in labels if _picked(x, term) is None))
+
+
+def long_labels(labels: Labels) -> Labels:
+    """The labels along which there are several entries."""
+    return tuple(label for label in labels if label.size > 1)
+
+
+def _may_be_standardised(
+    structure: Structure, name: str, features: Features, terms: Sequence[Term]
+) -> bool:
+    """Whether a row's terms are the same function of x and w as of x' and w'.
+
+    The terms are polynomials in a row's numbers and in moments. Two that differ agree
+    at random numbers with probability zero.
+    """
+    factor = structure.posterior_factors[name]
+    rng = np.random.default_rng(0)
+    count = len(features.places)
+    means = rng.normal(size=count) if features.constant else np.zeros(count)
+    tried = Standardisation(means, rng.normal(size=(count, count)) + 2 * np.eye(count))
+    numbers = _random_numbers(terms, rng)
+    moments = _random_moments(structure, rng)
+    point = rng.normal(size=factor.shape)
+    matrix = features.to_coefficients(tried, factor.shape[-1])
+    there = np.linalg.solve(matrix, point[..., None])[..., 0]
+    with jax.enable_x64(True):
+        moved = features.apply(tried, jax.tree.map(jnp.asarray, numbers))
+        after = jax.tree.map(np.asarray, moved)
+
+    def values(
+        numbers: Numbers, place: Float64[np.ndarray, "*batch size"]
+    ) -> Expectations:
+        at_place = {"x": place, "xx": place[..., None] * place[..., None, :]}
+        return _values(structure, terms, numbers, {**moments, name: at_place})
+
+    return _agree(values(numbers, point), values(after, there))
+
+
+def are_equal(
+    structure: Structure,
+    first: Sequence[Term],
+    second: Sequence[Term],
+    with_products: Callable[[Mapping[Any, Any]], Mapping[Any, Any]],
+) -> bool:
+    """Whether two sums of terms are the same function of a row and of the latents.
+
+    Args:
+      structure: What was found in the model.
+      first: Terms in a row's constants.
+      second: Terms in these and in others that are made of them.
+      with_products: What adds those others to a row's constants, by token.
+    """
+    rng = np.random.default_rng(1)
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(first, rng)
+        moments = _random_moments(structure, rng)
+        with jax.enable_x64(True):
+            more = jax.tree.map(np.asarray, dict(with_products(numbers)))
+        before = _values(structure, first, numbers, moments)
+        if not _agree(before, _values(structure, second, more, moments)):
+            return False
+    return True
+
+
+def weight_of_intercepts(
+    structure: Structure,
+    name: str,
+    features: Features,
+    terms: Sequence[Term],
+    moments: Mapping[str, AnyMoments],
+) -> float | None:
+    """What the squares of intercepts have in every row, where it is the same in all.
+
+    That it is the same is tried at rows of random numbers, and random moments of rows'
+    own latents.
+
+    Args:
+      structure: What was found in the model.
+      name: A Gaussian factor.
+      features: Its features, of which some are intercepts.
+      terms: A row's terms, with slots.
+      moments: Those of all other global factors.
+
+    Returns:
+      The coefficient of the square, over −1/2; None if rows differ.
+    """
+    factor = structure.posterior_factors[name]
+    at_intercepts = np.zeros(factor.shape)
+    at_intercepts[..., list(features.constant)] = 1.0
+    own = {
+        "x": np.zeros(factor.shape),
+        "xx": at_intercepts[..., None] * np.eye(factor.shape[-1]),
+    }
+    squares = [
+        term
+        for term in terms
+        if sum(atom.latent in factor.latents for atom in term.atoms) == 2
+    ]
+    rng, found = np.random.default_rng(2), []
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(squares, rng)
+        given = {**_random_moments(structure, rng), **moments, name: own}
+        found.append(-2.0 * float(_values(structure, squares, numbers, given).sum()))
+    if max(found) - min(found) > _TOLERANCE * max(map(abs, found)):
+        return None
+    return found[0]
+
+
+def _values(
+    structure: Structure,
+    terms: Sequence[Term],
+    numbers: Numbers,
+    moments: Mapping[str, AnyMoments],
+) -> Expectations:
+    """The expectation of each term."""
+    return np.array(
+        [_value(structure, term.filled(numbers), moments) for term in terms]
+    )
+
+
+def _agree(first: Expectations, second: Expectations) -> bool:
+    """Whether two sums are the same up to rounding."""
+    size = np.abs(first).sum() + np.abs(second).sum()
+    return bool(abs(first.sum() - second.sum()) <= _TOLERANCE * size)
+
+
+def _value(
+    structure: Structure, term: Term, moments: Mapping[str, AnyMoments]
+) -> float:
+    """The expectation of a term; in NumPy, as compiling it would take longer."""
+    operands: list[tuple[np.ndarray, Labels]] = []
+    for factor in term.constants:
+        array, labels = np.asarray(factor.array), factor.labels
+        if isinstance(factor, OneHot):
+            size = factor.target.size
+            array = np.eye(size + 1)[:, :size][array]  # Of -1 there is none.
+            labels = (*labels, factor.target)
+        operands.append((array, labels))
+    for operand in moment_operands(structure, term, moments, role=None):
+        assert not isinstance(operand, OneHot)
+        array, labels = operand
+        operands.append((np.asarray(array), labels))
+    number: dict[Label, int] = {}
+    inputs = [
+        part
+        for array, labels in operands
+        for part in (array, [number.setdefault(x, len(number)) for x in labels])
+    ]
+    # A label that stands nowhere is summed over all the same.
+    missing = math.prod(x.size for x in term.bound if x not in number)
+    total = np.einsum(*inputs, []) if inputs else 1.0
+    return term.scale * missing * float(total)
+
+
+def _random_numbers(terms: Sequence[Term], rng: np.random.Generator) -> NewNumbers:
+    """Numbers for the slots of terms, of the kinds that these may hold."""
+    found: NewNumbers = {}
+    for factor in (f for term in terms for f in term.constants):
+        slot = factor.array
+        if not isinstance(slot, Slot) or slot.token in found:
+            continue
+        if isinstance(factor, OneHot):
+            numbers = rng.integers(0, factor.target.size, slot.shape)
+        elif factor.branch is not None or not jnp.issubdtype(slot.dtype, jnp.floating):
+            numbers = rng.integers(0, 2, slot.shape)
+        else:
+            numbers = rng.normal(size=slot.shape)
+        is_real = jnp.issubdtype(slot.dtype, jnp.floating)
+        found[slot.token] = np.asarray(numbers, float if is_real else slot.dtype)
+    return found
+
+
+def _random_moments(
+    structure: Structure, rng: np.random.Generator
+) -> dict[str, dict[str, Float64[np.ndarray, "..."]]]:
+    """Moments of all factors; those of a pair of latents are symmetric."""
+    found = {}
+    for factor in structure.posterior_factors.values():
+        shapes = factor.family.moment_shapes(factor.shape)
+        found[factor.name] = {
+            name: rng.uniform(0.5, 1.5, shape) for name, shape in shapes.items()
+        }
+    return found

@@ -1,0 +1,438 @@
+"""The programs that see rows: clipped sums, norms and evidence bounds."""
+
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64
+
+from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.row_sums import (
+    DIAGNOSTICS,
+    counts_in_bins,
+    counts_of_parts,
+    equal_chunks,
+    increasing_edges,
+)
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.row_queries import map_rows
+from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.vips.e_step.evidence_bound import row_bound
+from numpyro_vips.vips.program.expectations import (
+    by_latent,
+    expected_natural_of,
+    means_of,
+)
+from numpyro_vips.vips.program.features import Standards
+from numpyro_vips.vips.program.named_arrays import (
+    ByStatistic,
+    InDouble,
+    MomentsByFactor,
+    NewByStatistic,
+    NewSums,
+    Row,
+    Rows,
+)
+from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.row_sums.bounded_sum import (
+    RowInputs,
+    bounded_sum,
+    columns_of_rows,
+    features_of_rows,
+    norms_of_rows,
+)
+from numpyro_vips.vips.row_sums.covariates import (
+    MOST_COVARIATES,
+    Places,
+    Units,
+    bounded_moments,
+    covariates_that_are_features,
+    moment_norms,
+    positive_covariates,
+    units_of,
+)
+from numpyro_vips.vips.row_sums.row_statistics import public_statistics
+from numpyro_vips.vips.steps.state import VipsState, as_arrays
+from numpyro_vips.vips.units.feature_units import FeatureColumns
+from numpyro_vips.vips.units.frames import frames_of
+from numpyro_vips.vips.units.whitening import zero_origins
+
+
+class NormInputs(NamedTuple):
+    """What norms of rows depend on beside the rows.
+
+    Attributes:
+      of_statistics: What those of statistics do.
+      of_covariates: The units of covariates.
+    """
+
+    of_statistics: RowInputs
+    of_covariates: Units
+
+
+class RowPrograms:
+    """What is compiled of a model to work on rows.
+
+    Args:
+      program: The compiled model.
+      num_rows: Public number of rows.
+      local_steps: Sweeps over the latents of a row.
+      columns_of_features: By the name of a block, the features that are its columns.
+    """
+
+    def __init__(
+        self,
+        program: ConjugateProgram,
+        num_rows: int,
+        local_steps: int,
+        columns_of_features: Mapping[str, FeatureColumns],
+    ):
+        self.program = program
+        self.num_rows = num_rows
+        self.local_steps = local_steps
+        self.columns_of_features = columns_of_features
+        self._expected_natural_of = jax.jit(
+            functools.partial(expected_natural_of, program.structure)
+        )
+        self._public_contributions = jax.jit(
+            functools.partial(public_statistics, program, sweeps=local_steps)
+        )
+        self._bounded_sum = jit_ahead(
+            functools.partial(bounded_sum, program, sweeps=local_steps)
+        )
+
+    def expected_natural_of(
+        self, moments: MomentsByFactor | InDouble
+    ) -> NewByStatistic:
+        """n̄ of the globals, in the precision in which programs of rows run."""
+        return self._expected_natural_of(as_arrays(moments))
+
+    def public_sums(self, expected_natural: ByStatistic) -> NewSums:
+        """What needs no noise: sums over all rows to which every row adds the same."""
+        contributions = self._public_contributions(expected_natural)
+        return {
+            name: np.asarray(self.num_rows * np.asarray(each, dtype=np.float64))
+            for name, each in contributions.items()
+        }
+
+    def sum_of_rows(
+        self,
+        state: VipsState,
+        rows: Rows,
+        mask: Bool[Array | np.ndarray, " rows"],
+        *,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+    ) -> NewSums:
+        """A chunk's clipped sum of every block in `scales`, about `state.origins` and
+        of features as by `state.standards`.
+
+        The covariates' moments are summed alone.
+
+        Not yet private; see `fitting.engine.Engine.bounded_sum`. How often this is
+        asked depends on what was released; how often that is, of private rows, depends
+        on public facts alone.
+        """
+        if COVARIATES in scales:
+            found = self._bounded_moments(
+                dict(rows),
+                mask,
+                units=self.units_of_covariates(state.standards),
+                scale=float(scales[COVARIATES]),
+                norm=clipping_norm,
+            )
+            return {COVARIATES: np.asarray(found)}
+        expected_natural, moments = state.expected_natural, state.visited
+        if self.program.refreshed.issuperset(set(scales).difference(DIAGNOSTICS)):
+            # Rarely released, so at the best globals that there are.
+            expected_natural = self.expected_natural_of(state.moments)
+            moments = state.moments
+        found = self._bounded_sum(
+            expected_natural=expected_natural,
+            rows=dict(rows),
+            mask=mask,
+            scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
+            clipping_norm=clipping_norm,
+            means=self._means(moments, state.origins, state.standards),
+            standards=jax.device_put(state.standards),
+            units={name: of for name, of in state.units.items() if name in scales},
+        )
+        sums = {name: np.asarray(found[name]) for name in scales}
+        in_units = {
+            name: sums[name] * state.units[name] for name in sums if name in state.units
+        }
+        return sums | in_units
+
+    @functools.cached_property
+    def simulator(self) -> RowSimulator | None:
+        """What draws rows of the model; None where nothing can."""
+        return RowSimulator.of(self.program.graph)
+
+    @property
+    def covariates(self) -> Places:
+        """Where rows have covariates, if their moments are all that a simulation lacks.
+
+        Empty if it lacks nothing, or more.
+        """
+        simulator = self.simulator
+        if (
+            simulator is None
+            or simulator.num_covariates > MOST_COVARIATES
+            or self.program.graph.arguments.widths
+        ):
+            return {}
+        return simulator.covariates
+
+    @functools.cached_property
+    def covariates_that_are_features(self) -> dict[int, tuple[str, int]]:
+        """Which covariates are features, and of which factor; see `covariates`."""
+        return covariates_that_are_features(self.program, self.covariates)
+
+    @functools.cached_property
+    def positive_covariates(self) -> Bool[np.ndarray, " covariates"]:
+        """Which covariates of a row must be positive, or else it counts as zero."""
+        return positive_covariates(self.program, self.covariates)
+
+    def units_of_covariates(self, standards: Standards) -> Units:
+        """The units that covariates have when features are standardised like this."""
+        number = sum(map(len, self.covariates.values()))
+        return units_of(number, self.covariates_that_are_features, standards)
+
+    @functools.cached_property
+    def _bounded_moments(self) -> Any:
+        def bounded(
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            units: Units,
+            scale: float | Float[Array, ""],
+            norm: float | Float[Array, ""],
+        ) -> Float[Array, "one_more one_more"]:
+            return bounded_moments(rows, mask, self.covariates, units, scale, norm)
+
+        return jit_ahead(bounded)
+
+    def moments_of_covariates(
+        self, arguments: ModelArguments
+    ) -> Float64[np.ndarray, "one_more one_more"]:
+        """The sum of the covariates' moments of all rows; for fits without privacy."""
+        units = self.units_of_covariates({})
+        parts = map_rows(
+            arguments,
+            lambda rows: bounded_moments(
+                rows,
+                jnp.ones(len(jax.tree.leaves(rows)[0]), bool),
+                self.covariates,
+                units,
+                1.0,
+                math.inf,
+            )[None],
+        )
+        return np.sum([np.asarray(part, np.float64) for part in parts], axis=(0, 1))
+
+    def _means(
+        self,
+        moments: InDouble,
+        origins: Mapping[str, Float64[np.ndarray, "..."]],
+        standards: Standards,
+    ) -> NewByStatistic:
+        """The points about which rows' statistics are taken, by latent."""
+        # In NumPy, where no shape needs a program of its own.
+        means = as_arrays({"x": means_of(self.program.structure, moments)})["x"]
+        # Statistics of factors without origins are taken about the means themselves.
+        places = {name: of["x"] for name, of in moments.items() if name in standards}
+        origins_of_all = zero_origins(standards, origins, places)
+        frames = frames_of(self.program.features, origins_of_all, standards)
+        points = {
+            name: frame.origin_in if name in origins else frame.place_in(places[name])
+            for name, frame in frames.items()
+        }
+        return means | self.by_latent(points)
+
+    def by_latent(
+        self, points: Mapping[str, Float[np.ndarray, "..."]]
+    ) -> NewByStatistic:
+        """Points of recentred factors, by latent in the latents' shapes."""
+        return as_arrays({"x": by_latent(self.program.structure, points)})["x"]
+
+    def _inputs(self, state: VipsState) -> NormInputs:
+        """What norms of rows depend on beside the rows."""
+        means = self._means(state.visited, state.next_origins, state.next_standards)
+        units = {name: jax.device_put(of) for name, of in state.units.items()}
+        standards = state.next_standards
+        inputs = RowInputs(
+            expected_natural=state.expected_natural,
+            means=means,
+            units=units,
+            standards=jax.device_put(standards),
+        )
+        return NormInputs(inputs, self.units_of_covariates(standards))
+
+    def row_norms(
+        self, state: VipsState, rows: Rows, names: Sequence[str]
+    ) -> dict[str, Float[np.ndarray, " rows"]]:
+        """Norms of each block, for rows that the caller may see."""
+        norms = self._row_norms(self._inputs(state), dict(rows), tuple(names))
+        return {name: np.asarray(norm) for name, norm in norms.items()}
+
+    @functools.cached_property
+    def _row_norms(self) -> Any:
+        def norms(
+            inputs: NormInputs,
+            rows: Rows,
+            names: tuple[str, ...],
+        ) -> dict[str, Float[Array, " rows"]]:
+            return self._norms_of_rows(inputs, rows, names)
+
+        return jit_unoptimized(norms, static_argnums=2)
+
+    def _norms_of_rows(
+        self,
+        inputs: NormInputs,
+        rows: Rows,
+        names: Sequence[str],
+        in_any_state: bool = True,
+    ) -> dict[str, Float[Array, " rows"]]:
+        norms = norms_of_rows(
+            self.program,
+            inputs.of_statistics,
+            rows,
+            [name for name in names if name != COVARIATES],
+            self.local_steps,
+            in_any_state=in_any_state,
+        )
+        if COVARIATES in names:
+            norms[COVARIATES] = moment_norms(
+                rows, self.covariates, inputs.of_covariates
+            )
+        return norms
+
+    def norm_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+        in_any_state: bool,
+    ) -> dict[str, Float64[np.ndarray, " _bins"]]:
+        """In how many of the chunk's rows each norm lies in which bin, not yet private.
+
+        See `fitting.engine.Engine.norm_counts`.
+
+        Args:
+          state, rows, mask, parts, edges: See there.
+          in_any_state: See `norms_of_rows`.
+        """
+        names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
+        double = {part: increasing_edges(edges[part]) for part in parts}
+        found = self._norm_counts(
+            self._inputs(state), dict(rows), mask, double, names, in_any_state
+        )
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    @functools.cached_property
+    def _norm_counts(self) -> Any:
+        def counts(
+            inputs: NormInputs,
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            edges: Mapping[str, Float[Array, " _edges"]],
+            parts: tuple[tuple[str, tuple[str, ...]], ...],
+            in_any_state: bool,
+        ) -> dict[str, Float[Array, " _bins"]]:
+            names = sorted({name for _, blocks in parts for name in blocks})
+            norms = self._norms_of_rows(inputs, rows, names, in_any_state)
+            return counts_of_parts(norms, mask, parts, edges)
+
+        return jit_ahead(counts, static_argnums=(4, 5))
+
+    def column_counts(
+        self,
+        state: VipsState,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
+        """In how many of the chunk's rows each column lies in which bin, not yet
+        private; see `fitting.engine.Engine.column_counts`."""
+        double = {name: increasing_edges(of) for name, of in edges.items()}
+        found = self._column_counts(self._inputs(state), dict(rows), mask, double)
+        return {name: np.asarray(counts) for name, counts in found.items()}
+
+    @functools.cached_property
+    def _column_counts(self) -> Any:
+        def counts(
+            inputs: NormInputs,
+            rows: Rows,
+            mask: Bool[Array, " rows"],
+            edges: Mapping[str, Float[Array, " _edges"]],
+        ) -> dict[str, Float[Array, "_columns _bins"]]:
+            found = {}
+            for name, of_name in edges.items():
+                sizes = self._columns_of_rows(inputs.of_statistics, rows, name)
+                with jax.enable_x64(True):
+                    found[name] = jax.lax.map(
+                        lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
+                    )
+            return found
+
+        return jit_ahead(counts)
+
+    def _columns_of_rows(
+        self, inputs: RowInputs, rows: Rows, name: str
+    ) -> Float[Array, "_columns _rows"]:
+        """Absolute values of what a statistic's columns hold."""
+        if name not in self.columns_of_features:
+            return columns_of_rows(self.program, inputs, rows, name, self.local_steps)
+        factor, indices = self.columns_of_features[name]
+        found = features_of_rows(self.program, inputs, rows, factor)
+        return found[np.array(indices)]
+
+    def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
+        """The sums that the information is made of, of all rows as they are.
+
+        For fits without privacy. See `bounded_sum` for what is asked for.
+        """
+        _, size = equal_chunks(arguments.num_rows)
+        names = sorted(self.program.refreshed)
+        total: NewSums = {
+            name: np.zeros(state.statistics[name].shape) for name in names
+        }
+        with arguments.all_chunks(size) as chunks:
+            for chunk in chunks:
+                found = self.sum_of_rows(
+                    state,
+                    chunk.rows(),
+                    chunk.mask,
+                    scales=dict.fromkeys(names, 1.0),
+                    clipping_norm=math.inf,
+                )
+                total = {name: np.asarray(total[name] + found[name]) for name in names}
+        return total
+
+    def evidence_bound(
+        self, expected_natural: ByStatistic, arguments: ModelArguments
+    ) -> float:
+        """The evidence bound of all rows; that of rows that do not count is none.
+
+        For fits without privacy: it is a sum over rows as they are.
+        """
+        parts = map_rows(
+            arguments, lambda rows: self._row_bounds(expected_natural, dict(rows))
+        )
+        return sum(float(np.nansum(np.asarray(part, np.float64))) for part in parts)
+
+    @functools.cached_property
+    def _row_bounds(self) -> Any:
+        def bound(expected_natural: ByStatistic, row: Row) -> Float[Array, ""]:
+            return row_bound(self.program, expected_natural, row, self.local_steps)
+
+        return jax.jit(jax.vmap(bound, in_axes=(None, 0)))

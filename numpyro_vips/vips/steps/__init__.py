@@ -1,0 +1,1 @@
+"""What is known of a fit so far, and what its next step asks of the rows."""

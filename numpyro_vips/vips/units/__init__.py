@@ -1,0 +1,1 @@
+"""In which coordinates statistics are released: units, uncorrelated features."""

@@ -1,0 +1,144 @@
+"""Rows' clipped gradients, of a program written by hand."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_vips.dpvi.gradients.clipped_gradients import (
+    ReleasedLeaves,
+    RowGradients,
+    Shared,
+    _fingerprint,
+)
+from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.privacy.gaussian_mechanism import Block
+
+RNG = np.random.default_rng(5)
+W, B = RNG.normal(size=3), np.array(0.3)
+ROWS = {
+    "x": RNG.normal(size=(9, 3)).astype(np.float32),
+    "y": RNG.normal(size=9).astype(np.float32),
+}
+BLOCKS = (Block(name="w", shape=(3,)), Block(name="b", shape=()))
+
+
+def elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
+    """-(y - x @ w - b)⁴, of rows with y above -5."""
+    del params, key
+    w, b = free
+    return -((row["y"] - row["x"] @ w - b) ** 4), row["y"] > -5.0
+
+
+def by_hand(rows: dict[str, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Gradients in w and b of every row."""
+    x, y = rows["x"].astype(float), rows["y"].astype(float)
+    slope = 4 * (y - x @ W - B) ** 3
+    return slope[:, None] * x, slope
+
+
+def gradients(function: Any = elbo, **options: Any) -> tuple[RowGradients, Shared]:
+    tree = ((jnp.asarray(W, jnp.float32), jnp.asarray(B, jnp.float32)), {})
+    row = {name: array[0] for name, array in ROWS.items()}
+    program = jax.make_jaxpr(function)(*tree, row, threefry_key(0))
+    released = [ReleasedLeaves(block, (leaf,)) for leaf, block in enumerate(BLOCKS)]
+    shared = Shared(tree, jnp.zeros((1, 1)), threefry_key(7))
+    return RowGradients(program, released, num_particles=1, **options), shared
+
+
+@functools.cache
+def compiled() -> Any:
+    row_gradients, shared = gradients()
+    return jax.jit(functools.partial(row_gradients.clipped_sum, shared))
+
+
+def clipped_sum(rows: Any, mask: Any, norm: float, scales: Any = None) -> Any:
+    arrays = {name: jnp.asarray(array) for name, array in rows.items()}
+    scales = scales or {"w": 1.0, "b": 1.0}
+    found = compiled()(arrays, jnp.asarray(mask), scales, norm)
+    return {name: np.asarray(array) for name, array in found.items()}
+
+
+def test_without_a_bound_it_is_the_sum_of_the_gradients() -> None:
+    mask = np.arange(9) % 4 != 0
+    found = clipped_sum(ROWS, mask, np.inf)
+    of_w, of_b = by_hand(ROWS)
+    np.testing.assert_allclose(found["w"], of_w[mask].sum(0), rtol=1e-4)
+    np.testing.assert_allclose(found["b"], of_b[mask].sum(), rtol=1e-4)
+    assert found[CLIPPED_ROWS] == found[ZERO_ROWS] == 0.0
+
+
+@pytest.mark.parametrize("scales", [{"w": 1.0, "b": 1.0}, {"w": 0.3, "b": 0.1}])
+def test_each_row_is_shortened_to_the_bound_on_its_joint_norm(scales) -> None:
+    bound = 0.8
+    of_w, of_b = by_hand(ROWS)
+    norms = np.sqrt(scales["w"] ** 2 * (of_w**2).sum(1) + scales["b"] ** 2 * of_b**2)
+    weights = np.minimum(1.0, bound / norms)
+    assert 0 < np.sum(weights < 0.99) < 9
+    found = clipped_sum(ROWS, np.ones(9, bool), bound, scales)
+    np.testing.assert_allclose(found["w"], weights @ of_w, rtol=1e-4)
+    np.testing.assert_allclose(found["b"], weights @ of_b, rtol=1e-4)
+    assert found[CLIPPED_ROWS] == np.sum(norms > 1.01 * bound)
+
+
+def test_one_row_moves_the_sum_by_no_more_than_the_bound() -> None:
+    bound = 0.8
+    all_rows = clipped_sum(ROWS, np.ones(9, bool), bound)
+    for left_out in range(9):
+        others = clipped_sum(ROWS, np.arange(9) != left_out, bound)
+        moved = [np.ravel(all_rows[name] - others[name]) for name in ("w", "b")]
+        assert np.linalg.norm(np.concatenate(moved)) <= bound
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"y": np.float32(-6.0)}, {"y": np.float32(np.nan)}, {"x": np.float32(1e30)}],
+)
+def test_a_row_that_may_not_count_adds_zero_and_is_counted(wrong: Any) -> None:
+    """Outside its support, no number, or with a gradient that is none."""
+    rows = {name: array.copy() for name, array in ROWS.items()}
+    for name, value in wrong.items():
+        rows[name][4] = value
+    found = clipped_sum(rows, np.ones(9, bool), 0.8)
+    without = clipped_sum(ROWS, np.arange(9) != 4, 0.8)
+    np.testing.assert_allclose(found["w"], without["w"], rtol=1e-6)
+    np.testing.assert_allclose(found["b"], without["b"], rtol=1e-6)
+    assert found[ZERO_ROWS] == 1.0
+    row_gradients, shared = gradients()
+    norms = row_gradients.norms(shared, rows)
+    assert np.isnan(norms["w"][4]) and np.isfinite(np.delete(norms["w"], 4)).all()
+
+
+def test_norms_are_those_of_the_blocks() -> None:
+    row_gradients, shared = gradients()
+    norms = row_gradients.norms(shared, ROWS)
+    of_w, of_b = by_hand(ROWS)
+    np.testing.assert_allclose(norms["w"], np.linalg.norm(of_w, axis=1), rtol=1e-4)
+    np.testing.assert_allclose(norms["b"], np.abs(of_b), rtol=1e-4)
+
+
+def test_a_program_by_which_rows_could_leave_is_refused() -> None:
+    def shows(free: Any, params: Any, row: Any, key: Any) -> Any:
+        jax.debug.print("{}", row["y"])
+        return elbo(free, params, row, key)
+
+    with pytest.raises(UnsafeModelError, match="calls back to Python"):
+        gradients(shows)
+
+
+def test_a_rows_draws_depend_on_what_it_holds_and_not_on_its_place() -> None:
+    first = {name: array[0] for name, array in ROWS.items()}
+    number = _fingerprint(first)
+    assert number == _fingerprint({name: array.copy() for name, array in first.items()})
+    # Every entry has a say, and so has where it stands.
+    others = [_fingerprint({**first, "x": first["x"][::-1]})]
+    for place in range(3):
+        changed = first["x"].copy()
+        changed[place] = np.nextafter(changed[place], np.float32(9))
+        others.append(_fingerprint({**first, "x": changed}))
+    assert number not in others and len(set(map(int, others))) == 4

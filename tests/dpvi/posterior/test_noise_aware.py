@@ -1,0 +1,391 @@
+"""Posteriors of DPVI that know of the noise, through whole fits."""
+
+import math
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, NormalPosterior
+from numpyro_vips.fitting.private_step import release
+from numpyro_vips.fitting.schedule import (
+    INFORMATION_SHARES,
+    INFORMED_AFTER,
+    REFRESH_SHARE,
+    clipped_to,
+    found_norms,
+)
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.secure_random import SecureRandom
+
+KEY = jax.random.key(0)
+NUM_ROWS = 2000
+
+
+@nv.private(unit="people")
+def linear(X: Any, y: Any = None):
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([X.shape[1]]).to_event(1))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ w, 0.5), obs=y)
+
+
+@nv.private(unit="people")
+def with_hyperprior(X: Any, y: Any = None):
+    """The scale is in no row's density."""
+    scale: Any = numpyro.sample("scale", dist.HalfNormal(1.0))
+    w: Any = numpyro.sample(
+        "w", dist.Normal(0.0, scale).expand([X.shape[1]]).to_event(1)
+    )
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.StudentT(5.0, X @ w, 1.0), obs=y)
+
+
+@nv.private(unit="people")
+def with_param(X: Any, y: Any = None):
+    slope: Any = numpyro.param("slope", np.zeros(X.shape[1], np.float32))
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", X.shape[0]):
+        numpyro.sample("y", dist.Normal(X @ slope + w, 1.0), obs=y)
+
+
+def table(size: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of correlated columns, and the weights behind them."""
+    rng = np.random.default_rng(seed)
+    root = np.eye(size) + 0.7 * np.tri(size, k=-1)
+    X = (rng.normal(size=(NUM_ROWS, size)) @ root.T).astype(np.float32)
+    w = rng.normal(size=size)
+    y = (X @ w + 0.5 * rng.normal(size=NUM_ROWS)).astype(np.float32)
+    return X, y, w
+
+
+def fitted(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any:
+    settings = {
+        "budget": nv.PrivacyBudget(1.0, 1e-5),
+        **settings,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        vi = nv.PrivateVI(model, engine=engine, progress_bar=False, **settings)
+        return vi.run(KEY, *args)
+
+
+def steps_of(model: Any, *args: Any, engine: Any = "dpvi", **settings: Any) -> Any:
+    settings = {"budget": nv.PrivacyBudget(1.0, 1e-5), **settings}
+    vi = nv.PrivateVI(model, engine=engine, **settings)
+    return vi._prepare_fit(args, {})[0].steps
+
+
+@pytest.mark.thorough
+def test_with_little_noise_it_is_the_exact_posterior_with_its_correlations():
+    X, y, _ = table()
+    result = fitted(
+        linear,
+        X,
+        y,
+        budget=nv.PrivacyBudget(1e5, 1e-5),
+        clipping_norm=50.0,
+        num_steps=300,
+        insecure_seed=1,
+    )
+    precision = np.eye(3) + X.T @ X / 0.25
+    mean = np.linalg.solve(precision, X.T @ y / 0.25)
+    posterior = result.posterior
+    assert isinstance(posterior, NoiseAwarePosterior)
+    covariance = np.asarray(posterior.factor @ posterior.factor.T)
+    exact = np.linalg.inv(precision)
+    np.testing.assert_allclose(covariance, exact, atol=0.05 * exact.max())
+    error = (np.asarray(posterior.loc) - mean) / np.sqrt(np.diag(exact))
+    assert abs(error).max() < 0.3
+
+
+@pytest.mark.thorough
+def test_intervals_grow_with_the_noise():
+    X, y, _ = table()
+    widths = []
+    for epsilon in (0.1, 10.0, 100.0):
+        result = fitted(
+            linear,
+            X,
+            y,
+            budget=nv.PrivacyBudget(epsilon, 1e-5),
+            clipping_norm=50.0,
+            insecure_seed=2,
+        )
+        draws = np.asarray(result.sample_posterior(KEY, (400,))["w"])
+        widths.append(draws.std(0).mean())
+    assert widths[0] > 2.0 * widths[1]
+    assert widths[1] > 1.1 * widths[2]
+
+
+@pytest.fixture(scope="module")
+def result() -> nv.PrivateVIResult:
+    X, y, _ = table()
+    return fitted(linear, X, y, insecure_seed=2, clipping_norm=5.0)
+
+
+@pytest.mark.thorough
+def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
+    X, _, _ = table()
+    parts = result.posterior.variance_parts()["w"]
+    draws = np.asarray(result.sample_posterior(KEY, (4000,))["w"])
+    np.testing.assert_allclose(parts.data + parts.privacy, draws.var(0), rtol=0.35)
+    exact = np.diag(np.linalg.inv(np.eye(3) + X.T @ X / 0.25))
+    np.testing.assert_allclose(parts.data, exact, rtol=0.5)
+    assert (parts.privacy > 0).all()
+    result.save(tmp_path / "fit.nc")
+    assert str(nv.load(tmp_path / "fit.nc").uncertainty()) == str(result.uncertainty())
+
+
+@pytest.mark.thorough
+def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
+    X, y, _ = table()
+    result = fitted(with_hyperprior, X, y, insecure_seed=3)
+    draws = result.sample_posterior(KEY, (2000,))
+    assert draws["scale"].shape == (2000,)
+    assert 0.1 < float(draws["scale"].mean()) < 3.0
+    assert float(draws["scale"].std()) > 0.05
+    assert result.diagnostics["fluctuation"].keys() == {"scale", "w"}
+
+
+@pytest.mark.thorough
+def test_what_was_saved_is_what_was_fitted(result: Any, tmp_path: Any):
+    result.save(tmp_path / "fit.nc")
+    again = nv.load(tmp_path / "fit.nc")
+    for result_of in (result, again):
+        assert set(result_of.params) == {
+            *("joint.loc", "joint.factor", "joint.data_stddev")
+        }
+    np.testing.assert_array_equal(
+        again.sample_posterior(KEY, (5,))["w"], result.sample_posterior(KEY, (5,))["w"]
+    )
+
+
+def test_the_information_has_its_share_near_the_end():
+    X, y, _ = table()
+    steps = steps_of(linear, X, y)
+    (number,) = [i for i, step in enumerate(steps) if step.informs]
+    share = steps[number].share / sum(step.share for step in steps)
+    assert share == pytest.approx(INFORMATION_SHARES[INFORMATION])
+    before = [s for s in steps[:number] if not s.counted]
+    gradients = [s for s in steps if not s.counted and not s.informs]
+    assert len(before) == INFORMED_AFTER * len(gradients)
+    assert steps[number].sampling.scheme == "full"
+    assert steps[number].clipping_norm is None  # The histogram before it says it.
+    histogram = steps[number - 1]
+    assert [part.name for part in histogram.counted] == [INFORMATION]
+    share = histogram.share / sum(step.share for step in steps)
+    assert share == pytest.approx(REFRESH_SHARE)
+
+
+def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
+    X, y, _ = table()
+    vi = nv.PrivateVI(linear, engine="dpvi", budget=nv.PrivacyBudget(1.0, 1e-5))
+    prepared = vi._prepare_fit((X, y), {})[0]
+    steps = tuple(step.scaled(1e-3) for step in prepared.steps)  # Hardly any noise.
+    (part, _) = prepared.parts
+    counts = np.zeros(len(part.grid) + 1)
+    counts[np.searchsorted(part.grid, 0.1)] = NUM_ROWS
+    norms, _ = found_norms(
+        steps,
+        0,
+        {part.name: counts},
+        {},
+        parts=prepared.parts,
+        is_one_vector=True,
+        num_rows=NUM_ROWS,
+        expected_squares={},
+        of_priors=lambda parts, counts: {},
+    )
+    found = clipped_to(steps, 0, norms, parts=prepared.parts, is_one_vector=True)
+    (number,) = [i for i, step in enumerate(found) if step.informs]
+    assert norms[part.name] < 1.0
+    assert found[number].clipping_norm == norms[part.name] ** 2
+    # A row counts as one, however small its gradient is.
+    assert found[number - 1] == steps[number - 1]
+    assert found[number - 1].mechanism.sensitivity() == 1.0
+
+
+def sensitivity_of_information(result: Any) -> float:
+    (event,) = [e for e in result.privacy.events if e.label == INFORMATION]
+    return event.sensitivity
+
+
+def test_its_norm_is_the_callers_squared_where_there_is_one():
+    X, y, _ = table()
+    steps = steps_of(linear, X, y, clipping_norm=3.0)
+    (given,) = [step for step in steps if step.informs]
+    assert given.clipping_norm == 9.0
+    assert not any(step.counted for step in steps)
+
+
+def test_its_norm_is_that_of_a_histogram_of_its_own():
+    """Near the optimum squares of gradients have longer tails than the information."""
+    X, y, _ = table()
+    rows, ratios = np.sum(X**2, axis=1) / 0.25, []
+    # The noise of one histogram may well find a norm that is four times as large.
+    for _ in range(5):
+        result = fitted(linear, X, y, budget=nv.PrivacyBudget(10.0, 1e-5))
+        norms = result.diagnostics["clipping_norms"]
+        assert sensitivity_of_information(result) == pytest.approx(norms[INFORMATION])
+        assert result.privacy.events[-1].label.startswith("loc")
+        assert np.mean(rows > norms[INFORMATION]) < 0.05
+        ratios.append(norms[INFORMATION] / norms["gradient"] ** 2)
+    assert np.median(ratios) < 0.4
+
+
+def test_where_its_histogram_shows_nothing_its_norm_is_the_gradients_squared():
+    X, y, _ = table()
+    result = fitted(linear, X[:40], y[:40])
+    norms = result.diagnostics["clipping_norms"]
+    assert INFORMATION not in norms
+    assert sensitivity_of_information(result) == pytest.approx(norms["gradient"] ** 2)
+    (text,) = [w for w in result.diagnostics["warnings"] if "Too few rows" in w]
+    assert INFORMATION not in text
+
+
+def test_noise_of_the_callers_is_that_of_gradients():
+    X, y, _ = table()
+    steps = steps_of(
+        linear, X, y, clipping_norm=1.0, noise_multiplier=7.0, num_steps=20
+    )
+    of_gradients = {s.noise_multiplier for s in steps if not s.informs}
+    (informing,) = [s for s in steps if s.informs]
+    assert of_gradients == {7.0}
+    total = sum(step.share for step in steps)
+    assert informing.share / total == pytest.approx(INFORMATION_SHARES[INFORMATION])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (linear, {"engine": nv.DPVI(guide="low_rank")}),
+        (linear, {"engine": nv.DPVI(perturb="all")}),
+        (linear, {"engine": nv.DPVI(averaging=None)}),
+        (with_param, {}),
+        (linear, {"budget": nv.PrivacyBudget(math.inf)}),
+    ],
+    ids=["low rank", "perturb all", "last iterate", "parameters", "no noise"],
+)
+def test_elsewhere_the_guide_stays_and_nothing_more_is_released(
+    model: Any, settings: dict[str, Any]
+):
+    X, y, _ = table()
+    assert not any(step.informs for step in steps_of(model, X, y, **settings))
+
+
+def test_of_many_globals_there_is_no_matrix():
+    X = np.zeros((10, 129), np.float32)
+    steps = steps_of(linear, X, np.zeros(10, np.float32))
+    assert not any(step.informs for step in steps)
+
+
+@pytest.mark.thorough
+def test_before_the_information_the_posterior_is_the_guide():
+    X, y, _ = table()
+    kinds = []
+    fitted(
+        linear,
+        X,
+        y,
+        num_steps=20,
+        callback=lambda number, result: kinds.append(type(result.posterior)),
+    )
+    assert kinds[:18] == [NormalPosterior] * 18
+    assert kinds[18:] == [NoiseAwarePosterior] * 2
+
+
+def test_the_noise_that_is_added_is_the_noise_that_is_stated():
+    X, y, _ = table()
+    vi = nv.PrivateVI(
+        linear, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi", clipping_norm=2.0
+    )
+    prepared = vi._prepare_fit((X, y), {})[0]
+    (step,) = [s for s in prepared.steps if s.informs]
+    arguments, engine = bind_arguments(linear, (X, y), {}), prepared.engine
+    state = engine.initial_state(KEY)
+    with pytest.warns(UserWarning, match="insecure_seed"):
+        random = SecureRandom(insecure_seed=0)
+    found = [
+        release(arguments, engine, step, state, random, None)[INFORMATION]
+        for _ in range(300)
+    ]
+    stddev = step.mechanism.block_noise_stddev(INFORMATION)
+    assert stddev == pytest.approx(4.0 * step.noise_multiplier)
+    measured = np.std(found, axis=0)
+    np.testing.assert_allclose(np.diag(measured), stddev, rtol=0.15)
+    off = measured[np.triu_indices(3, 1)]
+    np.testing.assert_allclose(off, stddev / math.sqrt(2.0), rtol=0.15)
+    assert all((matrix == matrix.T).all() for matrix in found)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth():
+    """40 tables, rows drawn from the model: 90 % intervals under ε = 1."""
+    hits = []
+    for seed in range(40):
+        X, y, w = table(seed=seed)
+        result = fitted(linear, X, y, insecure_seed=seed)
+        draws = np.asarray(result.sample_posterior(KEY, (1000,))["w"])
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        hits.append((low < w) & (w < high))
+    assert 0.8 < np.mean(hits) < 0.98
+
+
+@pytest.mark.thorough
+def test_a_correlation_has_a_posterior_that_knows_of_the_noise():
+    """NumPyro's transforms of correlations take no single precision among doubles."""
+    cov = np.array([[1.0, 0.6], [0.6, 1.0]])
+    rows = np.random.default_rng(1).multivariate_normal([0, 0], cov, 5_000)
+
+    def correlated(y: Any) -> None:
+        L: Any = numpyro.sample("L", dist.LKJCholesky(2, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample(
+                "y", dist.MultivariateNormal(jnp.zeros(2), scale_tril=L), obs=y
+            )
+
+    vi = nv.PrivateVI(
+        nv.private(correlated, unit="people"),
+        budget=nv.PrivacyBudget(5.0, 1e-5),
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    result = vi.run(jax.random.key(0), rows)
+    assert isinstance(result.posterior, NoiseAwarePosterior)
+    draws = result.sample_posterior(jax.random.key(1), (500,))["L"]
+    assert np.mean(draws[:, 1, 0]) == pytest.approx(0.6, abs=0.15)
+
+
+@pytest.mark.thorough
+def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
+    """Rows say next to nothing of a scale whose prior is as good as flat."""
+
+    @nv.private(unit="people")
+    def model(y: Any) -> None:
+        log_scale = numpyro.sample("log_scale", dist.Normal(0.0, 300.0))
+        w = numpyro.sample("w", dist.LogNormal(log_scale, 1.0))
+        with numpyro.plate("people", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(5.0, w, 1.0), obs=y)
+
+    y = np.random.default_rng(0).normal(1.0, 1.0, 60).astype(np.float32)
+    vi = nv.PrivateVI(
+        model,
+        budget=nv.PrivacyBudget(0.05, 1e-5),
+        engine="dpvi",
+        progress_bar=False,
+        insecure_seed=0,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = vi.run(jax.random.key(0), y)
+    assert isinstance(result.posterior, NormalPosterior)
+    said = " ".join(result.diagnostics["warnings"])
+    assert "know nothing of the noise" in said

@@ -1,0 +1,123 @@
+"""Released sums as a posterior, where the exact one is known."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from _engine_fit import EngineFit
+from _repeated import (
+    BETWEEN,
+    COMPLETE,
+    OF_LEVEL,
+    PRIOR,
+    ROWS,
+    SEEN,
+    Y,
+    fit,
+)
+
+from numpyro_vips.vips.corrections import reading as module
+from numpyro_vips.vips.corrections.reading import Reading
+
+NOISE = 10.0
+NAME = "⟨mean⟩"
+# Of the released sum of levels over BETWEEN², what answers to the rows' own means.
+SLOPE = ROWS * COMPLETE * OF_LEVEL / (COMPLETE + OF_LEVEL)
+
+
+@pytest.fixture(scope="module")
+def made() -> EngineFit:
+    return fit()
+
+
+def reading_of(made: EngineFit) -> Reading:
+    engine = made.engine
+    return Reading(engine.on_rows, engine.on_globals, engine._roles)
+
+
+def released(made: EngineFit, noise: float) -> Any:
+    """The state after a release in which noise has happened to be nothing."""
+    sums = made.sums(made.start, 1e15)
+    return made.engine.update(made.start, sums, dict.fromkeys(sums, noise), 1.0)
+
+
+def exact(noise: float) -> tuple[float, float]:
+    """Mean and variance of the global mean: of all rows, and of the noise."""
+    precision = ROWS * SEEN + PRIOR**-2
+    mean = ROWS * SEEN * np.mean(Y, dtype=np.float64) / precision
+    return mean, 1.0 / precision + (noise / SLOPE) ** 2
+
+
+def test_under_noise_it_is_the_exact_posterior_with_the_noise_in_it(
+    made: EngineFit,
+) -> None:
+    state = released(made, NOISE)
+    found = reading_of(made).posterior(state)
+    moments = found.moments()["mean"]
+    mean, variance = exact(NOISE)
+    assert float(moments.mean) == pytest.approx(mean, abs=0.02)
+    assert float(moments.stddev) == pytest.approx(math.sqrt(variance), rel=0.02)
+    parts: Any = found.variance_parts()["mean"]
+    assert float(parts.data) == pytest.approx(exact(0.0)[1], rel=0.03)
+    assert float(parts.privacy) == pytest.approx((NOISE / SLOPE) ** 2, rel=0.03)
+
+
+def test_how_much_is_missing_is_what_rows_keep_to_themselves(made: EngineFit) -> None:
+    _, seen = reading_of(made).sums_of(released(made, NOISE))
+    assert seen is not None
+    assert seen.missing == pytest.approx(1.0 - SEEN / COMPLETE, abs=0.01)
+    # The sum in which rows know the mean is that about which they were asked.
+    whole = float(seen.with_noise.statistics[NAME])
+    assert whole / (ROWS * COMPLETE) == pytest.approx(exact(0.0)[0], abs=0.02)
+
+
+def test_without_noise_only_the_width_is_that_of_what_rows_know(
+    made: EngineFit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = released(made, 0.0)
+    found = reading_of(made).posterior(state).moments()["mean"]
+    # Coordinate ascent is where it is: one step in.
+    assert float(found.mean) == pytest.approx(
+        float(state.moments["mean"]["x"][0]), rel=1e-4
+    )
+    assert float(found.stddev) ** 2 == pytest.approx(exact(0.0)[1], rel=0.02)
+    # Where more is missing than this, the product of factors stays as it is.
+    monkeypatch.setattr(module, "_MOST_MISSING_WITHOUT_NOISE", 0.5)
+    found = reading_of(made).posterior(state).moments()["mean"]
+    wanted = 1.0 / (ROWS / BETWEEN**2 + PRIOR**-2)
+    assert float(found.stddev) ** 2 == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_state_is_asked_about_once(
+    made: EngineFit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, asked = reading_of(made), []
+    observed = module.observed
+    monkeypatch.setattr(
+        module, "observed", lambda *a, **k: asked.append(a) or observed(*a, **k)
+    )
+    state = released(made, NOISE)
+    assert reading.sums_of(state) is reading.sums_of(state)
+    reading.posterior(state)
+    assert len(asked) == 1
+    reading.sums_of(released(made, 2 * NOISE))
+    assert len(asked) == 2
+
+
+def test_a_large_posterior_is_not_taken_apart(
+    made: EngineFit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = released(made, NOISE)
+    parted = reading_of(made).posterior(state)
+    monkeypatch.setattr(module, "_MOST_IN_PARTS", 0)
+    whole = reading_of(made).posterior(state)
+    assert set(parted.params) - set(whole.params) == {"mean/stddev_without_privacy"}
+    np.testing.assert_allclose(whole.params["mean/loc"], parted.params["mean/loc"])
+
+
+def test_rows_without_places_have_nothing_to_say(made: EngineFit) -> None:
+    state = released(made, NOISE)._replace(asked=())
+    sums, seen = reading_of(made).sums_of(state)
+    assert seen is None
+    assert sums.statistics is state.statistics

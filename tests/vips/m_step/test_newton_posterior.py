@@ -1,0 +1,150 @@
+"""The posterior of factors that take Newton steps, by itself."""
+
+import math
+
+import numpy as np
+
+from numpyro_vips.vips.m_step.newton_posterior import (
+    all_under_noise,
+    natural_under_noise,
+)
+from numpyro_vips.vips.steps.newton_steps import Target
+
+
+def target_of(
+    curvature: np.ndarray,
+    *,
+    residual: np.ndarray,
+    stddev: float | np.ndarray,
+    curvature_stddev: float,
+    prior: np.ndarray,
+) -> Target:
+    size = len(residual)
+    noise = np.where(np.eye(size) > 0, 1.0, np.sqrt(0.5)) * curvature_stddev
+    return Target(
+        mean=np.zeros(size),
+        covariance=np.eye(size),
+        residual=residual,
+        noise_stddev=np.broadcast_to(np.asarray(stddev, float), (size,)),
+        curvature=curvature,
+        curvature_noise=noise,
+        prior_linear=np.zeros(size),
+        prior_precision=prior,
+    )
+
+
+def test_a_known_matrix_gives_the_closed_form():
+    """Residuals R about m say w = m + I⁻¹R, with the variance I⁻¹(I + V)I⁻¹."""
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(3, 6))
+    curvature, centre = 50.0 * root @ root.T, rng.normal(size=3)
+    residual, variance = 10.0 * rng.normal(size=3), np.array([4.0, 9.0, 100.0])
+    target = target_of(
+        curvature,
+        residual=residual,
+        stddev=np.sqrt(variance),
+        curvature_stddev=1e-9,
+        prior=np.eye(3),
+    )
+    for knows_noise in (True, False):
+        found = natural_under_noise(target, centre, knows_noise=knows_noise)
+        noise = np.diag(variance) if knows_noise else np.zeros((3, 3))
+        likely = curvature @ np.linalg.solve(curvature + noise, curvature)
+        precision = likely + np.eye(3)
+        np.testing.assert_allclose(-2.0 * found["xx"], precision, rtol=1e-6)
+        expected = np.linalg.solve(
+            precision, likely @ (centre + np.linalg.solve(curvature, residual))
+        )
+        mean = np.linalg.solve(precision, found["x"])
+        np.testing.assert_allclose(mean, expected, rtol=1e-6)
+
+
+def test_a_hidden_matrix_leaves_the_mean_where_residuals_have_led():
+    rng = np.random.default_rng(1)
+    centre = rng.normal(size=8)
+    noise = rng.normal(size=(8, 8))
+    target = target_of(
+        noise + noise.T,
+        residual=20.0 * rng.normal(size=8),
+        stddev=5.0,
+        curvature_stddev=2.0**1.5,
+        prior=0.1 * np.eye(8),
+    )
+    found = natural_under_noise(target, centre, knows_noise=True)
+    covariance = np.linalg.inv(-2.0 * found["xx"])
+    assert (np.sqrt(np.diag(covariance)) > 1.0).all()
+    moved = covariance @ found["x"] - centre
+    assert (abs(moved) < np.sqrt(np.diag(covariance))).all()
+
+
+def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
+    """Where residuals have led by noise alone, the mean of the places is noise too."""
+    rng = np.random.default_rng(2)
+    centre = 5.0 * rng.normal(size=(2, 8))
+    noise = rng.normal(size=(2, 8, 8))
+    one, other = (
+        target_of(
+            matrix + matrix.T,
+            residual=20.0 * rng.normal(size=8),
+            stddev=20.0,
+            curvature_stddev=2.0**1.5,
+            prior=np.eye(8),
+        )
+        for matrix in noise
+    )
+    both = Target(*(np.stack(fields) for fields in zip(one, other, strict=True)))
+
+    def means(limit: float) -> np.ndarray:
+        found = natural_under_noise(both, centre, knows_noise=True, limit=limit)
+        return np.linalg.solve(-2.0 * found["xx"], found["x"][..., None])[..., 0]
+
+    # Twenty rows, whose information is at most a tenth of the noise each.
+    assert abs(means(2.0)).max() < 0.5
+    # Any number of rows.
+    assert abs(means(math.inf) - centre).max() < abs(means(2.0) - centre).max()
+    # The limit is one of both vectors together.
+    alone = natural_under_noise(one, centre[0], knows_noise=True, limit=1.0)
+    together = natural_under_noise(both, centre, knows_noise=True, limit=2.0)
+    np.testing.assert_array_equal(together["x"][0], alone["x"])
+
+
+def test_what_rows_know_through_the_prior_alone_has_no_information_of_its_own():
+    """The mean of an effect: the second coordinate, which no residual is about."""
+    prior = np.array([[1.0, -1.0], [-1.0, 1.5]])
+    target = Target(
+        mean=np.zeros(2),
+        covariance=np.eye(2),
+        residual=np.array([30.0, 0.0]),
+        noise_stddev=np.array([3.0, 0.0]),
+        curvature=np.diag([100.0, 0.0]),
+        curvature_noise=np.diag([5.0, 0.0]),
+        prior_linear=np.zeros(2),
+        prior_precision=prior,
+    )
+    found = natural_under_noise(target, np.array([2.0, 0.3]), knows_noise=True)
+    precision = -2.0 * found["xx"]
+    assert precision[1, 1] == prior[1, 1]
+    assert precision[0, 1] == prior[0, 1]
+    mean = np.linalg.solve(precision, found["x"])
+    # Its mean is that of its prior given the effect.
+    np.testing.assert_allclose(mean[1], mean[0] / 1.5, rtol=1e-9)
+
+
+def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
+    one = target_of(
+        np.diag([30.0, 40.0]),
+        residual=np.array([1.0, 2.0]),
+        stddev=1.0,
+        curvature_stddev=1.0,
+        prior=np.eye(2),
+    )
+    both = Target(*(np.stack([field, 2.0 * field]) for field in one))
+    centre = np.array([[0.1, 0.2], [0.3, 0.4]])
+    found = natural_under_noise(both, centre, knows_noise=True)
+    alone = natural_under_noise(one, centre[0], knows_noise=True)
+    np.testing.assert_array_equal(found["xx"][0], alone["xx"])
+    np.testing.assert_array_equal(found["x"][0], alone["x"])
+    flat = one._replace(prior_precision=np.zeros((2, 2)))
+    assert set(
+        all_under_noise({"a": one, "b": flat}, {"a": centre[0]}, knows_noise=True)
+    ) == {"a"}

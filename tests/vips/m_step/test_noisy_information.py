@@ -1,0 +1,123 @@
+"""What noisy matrices say of the rows' information."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from _symmetric_noise import symmetric_noise
+from scipy import integrate, stats
+
+from numpyro_vips.vips.m_step.noisy_information import (
+    Information,
+    known_precision,
+    rows_information,
+    share_known,
+)
+
+
+def test_without_noise_information_is_as_released():
+    rng = np.random.default_rng(0)
+    root = rng.normal(size=(4, 6))
+    matrix = root @ root.T
+    found = rows_information(Information(matrix, 0.0), np.ones(4), 0.0)
+    np.testing.assert_allclose(found.matrix(found.values), matrix, rtol=1e-10)
+
+
+@pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
+def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
+    stddev, prior, variance = 1.5, 0.2, 0.7
+    # The prior on the information is exponential.
+    mean = released - stddev**2 / max(released - stddev, prior)
+    likely: Any = stats.truncnorm(-mean / stddev, np.inf, mean, stddev)
+    typical = max(released - stddev, prior)
+    # With a probability of a tenth beforehand there is no information at all.
+    normal: Any = stats.norm
+    slab: Any = stats.expon(scale=typical)
+    nothing = 0.1 * normal.pdf(released, 0.0, stddev)
+    something, _ = integrate.quad(
+        lambda x: slab.pdf(x) * normal.pdf(released, x, stddev),
+        0.0,
+        np.inf,
+    )
+    nothing /= nothing + 0.9 * something
+
+    def posterior_variance(value: float) -> float:
+        (known,) = known_precision(np.array([value]), variance)
+        return 1.0 / (prior + known)
+
+    low, high = likely.ppf([0.025, 0.975])
+    mass = likely.cdf(high) - likely.cdf(low)
+    expected, _ = integrate.quad(
+        lambda x: posterior_variance(x) * likely.pdf(x) / mass, low, high
+    )
+    expected = nothing / prior + (1.0 - nothing) * expected
+    found = rows_information(
+        Information(np.array([[released]]), stddev), np.array([prior]), variance
+    )
+    assert posterior_variance(found.values[0]) == pytest.approx(expected, rel=0.06)
+
+
+def test_eigenvalues_that_noise_has_driven_apart_are_moved_together():
+    rng = np.random.default_rng(1)
+    size, stddev = 60, 1.0
+    truth = np.diag(np.linspace(15.0, 25.0, size))
+    errors, naive = [], []
+    for _ in range(5):
+        noisy = truth + symmetric_noise(rng, size, stddev)
+        found = rows_information(Information(noisy, stddev), np.ones(size), 1.0)
+        errors.append(np.linalg.norm(found.matrix(found.values) - truth))
+        naive.append(np.linalg.norm(noisy - truth))
+    assert np.mean(errors) < 0.8 * np.mean(naive)
+
+
+def test_a_column_of_zeros_leaves_nearly_its_prior():
+    """Beside columns that rows say much of, at any draw of the noise."""
+    rng = np.random.default_rng(2)
+    truth, stddev, prior = np.diag([2000.0, 1500.0, 0.0]), 20.0, 1.0 / 9.0
+    widths = []
+    for _ in range(50):
+        released = Information(truth + symmetric_noise(rng, 3, stddev), stddev)
+        found = rows_information(released, np.full(3, prior), 400.0)
+        known = known_precision(found.values, 400.0)
+        assert (np.sort(known)[1:] > 500.0).all()
+        widths.append(1.0 / math.sqrt(prior + known.min()))
+    assert np.median(widths) > 2.0
+    assert np.min(widths) > 1.0
+
+
+def test_directions_are_known_above_the_edge_of_the_noise():
+    rng = np.random.default_rng(3)
+    size, stddev = 50, 1.0
+    edge = stddev * math.sqrt(size / 2.0)
+    truth = np.zeros(size)
+    truth[:2] = 20.0 * edge, 0.1 * edge
+    information = Information(np.diag(truth) + symmetric_noise(rng, size, stddev), 1.0)
+    found = rows_information(information, np.ones(size), 1.0)
+    shares = np.sort(share_known(found, information))
+    assert shares[-1] > 0.99
+    assert (shares[:-1] < 0.5).all()
+
+
+def test_noise_in_the_diagonal_alone_drives_no_eigenvalues_apart():
+    """Effects of groups that share no row: no product of two has been released."""
+    released = np.array([-0.8, 0.1, 1.0, 1.8, 40.0])
+    alone = Information(np.diag(released), np.eye(5))
+    found = rows_information(alone, np.full(5, 0.05), 0.2)
+    # What was found low is not believed to be high.
+    assert (np.diff(found.values) > 0).all()
+    assert found.values[0] < 0.3
+    assert found.values[-1] == pytest.approx(40.0, rel=0.05)
+
+
+def test_noise_of_one_size_is_one_number():
+    rng = np.random.default_rng(2)
+    matrix = np.diag([1.0, 5.0, 30.0]) + symmetric_noise(rng, 3, 2.0)
+    entries = 2.0 * np.where(np.eye(3) > 0, 1.0, math.sqrt(0.5))
+    one, each = Information(matrix, 2.0), Information(matrix, entries)
+    expected = rows_information(one, np.ones(3), 1.0)
+    found = rows_information(each, np.ones(3), 1.0)
+    np.testing.assert_allclose(found.values, expected.values, rtol=1e-9)
+    np.testing.assert_allclose(
+        share_known(found, each), share_known(expected, one), rtol=1e-9
+    )
