@@ -104,12 +104,7 @@ class Reading:
         if simulator.covariates:
             if state.covariates is None:
                 return None
-            covariates = Covariates.with_moments(
-                state.covariates,
-                self._rows.num_rows,
-                self._rows.units_of_covariates(state.standards),
-                self._rows.positive_covariates,
-            )
+            covariates = self._covariates(state, sums.statistics)
         coordinates = Coordinates(
             [
                 statistic
@@ -179,24 +174,66 @@ class Reading:
     def _without_clipping(self, state: VipsState) -> Unclipped | None:
         """The sums with what clipping took off them; None where nothing shows it.
 
-        Where the model says how rows are distributed, rows simulated from the released
-        posterior show it.
+        Rows simulated from the released posterior show it, with covariates of the
+        moments that have been released.
         """
         if state.units:
-            return None  # Their rows have covariates, of which no model says anything.
+            return None  # Nothing has been released of their covariates.
         bounds = {
             name: bound
             for name, bound in state.clipped.items()
             if math.isfinite(bound.clipping_norm) and state.noise_stddev[name] > 0
         }
         simulator = self._rows.simulator
-        if not bounds or simulator is None or simulator.covariates:
+        if not bounds or simulator is None:
+            return None
+        if simulator.covariates and not self._covariates(state, state.statistics):
             return None
         simulation = self._simulation(state, simulator, bounds)
         noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
         return without_clipping(
             state.statistics, noise_stddev, simulation.missing, simulation.lost
         )
+
+    def _covariates(self, state: VipsState, sums: Sums) -> Covariates | None:
+        """A distribution for covariates of simulated rows; None if nothing tells one.
+
+        Their moments are released where intervals need them. Those of features are in
+        the sums of a regression.
+
+        Args:
+          state: What was released.
+          sums: Those of a regression, with or without what clipping took off.
+        """
+        moments, num_rows = state.covariates, self._rows.num_rows
+        if moments is None and self._regression is not None:
+            there = Unclipped(dict(sums), state.noise_stddev)
+            found = self._globals.moments_of_features(state, there, self._regression)
+            if found is not None:
+                features = self._rows.covariates_that_are_features
+                places = [0, *(1 + features[i][1] for i in range(len(features)))]
+                moments = num_rows * found[np.ix_(places, places)]
+        if moments is None:
+            return None
+        return Covariates.with_moments(
+            moments,
+            num_rows,
+            self._rows.units_of_covariates(state.standards),
+            self._rows.positive_covariates,
+        )
+
+    @functools.cached_property
+    def _regression(self) -> str | None:
+        """The factor of which all covariates of rows are features, if there is one."""
+        found = self._rows.covariates_that_are_features
+        number = sum(map(len, self._rows.covariates.values()))
+        factors = {factor for factor, _ in found.values()}
+        if not number or len(found) != number or len(factors) != 1:
+            return None
+        (name,) = factors
+        layout = self.program.structure.posterior_factors[name].layout
+        is_vector = layout is not None and not layout.batch_shape
+        return name if is_vector and name not in self.program.structure.newton else None
 
     def _simulation(
         self, state: VipsState, simulator: RowSimulator, bounds: Mapping[str, Bound]
@@ -215,6 +252,11 @@ class Reading:
             released={name: state.statistics[name] for name in bounds},
             num_rows=self._rows.num_rows,
             has_locals=any(self.program.structure.posterior_factors_of("local")),
+            covariates=(
+                functools.partial(self._covariates, state)
+                if simulator.covariates
+                else None
+            ),
         )
 
     def posterior(self, state: VipsState) -> ConjugatePosterior:

@@ -10,6 +10,7 @@ from numpyro_vips.jax_tools.row_sums import equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.corrections.clipping_bias import Lost
 from numpyro_vips.vips.program.named_arrays import Means, NewMeans, NewSums, Sums
+from numpyro_vips.vips.row_sums.covariates import Covariates
 from numpyro_vips.vips.steps.released_sums import Bound
 
 # Rows that are simulated for one of a fit, where they show what clipping takes off, so
@@ -41,6 +42,7 @@ class RowSimulation:
         released: Sums,
         num_rows: int,
         has_locals: bool,
+        covariates: Callable[[Sums], Covariates | None] | None = None,
     ):
         """Simulates nothing yet.
 
@@ -53,10 +55,12 @@ class RowSimulation:
           released: By statistic, the sums as they were released.
           num_rows: Public number of rows.
           has_locals: Whether rows have latents of their own.
+          covariates: Those of the rows, for some sums; None if rows have none.
         """
         self._simulator = simulator
         self._means_of_latents = means_of_latents
         self._sum_of_rows = sum_of_rows
+        self._covariates = covariates
         self._bounds = bounds
         self._num_rows = num_rows
         self._releases = {bound.release: bound for bound in bounds.values()}
@@ -67,11 +71,13 @@ class RowSimulation:
         self._seed = seed_of(released)
 
     def _sums(
-        self, latents: Means, num_groups: int
+        self, latents: Means, covariates: Covariates | None, num_groups: int
     ) -> Iterator[dict[str, tuple[OneSum, OneSum]]]:
         """The whole and the clipped sum of groups of rows, by statistic."""
         for number in range(self._number):
-            rows = self._simulator.rows(latents, self._size, self._seed + number)
+            seed = self._seed + number
+            given = covariates and covariates.drawn(self._size, seed)
+            rows = self._simulator.rows(latents, self._size, seed, given)
             for group in range(num_groups):
                 mask = np.arange(self._size) % num_groups == group
                 found = {}
@@ -102,12 +108,16 @@ class RowSimulation:
         Returns:
           None if these have no posterior, or what is missing is not finite.
         """
-        latents = self._means_of_latents(sums)
+        latents, covariates = self._means_of_latents(sums), None
         if latents is None:
             return None
+        if self._covariates is not None:
+            covariates = self._covariates(sums)
+            if covariates is None:
+                return None
         factor = self._num_rows / (self._number * self._size)
         found = {name: np.zeros(np.shape(sums[name])) for name in self._bounds}
-        for of_group in self._sums(latents, 1):
+        for of_group in self._sums(latents, covariates, 1):
             for name, (whole, clipped) in of_group.items():
                 found[name] += factor * (whole - clipped)
         finite = all(np.isfinite(value).all() for value in found.values())
@@ -121,8 +131,9 @@ class RowSimulation:
         """
         latents = self._means_of_latents(sums)
         assert latents is not None  # So it was for `missing`.
+        covariates = self._covariates and self._covariates(sums)
         num_groups = math.ceil(_GROUPS / self._number)
-        pairs = list(self._sums(latents, num_groups))
+        pairs = list(self._sums(latents, covariates, num_groups))
         rows_per_group = self._size / num_groups
         found = {}
         for name in self._bounds:

@@ -16,7 +16,10 @@ from numpyro_vips.vips.m_step import m_step, starts
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
 from numpyro_vips.vips.posterior.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program.expectations import expected_natural_of
-from numpyro_vips.vips.program.feature_detection import weight_of_intercepts
+from numpyro_vips.vips.program.feature_detection import (
+    weight_of_features,
+    weight_of_intercepts,
+)
 from numpyro_vips.vips.program.features import Standardisation
 from numpyro_vips.vips.program.named_arrays import (
     MomentsByFactor,
@@ -260,6 +263,44 @@ class GlobalPrograms:
                 )
             standards[name] = standard.as_rows_know()
         return standards
+
+    def moments_of_features(
+        self, state: VipsState, sums: Unclipped, name: str
+    ) -> Float64[np.ndarray, "one_more one_more"] | None:
+        """What sums say of the mean of (1, x)(1, x)ᵀ over rows, x being features.
+
+        Args:
+          state: How they were standardised for the sums.
+          sums: The sums, and their noise.
+          name: A factor, with a single vector of coefficients.
+
+        Returns:
+          It, of features as they are. Without intercepts the sums say nothing of means,
+          which are zero then. None if rows have weights of their own.
+        """
+        program, features = self.program, self.program.features[name]
+        of_row = weight_of_features(
+            program.structure, name, features, program.row_terms, state.moments
+        )
+        if not of_row or not of_row > 0:
+            return None
+        with jax.enable_x64(True):
+            found = self._second_moments(
+                sums.statistics, sums.noise_stddev, state.moments, names=(name,)
+            )
+        number = of_row * program.graph.arguments.public_num_rows
+        second = np.asarray(found[name][0]) / number
+        places = [*features.places]
+        moments = np.eye(len(places) + 1)
+        if features.constant:
+            means = second[np.ix_([*features.constant], places)].sum(0)
+            moments[0, 1:] = moments[1:, 0] = means
+        moments[1:, 1:] = second[np.ix_(places, places)]
+        back = np.eye(len(places) + 1)
+        if name in state.standards:
+            back[1:, 1:] = np.linalg.inv(state.standards[name].matrix)
+            back[1:, 0] = state.standards[name].means
+        return back @ moments @ back.T
 
     def _squared_intercepts(self, name: str, moments: InDouble) -> float | None:
         """What they add up to over all rows, where that is public; of a factor."""

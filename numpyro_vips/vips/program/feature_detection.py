@@ -29,6 +29,7 @@ from numpyro_vips.conjugacy.algebra.terms import (
     range_of,
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.program.expectations import moment_operands
 from numpyro_vips.vips.program.features import Features, Standardisation
@@ -279,19 +280,59 @@ def weight_of_intercepts(
         "x": np.zeros(factor.shape),
         "xx": at_intercepts[..., None] * np.eye(factor.shape[-1]),
     }
-    squares = [
-        term
-        for term in terms
-        if sum(atom.latent in factor.latents for atom in term.atoms) == 2
-    ]
+    squares = _squares(terms, factor)
     rng, found = np.random.default_rng(2), []
     for _ in range(_TRIALS):
         numbers = _random_numbers(squares, rng)
         given = {**_random_moments(structure, rng), **moments, name: own}
         found.append(-2.0 * float(_values(structure, squares, numbers, given).sum()))
-    if max(found) - min(found) > _TOLERANCE * max(map(abs, found)):
-        return None
-    return found[0]
+    return found[0] if _are_alike(found) else None
+
+
+def weight_of_features(
+    structure: Structure,
+    name: str,
+    features: Features,
+    terms: Sequence[Term],
+    moments: Mapping[str, AnyMoments],
+) -> float | None:
+    """What all products of features are multiplied by, where rows do not differ.
+
+    As a precision, by which the squares of all residuals are. It is tried like
+    `weight_of_intercepts`, whose arguments these are.
+
+    Returns:
+      The weight of ψψᵀ in a row; None if rows differ.
+    """
+    factor = structure.posterior_factors[name]
+    at_features = np.zeros(factor.shape)
+    at_features[..., list(features.places)] = 1.0
+    own = {
+        "x": np.zeros(factor.shape),
+        "xx": at_features[..., None] * np.eye(factor.shape[-1]),
+    }
+    squares = _squares(terms, factor)
+    rng, found = np.random.default_rng(2), []
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(squares, rng)
+        given = {**_random_moments(structure, rng), **moments, name: own}
+        value = -2.0 * float(_values(structure, squares, numbers, given).sum())
+        total = sum(np.square(numbers[token]).sum() for token in features.tokens)
+        found.append(value / float(total))
+    return found[0] if _are_alike(found) else None
+
+
+def _squares(terms: Sequence[Term], factor: PosteriorFactor) -> list[Term]:
+    """The terms that are of second degree in a factor."""
+    return [
+        term
+        for term in terms
+        if sum(atom.latent in factor.latents for atom in term.atoms) == 2
+    ]
+
+
+def _are_alike(values: Sequence[float]) -> bool:
+    return max(values) - min(values) <= _TOLERANCE * max(map(abs, values))
 
 
 def _values(

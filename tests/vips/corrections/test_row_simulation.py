@@ -23,8 +23,15 @@ class Exponential:
     def __init__(self, least: float = 0.0) -> None:
         self.least, self.seeds = least, []
 
-    def rows(self, latents: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:
+    def rows(
+        self,
+        latents: Mapping[str, Any],
+        count: int,
+        seed: int,
+        covariates: np.ndarray | None = None,
+    ) -> dict[str, Any]:
         self.seeds.append(seed)
+        self.covariates = covariates
         drawn = np.random.default_rng(seed).exponential(latents["mean"], count)
         return {"x": self.least + drawn}
 
@@ -93,7 +100,7 @@ def test_where_sums_have_no_posterior_nothing_is_known() -> None:
     assert simulation_of(Exponential()).missing(sums_of(-1.0)) is None
 
     class NotFinite(Exponential):
-        def rows(self, latents: Any, count: int, seed: int) -> dict[str, Any]:
+        def rows(self, latents: Any, count: int, *_: Any) -> dict[str, Any]:
             return {"x": np.full(count, np.inf)}
 
     assert simulation_of(NotFinite()).missing(sums_of(1.0)) is None
@@ -145,3 +152,29 @@ def test_sums_of_which_every_row_is_cut_say_nothing() -> None:
     of_rows, _ = lost_by(Exponential(least=5.0), "one", count=4)
     # As much as for the least correlation that is taken, 0.1.
     assert of_rows == pytest.approx(99.0 * NUM_ROWS, rel=0.3)
+
+
+class DrawnFromASeed:
+    """Covariates that say which seed they were drawn with."""
+
+    def drawn(self, count: int, seed: int) -> np.ndarray:
+        return np.full((count, 1), seed)
+
+
+def test_rows_have_covariates_of_the_sums_that_are_asked_about() -> None:
+    simulator, asked = Exponential(), []
+
+    def covariates(sums: Mapping[str, Any]) -> Any:
+        asked.append(float(sums["one"]))
+        return DrawnFromASeed()
+
+    simulation = simulation_of(simulator, covariates=covariates)
+    assert simulation.missing(sums_of(1.0)) is not None
+    assert asked == [NUM_ROWS]
+    assert simulator.covariates is not None
+    np.testing.assert_array_equal(simulator.covariates, simulator.seeds[-1])
+
+
+def test_nothing_is_said_where_nothing_is_known_of_covariates() -> None:
+    simulation = simulation_of(Exponential(), covariates=lambda sums: None)
+    assert simulation.missing(sums_of(1.0)) is None

@@ -15,8 +15,12 @@ import pytest
 from _engine_fit import EngineFit
 
 import numpyro_vips as nv
-from numpyro_vips.vips.program.feature_detection import weight_of_intercepts
+from numpyro_vips.vips.program.feature_detection import (
+    weight_of_features,
+    weight_of_intercepts,
+)
 from numpyro_vips.vips.program.features import Features, Standardisation
+from numpyro_vips.vips.steps.released_sums import Unclipped
 
 ROWS = 80
 UNCLIPPED = 1e15
@@ -337,10 +341,46 @@ def test_the_weight_of_intercepts_differs_where_rows_have_weights() -> None:
     assert weight_in(fit_of(heavy_tails)) is None
 
 
-def weight_in(fit: Fit, moments: Any = None) -> float | None:
+@pytest.mark.parametrize("model", [no_intercept, with_square, in_one_vector])
+def test_the_weight_of_features_is_known_of_a_normal(
+    model: Callable[..., None],
+) -> None:
+    found = weight_in(fit_of(model), of=weight_of_features)
+    assert found == pytest.approx(1.0 / 4.0**2)
+
+
+def test_the_weight_of_features_differs_where_rows_have_weights() -> None:
+    assert weight_in(fit_of(heavy_tails), of=weight_of_features) is None
+
+
+@pytest.mark.parametrize("model", [vector, no_intercept, with_square])
+@pytest.mark.parametrize("standardised", [False, True])
+def test_sums_tell_the_moments_of_features(
+    model: Callable[..., None], standardised: bool
+) -> None:
+    fit = fit_of(model)
+    engine, (name,) = fit.engine, fit.engine.program.features
+    state = fit.at_random() if standardised else fit.start
+    sums = fit.sums(state, UNCLIPPED)
+    state = engine.update(state, sums, dict.fromkeys(sums, 1e-9), 1.0)
+    exact = Unclipped(state.statistics, state.noise_stddev)
+    found = engine.on_globals.moments_of_features(state, exact, name)
+    X, *_ = fit.rows.values()
+    if X.ndim == 1:
+        X = np.stack([X, X**2], 1)
+    X = np.concatenate([np.ones((len(X), 1)), X], 1).astype(np.float64)
+    wanted = X.T @ X / len(X)
+    if not fit.features.constant:
+        wanted[0, 1:] = wanted[1:, 0] = 0.0  # Nothing tells means.
+    np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-3 * wanted.max())
+
+
+def weight_in(
+    fit: Fit, moments: Any = None, of: Callable[..., Any] = weight_of_intercepts
+) -> float | None:
     program = fit.engine.program
     ((name, features),) = program.features.items()
-    return weight_of_intercepts(
+    return of(
         program.structure,
         name,
         features,
