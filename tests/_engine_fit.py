@@ -9,6 +9,9 @@ import numpy as np
 import numpyro_vips as nv
 from numpyro_vips.vips.engine import VipsEngine
 
+# A norm that no row of the tests comes near.
+UNCLIPPED = 1e15
+
 
 class EngineFit:
     """What a default fit of a model has prepared.
@@ -56,3 +59,29 @@ class EngineFit:
             state, rows, mask, scales=self.scales, clipping_norm=clipping_norm
         )
         return {name: np.asarray(found[name]) for name in self.scales}
+
+    def furthest_neighbour(
+        self,
+        state: Any,
+        clipping_norm: float,
+        rows: Mapping[str, Any] | None = None,
+        *,
+        num_rows: int = 6,
+    ) -> float:
+        """How far clipped sums move, in L2 norm, if one of the first rows is gone."""
+        whole, furthest = self.sums(state, clipping_norm, rows), 0.0
+        for row in range(num_rows):
+            without = self.sums(state, clipping_norm, rows, without=row)
+            moved = [np.ravel(whole[name] - without[name]) for name in self.scales]
+            furthest = max(furthest, float(np.linalg.norm(np.concatenate(moved))))
+        return furthest
+
+    def check_counted_norms(self, state: Any, *, num_rows: int = 5) -> None:
+        """Norms that histograms count are those of what the first rows release."""
+        norms = self.engine.row_norms(state, self.rows, sorted(self.scales))
+        for row in range(num_rows):
+            one = {name: array[row : row + 1] for name, array in self.rows.items()}
+            for name, alone in self.sums(state, UNCLIPPED, one).items():
+                np.testing.assert_allclose(
+                    norms[name][row], np.linalg.norm(alone), rtol=1e-4, atol=1e-12
+                )

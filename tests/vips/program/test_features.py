@@ -12,7 +12,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _engine_fit import EngineFit
+from _engine_fit import UNCLIPPED, EngineFit
 
 import numpyro_vips as nv
 from numpyro_vips.vips.program.feature_detection import (
@@ -23,7 +23,6 @@ from numpyro_vips.vips.program.features import Features, Standardisation
 from numpyro_vips.vips.steps.released_sums import Unclipped
 
 ROWS = 80
-UNCLIPPED = 1e15
 
 
 def separate(age: Any, dose: Any, y: Any) -> None:
@@ -407,16 +406,11 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(
 ) -> None:
     fit, norm = fit_of(model), 1.0
     for size in (1e-3, 1.0, 1e4):
-        state, furthest = fit.at_random(size=size), 0.0
         # An outlier, too, on real neighbouring rows.
         rows = {name: np.array(array) for name, array in fit.rows.items()}
         name = next(n for n, array in rows.items() if array.dtype == np.float32)
         rows[name][0] = 1e20
-        whole = fit.sums(state, norm, rows)
-        for row in range(6):
-            without = fit.sums(state, norm, rows, without=row)
-            moved = [whole[name] - without[name] for name in fit.scales]
-            furthest = max(furthest, math.sqrt(sum(np.sum(m**2) for m in moved)))
+        furthest = fit.furthest_neighbour(fit.at_random(size=size), norm, rows)
         assert furthest <= norm * (1.0 + 1e-6)
         assert furthest > 0.5 * norm or size < 1.0
 
@@ -427,12 +421,7 @@ def test_norms_that_are_counted_are_those_of_what_is_released(
 ) -> None:
     """A product of two entries of a vector is on both sides of the diagonal."""
     fit = fit_of(model)
-    state = fit.at_random()
-    norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
-    for row in range(5):
-        one = {name: array[row : row + 1] for name, array in fit.rows.items()}
-        for name, alone in fit.sums(state, UNCLIPPED, one).items():
-            assert norms[name][row] == pytest.approx(np.linalg.norm(alone), rel=1e-4)
+    fit.check_counted_norms(fit.at_random())
 
 
 def test_all_that_features_change_is_released_anew() -> None:

@@ -1,7 +1,6 @@
 """Features made uncorrelated by pilots that are repeated."""
 
 import functools
-import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _engine_fit import EngineFit
+from _engine_fit import UNCLIPPED, EngineFit
 from scipy.special import expit
 
 import numpyro_vips as nv
@@ -21,7 +20,6 @@ from numpyro_vips.vips.units.frames import Frame
 from numpyro_vips.vips.units.whitening import CURVATURE_PILOTS, whitened_factors
 
 ROWS = 200
-UNCLIPPED = 1e15
 
 
 def in_one_vector(X: Any, y: Any) -> None:
@@ -154,16 +152,10 @@ def test_neighbours_differ_by_at_most_the_clipping_norm(
     model: Callable[..., None], size: float
 ) -> None:
     fit, norm = fit_of(model), 1.0
-    state, furthest = fit.at_random(size=size), 0.0
     rows = {name: np.array(array) for name, array in fit.rows.items()}
     rows["X"][0] = 1e20
-    whole = fit.sums(state, norm, rows)
-    for row in range(6):
-        without = fit.sums(state, norm, rows, without=row)
-        moved = [whole[name] - without[name] for name in fit.scales]
-        furthest = max(furthest, math.sqrt(sum(np.sum(m**2) for m in moved)))
-    assert furthest <= norm * (1.0 + 1e-6)
-    assert furthest > 0.5 * norm
+    furthest = fit.furthest_neighbour(fit.at_random(size=size), norm, rows)
+    assert 0.5 * norm < furthest <= norm * (1.0 + 1e-6)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -171,12 +163,7 @@ def test_norms_that_are_counted_are_those_of_what_is_released(
     model: Callable[..., None],
 ) -> None:
     fit = fit_of(model)
-    state = fit.at_random()
-    norms = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
-    for row in range(5):
-        one = {name: array[row : row + 1] for name, array in fit.rows.items()}
-        for name, alone in fit.sums(state, UNCLIPPED, one).items():
-            assert norms[name][row] == pytest.approx(np.linalg.norm(alone), rel=1e-4)
+    fit.check_counted_norms(fit.at_random())
 
 
 # --- a change of variables ------------------------------------------------------------
