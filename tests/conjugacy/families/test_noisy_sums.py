@@ -218,3 +218,35 @@ def test_where_rows_add_to_a_scale_itself_the_share_is_scaled() -> None:
     expected = family.widened(read, noise)
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+@pytest.mark.parametrize("total", [51_561.0, 20_000.0])
+@pytest.mark.parametrize("noise", [5_000.0, 13_906.0, 21_558.0])
+@pytest.mark.parametrize("prior", [(-0.5, 0.0), (0.01, 0.01), (2.0, 100.0)])
+def test_a_long_tail_leaves_what_is_likely_where_it_is(
+    total: float, noise: float, prior: tuple[float, float]
+) -> None:
+    """Of a scale under a flat prior or a vague one, noise leaves a tail towards zero.
+
+    It has a mean of τ that is thousands of times what is likely. The interval of the
+    scale is by brute force here, on a grid of log τ.
+    """
+    count, (concentration, rate) = 217.0, prior
+    logs = np.linspace(-20.0, 60.0, 400_000)
+    with np.errstate(over="ignore", under="ignore"):
+        tau = np.exp(logs)
+        variance = count + (tau * noise) ** 2
+        density = (concentration + 0.0) * logs - rate * tau - 0.5 * np.log(variance)
+        density = density - 0.5 * (count - tau * total) ** 2 / variance
+        weights = np.exp(density - density.max() + 0.0)
+    with jax.enable_x64(True):
+        found = rate_of_noisy_sums(
+            RateShape(jnp.asarray(concentration - 1.0), jnp.asarray(rate)),
+            *map(jnp.asarray, (count, 0.0, total, noise)),
+        )
+    below = np.cumsum(weights) / weights.sum()
+    low, high = (np.exp(-0.5 * np.interp(p, below, logs)) for p in (0.95, 0.05))
+    own = stats.gamma(float(found.concentration), scale=1.0 / float(found.rate))
+    most = own.ppf(0.05) ** -0.5
+    assert own.ppf(0.95) ** -0.5 < low * 2.5
+    assert 0.9 * high < most < 4.0 * high
