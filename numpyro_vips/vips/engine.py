@@ -44,7 +44,7 @@ from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.global_step import GlobalStep
 from numpyro_vips.vips.m_step.starts import symmetric_factors
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
-from numpyro_vips.vips.program.named_arrays import NewSums, Rows, Sums, as_rows_know
+from numpyro_vips.vips.program.named_arrays import NewSums, Rows, Sums
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.program.waiting_globals import num_waiting
 from numpyro_vips.vips.row_sums.covariates import moments_block
@@ -478,15 +478,11 @@ class VipsEngine:
         them, they part quickly.
         """
         again = state.moments if state.to_wait else state.start or state.moments
-        origins = {n: as_rows_know(state.visited[n]["x"]) for n in state.origins}
+        sums = Unclipped(state.statistics, state.noise_stddev)
         return state._replace(
-            next_origins=origins,
+            next_origins=self.on_globals.known_origins(state, sums, state.visited),
             next_standards=state.standards
-            | self.on_globals.standards(
-                state,
-                Unclipped(state.statistics, state.noise_stddev),
-                self._roles.recentred_factors,
-            ),
+            | self.on_globals.standards(state, sums, self._roles.recentred_factors),
             kept=0.0,
             # A pilot is no step of the fit.
             num_steps=state.num_steps if self._roles.adaptive else 0,

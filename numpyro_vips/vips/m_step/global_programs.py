@@ -13,6 +13,7 @@ from numpyro_vips.conjugacy.families.family import Family
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals, jit_unoptimized
 from numpyro_vips.vips.e_step.evidence_bound import bound_of_globals
 from numpyro_vips.vips.m_step import m_step, starts
+from numpyro_vips.vips.m_step.known_steps import known_part
 from numpyro_vips.vips.m_step.newton_posterior import Natural, shares_of_rows
 from numpyro_vips.vips.posterior.posterior import KIND, ConjugatePosterior
 from numpyro_vips.vips.program.expectations import expected_natural_of
@@ -27,6 +28,7 @@ from numpyro_vips.vips.program.named_arrays import (
     NewMeans,
     NewMomentsByFactor,
     NewSums,
+    as_rows_know,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.row_sums.row_statistics import as_block
@@ -37,6 +39,7 @@ from numpyro_vips.vips.steps.state import (
     VipsState,
     as_arrays,
     in_double,
+    is_noisy,
 )
 from numpyro_vips.vips.units.frames import Frame, frames_of
 from numpyro_vips.vips.units.whitening import of_the_same_size, zero_origins
@@ -178,7 +181,12 @@ class GlobalPrograms:
                 gain,
                 self.frames_of(state),
             )
-        return as_targets(found)
+        targets, frames = as_targets(found), self.frames_of(state)
+        for name, silent in self.program.silent.items():
+            if silent.shape[1]:
+                there = frames[name].directions_in(silent) if name in frames else silent
+                targets[name] = targets[name].with_silent(centre[name], there)
+        return targets
 
     def frames_of(self, state: VipsState) -> dict[str, Frame]:
         """The coordinates in which the statistics of a state were taken."""
@@ -263,6 +271,39 @@ class GlobalPrograms:
                 )
             standards[name] = standard.as_rows_know()
         return standards
+
+    def known_origins(
+        self, state: VipsState, sums: Unclipped, places: InDouble
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """The points about which statistics are taken next, by recentred factor.
+
+        They are where the globals are. Of a regression's coefficients under a flat
+        prior they are only as far from the last points as noise lets it be known, see
+        `known_steps`: under a proper one the prior holds them.
+
+        Args:
+          state: About which points the sums were taken.
+          sums: The sums, and their noise.
+          places: Moments of the globals.
+        """
+        origins = {name: places[name]["x"] for name in state.origins}
+        structure = self.program.structure
+        flat = sorted(origins.keys() & self.program.features.keys() & structure.flat)
+        chosen = tuple(
+            name for name in flat if len(structure.posterior_factors[name].shape) == 1
+        )
+        if chosen and is_noisy(state.noise_stddev):
+            frames = self.frames_of(state)
+            with jax.enable_x64(True):
+                found = self._second_moments(
+                    sums.statistics, sums.noise_stddev, state.moments, names=chosen
+                )
+            for name in chosen:
+                products, noise_stddev = map(np.asarray, found[name])
+                step = frames[name].place_in(origins[name])
+                known = known_part(step, products, noise_stddev)
+                origins[name] = frames[name].place_from(known)
+        return {name: as_rows_know(place) for name, place in origins.items()}
 
     def moments_of_features(
         self, state: VipsState, sums: Unclipped, name: str

@@ -99,7 +99,7 @@ def natural_under_noise(
     natural = _nothing(target, centre)
     evenly = limit / max(math.prod(centre.shape[:-1]), 1)
     for index in np.ndindex(*centre.shape[:-1]):
-        one = Target(*(np.asarray(field)[index] for field in target))
+        one = target.at(index)
         x, precision = _of_one(one, centre[index], knows_noise, evenly)
         natural["x"][index], natural["xx"][index] = x, -0.5 * precision
     return natural
@@ -116,7 +116,7 @@ def share_of_rows(
     """
     share = _nothing(target, centre)
     for index in np.ndindex(*centre.shape[:-1]):
-        one = Target(*(np.asarray(field)[index] for field in target))
+        one = target.at(index)
         if not np.any(one.noise_stddev) and not np.any(one.curvature_noise):
             precision, slope = one.curvature, one.residual
         else:
@@ -143,6 +143,7 @@ def _known(target: Target, knows_noise: bool) -> _Known:
     information = Information(
         target.curvature[block] / np.outer(units, units),
         target.curvature_noise[block] / np.outer(units, units),
+        silent=_silent(target.silent, read, units),
     )
     variance = (target.noise_stddev[read] / units) ** 2
     prior = np.diag(target.prior_precision)[read] / units**2
@@ -155,6 +156,17 @@ def _known(target: Target, knows_noise: bool) -> _Known:
         matrix = 0.5 * (matrix + matrix.T)
     precision, slope = matrix * np.outer(units, units), slope * units
     return _Known(read, precision, slope, units, found, information, prior, variance)
+
+
+def _silent(
+    silent: Float64[np.ndarray, "size directions"] | None,
+    read: Int[np.ndarray, " read"],
+    units: Float64[np.ndarray, " read"],
+) -> Float64[np.ndarray, "read directions"] | None:
+    """Directions among the coordinates that rows read, in the units of their noise."""
+    if silent is None or len(read) < len(silent):
+        return None
+    return np.linalg.qr(units[:, None] * silent)[0]
 
 
 def _of_one(

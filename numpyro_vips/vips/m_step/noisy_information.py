@@ -27,6 +27,10 @@ _MOST_HIDDEN = 2.0
 _NOTHING = 0.1
 
 
+# What is left of an axis that rows say nothing of, by rounding.
+_ROUNDING = 1e-6
+
+
 class Information(NamedTuple):
     """The released information of all rows.
 
@@ -37,11 +41,14 @@ class Information(NamedTuple):
       limit: What its trace is at most if each row informs of one direction: the number
         of rows times the norm that each was clipped to. Infinite where nothing is made
         of it.
+      silent: Directions of which rows say nothing whatever they hold, as orthonormal
+        columns; the matrix has none of its noise there. None if there are none.
     """
 
     matrix: Float64[np.ndarray, "read read"]
     noise_stddev: Float64[np.ndarray, "read read"] | float
     limit: float = math.inf
+    silent: Float64[np.ndarray, "read directions"] | None = None
 
     @property
     def is_noisy(self) -> bool:
@@ -61,10 +68,16 @@ class Information(NamedTuple):
         """
         stddev = np.asarray(self.noise_stddev)
         if stddev.ndim == 0:
-            return np.full(self.matrix.shape, 0.5 * float(stddev) ** 2)
-        variance = stddev**2
-        variance[np.diag_indices(len(variance))] *= 0.5
-        return (axes**2).T @ variance @ axes**2
+            found = np.full(self.matrix.shape, 0.5 * float(stddev) ** 2)
+        else:
+            variance = stddev**2
+            variance[np.diag_indices(len(variance))] *= 0.5
+            found = (axes**2).T @ variance @ axes**2
+        if self.silent is None:
+            return found
+        heard = 1.0 - np.clip(np.sum((self.silent.T @ axes) ** 2, axis=0), 0.0, 1.0)
+        heard[heard < _ROUNDING] = 0.0
+        return found * np.outer(heard, heard)
 
 
 class Spectrum(NamedTuple):

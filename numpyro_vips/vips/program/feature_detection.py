@@ -10,7 +10,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -129,23 +129,38 @@ def _real_atoms(latent: str, term: Term) -> list[Atom]:
 
 
 def _places(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
-    """The coordinates that an atom stands for, of which a public index may pick one."""
+    """The coordinates that an atom stands for; public indices may pick some."""
     span = layout.span(atom.latent)
     places = np.arange(span.start, span.stop).reshape(layout.block_shape(atom.latent))
     _, labels = layout.labels(atom.latent, atom.labels)
     for axis, label in enumerate(labels):
-        index = _picked(label, term)
-        if index is not None:
-            places = np.take(places, [index], axis)
+        picked = _picked(label, term)
+        if picked is not None:
+            places = np.take(places, picked.entries, axis)
     return tuple(int(place) for place in places.ravel())
 
 
-def _picked(label: Label, term: Term) -> int | None:
-    """The entry along a label that a public index picks; None for all."""
+class _Picked(NamedTuple):
+    """Entries along a label, as of w[0] or w[1:].
+
+    Attributes:
+      entries: Which ones.
+      labels: Where the term has them, one after the other; empty for a single one.
+    """
+
+    entries: tuple[int, ...]
+    labels: Labels
+
+
+def _picked(label: Label, term: Term) -> _Picked | None:
+    """The entries along a label that a public index picks; None for all."""
     picks = [f for f in term.constants if isinstance(f, OneHot) and f.target is label]
-    if len(picks) == 1 and is_public(picks[0].indices) and picks[0].indices.size == 1:
-        return int(picks[0].indices.item())
-    return None
+    if len(picks) != 1 or not is_public(picks[0].indices) or picks[0].may_pick_none:
+        return None
+    labels = long_labels(picks[0].labels)
+    if len(labels) > 1:
+        return None
+    return _Picked(tuple(map(int, np.ravel(picks[0].indices))), labels)
 
 
 # In the place of a token, where a row has the number 1 and no array. Tokens of products
@@ -176,17 +191,23 @@ def _own_token(term: Term, latent: str, layout: GaussianLayout) -> int | None:
     return slot.token if jnp.issubdtype(slot.dtype, jnp.floating) else None
 
 
-def picks_of(atom: Atom, layout: GaussianLayout, term: Term) -> tuple[int, ...]:
-    """For each axis in the block, which entry a public index picks; −1 for all."""
+def picks_of(
+    atom: Atom, layout: GaussianLayout, term: Term
+) -> tuple[tuple[int, ...], ...]:
+    """For each axis in the block, which entries a public index picks; none for all."""
     _, labels = layout.labels(atom.latent, atom.labels)
     picks = (_picked(label, term) for label in labels)
-    return tuple(-1 if pick is None else pick for pick in picks)
+    return tuple(() if pick is None else pick.entries for pick in picks)
 
 
 def entries_of(atom: Atom, layout: GaussianLayout, term: Term) -> Labels:
-    """The labels along which an atom has several coordinates."""
+    """The labels along which a term has several of an atom's coordinates."""
     _, labels = layout.labels(atom.latent, atom.labels)
-    return long_labels(tuple(x for x in labels if _picked(x, term) is None))
+    found: list[Label] = []
+    for label in labels:
+        picked = _picked(label, term)
+        found.extend([label] if picked is None else picked.labels)
+    return long_labels(tuple(found))
 
 
 def long_labels(labels: Labels) -> Labels:
@@ -223,6 +244,40 @@ def _may_be_standardised(
         return _values(structure, terms, numbers, {**moments, name: at_place})
 
     return _agree(values(numbers, point), values(after, there))
+
+
+def is_shifted_unseen(
+    structure: Structure,
+    name: str,
+    direction: Float64[np.ndarray, " size"],
+    terms: Sequence[Term],
+) -> bool:
+    """Whether a row's terms are the same wherever a factor is along a direction.
+
+    That is tried at random numbers, and random moments of other latents.
+
+    Args:
+      structure: What was found in the model.
+      name: A Gaussian factor.
+      direction: In the block's coordinates.
+      terms: A row's terms, with slots.
+    """
+    rng = np.random.default_rng(3)
+    shape = structure.posterior_factors[name].shape
+    mine = structure.posterior_factors[name].latents
+    own = [term for term in terms if any(atom.latent in mine for atom in term.atoms)]
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(own, rng)
+        moments = _random_moments(structure, rng)
+        place = rng.normal(size=shape)
+        values = []
+        for at in (place, place + direction):
+            square = at[..., None] * at[..., None, :]
+            given = {**moments, name: {"x": at, "xx": square}}
+            values.append(_values(structure, own, numbers, given))
+        if not _agree(*values):
+            return False
+    return True
 
 
 def are_equal(

@@ -52,7 +52,7 @@ from numpyro_vips.vips.program.feature_detection import (
 )
 
 # A latent, and which of its entries public indices pick.
-_Key = tuple[str, tuple[int, ...]]
+_Key = tuple[str, tuple[tuple[int, ...], ...]]
 _Parts = tuple[ProductFactor, ...]
 
 
@@ -199,9 +199,8 @@ def _named(
     for number, key in enumerate(sorted(chosen)):
         latent, picks = key
         shape = layout.block_shape(latent)
-        sizes = tuple(
-            n for n, pick in zip(shape, picks, strict=True) if pick < 0 and n > 1
-        )
+        picked = (len(pick) or n for n, pick in zip(shape, picks, strict=True))
+        sizes = tuple(size for size in picked if size > 1)
         found[key] = Product(next_token - number, of_keys[key], sizes)
     return found
 

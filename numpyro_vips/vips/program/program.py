@@ -9,10 +9,13 @@ globals.
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Float64
 
 from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure import centring
@@ -31,6 +34,7 @@ from numpyro_vips.vips.program.feature_products import with_own_products
 from numpyro_vips.vips.program.features import Features
 from numpyro_vips.vips.program.named_arrays import Values
 from numpyro_vips.vips.program.row_classes import row_class
+from numpyro_vips.vips.program.silent_directions import silent_directions
 from numpyro_vips.vips.program.waiting_globals import (
     components_start_apart,
     waiting_factors,
@@ -52,6 +56,8 @@ class ConjugateProgram:
         slots.
       features: By factor that is recentred or takes Newton steps, what may be
         standardised; see `features.py`.
+      silent: By factor that takes Newton steps, the directions of which rows say
+        nothing, as orthonormal columns; see `silent_directions.py`.
       factor_terms: By `numpyro.factor` site, its terms without masks and scales.
       dense: Sparse private arguments (`SparseRows`) that the program works on as dense
         arrays, and why.
@@ -74,6 +80,7 @@ class ConjugateProgram:
     centred_terms: tuple[Term, ...]
     prior_terms_by_site: Mapping[str, tuple[Term, ...]]
     features: Mapping[str, Features]
+    silent: Mapping[str, Float64[np.ndarray, "size directions"]]
     factor_terms: Mapping[str, tuple[Term, ...]]
     dense: Mapping[str, str]
     densified: Mapping[str, tuple[str, ...]]
@@ -115,6 +122,12 @@ def _row_terms(log_joint: LogJoint) -> list[Term]:
         if density.is_row
         for term in normal_terms(density.form.terms, log_joint.latents)
     ]
+
+
+# How many times more numbers rows may release for features of their own. A coefficient
+# for every group, b[g] x, has a feature for every group then, and products of two
+# groups are zero in every row, but released with noise.
+_MOST_GROWTH = 2.0
 
 
 class _WithFeatures(NamedTuple):
@@ -169,6 +182,8 @@ class _WithFeatures(NamedTuple):
             and self.structure.recentred <= after.structure.recentred
             and self.structure.factor_of == after.structure.factor_of
             and _kinds(self.structure) == _kinds(after.structure)
+            and _num_released(after.structure)
+            <= _MOST_GROWTH * _num_released(self.structure)
         )
         return after if is_kept else self
 
@@ -178,6 +193,15 @@ class _WithFeatures(NamedTuple):
 
 def _kinds(structure: Structure) -> set[str]:
     return {statistic.release for statistic in structure.statistics} - {"public"}
+
+
+def _num_released(structure: Structure) -> int:
+    """Numbers in all that rows release, each of which gets noise."""
+    return sum(
+        math.prod(statistic.shape)
+        for statistic in structure.statistics
+        if statistic.release != "public"
+    )
 
 
 def program_of(
@@ -236,6 +260,10 @@ def program_of(
         ),
         prior_terms_by_site=prior,
         features=found.features,
+        silent={
+            name: silent_directions(structure, name, rows)
+            for name in sorted(structure.newton)
+        },
         factor_terms={
             density.site: tuple(normal_terms(density.unweighted.terms, latents))
             for density in log_joint.densities

@@ -19,7 +19,7 @@ steps, over which noise averages out.
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 from jaxtyping import Array, Float64
@@ -49,6 +49,8 @@ class Target(NamedTuple):
       curvature: The rows' information as it was released.
       curvature_noise: Standard deviations of the noise in its entries.
       prior_linear, prior_precision: Of the prior, given the other factors.
+      silent: Directions of which rows say nothing, as orthonormal columns, the same in
+        all of a batch; None if there are none.
     """
 
     mean: Float64[np.ndarray, "..."]
@@ -59,6 +61,32 @@ class Target(NamedTuple):
     curvature_noise: Float64[np.ndarray, "..."]
     prior_linear: Float64[np.ndarray, "..."]
     prior_precision: Float64[np.ndarray, "..."]
+    silent: Float64[np.ndarray, "size directions"] | None = None
+
+    def at(self, index: tuple[int, ...]) -> Self:
+        """That of one vector of a batch."""
+        fields = [np.asarray(field)[index] for field in self[:-1]]
+        return type(self)(*fields, self.silent)
+
+    def with_silent(
+        self,
+        place: Float64[np.ndarray, "*batch size"],
+        silent: Float64[np.ndarray, "size directions"],
+    ) -> Self:
+        """The target without what noise says along directions of which rows say
+        nothing.
+
+        Args:
+          place: Where the step begins. It stays there along these directions.
+          silent: They, as orthonormal columns.
+        """
+        heard = np.eye(len(silent)) - silent @ silent.T
+        return self._replace(
+            mean=place + (self.mean - place) @ heard,
+            residual=self.residual @ heard,
+            curvature=heard @ self.curvature @ heard,
+            silent=silent,
+        )
 
 
 def as_targets(found: Mapping[str, Mapping[str, Array]]) -> dict[str, Target]:

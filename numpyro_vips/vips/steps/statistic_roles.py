@@ -166,7 +166,12 @@ class StatisticRoles:
                 continue
             for factor in sorted(self._features):
                 mine = structure.posterior_factors[factor].latents
-                others = tuple(a for a in statistic.atoms if a[0] not in mine)
+                # Labels are numbered in the order of a statistic's own latents.
+                others = tuple(
+                    (latent, function)
+                    for latent, function, *_ in statistic.atoms
+                    if latent not in mine
+                )
                 power = len(statistic.atoms) - len(others)
                 if power and not statistic.summed:
                     key = factor, power, statistic.release, others
@@ -176,7 +181,7 @@ class StatisticRoles:
             if len(of) > 1:
                 size = math.prod(structure.posterior_factors[factor].shape)
                 names = [f"⟨{factor}⟩" + ("²" if power == 2 else "")]
-                names += [f"⟨{latent}⟩" for latent, *_ in others]
+                names += [f"⟨{latent}⟩" for latent, _ in others]
                 together.append(
                     Together(
                         name="".join(names),

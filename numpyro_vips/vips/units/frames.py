@@ -10,7 +10,7 @@ from typing import NamedTuple, Self
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
@@ -82,6 +82,14 @@ class Frame(NamedTuple):
         """The w of a v."""
         away = place if self.matrix is None else place @ np.asarray(self.matrix).T
         return away + np.asarray(self.origin)
+
+    def directions_in(
+        self, directions: Float64[np.ndarray, "size directions"]
+    ) -> Float64[np.ndarray, "size directions"]:
+        """Orthonormal directions of v, from those of w; of a factor without batches."""
+        if self.inverse is None:
+            return directions
+        return np.linalg.qr(np.asarray(self.inverse) @ directions)[0]
 
     def covariance_from(
         self, covariance: Float[np.ndarray, "*batch size size"]

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pytest
 
 from numpyro_vips.vips.m_step.newton_posterior import (
     all_under_noise,
@@ -92,7 +93,9 @@ def test_where_rows_cannot_be_heard_the_posterior_is_the_prior():
         )
         for matrix in noise
     )
-    both = Target(*(np.stack(fields) for fields in zip(one, other, strict=True)))
+    both = Target(
+        *(np.stack(fields) for fields in zip(one[:-1], other[:-1], strict=True))
+    )
 
     def means(limit: float) -> np.ndarray:
         found = natural_under_noise(both, centre, knows_noise=True, limit=limit)
@@ -138,7 +141,7 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
         curvature_stddev=1.0,
         prior=np.eye(2),
     )
-    both = Target(*(np.stack([field, 2.0 * field]) for field in one))
+    both = Target(*(np.stack([field, 2.0 * field]) for field in one[:-1]))
     centre = np.array([[0.1, 0.2], [0.3, 0.4]])
     found = natural_under_noise(both, centre, knows_noise=True)
     alone = natural_under_noise(one, centre[0], knows_noise=True)
@@ -148,3 +151,24 @@ def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
     assert set(
         all_under_noise({"a": one, "b": flat}, {"a": centre[0]}, knows_noise=True)
     ) == {"a"}
+
+
+def test_of_directions_that_are_silent_the_prior_alone_speaks():
+    """Noise in residuals and curvature is as large there as anywhere."""
+    rng = np.random.default_rng(0)
+    silent = np.array([[1.0], [-1.0], [0.0]]) / np.sqrt(2.0)
+    noise = 5.0 * rng.normal(size=(3, 3))
+    heard = np.eye(3) - silent @ silent.T
+    target = target_of(
+        heard @ np.diag([400.0, 400.0, 90.0]) @ heard + noise + noise.T,
+        residual=20.0 * rng.normal(size=3),
+        stddev=20.0,
+        curvature_stddev=7.0,
+        prior=np.eye(3),
+    ).with_silent(np.zeros(3), silent)
+    assert np.abs(silent.T @ target.residual) < 1e-12
+    found = natural_under_noise(target, np.zeros(3), knows_noise=True)
+    covariance = np.linalg.inv(-2.0 * found["xx"])
+    along = (silent.T @ covariance @ silent).item()
+    assert along == pytest.approx(1.0, rel=1e-6)
+    assert np.trace(covariance) < 1.6

@@ -234,7 +234,20 @@ def test_a_public_index_picks_an_entry_and_a_rows_own_none() -> None:
     private = OneHot(Slot(0, (), jnp.dtype(int)), (), group)
     w, b = Atom("w", "x", (one, batch)), Atom("b", "x", (group,))
     term = Term(1.0, (w, b, public, private))
-    assert picks_of(w, layout, term) == (2, -1)
+    assert picks_of(w, layout, term) == ((2,), ())
     assert entries_of(w, layout, term) == (batch,)
-    assert picks_of(b, layout, term) == (-1,)
+    assert picks_of(b, layout, term) == ((),)
     assert entries_of(b, layout, term) == (group,)
+
+
+def test_public_indices_pick_entries_along_a_label_of_their_own() -> None:
+    """As in w[1:], which has two of the three entries."""
+    one, two = Label(3), Label(2)
+    layout = GaussianLayout(shapes={"w": (3,)}, batch_axes={"w": ()})
+    w, picked = Atom("w", "x", (one,)), OneHot(np.array([1, 2]), (two,), one)
+    term = Term(1.0, (w, picked))
+    assert picks_of(w, layout, term) == ((1, 2),)
+    assert entries_of(w, layout, term) == (two,)
+    # Of an index of -1 there is no entry.
+    none = Term(1.0, (w, OneHot(np.array([1, -1]), (two,), one)))
+    assert entries_of(w, layout, none) == (one,)

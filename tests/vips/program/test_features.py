@@ -98,11 +98,28 @@ def slopes(g: Any, age: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(a + b[g] * age, 4.0), obs=y)
 
 
+def with_groups(number: int, g: Any, age: Any, y: Any) -> None:
+    """Intercepts, slopes and scales of groups; what slopes have in common is learnt."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    with numpyro.plate("groups", number):
+        a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+        b = numpyro.sample("b", dist.Normal(mean, 2.0))
+        s = numpyro.sample("s", dist.HalfNormal(5.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + b[g] * age, s[g]), obs=y)
+
+
 def in_one_vector(age: Any, dose: Any, y: Any) -> None:
     w = numpyro.sample("w", dist.Normal(jnp.zeros(3), jnp.array([100.0, 2.0, 5.0])))
     with numpyro.plate("rows", len(y)):
         mean = w[0] + w[1] * age + w[2] * dose
         numpyro.sample("y", dist.Normal(mean, 4.0), obs=y)
+
+
+def rest_of_a_vector(X: Any, y: Any) -> None:
+    w = numpyro.sample("w", dist.Normal(jnp.zeros(3), jnp.array([100.0, 2.0, 5.0])))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(w[0] + X @ w[1:], 4.0), obs=y)
 
 
 def two_responses(age: Any, y: Any) -> None:
@@ -145,7 +162,7 @@ def rows_of(model: Callable[..., None]) -> tuple[np.ndarray, ...]:
     y = (90.0 + 0.5 * age - 4.0 * dose + rng.normal(0.0, 4.0, ROWS)).astype(np.float32)
     if model in (separate, with_product, in_one_vector):
         return age, dose, y
-    if model in (vector, no_intercept):
+    if model in (vector, no_intercept, rest_of_a_vector):
         return np.stack([age, dose], 1), y
     if model in (groups, slopes):
         return rng.integers(0, 3, ROWS), age, y
@@ -165,6 +182,7 @@ WITH_FEATURES = {
     with_square: (2, 1),
     slopes: (3, 1),
     in_one_vector: (2, 1),
+    rest_of_a_vector: (2, 1),
 }
 
 
@@ -422,6 +440,28 @@ def test_norms_that_are_counted_are_those_of_what_is_released(
     """A product of two entries of a vector is on both sides of the diagonal."""
     fit = fit_of(model)
     fit.check_counted_norms(fit.at_random())
+
+
+def test_features_of_groups_are_not_worth_a_matrix_of_many_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    age, y = rows_of(with_square)
+
+    def engine(number: int) -> Any:
+        model = functools.partial(with_groups, number)
+        return EngineFit(model, (np.arange(ROWS) % number, age, y)).engine
+
+    def size(engine: Any) -> int:
+        (found,) = (s for s in engine.statistics if s.name == "⟨b b⟩⟨s^-2⟩")
+        return math.prod(found.shape)
+
+    assert size(engine(6)) == 6
+    # Of two slopes of one row at most one is not zero.
+    monkeypatch.setattr("numpyro_vips.vips.program.program._MOST_GROWTH", math.inf)
+    wide = engine(5)
+    assert size(wide) == 5**3
+    names = [part.name for part in wide.together]
+    assert len(set(names)) == len(names) == 2
 
 
 def test_all_that_features_change_is_released_anew() -> None:
