@@ -65,8 +65,12 @@ class Target(NamedTuple):
 
     def at(self, index: tuple[int, ...]) -> Self:
         """That of one vector of a batch."""
-        fields = [np.asarray(field)[index] for field in self[:-1]]
-        return type(self)(*fields, self.silent)
+        fields = {
+            name: np.asarray(field)[index]
+            for name, field in self._asdict().items()
+            if name != "silent"
+        }
+        return self._replace(**fields)
 
     def with_silent(
         self,

@@ -100,7 +100,13 @@ def test_where_sums_have_no_posterior_nothing_is_known() -> None:
     assert simulation_of(Exponential()).missing(sums_of(-1.0)) is None
 
     class NotFinite(Exponential):
-        def rows(self, latents: Any, count: int, *_: Any) -> dict[str, Any]:
+        def rows(
+            self,
+            latents: Mapping[str, Any],
+            count: int,
+            seed: int,
+            covariates: np.ndarray | None = None,
+        ) -> dict[str, Any]:
             return {"x": np.full(count, np.inf)}
 
     assert simulation_of(NotFinite()).missing(sums_of(1.0)) is None
