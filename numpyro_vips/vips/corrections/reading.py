@@ -224,13 +224,19 @@ class Reading:
 
     @functools.cached_property
     def _regression(self) -> str | None:
-        """The factor of which all covariates of rows are features, if there is one."""
+        """The factor whose features are the covariates of rows, if there is one.
+
+        Squares of covariates and products are no covariates. Where noise hides how
+        these go together, they would be simulated of another size than rows have.
+        """
         found = self._rows.covariates_that_are_features
         number = sum(map(len, self._rows.covariates.values()))
         factors = {factor for factor, _ in found.values()}
         if not number or len(found) != number or len(factors) != 1:
             return None
         (name,) = factors
+        if len(self.program.features[name].places) != number:
+            return None
         layout = self.program.structure.posterior_factors[name].layout
         is_vector = layout is not None and not layout.batch_shape
         return name if is_vector and name not in self.program.structure.newton else None
@@ -242,7 +248,16 @@ class Reading:
 
         def means_of_latents(sums: Sums) -> NewMeans | None:
             there = Unclipped(dict(sums), state.noise_stddev)
-            return self._globals.means_of_latents(state, there)
+            means, regression = (
+                self._globals.means_of_latents(state, there),
+                self._regression,
+            )
+            if means is None or regression is None:
+                return means
+            # Residuals of coefficients that noise has led astray would be as long as
+            # these are, and what clipping takes off them has no end.
+            known = self._globals.known_coefficients(state, there, regression)
+            return {name: known.get(name, mean) for name, mean in means.items()}
 
         return RowSimulation(
             simulator,

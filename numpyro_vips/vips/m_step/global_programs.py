@@ -44,6 +44,10 @@ from numpyro_vips.vips.steps.state import (
 from numpyro_vips.vips.units.frames import Frame, frames_of
 from numpyro_vips.vips.units.whitening import of_the_same_size, zero_origins
 
+# How many times its noise a direction needs for coefficients that rows are simulated
+# with: noise in these is made up for as if it were rows'.
+_WELL_KNOWN = 3.0
+
 
 @functools.partial(jit_unoptimized, static_argnums=0)
 def _parameters(
@@ -293,17 +297,49 @@ class GlobalPrograms:
             name for name in flat if len(structure.posterior_factors[name].shape) == 1
         )
         if chosen and is_noisy(state.noise_stddev):
-            frames = self.frames_of(state)
-            with jax.enable_x64(True):
-                found = self._second_moments(
-                    sums.statistics, sums.noise_stddev, state.moments, names=chosen
-                )
             for name in chosen:
-                products, noise_stddev = map(np.asarray, found[name])
-                step = frames[name].place_in(origins[name])
-                known = known_part(step, products, noise_stddev)
-                origins[name] = frames[name].place_from(known)
+                origins[name] = self._known_place(state, sums, name, origins[name])
         return {name: as_rows_know(place) for name, place in origins.items()}
+
+    def _known_place(
+        self,
+        state: VipsState,
+        sums: Unclipped,
+        name: str,
+        place: Float64[np.ndarray, " size"],
+        margin: float = 1.0,
+    ) -> Float64[np.ndarray, " size"]:
+        """Coefficients, only as far from the origin as noise lets them be known."""
+        frames = self.frames_of(state)
+        if name not in frames:
+            return place
+        with jax.enable_x64(True):
+            found = self._second_moments(
+                sums.statistics, sums.noise_stddev, state.moments, names=(name,)
+            )
+        products, noise_stddev = map(np.asarray, found[name])
+        step = frames[name].place_in(place)
+        known = known_part(step, products, noise_stddev, margin=margin)
+        return frames[name].place_from(known)
+
+    def known_coefficients(
+        self, state: VipsState, sums: Unclipped, name: str
+    ) -> NewMeans:
+        """The means of a regression's coefficients by latent, as far as they are known.
+
+        Args:
+          state: About which points the sums were taken.
+          sums: The sums, and their noise.
+          name: The factor, with a single vector of coefficients.
+        """
+        factor = self.program.structure.posterior_factors[name]
+        assert factor.layout is not None
+        mean = in_double(self.solve(state, sums, 1.0).moments)[name]["x"]
+        place = self._known_place(state, sums, name, mean, _WELL_KNOWN)
+        return {
+            latent: place[factor.layout.span(latent)].reshape(shape)
+            for latent, shape in factor.layout.shapes.items()
+        }
 
     def moments_of_features(
         self, state: VipsState, sums: Unclipped, name: str
