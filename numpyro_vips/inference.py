@@ -39,7 +39,8 @@ from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Across, Reducer
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
