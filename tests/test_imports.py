@@ -207,6 +207,7 @@ TESTED_ELSEWHERE = {
     "vips/compile/compiler.py": "by each compiled model, compile/test_certificate.py",
     "vips/diagnostics.py": "of fits, steps/test_convergence.py, steps/test_drift.py",
     "vips/m_step/global_programs.py": "by their steps, m_step/test_global_step.py",
+    "vips/m_step/shares.py": "by the posteriors they make, m_step/test_m_step.py",
     "vips/posterior/row_queries.py": "test_row_queries.py",
     "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
     "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
