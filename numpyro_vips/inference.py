@@ -24,8 +24,9 @@ from numpyro_vips.fitting.engine_choice import (
     PreparedFit,
     as_engine_choice,
 )
-from numpyro_vips.fitting.explanation import Plan, with_number_of_rows
+from numpyro_vips.fitting.explanation import with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
+from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
     BudgetShare,
