@@ -71,6 +71,7 @@ from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     INFORMATION,
@@ -79,7 +80,6 @@ from numpyro_vips.privacy.releases import (
     Release,
     Together,
 )
-from numpyro_vips.result import Posterior
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 DEFAULT_STEPS = 200
