@@ -203,6 +203,7 @@ TESTED_ELSEWHERE = {
     "dpvi/compiler.py": "by its steps, test_engine.py and guides/test_guides.py",
     "dpvi/gradient_step.py": "against NumPyro's gradients, guides/test_guides.py",
     "dpvi/guides/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
+    "dpvi/newton_fit.py": "posterior/test_without_noise.py",
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
@@ -213,13 +214,16 @@ TESTED_ELSEWHERE = {
     "privacy/releases.py": "names and records without code",
     "vips/compile/compiler.py": "by each compiled model, compile/test_certificate.py",
     "vips/diagnostics.py": "of fits, steps/test_convergence.py, steps/test_drift.py",
+    "vips/initial_state.py": "by its fits, test_engine.py",
     "vips/m_step/global_programs.py": "by their steps, m_step/test_global_step.py",
     "vips/m_step/shares.py": "by the posteriors they make, m_step/test_m_step.py",
     "vips/posterior/row_queries.py": "test_row_queries.py",
     "vips/program/program.py": "a record; by its readers, compile/test_certificate.py",
     "vips/row_sums/row_programs.py": "by their sums, test_engine.py",
+    "vips/steps/best_start.py": "m_step/test_starts.py, with several starts",
     "vips/steps/released_sums.py": "records without code",
     "vips/steps/state.py": "a record; test_engine.py",
+    "vips/steps/step_sizes.py": "by schedules, test_engine.py",
 }
 
 

@@ -409,12 +409,6 @@ def _noise_aware(
     return found
 
 
-def num_row_numbers(graph: ModelGraph) -> int:
-    """How many numbers the rows are made of."""
-    shapes = graph.arguments.row_shapes().values()
-    return graph.arguments.num_rows * sum(math.prod(row.shape) for row in shapes)
-
-
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
     _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))

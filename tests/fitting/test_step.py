@@ -9,7 +9,7 @@ from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, planned
 import numpyro_vips as nv
 from numpyro_vips.fitting.step import DIAGNOSTICS_SHARE, events_of
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
-from numpyro_vips.vips.engine import DEFAULT_STEPS
+from numpyro_vips.vips.steps.step_sizes import DEFAULT_STEPS
 
 
 @pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
