@@ -24,8 +24,9 @@ from numpyro_vips.fitting.engine_choice import (
     PreparedFit,
     as_engine_choice,
 )
-from numpyro_vips.fitting.explanation import Plan, with_number_of_rows
+from numpyro_vips.fitting.explanation import with_number_of_rows
 from numpyro_vips.fitting.fit_loop import FitLoop
+from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.prepared_fits import prepared_fit
 from numpyro_vips.fitting.pricing import (
     BudgetShare,
@@ -39,7 +40,8 @@ from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Across, Reducer
 from numpyro_vips.fitting.row_warnings import warnings_on_rows
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step, events_of
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
 from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
@@ -107,6 +109,33 @@ def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> 
         f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
         "DPVI also a smaller learning rate helps."
     )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _RunningFit:
+    """What is known of a fit before its first step, for its results.
+
+    Attributes:
+      prepared: The model, its engine and the steps.
+      plan: What `explain` says of them.
+      priced: The steps with their noise, and what was charged for them.
+      num_planned: See `PrivateVI._num_planned`.
+      noise_source: What the statement says of the noise.
+      platform: What the public side runs on.
+      seconds: How long planning and compiling took.
+      compiled: When that was done, by `time.perf_counter`.
+      programs: What queries of rows have compiled, shared by the fit's results.
+    """
+
+    prepared: PreparedFit
+    plan: Plan
+    priced: PricedSteps
+    num_planned: int | None
+    noise_source: str
+    platform: str
+    seconds: Mapping[str, float]
+    compiled: float
+    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class PrivateVI:
@@ -389,47 +418,16 @@ class PrivateVI:
         if self.schedule_options.private and resumed is None:
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
-        programs: dict[str, Any] = {}
-
-        def result_of(state: Any, progress: Progress) -> PrivateVIResult:
-            """What the caller gets of a state: released numbers and public facts."""
-            posterior = engine.posterior(state)
-            jax.block_until_ready(posterior.params)
-            on_rows = warnings_on_rows(prepared, self.schedule_options, state, progress)
-            return PrivateVIResult(
-                posterior=posterior,
-                privacy=statement_of(
-                    prepared,
-                    priced,
-                    self.schedule_options,
-                    unit=self.model.unit,
-                    accountant=self.budget.accountant,
-                    noise_source=random.source + reducer.described,
-                    platform=platforms(rng_key),
-                    progress=progress,
-                    remarks=tuple(on_rows),
-                ),
-                engine=engine.name,
-                plan=str(plan),
-                settings=self._settings_used(prepared, num_planned),
-                diagnostics=_diagnostics(engine.diagnostics(state), progress, on_rows),
-                seconds={
-                    "planning": planned - started,
-                    "compiling": compiled - planned,
-                    "running": time.perf_counter() - compiled,
-                },
-                axis_labels=prepared.axis_labels,
-                model=self.model,
-                _for_row_queries=prepared.settings.for_row_queries,
-                _programs=programs,
-            )
-
-        num_planned = sum(not step.is_aside for step in priced.steps)
-        if self.schedule_options.until_converged:
-            num_planned = None  # It is not known beforehand how many there will be.
-        spent = f"{priced.epsilon:.3g}"
-        shown = spent if self.schedule_options.private else "NOT PRIVATE"
-        shows_progress = self.progress_bar and reducer.is_first
+        fit = _RunningFit(
+            prepared=prepared,
+            plan=plan,
+            priced=priced,
+            num_planned=self._num_planned(priced),
+            noise_source=random.source + reducer.described,
+            platform=platforms(rng_key),
+            seconds={"planning": planned - started, "compiling": compiled - planned},
+            compiled=compiled,
+        )
         loop = FitLoop(
             prepared=prepared,
             options=self.schedule_options,
@@ -439,8 +437,38 @@ class PrivateVI:
             resumed=resumed or (),
             keeps_steps=self.checkpoint is not None,
             checkpoint=checkpoint,
-            shows_passes=shows_progress,
+            shows_passes=self.progress_bar and reducer.is_first,
         )
+        state, progress = self._after_steps(fit, loop, state)
+        if not self.schedule_options.private:
+            state = engine.informed(state, prepared.arguments)
+        result = self._usable_result(fit, state, progress)
+        for text in result.diagnostics["warnings"]:
+            warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
+        return result
+
+    def _num_planned(self, priced: PricedSteps) -> int | None:
+        """How many steps a fit takes; None where it ends when it has converged."""
+        if self.schedule_options.until_converged:
+            return None
+        return sum(not step.is_aside for step in priced.steps)
+
+    def _after_steps(
+        self, fit: _RunningFit, loop: FitLoop, state: Any
+    ) -> tuple[Any, Progress]:
+        """Runs the steps, with their bar and the caller's callback.
+
+        Args:
+          fit: What is known of the fit.
+          loop: The loop over its steps.
+          state: The initial state.
+
+        Returns:
+          The last state, and what has been released besides.
+        """
+        priced = fit.priced
+        spent = f"{priced.epsilon:.3g}"
+        shown = spent if self.schedule_options.private else "NOT PRIVATE"
         state, progress = loop.after_resumed(state, Progress(steps=priced.steps))
         done = sum(not step.is_aside for step in priced.steps[: len(loop.resumed)])
         with (
@@ -448,33 +476,78 @@ class PrivateVI:
             tqdm(
                 loop.states(state, progress),
                 initial=done,
-                total=num_planned,
-                disable=not shows_progress,
+                total=fit.num_planned,
+                disable=not loop.shows_passes,
                 desc="PrivateVI",
             ) as bar,
         ):
             bar.set_postfix_str(f"ε spent {shown}")
             for number, (state, progress) in enumerate(bar, start=done):
-                if self.callback is not None and engine.has_posterior(state):
-                    so_far = result_of(state, progress)
-                    if not so_far.posterior.problems():
-                        self.callback(number, so_far)
-        if not self.schedule_options.private:
-            state = engine.informed(state, prepared.arguments)
-        result = result_of(state, progress)
+                self._call_back(fit, number, state, progress)
+        return state, progress
+
+    def _call_back(
+        self, fit: _RunningFit, number: int, state: Any, progress: Progress
+    ) -> None:
+        """Shows the caller's callback a posterior that can be used, if there is one."""
+        if self.callback is None or not fit.prepared.engine.has_posterior(state):
+            return
+        so_far = self._result_of(fit, state, progress)
+        if not so_far.posterior.problems():
+            self.callback(number, so_far)
+
+    def _result_of(
+        self, fit: _RunningFit, state: Any, progress: Progress
+    ) -> PrivateVIResult:
+        """What the caller gets of a state: released numbers and public facts."""
+        prepared, engine = fit.prepared, fit.prepared.engine
+        posterior = engine.posterior(state)
+        jax.block_until_ready(posterior.params)
+        on_rows = warnings_on_rows(prepared, self.schedule_options, state, progress)
+        return PrivateVIResult(
+            posterior=posterior,
+            privacy=statement_of(
+                prepared,
+                fit.priced,
+                self.schedule_options,
+                unit=self.model.unit,
+                accountant=self.budget.accountant,
+                noise_source=fit.noise_source,
+                platform=fit.platform,
+                progress=progress,
+                remarks=tuple(on_rows),
+            ),
+            engine=engine.name,
+            plan=str(fit.plan),
+            settings=self._settings_used(prepared, fit.num_planned),
+            diagnostics=_diagnostics(engine.diagnostics(state), progress, on_rows),
+            seconds={**fit.seconds, "running": time.perf_counter() - fit.compiled},
+            axis_labels=prepared.axis_labels,
+            model=self.model,
+            _for_row_queries=prepared.settings.for_row_queries,
+            _programs=fit.programs,
+        )
+
+    def _usable_result(
+        self, fit: _RunningFit, state: Any, progress: Progress
+    ) -> PrivateVIResult:
+        """The result of the last state, and what a look at the whole of it says.
+
+        Raises:
+          UnusablePosteriorError: It is no posterior.
+        """
+        result = self._result_of(fit, state, progress)
         problems = result.posterior.problems()
         if problems:
             raise UnusablePosteriorError(
                 _without_posterior(problems, result),
                 result=result,
-                released=engine.released(state),
+                released=fit.prepared.engine.released(state),
             )
         if self.schedule_options.private:
-            result = _with_prior_disagreements(result, prepared.graph)
-        elif self.schedule_options.until_converged:
-            result = _with_weighed_draws(result, prepared)
-        for text in result.diagnostics["warnings"]:
-            warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
+            return _with_prior_disagreements(result, fit.prepared.graph)
+        if self.schedule_options.until_converged:
+            return _with_weighed_draws(result, fit.prepared)
         return result
 
     def _prepare_fit(

@@ -7,118 +7,32 @@ observed or constant data, no log likelihoods, no latent variables of single row
 import dataclasses
 import json
 import os
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from importlib import metadata
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from numpyro_vips import _html, _validate
-from numpyro_vips.errors import did_you_mean, quoted
+from numpyro_vips import _html, _validate, result_file
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.axis_labels import AxisLabels
 from numpyro_vips.model.row_queries import RowQuery
+from numpyro_vips.named_draws import named_dataset
+from numpyro_vips.posterior import MeanAndStddev, Posterior
+
+# Extensions have registered their posteriors by this name, too.
+from numpyro_vips.posterior import register_posterior as register_posterior
 from numpyro_vips.privacy.statement import PrivacyStatement
+from numpyro_vips.result_file import SavedResult
 from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty, VarianceParts
 
-if TYPE_CHECKING:
-    import xarray
-
-_FORMAT = "numpyro_vips result"
-_FORMAT_VERSION = 2
-_SAMPLE_DIMS = ("chain", "draw")
 # What `to_arviz` keeps of the privacy statement.
 _PRIVACY_ATTRIBUTES = (
     *("unit", "relation", "sampling", "epsilon", "delta", "accountant"),
     "noise_source",
 )
-
-
-class MeanAndStddev(NamedTuple):
-    """Mean and standard deviation of a site's entries, each in the site's shape."""
-
-    mean: np.ndarray
-    stddev: np.ndarray
-
-
-class Posterior(Protocol):
-    """The distribution of the global latents, described by parameters alone."""
-
-    @property
-    def params(self) -> Mapping[str, jax.Array]:
-        """Everything that `sample` needs, arrays only."""
-        ...
-
-    @property
-    def specification(self) -> Mapping[str, Any]:
-        """What the parameters mean, JSON-able, with the key `"kind"`."""
-        ...
-
-    @property
-    def site_dims(self) -> Mapping[str, tuple[str, ...]]:
-        """For each site the names of its leading axes, those of its plates."""
-        ...
-
-    def sample(
-        self, rng_key: jax.Array, sample_shape: tuple[int, ...]
-    ) -> dict[str, jax.Array]:
-        """Independent draws of every global latent."""
-        ...
-
-    def moments(self) -> Mapping[str, MeanAndStddev]:
-        """Mean and standard deviation of every entry of every global latent."""
-        ...
-
-    def problems(self) -> Mapping[str, str]:
-        """By site, why it has no posterior: not finite, degenerate, no density."""
-        ...
-
-    def weighable(
-        self, rng_key: jax.Array, count: int
-    ) -> tuple[Mapping[str, jax.Array], jax.Array] | None:
-        """Draws of every latent, along a first axis, and their log densities.
-
-        None where nothing is to be learnt from weighing draws by the model's density,
-        as of a posterior that was fitted to it.
-        """
-        ...
-
-    def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
-        """The posterior of the latents of rows that the caller may see."""
-        ...
-
-    def elbo(self, query: RowQuery) -> np.ndarray:
-        """The bound on the log density of each row that the caller may see."""
-        ...
-
-    @classmethod
-    def from_specification(
-        cls, specification: Mapping[str, Any], params: Mapping[str, jax.Array]
-    ) -> Self:
-        """The inverse of `specification` and `params`."""
-        ...
-
-
-_posteriors: dict[str, type[Posterior]] = {}
-
-
-def register_posterior(kind: str, cls: type[Posterior]) -> None:
-    """Lets `load` read posteriors whose specification has this `"kind"`.
-
-    Raises:
-      ValueError: Another class has been registered for `kind`.
-    """
-    if _posteriors.setdefault(kind, cls) is not cls:
-        raise ValueError(
-            f"Posteriors of kind {kind!r} already belong to "
-            f"{_posteriors[kind].__name__}."
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False, eq=False)
@@ -430,7 +344,7 @@ class PrivateVIResult:
         import xarray
 
         draws = self.sample_posterior(rng_key, (num_chains, num_samples))
-        posterior = _named_dataset(
+        posterior = named_dataset(
             {name: np.asarray(draw) for name, draw in draws.items()},
             self.posterior.site_dims,
             coords or {},
@@ -469,50 +383,28 @@ class PrivateVIResult:
             >>> again
             PrivateVIResult(vips, NOT PRIVATE, sites: p)
         """
-        import xarray
-
-        texts = {
-            "privacy_statement": self.privacy.to_dict(),
-            "posterior_specification": dict(self.posterior.specification),
-            "settings": dict(self.settings),
-            "for_row_queries": dict(self._for_row_queries),
-            "diagnostics": dict(self.diagnostics),
-            "axis_labels": dict(self.axis_labels),
-            # How long rows took is theirs.
-            "seconds": {k: v for k, v in self.seconds.items() if k != "running"},
-        }
-        variables = {}
-        # Names are attributes, since netCDF does not take every name of a site.
-        for index, (name, param) in enumerate(self.params.items()):
-            variable = f"param_{index}"
-            array = np.asarray(param)
-            axes = [f"{variable}_dim_{axis}" for axis in range(array.ndim)]
-            variables[variable] = (axes, array, {"name": name})
-        dataset = xarray.Dataset(
-            variables,
-            attrs={
-                "format": _FORMAT,
-                "format_version": _FORMAT_VERSION,
-                "numpyro_vips_version": _version(),
-                "engine": self.engine,
-                "plan": self.plan,
-                **{name: json.dumps(value) for name, value in texts.items()},
-            },
+        result_file.write(
+            path,
+            SavedResult(
+                posterior=self.posterior,
+                privacy=self.privacy,
+                engine=self.engine,
+                plan=self.plan,
+                settings=self.settings,
+                diagnostics=self.diagnostics,
+                # How long rows took is theirs.
+                seconds={k: v for k, v in self.seconds.items() if k != "running"},
+                axis_labels=self.axis_labels,
+                for_row_queries=self._for_row_queries,
+            ),
         )
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            dataset.to_netcdf(temporary, engine="h5netcdf")
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def _attributes(self) -> dict[str, str | float]:
         """What attributes of draws say, as netCDF takes it: strings and numbers."""
         facts = {name: getattr(self.privacy, name) for name in _PRIVACY_ATTRIBUTES}
         return {
             "inference_library": "numpyro_vips",
-            "inference_library_version": _version(),
+            "inference_library_version": result_file.version(),
             "engine": self.engine,
             "private": str(self.privacy.is_private).lower(),
             "diagnostics": json.dumps(dict(self.diagnostics)),
@@ -581,207 +473,21 @@ def load(
       ValueError: The file is no such result, is damaged, or comes from a newer
         version.
     """
-    path = Path(path)
-    try:
-        return _load(path, model)
-    except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-        raise ValueError(
-            f"{str(path)!r} is damaged: what it holds is not what result.save(...) "
-            "writes. Restore it from a copy."
-        ) from error
-
-
-def _load(path: Path, model: private | None) -> PrivateVIResult:
-    """A result from a file that `save` has written.
-
-    Raises:
-      ValueError: Its format is newer than this version, or its posterior is of a kind
-        that nothing here has registered.
-      KeyError, TypeError: It is no such file.
-    """
-    dataset = _read(path)
-    version = json.loads(str(dataset.attrs["format_version"]))
-    if not isinstance(version, int):
-        raise TypeError("The format's version is a whole number.")
-    if version > _FORMAT_VERSION:
-        raise ValueError(
-            f"{str(path)!r} was written by numpyro_vips "
-            f"{dataset.attrs['numpyro_vips_version']} in format {version}; this "
-            f"version reads up to format {_FORMAT_VERSION}. Upgrade numpyro_vips."
-        )
-    specification = json.loads(dataset.attrs["posterior_specification"])
-    kind = specification.get("kind")
-    if kind not in _posteriors:
-        raise ValueError(
-            f"{str(path)!r} holds a posterior of kind {kind!r}, expected one of "
-            f"{quoted(_posteriors)}. If an extension wrote it, import the extension "
-            "first."
-        )
-    params = {
-        variable.attrs["name"]: jnp.asarray(variable.values)
-        for variable in dataset.data_vars.values()
-    }
-    statement = json.loads(dataset.attrs["privacy_statement"])
+    saved = result_file.read(path)
     return PrivateVIResult(
-        posterior=_posteriors[kind].from_specification(specification, params),
-        privacy=PrivacyStatement.from_dict(statement),
-        engine=str(dataset.attrs["engine"]),
-        plan=str(dataset.attrs["plan"]),
-        settings=json.loads(dataset.attrs["settings"]),
-        # Files from before there were any have none.
-        diagnostics=json.loads(dataset.attrs.get("diagnostics", "{}")),
-        axis_labels=json.loads(dataset.attrs.get("axis_labels", "{}")),
-        seconds=json.loads(dataset.attrs["seconds"]),
+        posterior=saved.posterior,
+        privacy=saved.privacy,
+        engine=saved.engine,
+        plan=saved.plan,
+        settings=saved.settings,
+        diagnostics=saved.diagnostics,
+        seconds=saved.seconds,
+        axis_labels=saved.axis_labels,
         model=model,
-        # The first format had these among the settings.
-        _for_row_queries=json.loads(
-            dataset.attrs["settings" if version == 1 else "for_row_queries"]
-        ),
+        _for_row_queries=saved.for_row_queries,
     )
-
-
-def _read(path: Path) -> "xarray.Dataset":
-    import xarray
-
-    if not path.exists():
-        raise FileNotFoundError(f"There is no file {str(path)!r}.")
-    try:
-        dataset = xarray.load_dataset(path, engine="h5netcdf")
-    except (OSError, ValueError):
-        dataset = None
-    if dataset is None or dataset.attrs.get("format") != _FORMAT:
-        raise ValueError(
-            f"{str(path)!r} is not a result saved by numpyro_vips. Expected a file "
-            "written by result.save(...); files written by ArviZ hold draws only and "
-            "are read by arviz.from_netcdf."
-        )
-    return dataset
 
 
 def _of_data_alone(moments: MeanAndStddev) -> VarianceParts:
     variance = np.asarray(moments.stddev) ** 2
     return VarianceParts(data=variance, privacy=np.zeros_like(variance))
-
-
-# Names of axes ------------------------------------------------------------------
-
-
-def _named_dataset(
-    draws: Mapping[str, np.ndarray],
-    site_dims: Mapping[str, tuple[str, ...]],
-    coords: Mapping[str, Sequence[Any]],
-    dims: Mapping[str, Sequence[str]],
-    axis_labels: AxisLabels,
-) -> "xarray.Dataset":
-    """Puts draws, with axes (chain, draw, ...), into a dataset with named axes."""
-    import xarray
-
-    draws = {_safe(name): draw for name, draw in draws.items()}
-    site_dims = {_safe(name): names for name, names in site_dims.items()}
-    dims = {_safe(name): names for name, names in dims.items()}
-    _check_known("dims", dims, draws, "sites")
-    axes = {
-        name: _axes(name, draw.ndim - 2, site_dims.get(name, ()), dims.get(name), draws)
-        for name, draw in draws.items()
-    }
-    lengths: dict[str, int] = {}
-    first: dict[str, str] = {}
-    for name, draw in draws.items():
-        for axis, length in zip(axes[name], draw.shape[2:], strict=True):
-            first.setdefault(axis, name)
-            if lengths.setdefault(axis, length) != length:
-                raise ValueError(
-                    f"The axis {axis!r} has length {lengths[axis]} in {first[axis]!r} "
-                    f"and {length} in {name!r}. Give one of them another name with "
-                    f"dims={{{name!r}: [...]}}."
-                )
-    coords = {_safe(name): labels for name, labels in coords.items()}
-    _check_known("coords", coords, lengths, "axes")
-    for axis, labels in coords.items():
-        if len(labels) != lengths[axis]:
-            raise ValueError(
-                f"Expected {lengths[axis]} labels in coords for the axis {axis!r} of "
-                f"{first[axis]!r}, got {len(labels)}."
-            )
-    chains, samples = next(iter(draws.values())).shape[:2] if draws else (0, 0)
-    labels = {axis: np.arange(length) for axis, length in lengths.items()}
-    labels |= _known_labels(axes, axis_labels)
-    labels |= {axis: np.asarray(given) for axis, given in coords.items()}
-    labels |= {"chain": np.arange(chains), "draw": np.arange(samples)}
-    variables = {
-        name: ((*_SAMPLE_DIMS, *axes[name]), draw) for name, draw in draws.items()
-    }
-    return xarray.Dataset(variables, coords=labels)
-
-
-def _known_labels(
-    axes: Mapping[str, Sequence[str]], axis_labels: AxisLabels
-) -> dict[str, np.ndarray]:
-    """By the name of an axis what numbers its entries, where all sites agree."""
-    found: dict[str, set[tuple[str, ...] | None]] = {}
-    by_site = {_safe(site): labels for site, labels in axis_labels.items()}
-    for site, names in axes.items():
-        known = by_site.get(site) or [None] * len(names)
-        for name, labels in zip(names, known, strict=True):
-            mine = None if labels is None else tuple(labels)
-            found.setdefault(name, set()).add(mine)
-    return {
-        name: np.asarray(labels)
-        for name, (labels, *others) in found.items()
-        if labels is not None and not others
-    }
-
-
-def _axes(
-    site: str,
-    count: int,
-    plates: Sequence[str],
-    given: Sequence[str] | None,
-    sites: Iterable[str],
-) -> list[str]:
-    """Names for a site's axes: the caller's, else its plates', else numbered ones."""
-    taken = {*_SAMPLE_DIMS, *sites}
-    numbered = [f"{site}_dim_{axis}" for axis in range(count)]
-    if given is None:
-        names = [_safe(plate) for plate in plates[:count]]
-        # A plate may bear a name that ArviZ needs for something else.
-        names = [
-            default if name in taken or name in names[:axis] else name
-            for axis, (name, default) in enumerate(zip(names, numbered, strict=False))
-        ]
-        return names + numbered[len(names) :]
-    if isinstance(given, str) or len(given) > count:
-        raise ValueError(
-            f"Expected dims[{site!r}] to be a list of at most {count} names, one for "
-            f"each axis of {site!r}, got {given!r}."
-        )
-    names = [_safe(name) for name in given]
-    if taken.intersection(names) or len(set(names)) < len(names):
-        raise ValueError(
-            f"Expected dims[{site!r}] to be names that differ from each other, from "
-            f"'chain' and 'draw' and from the sites' names, got {given!r}."
-        )
-    return names + numbered[len(names) :]
-
-
-def _check_known(
-    argument: str, given: Iterable[str], known: Mapping[str, Any], what: str
-) -> None:
-    for name in given:
-        if name not in known:
-            hint = f"{did_you_mean(name, known)} Its {what} are {quoted(known)}."
-            raise ValueError(
-                f"{argument} names {name!r}, which the posterior does not have. "
-                f"{hint.lstrip()}"
-            )
-
-
-def _safe(name: str) -> str:
-    return name.replace("/", ".")
-
-
-def _version() -> str:
-    try:
-        return metadata.version("numpyro_vips")
-    except metadata.PackageNotFoundError:  # A checkout that was never installed.
-        return "unknown"

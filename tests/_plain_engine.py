@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 

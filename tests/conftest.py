@@ -44,6 +44,7 @@ CALL_NUMPYRO = [
     "numpyro_vips.dpvi.gradients.elbo",
     "numpyro_vips.dpvi.engine",
     "numpyro_vips.dpvi.guides.guides",
+    "numpyro_vips.dpvi.newton_fit",
     "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
     "numpyro_vips.dpvi.guides.user_guides",

@@ -16,6 +16,7 @@ GUARDS = [
         "fitting/bounds/test_norm_histogram.py",
     ),
     *("fitting/test_checkpoint.py", "fitting/reducers/test_parties.py"),
+    *("fitting/test_found_norms.py", "fitting/test_step.py"),
     *("fitting/reducers/test_processes.py", "fitting/test_schedule.py"),
     *("fitting/test_sum_rounding.py", "fitting/reducers/test_tree_sum.py"),
     *("jax_tools/test_separate_rows.py", "model/test_captured.py"),

@@ -19,7 +19,7 @@ import numpyro_vips as nv
 from numpyro_vips.dpvi.gradients import clipped_gradients
 from numpyro_vips.fitting import private_step
 from numpyro_vips.fitting.private_step import chunks_of
-from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, in_pieces
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import INFORMATION

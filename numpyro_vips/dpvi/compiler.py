@@ -61,6 +61,45 @@ class CompiledModel:
     log_joint: FullBatchDensity
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _UnconstrainedElbo:
+    """A row's part of the ELBO, as a function of numbers without constraints.
+
+    Attributes:
+      row_elbo: The same as a function of values.
+      sites: The globals.
+      centres, scales: Of their priors, by name, unconstrained.
+      params: The parameters without a prior, where they start, unconstrained.
+      constraints: Of these parameters.
+      row: A synthetic row.
+    """
+
+    row_elbo: RowElbo
+    sites: tuple[GuideSite, ...]
+    centres: Mapping[str, Any]
+    scales: Mapping[str, Any]
+    params: Mapping[str, Any]
+    constraints: Mapping[str, Any]
+    row: Mapping[str, Any]
+
+    def __call__(self, free: Any, params: Any, row: Any, key: Any) -> Any:
+        """The bound, and whether what the row observes lies in the support."""
+        values = {s.name: s.transform(free[s.name]) for s in self.sites}
+        return self.row_elbo(values, constrained(params, self.constraints), row, key)
+
+    def of_synthetic_row(
+        self, free: Mapping[str, Any], params: Any
+    ) -> Float[Array, ""]:
+        """The bound of the synthetic row."""
+        return self(free, params, self.row, threefry_key(0))[0]
+
+    def at_values(self, values: Mapping[str, Any]) -> Float[Array, ""]:
+        """The bound of that row at values of some globals, others at their centres."""
+        others = {s.name: s.transform(self.centres[s.name]) for s in self.sites}
+        params = constrained(self.params, self.constraints)
+        return self.row_elbo({**others, **values}, params, self.row, threefry_key(0))[0]
+
+
 def compile_model(
     graph: ModelGraph,
     guide: GuideFamily | Callable[..., Any],
@@ -78,63 +117,97 @@ def compile_model(
       UnsafeModelError: No observation depends on a latent, or for the reason that
         `find_locals_of_rows` gives, or because the guide does not fit the model.
     """
-    user_guide = UserGuide(guide, graph) if callable(guide) else None
-    locals_of_rows = None
-    if user_guide is None:
-        locals_of_rows = find_locals_of_rows(graph, sweeps=local_steps)
-    row = synthetic_row(graph)
-    row_elbo = RowElbo(
-        graph=graph,
-        user_guide=user_guide,
-        locals_of_rows=locals_of_rows,
-        is_analytic=options.is_analytic,
-    )
-    constraints = dict(graph.params)
-    if user_guide is not None:
-        constraints = user_guide.constraints | constraints
-    sites, centres, scales = _sites(graph, has_units=_has_units(graph, guide, options))
-    params = unconstrained_params(graph, user_guide, constraints, threefry_key(0))
-
-    def elbo(free: Any, params: Any, row: Any, key: Any) -> Any:
-        values = {s.name: s.transform(free[s.name]) for s in sites}
-        return row_elbo(values, constrained(params, constraints), row, key)
-
-    def density(free: Mapping[str, Any], params: Any) -> Float[Array, ""]:
-        return elbo(free, params, row, threefry_key(0))[0]
-
-    def density_at(values: Mapping[str, Any]) -> Float[Array, ""]:
-        others = {s.name: s.transform(centres[s.name]) for s in sites}
-        constant = constrained(params, constraints)
-        return row_elbo({**others, **values}, constant, row, threefry_key(0))[0]
-
-    reads_site, reads_param = _reads(density, centres, params)
+    elbo = _elbo_of(graph, guide, options, local_steps)
+    reads_site, reads_param = _reads(elbo.of_synthetic_row, elbo.centres, elbo.params)
     if not any(jax.tree.leaves((reads_site, reads_param))):
         raise UnsafeModelError(
             f"No observation under the plate {graph.unit!r} depends on a latent, "
             "so the data say nothing about the posterior."
         )
     # What no observation depends on goes last, beyond what is released.
-    sites.sort(key=lambda site: not reads_site[site.name])
-    space = UnconstrainedSpace(sites=tuple(sites))
-    read = UnconstrainedSpace(sites=tuple(s for s in sites if reads_site[s.name]))
-    start = np.concatenate(
-        [np.zeros(0), *(np.ravel(centres[site.name]) for site in space.sites)]
+    sites = sorted(elbo.sites, key=lambda site: not reads_site[site.name])
+    elbo = dataclasses.replace(elbo, sites=tuple(sites))
+    read = UnconstrainedSpace(sites=tuple(s for s in elbo.sites if reads_site[s.name]))
+    program = _program(graph, guide, options, elbo, read)
+    released = _released(program, [site.name for site in read.sites], reads_param)
+    free = program.space.split(program.start)
+    traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
+    return CompiledModel(
+        program=program,
+        read=tuple(site.name for site in read.sites),
+        released=tuple(released),
+        row_gradients=_row_gradients(program, traced, released),
+        noise_aware=_noise_aware(program, traced, read.size),
+        log_joint=FullBatchDensity(
+            lambda free, row: elbo(free, {}, row, threefry_key(0)),
+            lambda z: program.public_elbo.log_prior(z, {}),
+            program.space,
+        ),
     )
+
+
+def _elbo_of(
+    graph: ModelGraph,
+    guide: GuideFamily | Callable[..., Any],
+    options: ProgramOptions,
+    local_steps: int | None,
+) -> _UnconstrainedElbo:
+    """A row's part of the ELBO, with the globals in the order of the model."""
+    user_guide = UserGuide(guide, graph) if callable(guide) else None
+    locals_of_rows = None
+    if user_guide is None:
+        locals_of_rows = find_locals_of_rows(graph, sweeps=local_steps)
+    row = synthetic_row(graph)
+    constraints = dict(graph.params)
+    if user_guide is not None:
+        constraints = user_guide.constraints | constraints
+    sites, centres, scales = _sites(graph, has_units=_has_units(graph, guide, options))
+    return _UnconstrainedElbo(
+        row_elbo=RowElbo(
+            graph=graph,
+            user_guide=user_guide,
+            locals_of_rows=locals_of_rows,
+            is_analytic=options.is_analytic,
+        ),
+        sites=tuple(sites),
+        centres=centres,
+        scales=scales,
+        params=unconstrained_params(graph, user_guide, constraints, threefry_key(0)),
+        constraints=constraints,
+        row=row,
+    )
+
+
+def _program(
+    graph: ModelGraph,
+    guide: GuideFamily | Callable[..., Any],
+    options: ProgramOptions,
+    elbo: _UnconstrainedElbo,
+    read: UnconstrainedSpace,
+) -> DpviProgram:
+    """The layout of the globals, the guide in it, and all that is public of a step.
+
+    Args:
+      graph, guide, options: See `compile_model`.
+      elbo: With the globals in the order of the layout.
+      read: Those that observations depend on, which come first.
+    """
+    space = UnconstrainedSpace(sites=elbo.sites)
+    start = _flat(space, elbo.centres)
     start = np.where(np.isfinite(start), start, 0.0)
     start = jnp.asarray(start, jnp.result_type(float))
-    prior_scale = np.concatenate(
-        [np.zeros(0), *(np.ravel(scales[site.name]) for site in space.sites)]
-    )
+    prior_scale = _flat(space, elbo.scales)
     normal_guide = None
     late: frozenset[str] = frozenset()
     if not callable(guide):
         if not (options.takes_newton_steps or options.has_own_optimizer):
-            late = late_globals(read.sites, centres, density_at)
+            late = late_globals(read.sites, elbo.centres, elbo.at_values)
         num_rows = graph.arguments.public_num_rows
         normal_guide = NormalGuide(space, guide, num_rows=num_rows)
+    user_guide = elbo.row_elbo.user_guide
     used_guide = user_guide if normal_guide is None else normal_guide
     assert used_guide is not None
-    program = DpviProgram(
+    return DpviProgram(
         graph=graph,
         options=options,
         space=space,
@@ -145,20 +218,39 @@ def compile_model(
         is_late=waiting_coordinates(space.sites, late),
         guide=normal_guide,
         user_guide=user_guide,
-        locals_of_rows=locals_of_rows,
-        row_elbo=row_elbo,
+        locals_of_rows=elbo.row_elbo.locals_of_rows,
+        row_elbo=elbo.row_elbo,
         public_elbo=PublicElbo(
             graph, space, used_guide, is_analytic=options.is_analytic
         ),
-        constraints=constraints,
-        row=row,
+        constraints=elbo.constraints,
+        row=elbo.row,
     )
-    released = _released(program, [site.name for site in read.sites], reads_param)
-    traced = jax.make_jaxpr(elbo)(space.split(start), params, row, threefry_key(0))
-    row_gradients = RowGradients(
+
+
+def _flat(space: UnconstrainedSpace, values: Mapping[str, Any]) -> np.ndarray:
+    """Values by name as one vector, in the layout's order."""
+    return np.concatenate(
+        [np.zeros(0), *(np.ravel(values[site.name]) for site in space.sites)]
+    )
+
+
+def _row_gradients(
+    program: DpviProgram,
+    traced: jex_core.ClosedJaxpr,
+    released: Sequence[ReleasedLeaves],
+) -> RowGradients:
+    """The clipped sum of what a step releases, whose derivatives are checked.
+
+    Args:
+      program: The model's layout.
+      traced: A row's ELBO in globals, parameters, row and key.
+      released: What a step releases.
+    """
+    found = RowGradients(
         traced,
         released,
-        num_particles=options.num_particles,
+        num_particles=program.options.num_particles,
         arguments=None if program.perturbs_location else program.arguments,
     )
     key = threefry_key(0)
@@ -166,25 +258,14 @@ def compile_model(
         program.shared, program.initial(key), *program.draws(key, np.int32(0))
     )
     check_derivatives(
-        row_gradients.of_row,
+        found.of_row,
         shared,
-        row,
+        program.row,
         density=traced,
-        arguments=graph.arguments,
+        arguments=program.graph.arguments,
         what="model or guide",
     )
-    return CompiledModel(
-        program=program,
-        read=tuple(site.name for site in read.sites),
-        released=tuple(released),
-        row_gradients=row_gradients,
-        noise_aware=_noise_aware(program, traced, read.size),
-        log_joint=FullBatchDensity(
-            lambda free, row: elbo(free, {}, row, threefry_key(0)),
-            lambda z: program.public_elbo.log_prior(z, {}),
-            space,
-        ),
-    )
+    return found
 
 
 def _sites(
@@ -326,12 +407,6 @@ def _noise_aware(
         what="model",
     )
     return found
-
-
-def num_row_numbers(graph: ModelGraph) -> int:
-    """How many numbers the rows are made of."""
-    shapes = graph.arguments.row_shapes().values()
-    return graph.arguments.num_rows * sum(math.prod(row.shape) for row in shapes)
 
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -10,7 +10,7 @@ of equal length; when there are too many blocks, each two become one.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -170,49 +170,69 @@ def diagnostics_of(
         for name, value in r_hat.items()
         if not value <= limit and (name not in wanders or not math.isfinite(value))
     ]
-    if not moving:
-        largest = LARGEST_NOISY_FLUCTUATION if is_private else LARGEST_FLUCTUATION
-        if knows_scores:
-            largest = LARGEST_SCORED_FLUCTUATION
-        wild = [k for k, v in fluctuation.items() if not v <= largest]
-        far = [k for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE]
-        if far and not wild:
-            assert distance is not None
-            text = (
-                f"The fit has not converged: after {num_steps} steps the posterior's "
-                f"mean of {', '.join(map(repr, far))} lies up to "
-                f"{max(distance.values()):.3g} of its standard deviations from the "
-                "average of the iterates. It is as good as the log density is a "
-                "parabola so far. More steps (num_steps=) would help."
-            )
-            return found | {"warnings": [text]}
-        if not wild:
-            return found | {"converged": True, "warnings": []}
-        text = (
-            f"The fit has not converged: after {num_steps} steps "
-            f"{', '.join(map(repr, wild))} went to and fro by up to "
-            f"{max(fluctuation.values()):.3g} standard deviations of the posterior."
-        )
-        if is_private:
-            text += (
-                " The noise drives them, or they are still on their way: their "
-                "average may be off by several, and intervals do not say so. More "
-                "rows, a larger epsilon or tighter priors would help."
-            )
+    if moving:
+        text = _on_moving(moving, max(r_hat.values()), limit, num_steps, is_private)
         return found | {"warnings": [text]}
-    names = ", ".join(repr(name) for name in moving)
+    largest = LARGEST_NOISY_FLUCTUATION if is_private else LARGEST_FLUCTUATION
+    if knows_scores:
+        largest = LARGEST_SCORED_FLUCTUATION
+    wild = [k for k, v in fluctuation.items() if not v <= largest]
+    if wild:
+        text = _on_wild(wild, max(fluctuation.values()), num_steps, is_private)
+        return found | {"warnings": [text]}
+    far = {k: v for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE}
+    if far:
+        assert distance is not None
+        text = _on_far(list(far), max(distance.values()), num_steps)
+        return found | {"warnings": [text]}
+    return found | {"converged": True, "warnings": []}
+
+
+def _on_moving(
+    names: Sequence[str], r_hat: float, limit: float, num_steps: int, is_private: bool
+) -> str:
+    """What is said of a fit whose iterates still drift, and what helps."""
+    if not math.isfinite(r_hat):
+        return "The fit has not converged: its iterates are not finite."
     text = (
-        f"The fit has not converged: after {num_steps} steps {names} still drifted, "
+        f"The fit has not converged: after {num_steps} steps "
+        f"{', '.join(map(repr, names))} still drifted, "
         f"by more than {'the noise explains' if is_private else 'they fluctuate'} "
-        f"(R̂ up to {max(r_hat.values()):.3g}, above {limit}). Where they end nobody "
+        f"(R̂ up to {r_hat:.3g}, above {limit}). Where they end nobody "
         "knows, and intervals do not say so. "
     )
-    text += (
+    if not is_private:
+        return text + "More steps (num_steps=) would help."
+    return text + (
         "More rows, a larger epsilon, tighter priors, or arguments and priors in units "
         "in which slopes are about one would help."
-        if is_private
-        else "More steps (num_steps=) would help."
     )
-    if not math.isfinite(max(r_hat.values())):
-        text = "The fit has not converged: its iterates are not finite."
-    return found | {"warnings": [text]}
+
+
+def _on_wild(
+    names: Sequence[str], fluctuation: float, num_steps: int, is_private: bool
+) -> str:
+    """What is said of a fit whose iterates are far from their average."""
+    text = (
+        f"The fit has not converged: after {num_steps} steps "
+        f"{', '.join(map(repr, names))} went to and fro by up to "
+        f"{fluctuation:.3g} standard deviations of the posterior."
+    )
+    if not is_private:
+        return text
+    return text + (
+        " The noise drives them, or they are still on their way: their "
+        "average may be off by several, and intervals do not say so. More "
+        "rows, a larger epsilon or tighter priors would help."
+    )
+
+
+def _on_far(names: Sequence[str], distance: float, num_steps: int) -> str:
+    """What is said of a posterior whose mean is far from where rows were asked."""
+    return (
+        f"The fit has not converged: after {num_steps} steps the posterior's "
+        f"mean of {', '.join(map(repr, names))} lies up to "
+        f"{distance:.3g} of its standard deviations from the "
+        "average of the iterates. It is as good as the log density is a "
+        "parabola so far. More steps (num_steps=) would help."
+    )

@@ -32,16 +32,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Float, Float64, PRNGKeyArray, Shaped
+from jaxtyping import Float, Float64, PRNGKeyArray, Shaped
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.checks import check_options, not_supported
-from numpyro_vips.dpvi.compiler import compile_model, num_row_numbers
+from numpyro_vips.dpvi.compiler import compile_model
 from numpyro_vips.dpvi.description import (
     describe_site,
     describe_sparse_rows,
@@ -50,27 +49,28 @@ from numpyro_vips.dpvi.description import (
 )
 from numpyro_vips.dpvi.gradient_step import stepped
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
-from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE, GuideFamily
+from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.guides import DrawsPosterior
 from numpyro_vips.dpvi.guides.late_globals import WAITING
+from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
     DpviState,
-    Variational,
     drift_of_iterates,
     for_program,
     with_drift,
 )
+from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
-from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
-from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     INFORMATION,
@@ -79,7 +79,6 @@ from numpyro_vips.privacy.releases import (
     Release,
     Together,
 )
-from numpyro_vips.result import Posterior
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 DEFAULT_STEPS = 200
@@ -87,9 +86,6 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
-# Newton's method has all rows in memory.
-MOST_ROW_NUMBERS = 2**27
-NUM_STARTS = 6
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
 _NOT_NOISE_AWARE = (
@@ -178,9 +174,7 @@ class DpviEngine:
             and (guide is None or guide in ("mean_field", "full_rank"))
             and (optimizer, loss) == (None, None)
             and (num_particles, perturb) == (1, "location")
-            and not graph.params
-            and num_row_numbers(graph) <= MOST_ROW_NUMBERS
-            and graph.num_globals <= MOST_GLOBALS
+            and may_take_newton_steps(graph)
         )
         if guide is None:
             guide = "full_rank" if takes_newton_steps else "mean_field"
@@ -566,7 +560,7 @@ class DpviEngine:
         """Newton steps on the ELBO of all rows, where they are asked for."""
         if not self.program.options.takes_newton_steps:
             return None
-        return self._newton_states(state, arguments)
+        return newton_states(self.compiled, state, arguments)
 
     def has_converged(self, state: DpviState) -> bool:
         """Gradient steps are as many as were planned; Newton's end by themselves."""
@@ -584,41 +578,6 @@ class DpviEngine:
         """The state unchanged: a guide's width is fitted with its mean."""
         return state
 
-    def _newton_states(
-        self, state: DpviState, arguments: ModelArguments
-    ) -> Iterator[DpviState]:
-        assert self.program.guide is not None
-        # The key decides about starts and draws, as it does about jitter elsewhere.
-        rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
-        starts = self._newton_starts(state.variational.guide["loc"], rng)
-        tried = np.stack([start.loc for start in starts])
-        target, per_second = self.compiled.log_joint.with_rows(arguments, tried)
-        for fit in fit_normal(
-            target,
-            starts,
-            rng,
-            diagonal=self.program.guide.family == "mean_field",
-            most_points=per_second,
-        ):
-            arrays = self.program.guide.arrays_of(fit.normal.loc, fit.normal.tril)
-            variational = Variational(guide=arrays, params={})
-            yield state._replace(
-                variational=variational,
-                average=variational,
-                step=jnp.asarray(fit.num_steps),
-                diagnostics=fit.diagnostics,
-            )
-
-    def _newton_starts(
-        self, loc: Float[Array, " size"], rng: np.random.Generator
-    ) -> list[VectorNormal]:
-        """Narrow Normals at a place, and as far from it as the prior is wide."""
-        centre = np.asarray(loc, np.float64)
-        scale = self.program.prior_scale
-        tril = np.diag(LARGEST_SCALE * scale)
-        others = rng.normal(size=(NUM_STARTS - 1, len(centre)))
-        return [VectorNormal(at, tril) for at in (centre, *(centre + scale * others))]
-
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate."""
         average = state.average
@@ -628,8 +587,9 @@ class DpviEngine:
             return self.compiled.noise_aware.posterior(found)
         if self.program.guide is not None:
             return self.program.guide.posterior(average.guide, points)
-
-        return DrawsPosterior.of(self.space.sites, points, self._drawing(points))
+        assert self.program.user_guide is not None
+        draw = drawing(self.program.user_guide, points)
+        return DrawsPosterior.of(self.space.sites, points, draw)
 
     def _noise_aware_normal(self, state: DpviState) -> NoiseAwareNormal | None:
         """The posterior that knows of the noise.
@@ -654,22 +614,6 @@ class DpviEngine:
             return None
         return found
 
-    def _drawing(self, points: Mapping[str, Any]) -> Callable[..., dict[str, Any]]:
-        """Draws the globals by the user's guide from a key.
-
-        It is a program by itself: a result that held the guide would hold the graph
-        that it was checked with, and with that the rows.
-        """
-        assert self.program.user_guide is not None
-        guide = self.program.user_guide
-
-        def draw(rng_key: PRNGKeyArray) -> dict[str, Float[Array, "..."]]:
-            return guide.draw_globals(points, rng_key).values
-
-        program, shapes = jax.make_jaxpr(draw, return_shape=True)(threefry_key(0))
-        structure = jax.tree.structure(shapes)
-        return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
-
     @property
     def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
         """Arrays that the user's guide holds itself; they are treated as public."""
@@ -692,11 +636,3 @@ class DpviEngine:
     def describe_sparse_rows(self, name: str) -> str:
         """How a sparse argument is worked on, as the end of a sentence."""
         return describe_sparse_rows(name)
-
-
-def _drawn(
-    program: Any, structure: Any, rng_key: PRNGKeyArray
-) -> dict[str, Float[Array, "..."]]:
-    # A constant comes as a number of JAX's own, which is no array.
-    values = [jnp.asarray(value) for value in program(as_threefry(rng_key))]
-    return jax.tree.unflatten(structure, values)

@@ -32,7 +32,7 @@ import filelock
 from numpyro_vips.fitting.pricing import PricedSteps
 from numpyro_vips.fitting.reducers.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.reducers.reducer import Reducer, Released
-from numpyro_vips.fitting.schedule import Step, events_of
+from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.ledger_file import replace_file
 from numpyro_vips.privacy.secure_random import fresh_key, sealed

@@ -13,6 +13,7 @@ from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     ClippingEffect,
@@ -20,7 +21,6 @@ from numpyro_vips.privacy.releases import (
     Release,
     Together,
 )
-from numpyro_vips.result import Posterior
 
 
 class Engine(Protocol):

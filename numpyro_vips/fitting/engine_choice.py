@@ -15,9 +15,9 @@ from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.schedule import (
     CURVATURE_SHARE,
     ScheduleOptions,
-    Step,
     plan_steps,
 )
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments

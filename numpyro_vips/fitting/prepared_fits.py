@@ -21,7 +21,8 @@ from numpyro_vips.fitting.engine_choice import (
     hides_curvature,
     prepare_fit,
 )
-from numpyro_vips.fitting.explanation import Plan, explain_plan
+from numpyro_vips.fitting.explanation import explain_plan
+from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments

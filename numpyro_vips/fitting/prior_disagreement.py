@@ -19,7 +19,7 @@ from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import prior_median, prior_quantile
 from numpyro_vips.model.synthetic_rows import synthetic_rows
-from numpyro_vips.result import MeanAndStddev
+from numpyro_vips.posterior import MeanAndStddev
 
 # The prior's mass as far out as the posterior, on both sides and over all entries of a
 # site: four standard deviations for the mean of one Normal.

@@ -28,7 +28,7 @@ from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.pass_bar import OnRows
 from numpyro_vips.fitting.reducers.reducer import Batch, Reducer
 from numpyro_vips.fitting.reducers.tree_sum import TreeSum
-from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.compiling_ahead import compiled_by
 from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, equal_chunks
 from numpyro_vips.model.arguments import ModelArguments

@@ -11,13 +11,9 @@ from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.column_histogram import sizes_from_counts
 from numpyro_vips.fitting.bounds.prior_norms import prior_norms
 from numpyro_vips.fitting.engine import Engine
+from numpyro_vips.fitting.found_norms import FoundNorms, clipped_to, found_norms
 from numpyro_vips.fitting.private_step import update
-from numpyro_vips.fitting.schedule import (
-    FoundNorms,
-    Step,
-    clipped_to,
-    found_norms,
-)
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.statement import NoisyShare

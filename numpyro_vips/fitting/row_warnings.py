@@ -10,7 +10,8 @@ from typing import Any
 from numpyro_vips.fitting.bounds.prior_norms import rows_in_place
 from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.progress import Progress
-from numpyro_vips.fitting.schedule import ScheduleOptions, Step
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
 from numpyro_vips.privacy.releases import ClippingEffect, Pull
 from numpyro_vips.privacy.statement import NoisyShare

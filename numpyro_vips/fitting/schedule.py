@@ -1,15 +1,15 @@
-"""Steps, and the schedule of them that the accountant prices and the engine runs."""
+"""The schedule of steps that the accountant prices and the engine runs.
+
+What a step is, `step.py` says.
+"""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
-
-import numpy as np
 
 from numpyro_vips import _validate
 from numpyro_vips._settings import frozen, keep_integer
-from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting.bounds.bounds import (
     NormPart,
     bounded_blocks,
@@ -17,191 +17,12 @@ from numpyro_vips.fitting.bounds.bounds import (
     joined,
 )
 from numpyro_vips.fitting.bounds.column_histogram import column_block
-from numpyro_vips.fitting.bounds.norm_histogram import (
-    NEAR,
-    Hidden,
-    NoisyCounts,
-    histogram_block,
-    norm_from_counts,
-)
+from numpyro_vips.fitting.bounds.norm_histogram import histogram_block
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
-from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
+from numpyro_vips.fitting.step import Step
+from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import FullBatch, RowSampling
-
-# The square that diagnostics add to the joint vector's, relative to the statistics'.
-DIAGNOSTICS_SHARE = 0.02
-
-
-def _diagnostic_scale(clipping_norm: float) -> float:
-    # Without clipping there is no noise either, and any scale will do.
-    finite = clipping_norm if math.isfinite(clipping_norm) else 1.0
-    return math.sqrt(DIAGNOSTICS_SHARE) * finite
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Step:
-    """One pass over a minibatch: what it releases, at which noise, from which rows.
-
-    Attributes:
-      blocks: What is released, each with its scale in the joint vector.
-      clipping_norm: L2 bound on one row's joint vector. None until a histogram of norms
-        that runs before has been released.
-      noise_multiplier: Noise standard deviation over the joint sensitivity. It is fixed
-        in advance, whatever is released before.
-      sampling: How the minibatch is drawn, and what neighbouring data sets are.
-      step_size: Weight ρ of this step's statistics in the running average (VIPS), or
-        a factor on the learning rate (DPVI).
-      reports: Whether it also releases how many rows were clipped, and how many counted
-        as zero; see `row_sums.DIAGNOSTICS`.
-      counted: The parts whose norms are counted in histograms, one for each block. It
-        is empty where the step releases statistics.
-      is_by_column: Whether it counts the columns of these parts one by one.
-      rounding: What rounding adds to the sensitivity, see `sum_rounding`.
-      is_pilot: Whether it only says about which points, or of which features, the
-        statistics of a later step are taken.
-      recentres: Whether these points are taken before it; see `Engine.recentre`.
-      parts: The parts of its blocks that share a norm.
-      noise_excess: Standard deviation of the noise that is added over that which is
-        priced, as where several parties add noise (`parties.py`).
-    """
-
-    blocks: tuple[Block, ...]
-    clipping_norm: float | None
-    noise_multiplier: float
-    sampling: RowSampling
-    step_size: float = 1.0
-    reports: bool = False
-    counted: tuple[NormPart, ...] = ()
-    is_by_column: bool = False
-    rounding: float = 0.0
-    is_pilot: bool = False
-    recentres: bool = False
-    parts: tuple[NormPart, ...] = ()
-    noise_excess: float = 1.0
-
-    @property
-    def released(self) -> tuple[Block, ...]:
-        """The blocks, and the diagnostics if there are any, as the mechanism has them.
-
-        A row that is clipped does not count as zero, so the two diagnostics add at most
-        the larger one to the square of its norm.
-        """
-        if not self.reports or self.clipping_norm is None:
-            return self.blocks
-        scale = _diagnostic_scale(self.clipping_norm)
-        return (
-            *self.blocks,
-            *(
-                Block(
-                    name=name, shape=(), geometry="box", lower=0, upper=1, scale=scale
-                )
-                for name in DIAGNOSTICS
-            ),
-        )
-
-    @property
-    def informs(self) -> bool:
-        """Whether it releases what the posterior's intervals alone need.
-
-        A histogram of its norms has blocks of the same names, and does not.
-        """
-        names = {block.name for block in self.blocks}
-        return not self.counted and not names.isdisjoint(INFORMATION_SHARES)
-
-    @property
-    def is_aside(self) -> bool:
-        """Whether it only prepares or completes others: it is no step of the fit."""
-        return bool(self.counted) or self.informs or self.is_pilot
-
-    @property
-    def label(self) -> str:
-        """What it releases, for people."""
-        names = ", ".join(block.name for block in self.blocks)
-        if self.counted:
-            counted = "columns" if self.is_by_column else "norms"
-            return f"histogram of the {counted} of {names}"
-        return f"pilot of {names}" if self.is_pilot else names
-
-    @property
-    def counts_norms(self) -> bool:
-        """Whether it is a histogram of norms."""
-        return bool(self.counted) and not self.is_by_column
-
-    @property
-    def share(self) -> float:
-        """What it spends of the budget, in any unit: 1/σ² of a full batch."""
-        if not self.noise_multiplier:
-            return 0.0
-        return (self.sampling.rate / self.noise_multiplier) ** 2
-
-    @property
-    def share_of_reports(self) -> float:
-        """The part of `share` that pays for what it reports on rows.
-
-        The squares of norms add up, so at the same noise the statistics alone would
-        spend as much less as the diagnostics add to the squared joint norm.
-        """
-        part = DIAGNOSTICS_SHARE / (1.0 + DIAGNOSTICS_SHARE)
-        return part * self.share if self.reports else 0.0
-
-    @property
-    def mechanism(self) -> GaussianMechanism:
-        """What adds the noise.
-
-        Raises:
-          ValueError: The clipping norm has not been released yet.
-        """
-        return self._mechanism(self.noise_multiplier * self.noise_excess)
-
-    def _mechanism(self, noise_multiplier: float) -> GaussianMechanism:
-        if self.clipping_norm is None:
-            raise ValueError("Expected the clipping norm to have been released.")
-        return GaussianMechanism(
-            blocks=self.released,
-            clipping_norm=math.hypot(
-                self.clipping_norm,
-                _diagnostic_scale(self.clipping_norm) if self.reports else 0.0,
-            ),
-            noise_multiplier=noise_multiplier,
-            relation=self.sampling.relation,
-            rounding=self.rounding,
-        )
-
-    @property
-    def event(self) -> GaussianEvent:
-        """What the accountant prices.
-
-        Before the clipping norm is known, sensitivities are in units of themselves:
-        the price is that of the noise multiplier alone.
-        """
-        stddev, sensitivity = self.noise_multiplier, 1.0
-        if self.clipping_norm is not None:
-            mechanism = self._mechanism(self.noise_multiplier)
-            stddev, sensitivity = mechanism.noise_stddev, mechanism.sensitivity()
-        return self.sampling.event(
-            noise_stddev=stddev, sensitivity=sensitivity, label=self.label
-        )
-
-    def scaled(self, factor: float) -> "Step":
-        """The step with `factor` times the noise, the rest as it is."""
-        return dataclasses.replace(
-            self, noise_multiplier=self.noise_multiplier * factor
-        )
-
-
-def events_of(steps: Sequence[Step]) -> tuple[GaussianEvent, ...]:
-    """The privacy events of a schedule, equal neighbours merged."""
-    merged: list[GaussianEvent] = []
-    for step in steps:
-        event = step.event
-        if merged and dataclasses.replace(merged[-1], num_steps=1) == event:
-            total = merged[-1].num_steps + 1
-            merged[-1] = dataclasses.replace(merged[-1], num_steps=total)
-        else:
-            merged.append(event)
-    return tuple(merged)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -318,178 +139,366 @@ def plan_steps(
       The steps. Their noise multipliers are in the right proportion to each other;
       `accounting.calibrate_events` finds the factor.
     """
-    once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
-    curvature, information = engine.blocks("refreshed"), engine.blocks("information")
-    if not options.private:
-        once, adaptive, curvature = once, (*curvature, *adaptive), ()
-        information = ()
-    num_steps = options.num_steps
-    if num_steps is None:
-        num_steps = engine.default_num_steps(
-            is_private=options.private, until_converged=options.until_converged
-        )
-    unknown = [part for part in parts if not (part.is_fixed or part.is_late)]
-    late = [part for part in parts if part.is_late] if information else []
-    names = {block.name for block in adaptive}
-    refreshed = [part for part in unknown if names & set(part.blocks)]
-    moved = [part for part in unknown if engine.recentred & set(part.blocks)]
-    ends = RECENTRED_TWICE_AFTER if engine.pilots > 1 else RECENTRED_AFTER
-    ends_of_pilots = {math.ceil(f * num_steps) for f in ends} if moved else set[int]()
-    refreshes = {math.ceil(f * num_steps) for f in REFRESHED_AFTER} | ends_of_pilots
-    refreshes = {t for t in refreshes if refreshed and 0 < t < num_steps}
-    share = 1.0
-    steps: list[Step] = []
-    full = FullBatch(relation=options.sampling.relation)
-    # What a full batch with the whole budget would have for a noise multiplier.
-    unit = 1.0 if options.private else 0.0
-    reports = options.private and options.diagnostics
-
-    def histogram(parts: Sequence[NormPart], share: float) -> Step:
-        return Step(
-            blocks=tuple(histogram_block(part.name, part.grid) for part in parts),
-            clipping_norm=math.sqrt(len(parts)),
-            noise_multiplier=unit / math.sqrt(share),
-            sampling=full,
-            counted=tuple(parts),
-        )
-
-    def shared_norms(
-        blocks: Sequence[Block], parts: Sequence[NormPart]
-    ) -> tuple[NormPart, ...]:
-        names = {block.name for block in blocks}
-        several = [part for part in parts if len(part.blocks) > 1]
-        if engine.is_one_vector:
-            return ()
-        return tuple(part for part in several if names.issuperset(part.blocks))
-
-    def from_all_rows(
-        blocks: Sequence[Block],
-        share: float,
-        *,
-        reports: bool = False,
-        parts: Sequence[NormPart] = parts,
-    ) -> Step:
-        bounded, norm = _bounded(blocks, parts, options, engine)
-        return Step(
-            parts=shared_norms(blocks, parts),
-            blocks=bounded,
-            clipping_norm=norm,
-            noise_multiplier=unit / math.sqrt(share),
-            sampling=full,
-            reports=reports,
-        )
-
-    with_columns = tuple(part for part in unknown if part.columns is not None)
-    if with_columns:
-        share -= COLUMNS_SHARE
-        blocks = tuple(map(column_block, with_columns))
-        steps.append(
-            Step(
-                blocks=blocks,
-                clipping_norm=math.sqrt(sum(block.shape[0] for block in blocks)),
-                noise_multiplier=unit / math.sqrt(COLUMNS_SHARE),
-                sampling=full,
-                counted=with_columns,
-                is_by_column=True,
-            )
-        )
-    if unknown:
-        share -= BOUNDS_SHARE + REFRESH_SHARE * len(refreshes)
-        steps.append(histogram(unknown, BOUNDS_SHARE))
-    # What is of one size from then on shares a norm.
-    recentred = joined(parts, engine.together) if moved else parts
-    has_pilot = bool(moved) and not adaptive
-    share -= (BOUNDS_SHARE - REFRESH_SHARE) * len(ends_of_pilots & refreshes)
-    share_of_pilots = 0.0
-    if has_pilot:
-        of_pilot = SEVERAL_PILOTS_SHARE if engine.pilots > 1 else PILOT_SHARE
-        for number in range(engine.pilots):
-            sizes = recentred if number else parts
-            pilot = from_all_rows(once, of_pilot, parts=sizes)
-            again = histogram(joined(moved, engine.together), BOUNDS_SHARE)
-            # Of what is the same sum in all of them, the average has the least noise.
-            steps += [
-                dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (number + 1)),
-                dataclasses.replace(again, recentres=True),
-            ]
-        share_of_pilots = of_pilot * engine.pilots
-        share -= share_of_pilots + BOUNDS_SHARE * engine.pilots
-    if once:
-        share_once = ONCE_SHARE * share if adaptive else share
-        reporting = reports and not adaptive
-        step = from_all_rows(once, share_once, reports=reporting, parts=recentred)
-        if has_pilot:
-            weight = share_once / (share_of_pilots + share_once)
-            step = dataclasses.replace(step, step_size=weight)
-        steps.append(step)
-        share -= share_once
-    curvatures = set()
-    if curvature:
-        curvatures = {math.floor(f * num_steps) for f in CURVATURE_AFTER}
-        share -= CURVATURE_SHARE * len(curvatures)
-        of_curvature = {block.name for block in curvature}
-        # Norms of the structure are those of features as they are.
-        are_open = any(of_curvature & set(part.blocks) for part in unknown)
-        num_pilots = engine.pilots if are_open else 0
-        share -= PILOT_OF_CURVATURE_SHARE * num_pilots
-        pilot = dataclasses.replace(
-            from_all_rows(curvature, PILOT_OF_CURVATURE_SHARE), is_pilot=True
-        )
-        steps.extend([pilot] * num_pilots)
-    share_of_information = sum(INFORMATION_SHARES[b.name] for b in information)
-    share -= share_of_information + (REFRESH_SHARE if late else 0.0)
-    if adaptive:
-        step_sizes = engine.step_sizes(
-            num_steps,
-            is_private=options.private,
-            is_full=options.sampling.scheme == "full",
-        )
-        forgotten = engine.forgotten_steps(
-            num_steps,
-            is_private=options.private,
-            is_full=options.sampling.scheme == "full",
-        )
-        # What a step of the result has for one share, where it is as many in all.
-        shares = num_steps - forgotten + FORGOTTEN_SHARE * forgotten
-        blocks, norm = _bounded(adaptive, parts, options, engine)
-        first = Step(
-            parts=shared_norms(adaptive, parts),
-            blocks=blocks,
-            clipping_norm=norm,
-            noise_multiplier=unit * options.sampling.rate * math.sqrt(shares / share),
-            sampling=options.sampling,
-        )
-        silent = num_steps - max(1, math.floor(REPORTING * num_steps))
-        informed = math.floor(INFORMED_AFTER * num_steps)
-        for number, size in enumerate(step_sizes):
-            if information and number == informed:
-                if late:
-                    steps.append(histogram(late, REFRESH_SHARE))
-                steps.append(from_all_rows(information, share_of_information))
-            if number in curvatures:
-                steps.append(from_all_rows(curvature, CURVATURE_SHARE))
-            if number in refreshes:
-                anew = number in ends_of_pilots
-                if number == min(ends_of_pilots, default=None):
-                    others = [part for part in moved if part not in refreshed]
-                    refreshed = joined([*refreshed, *others], engine.together)
-                    first = dataclasses.replace(
-                        first, parts=shared_norms(adaptive, recentred)
-                    )
-                again = histogram(refreshed, BOUNDS_SHARE if anew else REFRESH_SHARE)
-                steps.append(dataclasses.replace(again, recentres=anew))
-            steps.append(
-                dataclasses.replace(
-                    first,
-                    step_size=size,
-                    noise_multiplier=first.noise_multiplier
-                    / math.sqrt(FORGOTTEN_SHARE if number < forgotten else 1.0),
-                    reports=reports and number >= silent,
-                )
-            )
+    planner = _Planner(engine, parts, options)
+    planner.count_columns()
+    planner.count_norms()
+    share_of_pilots = planner.release_pilots()
+    planner.release_once(share_of_pilots)
+    curvature = planner.release_curvature()
+    if planner.releases.adaptive:
+        information = planner.release_information()
+        planner.release_adaptive([information, curvature, planner.count_norms_again()])
+    steps = planner.steps
     if options.private and options.noise_multiplier is not None and steps:
         steps = _with_fixed_noise(steps, options.noise_multiplier)
     return tuple(steps)
+
+
+class _Releases(NamedTuple):
+    """The blocks of a fit, by when they are released.
+
+    Attributes:
+      once: A single time, from all rows.
+      curvature: At the start and once more, from all rows.
+      adaptive: In every step.
+      information: A single time, near the end, for the posterior's intervals.
+    """
+
+    once: tuple[Block, ...]
+    curvature: tuple[Block, ...]
+    adaptive: tuple[Block, ...]
+    information: tuple[Block, ...]
+
+
+def _releases_of(engine: Engine, *, is_private: bool) -> _Releases:
+    """What an engine releases when.
+
+    Without noise a step is free to ask for the curvature, too, and intervals ask the
+    rows themselves; see `Engine.informed`.
+    """
+    once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
+    curvature, information = engine.blocks("refreshed"), engine.blocks("information")
+    if not is_private:
+        return _Releases(once, (), (*curvature, *adaptive), ())
+    return _Releases(once, curvature, adaptive, information)
+
+
+def _names(blocks: Sequence[Block]) -> set[str]:
+    """The names of some blocks."""
+    return {block.name for block in blocks}
+
+
+def _num_steps(engine: Engine, options: ScheduleOptions) -> int:
+    """How many adaptive steps there are, if anything is released in them."""
+    if options.num_steps is not None:
+        return options.num_steps
+    return engine.default_num_steps(
+        is_private=options.private, until_converged=options.until_converged
+    )
+
+
+class _Planner:
+    """Plans one kind of release after the other, and keeps account of the budget.
+
+    Each method adds its steps to those so far, and takes their share off what is left.
+    Steps that come between adaptive ones wait for these: their share is taken, and they
+    are returned, by the number of the adaptive step that they precede.
+
+    Attributes:
+      releases: What there is to release.
+      steps: The steps so far.
+      share: What is left of the budget, whose whole is 1; see `Step.share`.
+    """
+
+    def __init__(
+        self, engine: Engine, parts: Sequence[NormPart], options: ScheduleOptions
+    ) -> None:
+        self.releases = _releases_of(engine, is_private=options.private)
+        self.steps: list[Step] = []
+        self.share = 1.0
+        self._engine = engine
+        self._parts = parts
+        self._options = options
+        self._num_steps = _num_steps(engine, options)
+        # What a full batch with the whole budget would have for a noise multiplier.
+        self._unit = 1.0 if options.private else 0.0
+        self._full = FullBatch(relation=options.sampling.relation)
+        self._reports = options.private and options.diagnostics
+        self._unknown = [p for p in parts if not (p.is_fixed or p.is_late)]
+        # Norms that depend on the globals, and those that depend on a point.
+        self._refreshed = self._unknown_of(_names(self.releases.adaptive))
+        self._moved = self._unknown_of(engine.recentred)
+        # What is of one size about that point shares a norm from then on.
+        self._recentred = joined(parts, engine.together) if self._moved else parts
+        ends = RECENTRED_TWICE_AFTER if engine.pilots > 1 else RECENTRED_AFTER
+        self._recentrings = self._refreshes_after(ends) if self._moved else frozenset()
+        self._refreshes = self._refreshes_after(REFRESHED_AFTER) | self._recentrings
+
+    def _unknown_of(self, names: Collection[str]) -> list[NormPart]:
+        """The parts with some of these blocks of which a histogram is to say a norm."""
+        return [part for part in self._unknown if set(names) & set(part.blocks)]
+
+    def _refreshes_after(self, fractions: Sequence[float]) -> frozenset[int]:
+        """Before which adaptive steps norms are counted again, if any are."""
+        numbers = {math.ceil(fraction * self._num_steps) for fraction in fractions}
+        return frozenset(
+            number
+            for number in numbers
+            if self._refreshed and 0 < number < self._num_steps
+        )
+
+    # --- one method for each kind of release ------------------------------------------
+
+    def count_columns(self) -> None:
+        """Before all, a histogram of each column, where they are few."""
+        parts = tuple(part for part in self._unknown if part.columns is not None)
+        if not parts:
+            return
+        blocks = tuple(map(column_block, parts))
+        columns = sum(block.shape[0] for block in blocks)
+        histogram = self._histogram(parts, blocks, math.sqrt(columns), COLUMNS_SHARE)
+        self.steps.append(dataclasses.replace(histogram, is_by_column=True))
+        self.share -= COLUMNS_SHARE
+
+    def count_norms(self) -> None:
+        """A histogram of the norms that nobody knows, before rows are clipped to them.
+
+        The share of those that repeat it is taken, too; see `count_norms_again`.
+        """
+        if self._unknown:
+            self.steps.append(self._norms(self._unknown, BOUNDS_SHARE))
+            self.share -= BOUNDS_SHARE + REFRESH_SHARE * len(self._refreshes)
+            self.share -= (BOUNDS_SHARE - REFRESH_SHARE) * len(self._recentrings)
+
+    def count_norms_again(self) -> dict[int, list[Step]]:
+        """Histograms of the norms that depend on the globals, between adaptive steps.
+
+        Where statistics are recentred, the norms that this changes are new ones, and
+        the histogram gets as much as the first. `count_norms` has taken the share.
+        """
+        found = {}
+        for number in self._refreshes:
+            parts = self._refreshed
+            if self._is_recentred(number):
+                others = [part for part in self._moved if part not in parts]
+                parts = joined([*parts, *others], self._engine.together)
+            anew = number in self._recentrings
+            histogram = self._norms(parts, BOUNDS_SHARE if anew else REFRESH_SHARE)
+            found[number] = [dataclasses.replace(histogram, recentres=anew)]
+        return found
+
+    def release_pilots(self) -> float:
+        """Pilots of what is released a single time, about points that they find.
+
+        After each a histogram says the norms about its point.
+
+        Returns:
+          Their share without these histograms, 0.0 where there are none.
+        """
+        if not self._moved or self.releases.adaptive:
+            return 0.0
+        number = self._engine.pilots
+        share = SEVERAL_PILOTS_SHARE if number > 1 else PILOT_SHARE
+        for index in range(number):
+            parts = self._recentred if index else self._parts
+            pilot = self._from_all_rows(self.releases.once, share, parts)
+            again = self._norms(
+                joined(self._moved, self._engine.together), BOUNDS_SHARE
+            )
+            # Of what is the same sum in all of them, the average has the least noise.
+            self.steps += [
+                dataclasses.replace(pilot, is_pilot=True, step_size=1.0 / (index + 1)),
+                dataclasses.replace(again, recentres=True),
+            ]
+        self.share -= share * number + BOUNDS_SHARE * number
+        return share * number
+
+    def release_once(self, share_of_pilots: float) -> None:
+        """What does not depend on the globals, from all rows.
+
+        Args:
+          share_of_pilots: That of the pilots, with which it is averaged.
+        """
+        if not self.releases.once:
+            return
+        is_all = not self.releases.adaptive
+        share = self.share if is_all else ONCE_SHARE * self.share
+        step = self._from_all_rows(self.releases.once, share, self._recentred)
+        self.steps.append(
+            dataclasses.replace(
+                step,
+                step_size=share / (share_of_pilots + share),
+                reports=self._reports and is_all,
+            )
+        )
+        self.share -= share
+
+    def release_curvature(self) -> dict[int, list[Step]]:
+        """What only slows the fit if it is noisy, with its pilots before all steps.
+
+        Returns:
+          The releases between adaptive steps.
+        """
+        blocks = self.releases.curvature
+        if not blocks:
+            return {}
+        numbers = {math.floor(f * self._num_steps) for f in CURVATURE_AFTER}
+        # Norms of the structure are those of features as they are.
+        are_open = bool(self._unknown_of(_names(blocks)))
+        num_pilots = self._engine.pilots if are_open else 0
+        pilot = self._from_all_rows(blocks, PILOT_OF_CURVATURE_SHARE, self._parts)
+        self.steps += [dataclasses.replace(pilot, is_pilot=True)] * num_pilots
+        self.share -= CURVATURE_SHARE * len(numbers)
+        self.share -= PILOT_OF_CURVATURE_SHARE * num_pilots
+        step = self._from_all_rows(blocks, CURVATURE_SHARE, self._parts)
+        return {number: [step] for number in numbers}
+
+    def release_information(self) -> dict[int, list[Step]]:
+        """What intervals need, when the globals are near to where they end.
+
+        Where nobody knows its norm, a histogram comes right before it.
+
+        Returns:
+          Both, between adaptive steps.
+        """
+        blocks = self.releases.information
+        if not blocks:
+            return {}
+        late = [part for part in self._parts if part.is_late]
+        share = sum(INFORMATION_SHARES[block.name] for block in blocks)
+        steps = [self._norms(late, REFRESH_SHARE)] if late else []
+        steps.append(self._from_all_rows(blocks, share, self._parts))
+        self.share -= share + (REFRESH_SHARE if late else 0.0)
+        return {math.floor(INFORMED_AFTER * self._num_steps): steps}
+
+    def release_adaptive(self, between: Sequence[Mapping[int, Sequence[Step]]]) -> None:
+        """What depends on the globals, in steps that share all that is left.
+
+        Args:
+          between: Steps that come before an adaptive one, by its number; of one number,
+            they are in this order.
+        """
+        blocks, sampling = self.releases.adaptive, self._options.sampling
+        total, step_sizes, forgotten = self._weights()
+        # What a step of the result has for one share, where it is as many in all.
+        shares = total - forgotten + FORGOTTEN_SHARE * forgotten
+        noise = self._unit * sampling.rate * math.sqrt(shares / self.share)
+        first = self._bounded(blocks, self._parts, noise, sampling)
+        recentred = self._shared_norms(blocks, self._recentred)
+        silent = total - max(1, math.floor(REPORTING * total))
+        for number, size in enumerate(step_sizes):
+            for steps in between:
+                self.steps += steps.get(number, ())
+            of_share = FORGOTTEN_SHARE if number < forgotten else 1.0
+            self.steps.append(
+                dataclasses.replace(
+                    first,
+                    step_size=size,
+                    noise_multiplier=noise / math.sqrt(of_share),
+                    reports=self._reports and number >= silent,
+                    parts=recentred if self._is_recentred(number) else first.parts,
+                )
+            )
+        self.share = 0.0
+
+    # --- what these are made of -------------------------------------------------------
+
+    def _weights(self) -> tuple[int, Sequence[float], int]:
+        """How many adaptive steps there are, their sizes, and how many of them, the
+        first ones, have no part in the result."""
+        is_full = self._options.sampling.scheme == "full"
+        total, is_private = self._num_steps, self._options.private
+        return (
+            total,
+            self._engine.step_sizes(total, is_private=is_private, is_full=is_full),
+            self._engine.forgotten_steps(total, is_private=is_private, is_full=is_full),
+        )
+
+    def _is_recentred(self, number: int) -> bool:
+        """Whether an adaptive step is about points that steps before it have found."""
+        return number >= min(self._recentrings, default=self._num_steps)
+
+    def _norms(self, parts: Sequence[NormPart], share: float) -> Step:
+        """A histogram of the norms of these parts: a row is in one bin of each."""
+        blocks = [histogram_block(part.name, part.grid) for part in parts]
+        return self._histogram(parts, blocks, math.sqrt(len(parts)), share)
+
+    def _histogram(
+        self,
+        parts: Sequence[NormPart],
+        blocks: Sequence[Block],
+        clipping_norm: float,
+        share: float,
+    ) -> Step:
+        """A release of counts from all rows, which `clipping_norm` bounds."""
+        return Step(
+            blocks=tuple(blocks),
+            clipping_norm=clipping_norm,
+            noise_multiplier=self._unit / math.sqrt(share),
+            sampling=self._full,
+            counted=tuple(parts),
+        )
+
+    def _from_all_rows(
+        self, blocks: Sequence[Block], share: float, parts: Sequence[NormPart]
+    ) -> Step:
+        """One release of blocks from all rows.
+
+        Args:
+          blocks: What is released.
+          share: Its part of the budget.
+          parts: What is known of norms then.
+        """
+        return self._bounded(blocks, parts, self._unit / math.sqrt(share), self._full)
+
+    def _bounded(
+        self,
+        blocks: Sequence[Block],
+        parts: Sequence[NormPart],
+        noise_multiplier: float,
+        sampling: RowSampling,
+    ) -> Step:
+        """A release of blocks, with its bounds as far as they are known."""
+        bounded, norm = self._bounds(blocks, parts)
+        return Step(
+            blocks=bounded,
+            clipping_norm=norm,
+            noise_multiplier=noise_multiplier,
+            sampling=sampling,
+            parts=self._shared_norms(blocks, parts),
+        )
+
+    def _bounds(
+        self, blocks: Sequence[Block], parts: Sequence[NormPart]
+    ) -> tuple[tuple[Block, ...], float | None]:
+        """Blocks with their scales, and their joint bound; None until it is found."""
+        options = self._options
+        if not options.private:
+            return tuple(blocks), math.inf
+        if options.clipping_norm is not None:
+            return given_blocks(
+                blocks, options.clipping_norm, relation=options.sampling.relation
+            )
+        concerned = [part for part in parts if _names(blocks) & set(part.blocks)]
+        if not all(part.is_fixed for part in concerned):
+            return tuple(blocks), None
+        return bounded_blocks(
+            blocks,
+            {part.name: part.reference for part in parts},
+            relation=options.sampling.relation,
+            is_one_vector=self._engine.is_one_vector,
+            parts=parts,
+        )
+
+    def _shared_norms(
+        self, blocks: Sequence[Block], parts: Sequence[NormPart]
+    ) -> tuple[NormPart, ...]:
+        """The parts that are norms of several of these blocks together."""
+        if self._engine.is_one_vector:
+            return ()
+        several = [part for part in parts if len(part.blocks) > 1]
+        names = _names(blocks)
+        return tuple(part for part in several if names.issuperset(part.blocks))
 
 
 def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[Step]:
@@ -501,220 +510,3 @@ def _with_fixed_noise(steps: Sequence[Step], noise_multiplier: float) -> list[St
         else dataclasses.replace(step, noise_multiplier=noise_multiplier)
         for step in steps
     ]
-
-
-def _bounded(
-    blocks: Sequence[Block],
-    parts: Sequence[NormPart],
-    options: ScheduleOptions,
-    engine: Engine,
-) -> tuple[tuple[Block, ...], float | None]:
-    """Blocks with their scales and their joint bound, as far as they are known."""
-    if not options.private:
-        return tuple(blocks), math.inf
-    if options.clipping_norm is not None:
-        return given_blocks(
-            blocks, options.clipping_norm, relation=options.sampling.relation
-        )
-    names = {block.name for block in blocks}
-    is_unknown = [not part.is_fixed for part in parts if names & set(part.blocks)]
-    if any(is_unknown):
-        return tuple(blocks), None
-    return bounded_blocks(
-        blocks,
-        {part.name: part.reference for part in parts},
-        relation=options.sampling.relation,
-        is_one_vector=engine.is_one_vector,
-        parts=parts,
-    )
-
-
-# From parts of the joint vector whose rows noise hides, and their noisy counts, to the
-# norms that priors say; see `prior_norms`.
-NormsOfPriors = Callable[
-    [Sequence[NormPart], Mapping[str, NoisyCounts]], Mapping[str, float]
-]
-
-
-class FoundNorms(NamedTuple):
-    """What histograms of norms have said so far.
-
-    Attributes:
-      norms: By part; those that noise hides have that of rows of unit size, or of rows
-        that the priors draw, whichever is larger.
-      unseen: Parts of which no bin of the last histogram stood out of the noise: these
-        keep the norm that they had.
-    """
-
-    norms: dict[str, float]
-    unseen: tuple[str, ...]
-
-
-def found_norms(
-    steps: Sequence[Step],
-    number: int,
-    counts: Mapping[str, np.ndarray],
-    norms: Mapping[str, float],
-    *,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
-    num_rows: int,
-    expected_squares: Mapping[str, float],
-    of_priors: NormsOfPriors,
-) -> FoundNorms:
-    """The norms after a histogram of norms.
-
-    Args:
-      steps: The schedule.
-      number: Which of its steps has the histogram.
-      counts: Its noisy counts, by part.
-      norms: What histograms before it said, by part.
-      parts: All parts of the joint vector.
-      is_one_vector: See `bounded_blocks`.
-      num_rows: Public number of rows.
-      expected_squares: See `Engine.expected_squares`.
-      of_priors: See `prior_norms`.
-    """
-    histogram, later = steps[number], steps[number + 1 :]
-    found, unseen = dict(norms), []
-    known = {part.name: part.reference for part in parts if not part.is_late}
-    known |= norms
-
-    def shown(part: NormPart, reference: float | None) -> float | None:
-        return norm_from_counts(
-            counts[part.name],
-            part.grid,
-            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
-            relative_noise=_relative_noise(later, part, parts, is_one_vector),
-            num_rows=num_rows,
-            alignment=_alignment(later, part) if part.is_balanced else 1.0,
-            # About other points norms are others.
-            is_known=part.name in norms and not histogram.recentres,
-            reference=reference,
-            hidden=_hidden(part, norms, expected_squares),
-        )
-
-    surely = {part.name: shown(part, None) for part in histogram.counted}
-    never = [
-        part
-        for part in histogram.counted
-        if surely[part.name] is None and part.name not in norms and not part.is_late
-    ]
-    released = {
-        part.name: NoisyCounts(
-            counts[part.name], histogram.mechanism.block_noise_stddev(part.name)
-        )
-        for part in never
-        # Of rows about another point those that priors draw say nothing.
-        if not histogram.recentres
-    }
-    priors = of_priors(never, released)
-    for part in histogram.counted:
-        norm, of_prior = surely[part.name], priors.get(part.name, 0.0)
-        if norm is None:
-            near = shown(part, part.reference)
-            # A weak finding that priors and counts together make unlikely is noise.
-            norm = near if near and near * NEAR > of_prior else None
-        if norm is None and part.is_late:
-            continue
-        if norm is None:
-            unseen.append(part.name)
-            norm = max(known[part.name], of_prior)
-        if part.is_lasting:
-            norm = max(norm, norms.get(part.name, 0.0))
-        found[part.name] = norm
-    return FoundNorms(found, tuple(unseen))
-
-
-def clipped_to(
-    steps: Sequence[Step],
-    number: int,
-    norms: Mapping[str, float],
-    *,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
-) -> tuple[Step, ...]:
-    """The schedule in which the steps after a histogram clip to the norms it found.
-
-    Args:
-      steps: The schedule.
-      number: Which of its steps has the histogram.
-      norms: By part, of those of which a histogram has said something.
-      parts: All parts of the joint vector.
-      is_one_vector: See `bounded_blocks`.
-    """
-    histogram, later = steps[number], steps[number + 1 :]
-    known = {part.name: part.reference for part in parts if not part.is_late}
-    known |= norms
-    for part in (part for step in later for part in step.parts):
-        norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
-        known.setdefault(part.name, norm or part.reference)
-    counted = {block for part in histogram.counted for block in part.blocks}
-    resolved = list(steps[: number + 1])
-    for step in later:
-        names = {block.name for block in step.blocks}
-        if step.informs or (not step.counted and names & counted):
-            step = _clipped(step, known, is_one_vector)
-        resolved.append(step)
-    return tuple(resolved)
-
-
-def _hidden(
-    part: NormPart, norms: Mapping[str, float], expected_squares: Mapping[str, float]
-) -> Hidden | None:
-    """Rows as large as an earlier histogram has found them, if there must be some."""
-    if part.name not in norms or not expected_squares.keys() & set(part.blocks):
-        return None
-    squares = sum(expected_squares.get(name, 0.0) for name in part.blocks)
-    return Hidden(squares, norms[part.name])
-
-
-def _alignment(steps: Sequence[Step], part: NormPart) -> float:
-    """By how much of their norms what is clipped off gradients adds up; reasoned.
-
-    Counts all point one way. Gradients point in as many directions as they have
-    coordinates, and near the optimum against each other: they add up to zero there. But
-    those that are clipped are no random sample: of few coefficients the surprising rows
-    lose most, and what is left makes them too large. The power is between that of
-    random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
-    """
-    sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
-    return sum(sizes[name] for name in part.blocks) ** -0.75
-
-
-def _clipped(
-    step: Step,
-    norms: Mapping[str, float],
-    is_one_vector: bool,
-) -> Step:
-    blocks, norm = bounded_blocks(
-        step.blocks,
-        norms,
-        relation=step.sampling.relation,
-        is_one_vector=is_one_vector,
-        parts=step.parts,
-    )
-    return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
-
-
-def _relative_noise(
-    steps: Sequence[Step],
-    part: NormPart,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
-) -> float:
-    """L2 norm of the noise in the average of a part's releases, over its norm."""
-    squares = []
-    for step in steps:
-        unit = {p.name: 1.0 for p in (*parts, *step.parts)}
-        names = {block.name for block in step.blocks}
-        if step.counted or not set(part.blocks) <= names:
-            continue
-        mechanism = _clipped(step, unit, is_one_vector).mechanism
-        square = sum(
-            block.num_coordinates * mechanism.block_noise_stddev(block.name) ** 2
-            for block in step.blocks
-            if block.name in part.blocks
-        )
-        squares.append(square / step.sampling.rate**2)
-    return math.sqrt(1.0 / sum(1.0 / square for square in squares))

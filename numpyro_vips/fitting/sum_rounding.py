@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from numpyro_vips.fitting.private_step import chunks_of
 from numpyro_vips.fitting.reducers.tree_sum import most_roundings
-from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.step import Step
 
 _UNIT = 2.0**-53
 # Roundings of a row's number besides additions: products with its weight and among its

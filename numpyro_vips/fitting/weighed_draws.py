@@ -24,7 +24,7 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.result import Posterior
+from numpyro_vips.posterior import Posterior
 
 # The tails of draws of many latents never match, wherever their means are.
 MOST_GLOBALS = 20

@@ -11,7 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from numpyro_vips import _html, _validate, accounting
+from numpyro_vips import _validate, accounting
 from numpyro_vips._settings import code_of_value
 from numpyro_vips.accounting import (
     ACCOUNTANTS,
@@ -21,6 +21,13 @@ from numpyro_vips.accounting import (
 )
 from numpyro_vips.accounting.renyi_filter import filter_epsilon
 from numpyro_vips.errors import BudgetExceededError
+from numpyro_vips.privacy.budget_table import (
+    BudgetTable,
+    as_html,
+    as_text,
+    budget_table,
+)
+from numpyro_vips.privacy.charge_checks import check_neighbours, check_price
 from numpyro_vips.privacy.charges import Charge, FitInSteps, exact, total
 from numpyro_vips.privacy.ledger_file import LedgerFile
 
@@ -471,10 +478,10 @@ class PrivacyBudget:
 
     def _check(self, charges: tuple[Charge, ...], entry: Charge) -> None:
         if charges:
-            _check_neighbours(charges[0], entry)
+            check_neighbours(charges[0], entry)
         if self.is_private:
             self._check_budget(charges, entry)
-        _check_price(entry)
+        check_price(entry)
 
     def _check_budget(self, charges: tuple[Charge, ...], entry: Charge) -> None:
         """Refuses what the ledger cannot pay.
@@ -582,54 +589,24 @@ class PrivacyBudget:
 
     def __str__(self) -> str:
         """A table of what was spent on what."""
-        head, rows, last = self._shown()
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = list(head)
-        for row in rows if len(rows) > 1 else []:
-            cells = [cell.ljust(w) for cell, w in zip(row, widths, strict=True)]
-            lines.append("  " + "  ".join(cells).rstrip())
-        return "\n".join([*lines, last])
+        return as_text(self._table())
 
     def _repr_html_(self) -> str:
         """The same table for notebooks, as HTML."""
-        (title, *others), (columns, *rows), last = self._shown()
-        parts = [_html.heading(title), *map(_html.paragraph, others)]
-        if rows:
-            parts.append(_html.table(columns, rows))
-        return "".join([*parts, _html.paragraph(last)])
+        return as_html(self._table())
 
-    def _shown(self) -> tuple[list[str], list[tuple[str, ...]], str]:
-        """Lines on the budget, a line of headings and one per charge, and a total."""
+    def _table(self) -> BudgetTable:
         with self._lock:
             spent, left, charges = self.spent(), self.remaining(), self._charges
-        kind = "" if self.is_private else "   NOT PRIVATE"
-        # A ledger without charges may be used for any unit.
-        units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
-        head = [
-            f"Privacy budget: epsilon = {self._epsilon:.6g}, "
-            f"delta = {self._delta:.3g}, composition {self._composition!r}, "
-            f"accountant {self._accountant!r}{kind}",
-            *units,
-        ]
-        rows = [("charged (UTC)", "epsilon", "delta", "releases", "accountant", "for")]
-        for charge in charges:
-            rows.append(
-                (
-                    charge.time.removesuffix("+00:00").replace("T", " "),
-                    f"{charge.epsilon:.6g}",
-                    f"{charge.delta:.3g}",
-                    str(sum(event.num_steps for event in charge.events)),
-                    charge.accountant,
-                    charge.label or "(no label)",
-                )
-            )
-        # Of the digits that are shown of the budget; calibration stops a hair below.
-        rest = 0.0 if left.epsilon < 5e-7 * self._epsilon else left.epsilon
-        last = (
-            f"Spent: epsilon = {spent.epsilon:.6g}, delta = {spent.delta:.3g}. "
-            f"Left: epsilon = {rest:.6g}, delta = {left.delta:.3g}."
+        return budget_table(
+            epsilon=self._epsilon,
+            delta=self._delta,
+            composition=self._composition,
+            accountant=self._accountant,
+            charges=charges,
+            spent=spent,
+            left=left,
         )
-        return head, list[tuple[str, ...]](rows), last
 
 
 def _entry(
@@ -656,48 +633,3 @@ def _entry(
         events=tuple(events),
         time=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def _check_neighbours(first: Charge, entry: Charge) -> None:
-    """Refuses a charge about other neighbours than the ledger's first."""
-    if first.relation != entry.relation:
-        raise ValueError(
-            f"Expected relation={first.relation!r}, which this ledger's first fit "
-            f"used, got {entry.relation!r}: epsilons about different neighbours do not "
-            "add up. Nothing was charged. Choose the sampling that belongs to the "
-            "ledger's relation, or open another ledger for other data."
-        )
-    if first.unit is None:
-        # Whether they are the same cannot be known, and a sum that may be too small
-        # is not offered to the people in the data.
-        raise ValueError(
-            f"Expected a ledger about unit={entry.unit!r}, and this one was begun by a "
-            "version that did not record the unit: its charges may be about others, "
-            "and epsilons about different neighbours do not add up. Nothing was "
-            "charged. Keep this file, count its budget as spent, and open another "
-            "ledger whose budget you decide on together with it."
-        )
-    if first.unit != entry.unit:
-        raise ValueError(
-            f"Expected unit={first.unit!r}, which this ledger's first fit protects, "
-            f"got {entry.unit!r}: epsilons about different neighbours do not add up. "
-            "Nothing was charged. Give the plate the same name if its rows are the "
-            "same individuals, or open another ledger for the other unit."
-        )
-
-
-def _check_price(entry: Charge) -> None:
-    """Refuses a charge that is lower than what its events cost."""
-    if math.isinf(entry.epsilon):
-        return
-    price = accounting.epsilon_of_events(
-        entry.events, delta=entry.delta, accountant=entry.accountant
-    )
-    # Written so that a price that is not a number is refused.
-    if not price <= entry.epsilon * (1 + 1e-9):
-        raise ValueError(
-            f"Expected epsilon={entry.epsilon!r} to be at least what the events cost "
-            f"at delta={entry.delta!r}, which is {price!r} by accountant="
-            f"{entry.accountant!r}. Nothing was charged. Charge that price, or "
-            "calibrate the noise to the share."
-        )

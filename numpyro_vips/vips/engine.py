@@ -39,6 +39,7 @@ from numpyro_vips.vips.description import (
 )
 from numpyro_vips.vips.diagnostics import diagnostics_of
 from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS
+from numpyro_vips.vips.initial_state import initial_state
 from numpyro_vips.vips.m_step.expected_squares import expected_squares
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.global_step import GlobalStep
@@ -49,13 +50,20 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 from numpyro_vips.vips.program.waiting_globals import num_waiting
 from numpyro_vips.vips.row_sums.covariates import moments_block
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
-from numpyro_vips.vips.steps.convergence import TOLERANCE, distance
+from numpyro_vips.vips.steps.best_start import best_start
+from numpyro_vips.vips.steps.convergence import TOLERANCE
 from numpyro_vips.vips.steps.released_sums import Bound, Unclipped
-from numpyro_vips.vips.steps.state import VipsState, in_double
+from numpyro_vips.vips.steps.state import VipsState
 from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
-from numpyro_vips.vips.units.column_units import suited_to_sizes, units_of_priors
+from numpyro_vips.vips.steps.step_sizes import (
+    default_num_steps,
+    given_step_sizes,
+    step_sizes,
+)
+from numpyro_vips.vips.units.column_units import suited_to_sizes
 from numpyro_vips.vips.units.feature_units import (
     columns_of_features,
+    growth_of_norms,
     units_of_norms,
     units_of_sizes,
 )
@@ -66,17 +74,6 @@ from numpyro_vips.vips.units.whitening import (
     of_several_pilots,
 )
 
-# Steps that release what depends on the globals: more rows per step beat more steps.
-DEFAULT_STEPS = 10
-# Where the first steps are forgotten; see `waiting_globals` and `divided_variance`.
-DEFAULT_STEPS_TO_FORGET = 20
-# Of Newton's method for centred factors, whose matrix is noisy and so held away from
-# zero: directions of which rows say little take many steps to their optimum.
-DEFAULT_NEWTON_STEPS = 50
-# Without noise there is no price on a step, and coordinate ascent needs some.
-DEFAULT_STEPS_WITHOUT_NOISE = 100
-# Those at most of a fit that ends when it has converged.
-MOST_STEPS = 2000
 # Sweeps over the globals in all steps together, and at least in each of them: they go
 # on from where the step before has left them.
 GLOBAL_SWEEPS = 500
@@ -84,18 +81,6 @@ SWEEPS_PER_STEP = 5
 # Starts of a fit without noise where a symmetry is broken at random: some lead to where
 # components stay alike, or to a worse place.
 NUM_STARTS = 5
-# Bounds that differ by less, in nats, are of posteriors about as good;
-# these are not the same if they are so many standard deviations apart.
-_ALIKE = 3.0
-_APART = 1.0
-
-
-def _stddev(
-    moments: Mapping[str, Float64[np.ndarray, "..."]],
-) -> Float64[np.ndarray, "*batch size"]:
-    """Standard deviations of a Gaussian block's coordinates."""
-    squares = np.diagonal(moments["xx"], axis1=-2, axis2=-1)
-    return np.sqrt(squares - moments["x"] ** 2)
 
 
 class VipsEngine:
@@ -235,35 +220,28 @@ class VipsEngine:
         return self.on_rows.simulator
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
-        if until_converged:
-            return MOST_STEPS
-        if not is_private:
-            return DEFAULT_STEPS_WITHOUT_NOISE
         adaptive = {block.name for block in self.blocks("adaptive")}
-        if adaptive and adaptive <= self._roles.residuals:
-            return DEFAULT_NEWTON_STEPS
-        return DEFAULT_STEPS_TO_FORGET if self._may_forget else DEFAULT_STEPS
+        return default_num_steps(
+            is_private=is_private,
+            until_converged=until_converged,
+            takes_newton_steps=bool(adaptive) and adaptive <= self._roles.residuals,
+            may_forget=self._may_forget,
+        )
 
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> tuple[float, ...]:
-        """The weights of adaptive steps; the first one counts fully by default.
+        """The weights of adaptive steps in the average; see `step_sizes`.
 
         Raises:
           ValueError: The caller's function gives a weight outside (0, 1].
         """
         if self._step_size is not None:
-            return tuple(self._given_step_size(t) for t in range(num_steps))
-        if not is_private and is_full:
-            # Full batches without noise need no averaging at all.
-            return (1.0,) * num_steps
-        waiting = self.forgotten_steps(
+            return given_step_sizes(self._step_size, num_steps)
+        forgotten = self.forgotten_steps(
             num_steps, is_private=is_private, is_full=is_full
         )
-        # Near 2/t, so that early statistics, which belong to poor globals, fade while
-        # noise still averages out.
-        averaged = tuple(2.0 / (t + 2.0) for t in range(num_steps - waiting))
-        return (1.0,) * waiting + averaged
+        return step_sizes(num_steps, forgotten, averages=is_private or not is_full)
 
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
@@ -275,15 +253,6 @@ class VipsEngine:
         """
         forgets = self._may_forget and is_private and is_full
         return num_waiting(num_steps) if forgets else 0
-
-    def _given_step_size(self, number: int) -> float:
-        assert self._step_size is not None
-        value = float(self._step_size(number))
-        if not 0 < value <= 1:
-            raise ValueError(
-                f"Expected step_size({number}) to be in (0, 1], got {value!r}."
-            )
-        return value
 
     def _num_waiting(self) -> int:
         """How many steps of a fit under noise, with full batches, some globals wait."""
@@ -308,51 +277,12 @@ class VipsEngine:
 
     def initial_state(self, rng_key: PRNGKeyArray) -> VipsState:
         """The globals near their priors, and no statistic released but public ones."""
-        moments, start, stddev = self.on_globals.start(as_threefry(rng_key))
-        expected_natural = self.on_rows.expected_natural_of(moments)
-        moments = in_double(moments)
-        statistics = {s.name: np.zeros(s.block_shape) for s in self.statistics}
-        for name, value in start.items():
-            statistics[name] = np.asarray(value, dtype=np.float64)
-        public = self.on_rows.public_sums(expected_natural)
-        statistics.update(public)
-        origins = {
-            name: np.zeros_like(moments[name]["x"])
-            for name in self._roles.recentred_factors
-        }
-        standards = {
-            name: features.in_units_of(_stddev(moments[name])).as_rows_know()
-            for name, features in self.program.features.items()
-            if name in origins
-        }
-        units = units_of_priors(self.program, self._roles.squares, stddev)
-        if self._roles.whitened_factors:
-            of_features, units = features_in_units(
-                self.program, self._roles.whitened_factors, self._roles.squares, units
-            )
-            standards |= of_features
-        return VipsState(
-            statistics=statistics,
-            noise_stddev={
-                s.name: np.zeros(s.block_shape) if s.name in units else 0.0
-                for s in self.statistics
-            },
-            moments=moments,
-            natural={},
-            visited=moments,
-            expected_natural=expected_natural,
-            released=frozenset(public),
-            centre={
-                name: np.zeros_like(moments[name]["x"])
-                for name in self.program.structure.centred
-            },
-            origins=origins,
-            next_origins=origins,
-            standards=standards,
-            next_standards=standards,
-            start=moments if symmetric_factors(self.program) else {},
+        return initial_state(
+            self._roles,
+            self.on_rows,
+            self.on_globals,
+            as_threefry(rng_key),
             to_wait=self._num_waiting(),
-            units=units,
         )
 
     def bounded_sum(
@@ -496,25 +426,7 @@ class VipsEngine:
 
         See `fitting.engine.Engine.stretched`.
         """
-        found = {}
-        for name, after in state.next_standards.items():
-            before = state.standards[name]
-            longest = np.linalg.norm(after.matrix @ np.linalg.inv(before.matrix), 2)
-            layout = self.program.structure.posterior_factors[name].layout
-            assert layout is not None
-            with_features = {
-                latent
-                for latent in layout.shapes
-                for place in self.program.features[name].places
-                if place in range(layout.size)[layout.span(latent)]
-            }
-            for statistic in self.statistics:
-                latents = [latent for latent, *_ in statistic.atoms]
-                power = sum(latent in with_features for latent in latents)
-                if power:
-                    found[statistic.name] = float(longest) ** power
-            found[COVARIATES] = max(found.get(COVARIATES, 1.0), float(longest) ** 2)
-        return found
+        return growth_of_norms(self.program, state.standards, state.next_standards)
 
     def expected_squares(self, state: VipsState) -> dict[str, float]:
         """By block of residuals, about what rows' squared norms add up to.
@@ -646,25 +558,7 @@ class VipsEngine:
           arguments: The model's, with the rows.
         """
         bounds = [self._bound(state, arguments) for state in states]
-        order = sorted(range(len(states)), key=lambda i: -bounds[i])
-        best, factors = states[order[0]], self.program.structure.posterior_factors
-        elsewhere = {
-            site
-            for i in order[1:]
-            if bounds[order[0]] - bounds[i] < _ALIKE
-            for name in best.natural
-            if distance(
-                factors[name],
-                (best.natural[name], states[i].natural[name]),
-                (best.moments[name], states[i].moments[name]),
-            )
-            > _APART
-            for site in factors[name].latents
-            if site in self.program.graph.sites
-        }
-        return best._replace(
-            bounds=tuple(bounds[i] for i in order), as_good=tuple(sorted(elsewhere))
-        )
+        return best_start(self.program, states, bounds)
 
     def informed(self, state: VipsState, arguments: ModelArguments) -> VipsState:
         """The state with what widths need of rows, for fits without privacy.

@@ -23,7 +23,7 @@ from scipy import special
 import numpyro_vips as nv
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.progress import Progress, advanced
-from numpyro_vips.fitting.schedule import Step
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
 from numpyro_vips.privacy.sampling import RowSampling

@@ -25,7 +25,7 @@ import numpyro_vips as nv
 from numpyro_vips.fitting import checkpoint as checkpoints
 from numpyro_vips.fitting.checkpoint import Checkpoint, opened
 from numpyro_vips.fitting.pricing import PricedSteps
-from numpyro_vips.fitting.schedule import Step, events_of
+from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.model import arguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
 

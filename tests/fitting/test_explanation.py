@@ -14,7 +14,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import gaussian_dp_mu
-from numpyro_vips.fitting.schedule import events_of
+from numpyro_vips.fitting.step import events_of
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 
 COUNT = 50

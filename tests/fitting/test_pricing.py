@@ -14,7 +14,8 @@ from numpyro_vips.fitting.pricing import (
     noise_of_one_release,
     price,
 )
-from numpyro_vips.fitting.schedule import ScheduleOptions, events_of
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.step import events_of
 
 FULL = ScheduleOptions(sampling=nv.FullBatch())
 STEPS = [step_of(nv.FullBatch(), 1.0), step_of(nv.FullBatch(), 2.0)]

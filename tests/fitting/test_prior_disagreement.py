@@ -14,7 +14,7 @@ import numpyro_vips as nv
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.result import MeanAndStddev
+from numpyro_vips.posterior import MeanAndStddev
 
 DISAGREE = "and the data disagree"
 

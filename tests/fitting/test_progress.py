@@ -10,8 +10,9 @@ from _plain_engine import PlainEngine, step_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
+from numpyro_vips.fitting.found_norms import FoundNorms
 from numpyro_vips.fitting.progress import Progress, advanced
-from numpyro_vips.fitting.schedule import FoundNorms, Step
+from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy.gaussian_mechanism import Block
 

@@ -3,8 +3,6 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,81 +11,15 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, Releases, planned
 
 import numpyro_vips as nv
 from numpyro_vips.accounting import GaussianEvent
 from numpyro_vips.fitting import private_step, schedule
 from numpyro_vips.fitting.bounds.bounds import WHOLE_VECTOR, NormPart
-from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers import reducer
-from numpyro_vips.fitting.schedule import (
-    FoundNorms,
-    ScheduleOptions,
-    Step,
-    clipped_to,
-    events_of,
-    found_norms,
-    plan_steps,
-)
-from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
-from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
-from numpyro_vips.vips.engine import DEFAULT_STEPS, VipsEngine
-
-MEAN = Block(name="mean", shape=(3,))
-MATRIX = Block(name="matrix", shape=(3, 3), symmetric=True)
-NORMS = {"mean": 0.5, "matrix": 0.125}
-SETTINGS = ScheduleOptions(sampling=nv.FullBatch())
-
-
-class Releases(VipsEngine):
-    """A conjugate model without a model: only what it releases."""
-
-    def __init__(
-        self,
-        once: tuple[Block, ...],
-        adaptive: tuple[Block, ...],
-        recentred: frozenset[str] = frozenset(),
-        pilots: int = 1,
-    ):
-        self._blocks = {"once": once, "adaptive": adaptive}
-        self._moves = recentred
-        self._pilots = pilots
-        self._step_size = None
-        self.program: Any = SimpleNamespace(waiting=frozenset(), starts_far=False)
-        nothing = frozenset[str]()
-        self._roles: Any = SimpleNamespace(
-            residuals=nothing, balanced=nothing, growing=nothing, together=()
-        )
-
-    def blocks(self, release: Any) -> tuple[Block, ...]:
-        return self._blocks.get(release, ())
-
-    @property
-    def recentred(self) -> frozenset[str]:
-        return self._moves
-
-    @property
-    def pilots(self) -> int:
-        return self._pilots
-
-
-def planned(
-    once: tuple[Block, ...],
-    adaptive: tuple[Block, ...],
-    norms: dict[str, float],
-    options: ScheduleOptions,
-    *,
-    is_fixed: bool = True,
-    recentred: frozenset[str] = frozenset(),
-    pilots: int = 1,
-) -> tuple[Step, ...]:
-    """The steps where the structure says norms, or where it does not."""
-    parts = [
-        NormPart(name=name, blocks=(name,), reference=norm, is_fixed=is_fixed)
-        for name, norm in norms.items()
-        if name in {block.name for block in (*once, *adaptive)}
-    ]
-    return plan_steps(Releases(once, adaptive, recentred, pilots), parts, options)
+from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 
 
 def test_once_statistics_are_released_a_single_time_from_all_rows():
@@ -284,177 +216,12 @@ def test_noise_of_the_callers_is_that_of_all_statistics():
     )
 
 
-@pytest.mark.parametrize("relation", ["add_or_remove", "replace_one"])
-def test_a_row_moves_a_histogram_by_its_stated_sensitivity(relation):
-    sampling = nv.FullBatch(relation=relation)
-    settings = dataclasses.replace(SETTINGS, sampling=sampling)
-    (histogram, *_) = planned((MEAN, MATRIX), (), NORMS, settings, is_fixed=False)
-    # One count for each of two parts; another two where the row was before.
-    expected = {"add_or_remove": math.sqrt(2), "replace_one": 2.0}[relation]
-    assert histogram.mechanism.sensitivity() == pytest.approx(expected)
-
-
-def norms_after(
-    steps: Any,
-    number: int,
-    counts: Any,
-    norms: Mapping[str, float],
-    of_priors: float | None = None,
-) -> FoundNorms:
-    """The norms after a histogram of a thousand rows."""
-    return found_norms(
-        steps,
-        number,
-        counts,
-        norms,
-        parts=steps[0].counted,
-        is_one_vector=False,
-        num_rows=1000,
-        expected_squares={},
-        of_priors=lambda parts, counts: {
-            part.name: of_priors for part in parts if of_priors is not None
-        },
-    )
-
-
-def after_counts(
-    steps: Any,
-    number: int,
-    counts: Any,
-    norms: dict[str, float],
-    of_priors: float | None = None,
-) -> tuple[Any, dict[str, float], list[str]]:
-    """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
-    found = norms_after(steps, number, counts, norms, of_priors)
-    clipped = clipped_to(
-        steps, number, found.norms, parts=steps[0].counted, is_one_vector=False
-    )
-    return clipped, found.norms, list(found.unseen)
-
-
-def test_released_norms_scale_the_steps_that_follow_and_no_others():
-    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
-    steps = tuple(step.scaled(1e-3) for step in steps)  # Hardly any noise.
-    counts = {}
-    for part in steps[0].counted:
-        counts[part.name] = np.zeros(len(part.grid) + 1)
-        counts[part.name][np.searchsorted(part.grid, 3.0)] = 1000.0
-    found, norms, unseen = after_counts(steps, 0, counts, {})
-    assert unseen == []
-    for name, norm in norms.items():
-        (part,) = (part for part in steps[0].counted if part.name == name)
-        assert 3.0 < norm <= 3.0 * math.sqrt(2)
-        assert norm in part.grid
-    for before, after in zip(steps, found, strict=True):
-        assert after.noise_multiplier == before.noise_multiplier
-        assert after.event.noise_multiplier == pytest.approx(
-            before.event.noise_multiplier, rel=1e-12
-        )
-        if before.counted:
-            assert after == before
-        else:
-            (block,) = after.blocks
-            assert after.clipping_norm == norms[block.name]
-    # Where nothing stands out, norms stay what they were.
-    empty = {name: np.zeros_like(count) for name, count in counts.items()}
-    again, kept, unseen = after_counts(found, 4, empty, norms)
-    assert (kept, unseen) == (norms, ["matrix"])
-    assert again == found
-
-
-@pytest.mark.parametrize("is_lasting", [False, True])
-def test_a_lasting_norm_grows_and_never_falls(is_lasting: bool):
-    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
-    steps = tuple(step.scaled(1e-3) for step in steps)
-    (part,) = steps[0].counted
-    part = dataclasses.replace(part, is_lasting=is_lasting)
-    steps = (dataclasses.replace(steps[0], counted=(part,)), *steps[1:])
-
-    def norm_after(place: float, norms: dict[str, float]) -> dict[str, float]:
-        counts = np.zeros(len(part.grid) + 1)
-        counts[np.searchsorted(part.grid, place)] = 1000.0
-        _, found, _ = after_counts(steps, 0, {part.name: counts}, norms)
-        return found
-
-    first = norm_after(3.0, {})
-    assert norm_after(9.0, first)[part.name] > first[part.name]
-    fallen = norm_after(0.1, first)[part.name]
-    assert fallen == first[part.name] if is_lasting else fallen < 0.2
-
-
-def test_only_norms_that_no_histogram_has_shown_are_unseen():
-    """A later histogram that shows nothing leaves the norm that was found before."""
-    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
-    steps = tuple(step.scaled(1e-3) for step in steps)
-    numbers = [number for number, step in enumerate(steps) if step.counted]
-    (part,) = steps[0].counted
-    empty = {part.name: np.zeros(len(part.grid) + 1)}
-    shown = {part.name: np.where(np.arange(len(part.grid) + 1) == 60, 1000.0, 0.0)}
-
-    def unseen_after(*counts: Any) -> tuple[str, ...]:
-        progress = Progress(steps=steps)
-        for number, counted in zip(numbers, counts, strict=False):
-            found = norms_after(progress.steps, number, counted, progress.norms)
-            progress = progress.after_histogram(
-                number, found, parts=(part,), is_one_vector=False
-            )
-        return progress.unseen
-
-    assert unseen_after(empty) == unseen_after(empty, empty) == (part.name,)
-    assert unseen_after(shown, empty) == unseen_after(empty, shown) == ()
-
-
-def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
-    """And not smaller than that of rows of unit size, nor when it has been shown."""
-    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
-    steps = tuple(step.scaled(1e-3) for step in steps)
-    (part,) = steps[0].counted
-    empty = {part.name: np.zeros(len(part.grid) + 1)}
-    for of_priors in (None, part.reference / 10, 10 * part.reference):
-        expected = max(part.reference, of_priors or 0.0)
-        later, norms, unseen = after_counts(steps, 0, empty, {}, of_priors)
-        assert norms == {part.name: expected} and unseen == [part.name]
-        bounds = {s.clipping_norm for s in later[1:] if s.blocks and not s.counted}
-        assert expected in bounds
-        _, norms, _ = after_counts(steps, 0, empty, {part.name: 0.5}, of_priors)
-        assert norms == {part.name: 0.5}
-
-
-def test_the_last_steps_report_clipped_rows_within_their_bound():
-    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
-    assert [step.reports for step in steps] == [False] * 9 + [True, True]
-    step = steps[-1]
-    clipped, zero = step.released[-2:]
-    assert (clipped.name, zero.name) == DIAGNOSTICS
-    # A row that is clipped has the norm of the bound, and one more entry.
-    assert step.clipping_norm is not None
-    joint = math.hypot(step.clipping_norm, clipped.scale)
-    assert step.mechanism.sensitivity("add_or_remove") == pytest.approx(joint)
-    share = (clipped.scale / step.clipping_norm) ** 2
-    assert share == pytest.approx(schedule.DIAGNOSTICS_SHARE)
-    silent = dataclasses.replace(SETTINGS, diagnostics=False)
-    assert not any(s.reports for s in planned((MEAN,), (MATRIX,), NORMS, silent))
-
-
 def test_without_privacy_there_is_no_noise_and_no_clipping():
     settings = dataclasses.replace(SETTINGS, private=False)
     for step in planned((MEAN,), (MATRIX,), {}, settings):
         assert step.noise_multiplier == 0
         assert step.clipping_norm == math.inf
         assert step.step_size == 1.0
-
-
-def test_events_merge_equal_neighbours_only():
-    steps = planned((MEAN,), (MATRIX,), NORMS, SETTINGS)
-    first, second, reporting = events_of(steps)
-    assert (first.num_steps, second.num_steps) == (1, DEFAULT_STEPS - 2)
-    # The last steps also release diagnostics.
-    assert reporting.num_steps == 2
-    assert reporting.noise_multiplier == pytest.approx(second.noise_multiplier)
-    reordered = (steps[1], steps[0], steps[2])
-    assert [event.num_steps for event in events_of(reordered)] == [1, 1, 1]
-    (once,) = events_of([steps[1].scaled(3.0)])
-    assert once.noise_stddev == pytest.approx(3 * second.noise_stddev)
 
 
 def test_a_large_vector_has_no_blocks_of_different_scale():

@@ -23,7 +23,7 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.points import named_points, paths_of_points, points_at
-from numpyro_vips.result import MeanAndStddev, register_posterior
+from numpyro_vips.posterior import MeanAndStddev, register_posterior
 from numpyro_vips.uncertainty import VarianceParts
 
 # Supports with a name of their own, and those made from bounds or another support.

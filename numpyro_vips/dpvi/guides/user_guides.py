@@ -6,10 +6,13 @@ one row, which `dpvi` maps over the minibatch like the model. So an encoder's ou
 depend on its own row only, and its parameters learn from clipped per-row gradients.
 """
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 from numpyro.infer.autoguide import AutoGuide
@@ -17,6 +20,7 @@ from numpyro.infer.autoguide import AutoGuide
 from numpyro_vips.errors import UnsafeModelError, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.program_constants import refuse_program_constants
+from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
 from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.graph import (
     ModelGraph,
@@ -196,6 +200,35 @@ class UserGuide:
             rng_key=rng_key,
         )
         return messages
+
+
+def drawing(
+    guide: UserGuide, points: Mapping[str, Any]
+) -> Callable[[PRNGKeyArray], dict[str, Float[Array, "..."]]]:
+    """Draws the globals by the user's guide from a key.
+
+    It is a program by itself: a result that held the guide would hold the graph that it
+    was checked with, and with that the rows.
+
+    Args:
+      guide: The guide.
+      points: Its parameters, as it takes them.
+    """
+
+    def draw(rng_key: PRNGKeyArray) -> dict[str, Float[Array, "..."]]:
+        return guide.draw_globals(points, rng_key).values
+
+    program, shapes = jax.make_jaxpr(draw, return_shape=True)(threefry_key(0))
+    structure = jax.tree.structure(shapes)
+    return functools.partial(_drawn, jex_core.jaxpr_as_fun(program), structure)
+
+
+def _drawn(
+    program: Any, structure: Any, rng_key: PRNGKeyArray
+) -> dict[str, Float[Array, "..."]]:
+    # A constant comes as a number of JAX's own, which is no array.
+    values = [jnp.asarray(value) for value in program(as_threefry(rng_key))]
+    return jax.tree.unflatten(structure, values)
 
 
 def _chosen(messages: Mapping[str, Any], names: list[str]) -> GuideDraw:

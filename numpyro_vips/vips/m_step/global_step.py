@@ -6,7 +6,7 @@ every step would bias it.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import numpy as np
 from jaxtyping import Float, Float64
@@ -118,7 +118,6 @@ class GlobalStep:
           asked_about: By factor, the mean about which linear statistics were taken.
         """
         roles, names = self._roles, set(released)
-        statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
         new = {
             **self._on_rows.public_sums(state.expected_natural),
             **with_repeats(self._statistics, released),
@@ -127,24 +126,8 @@ class GlobalStep:
         if moved:
             kept = (1.0 - rho) * kept + rho
         weights = {name: rho / kept if name in moved else rho for name in new}
-        drift = {
-            name: drift_of(
-                roles.released_as[name],
-                np.asarray(released[name] - statistics[name]),
-                np.asarray(np.hypot(noise[name], deviations[name])),
-            )
-            for name in released
-            # The first sums about other points have none before them.
-            if name in state.released and state.kept and np.all(deviations[name])
-        }
-        for name, value in new.items():
-            weight = weights[name]
-            average = np.asarray((1.0 - weight) * statistics[name])
-            average += weight * value  # In place: blocks can have millions of entries.
-            statistics[name] = average
-            deviations[name] = np.hypot(
-                (1.0 - weight) * deviations[name], weight * noise.get(name, 0.0)
-            )
+        drift = self._drift(state, released, noise)
+        statistics, deviations = _with_sums(state, new, noise, weights)
         centre = state.centre
         if roles.linear & names:
             centre = {
@@ -156,15 +139,6 @@ class GlobalStep:
             first = min(roles.open & names)
             place = {name: state.expected_natural[name] for name in roles.open}
             asked = asked_also(asked, weights[first], place, state.clipped.get(first))
-        units = dict(state.units)
-        for name, square in roles.squares.items():
-            if square in released and name not in released:
-                of_columns = column_units(
-                    statistics[square],
-                    np.diagonal(deviations[square]),
-                    before=units[name],
-                )
-                units |= units_of(name, square, of_columns)
         return state._replace(
             statistics=statistics,
             noise_stddev=deviations,
@@ -180,8 +154,54 @@ class GlobalStep:
                 **{name: statistics[name] for name in roles.curvatures & names},
                 **state.first_curvature,
             },
-            units=units,
+            units=self._units(state, names, statistics, deviations),
         )
+
+    def _drift(
+        self,
+        state: VipsState,
+        released: Sums,
+        noise: Mapping[str, Float[np.ndarray, "..."] | float],
+    ) -> dict[str, float]:
+        """By statistic, how far new sums are from the averages; see `drift_of`."""
+        return {
+            name: drift_of(
+                self._roles.released_as[name],
+                np.asarray(released[name] - state.statistics[name]),
+                np.asarray(np.hypot(noise[name], state.noise_stddev[name])),
+            )
+            for name in released
+            # The first sums about other points have none before them.
+            if name in state.released
+            and state.kept
+            and np.all(state.noise_stddev[name])
+        }
+
+    def _units(
+        self,
+        state: VipsState,
+        released: Set[str],
+        statistics: Sums,
+        deviations: Mapping[str, Float[np.ndarray, "..."] | float],
+    ) -> dict[str, Float64[np.ndarray, "..."]]:
+        """Units of columns, where their squares were released; see `column_units`.
+
+        Args:
+          state: The state before the step.
+          released: The statistics that were released. Residuals that were among them
+            are in the units of before.
+          statistics, deviations: The averages after it, and the noise in them.
+        """
+        units = dict(state.units)
+        for name, square in self._roles.squares.items():
+            if square in released and name not in released:
+                of_columns = column_units(
+                    statistics[square],
+                    np.diagonal(deviations[square]),
+                    before=units[name],
+                )
+                units |= units_of(name, square, of_columns)
+        return units
 
     def _latest(
         self,
@@ -335,6 +355,32 @@ def _without_units(
         for name, stddev in noise_stddev.items()
     }
     return sums, noise
+
+
+def _with_sums(
+    state: VipsState,
+    new: Sums,
+    noise_stddev: Mapping[str, Float[np.ndarray, "..."] | float],
+    weights: Mapping[str, float],
+) -> tuple[NewSums, dict[str, Float[np.ndarray, "..."] | float]]:
+    """The averages of a state with new sums in them, and the noise in these averages.
+
+    Args:
+      state: The state before the step.
+      new: The sums, released and public ones.
+      noise_stddev: The noise in those that were released.
+      weights: Of each of the sums.
+    """
+    statistics, deviations = dict(state.statistics), dict(state.noise_stddev)
+    for name, value in new.items():
+        weight = weights[name]
+        average = np.asarray((1.0 - weight) * statistics[name])
+        average += weight * value  # In place: blocks can have millions of entries.
+        statistics[name] = average
+        deviations[name] = np.hypot(
+            (1.0 - weight) * deviations[name], weight * noise_stddev.get(name, 0.0)
+        )
+    return statistics, deviations
 
 
 def _gain(step_size: float) -> float:

@@ -4,8 +4,7 @@ Everything here is post-processing of released numbers, so it costs no privacy a
 to convergence.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,22 +12,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.families.positive_matrices import symmetric_part, times
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.vips.e_step.coordinates import (
-    copies,
-    divided_by_weight,
-)
 from numpyro_vips.vips.m_step.hidden_directions import weighing_rows
-from numpyro_vips.vips.program.expectations import (
-    expected_natural_of,
-    natural_parameters,
+from numpyro_vips.vips.m_step.shares import (
+    about_zero,
+    moments_of,
+    projected,
+    released_share,
+    share_of_prior,
+    total_of_shares,
 )
 from numpyro_vips.vips.program.named_arrays import (
     AnyMoments,
@@ -37,7 +33,6 @@ from numpyro_vips.vips.program.named_arrays import (
     NewMomentsByFactor,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.row_statistics import from_block, with_repeats
 from numpyro_vips.vips.units.frames import Frame
 
 
@@ -58,6 +53,44 @@ class Solution(NamedTuple):
     change: Float[Array, ""]
 
 
+class _Share(NamedTuple):
+    """What rows add to the natural parameters of a factor.
+
+    Attributes:
+      natural: From released sums, projected to where it is legal.
+      noise_stddev: Standard deviations of the noise in it.
+      below_noise: How many of its sums of squares are below their noise.
+    """
+
+    natural: NewMoments
+    noise_stddev: NewMoments
+    below_noise: Int[Array, ""]
+
+
+class _Problem(NamedTuple):
+    """What sweeps over the globals go by.
+
+    Attributes:
+      program, statistics, noise_stddev, centre, noise_read, frames, given, are_held:
+        See `update_globals`.
+      reads_noise: Whether `noise_read` is positive.
+      fixed: By factor, shares of rows that no other factor has a part in.
+      below_noise: By factor in `given`, how many sums of squares are below their noise.
+    """
+
+    program: ConjugateProgram
+    statistics: ByStatistic
+    noise_stddev: Mapping[str, Float[Array, "..."]]
+    centre: Mapping[str, Float[Array, "..."]]
+    noise_read: float | Float[Array, ""]
+    frames: Mapping[str, Frame]
+    given: NewMomentsByFactor
+    are_held: bool | Bool[Array, ""]
+    reads_noise: bool | Bool[Array, ""] = False
+    fixed: Mapping[str, _Share] = {}
+    below_noise: Mapping[str, Int[Array, ""]] = {}
+
+
 class _Swept(NamedTuple):
     """What a sweep over the globals leaves.
 
@@ -73,129 +106,26 @@ class _Swept(NamedTuple):
     below_noise: dict[str, Int[Array, ""]]
 
 
-def _from_prior(
-    structure: Structure,
-    factor: PosteriorFactor,
-    moments: MomentsByFactor,
-    prior: Sequence[Term],
-) -> NewMoments:
-    """The prior's share of a factor's natural parameters, given the other factors."""
-    own = [t for t in prior if any(a.latent in factor.latents for a in t.atoms)]
-    return natural_parameters(structure, factor, own, moments)
-
-
-def _noise_of_share(
-    structure: Structure,
-    factor: PosteriorFactor,
-    noise_stddev: Mapping[str, Float[Array, "..."]],
-    moments: MomentsByFactor,
-) -> NewMoments:
-    """Standard deviations of the noise in a factor's share of the statistics.
-
-    Each entry of the share is a sum of statistics, weighted with products of other
-    factors' moments; their noises are independent, so that the squares add up.
-    """
-    squares = jax.tree.map(jnp.square, dict(moments))
-    of_blocks = {
-        statistic.name: _entry_stddev(statistic, noise_stddev[statistic.name])
-        for statistic in structure.statistics
-    }
-    deviations = with_repeats(structure.statistics, of_blocks)
-
-    def variance(mine: Moments) -> Float[Array, ""]:
-        # It multiplies this factor's moments by products of the others' squares.
-        weights = expected_natural_of(structure, {**squares, factor.name: mine})
-        total = jnp.zeros(())
-        for statistic in structure.statistics:
-            stddev = jnp.asarray(deviations[statistic.name])
-            squared = from_block(statistic, stddev) ** 2
-            total = total + jnp.vdot(squared, weights[statistic.name])
-        return total
-
-    # Rounding may leave a negative one where a block's entries are put together.
-    found = jax.grad(variance)(dict(moments[factor.name]))
-    return jax.tree.map(lambda v: jnp.sqrt(jnp.maximum(v, 0.0)), found)
-
-
-def _released_share(
-    structure: Structure,
-    factor: PosteriorFactor,
-    statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, "..."]],
-    moments: MomentsByFactor,
-) -> tuple[NewMoments, NewMoments]:
-    """The statistics' share as it was released, and the noise in it."""
-
-    def value(mine: Moments, sums: ByStatistic) -> Float[Array, ""]:
-        expected_natural = expected_natural_of(
-            structure, {**moments, factor.name: mine}
-        )
-        total = jnp.zeros(())
-        for statistic in structure.statistics:
-            summed = from_block(statistic, sums[statistic.name])
-            total = total + jnp.vdot(summed, expected_natural[statistic.name])
-        return total
-
-    data = jax.grad(value)(dict(moments[factor.name]), statistics)
-    noise = _noise_of_share(structure, factor, noise_stddev, moments)
-    return data, noise
-
-
 def _from_data(
-    structure: Structure,
-    factor: PosteriorFactor,
-    statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, "..."]],
-    moments: MomentsByFactor,
-    centre: Mapping[str, Float[Array, "..."]],
-    noise_read: float | Float[Array, ""] = 0.0,
-) -> tuple[NewMoments, NewMoments, Int[Array, ""]]:
-    """The statistics' share, projected to where it is legal.
-
-    Also the standard deviations of the noise in it, and how many of its entries are
-    below their noise, of those that cannot be negative.
-    """
-    data, noise = _released_share(structure, factor, statistics, noise_stddev, moments)
-    share, below = _projected(structure, factor, data, noise, centre, noise_read)
-    return share, noise, below
-
-
-def _projected(
-    structure: Structure,
-    factor: PosteriorFactor,
-    data: Moments,
-    noise: Moments,
-    centre: Mapping[str, Float[Array, "..."]],
-    noise_read: float | Float[Array, ""] = 0.0,
-) -> tuple[NewMoments, Int[Array, ""]]:
-    """A factor's share as it was released, projected; see `_from_data`."""
-    if factor.name in centre or factor.name in structure.flat:
-        # Noise in the precision is no part of the linear statistic's where this is
-        # centred, and a flat prior says nothing where noise hides the rows.
-        nothing = jax.tree.map(jnp.zeros_like, data)
-        share = factor.family.project(nothing, data, noise)
-    else:
-        to_widen = jnp.asarray(noise_read) > 0
-        share = factor.family.project_either(data, noise, to_widen)
-    below = factor.family.num_below_noise(data, noise)
-    if factor.name in centre:
-        share = _about_zero(share, centre[factor.name])
-    return share, below
-
-
-def _about_zero(share: Moments, centre: Float[Array, "..."]) -> NewMoments:
-    """Linear statistics about m count for those about 0 less 2 · xx · m."""
-    return {"x": share["x"] - 2.0 * times(share["xx"], centre), "xx": share["xx"]}
+    problem: _Problem, factor: PosteriorFactor, moments: MomentsByFactor
+) -> _Share:
+    """The statistics' share of a factor, given the moments of the others."""
+    structure = problem.program.structure
+    data, noise = released_share(
+        structure, factor, problem.statistics, problem.noise_stddev, moments
+    )
+    share, below = projected(
+        structure, factor, data, noise, problem.centre, problem.noise_read
+    )
+    return _Share(share, noise, below)
 
 
 def _widened(
+    problem: _Problem,
     factor: PosteriorFactor,
     prior: Moments,
-    share: Moments,
-    noise: Moments,
+    share: _Share,
     moments: MomentsByFactor,
-    centre: Mapping[str, Float[Array, "..."]],
-    noise_read: float | Float[Array, ""],
 ) -> NewMoments:
     """The share as a posterior has it that knows of the noise.
 
@@ -205,15 +135,15 @@ def _widened(
     by itself times w; not that of centred ones, which rows were asked about until they
     were near w.
     """
-    noise = {s: noise_read * of for s, of in noise.items()}
-    if factor.layout is not None and factor.name not in centre:
+    noise = {s: problem.noise_read * of for s, of in share.noise_stddev.items()}
+    if factor.layout is not None and factor.name not in problem.centre:
         squares = jnp.diagonal(moments[factor.name]["xx"], axis1=-2, axis2=-1)
         # The natural parameter is minus half the precision. A product of two latents
         # may stand on one side of the diagonal alone.
         of_precision = 2.0 * symmetric_part(noise["xx"])
         by_precision = times(of_precision**2, jnp.maximum(squares, 0.0))
         noise["x"] = jnp.sqrt(noise["x"] ** 2 + by_precision)
-    return factor.family.share_under_noise(prior, share, noise)
+    return factor.family.share_under_noise(prior, share.natural, noise)
 
 
 def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) -> bool:
@@ -223,39 +153,6 @@ def _depends_on_others(structure: Structure, posterior_factor: PosteriorFactor) 
         if posterior_factor.name in factors and len(factors) > 1:
             return True
     return False
-
-
-def _entry_stddev(
-    statistic: Statistic, stddev: Float[Array, "..."]
-) -> Float[Array, "..."]:
-    """Noise standard deviation of each entry of a block, in the block's shape."""
-    entries = jnp.broadcast_to(stddev, statistic.block_shape)
-    if statistic.matrix is None:
-        return entries
-    # The noise is isotropic in isometric coordinates; see `GaussianMechanism`.
-    diagonal = jnp.eye(statistic.block_shape[-1], dtype=bool)
-    return jnp.where(diagonal, entries, entries * math.sqrt(0.5))
-
-
-def _total(
-    structure: Structure, factor: PosteriorFactor, own: Moments, share: Moments
-) -> NewMoments:
-    """Natural parameters, from the prior's share and that of the rows."""
-    total = {statistic: own[statistic] + share[statistic] for statistic in own}
-    if factor.name in structure.flat:
-        return factor.family.beside_flat_prior(total, factor.shape)
-    return total
-
-
-def _moments(
-    structure: Structure, factor: PosteriorFactor, natural: Moments
-) -> NewMoments:
-    """Moments of a factor, each of the copies that it may stand for."""
-    weight = copies(factor, structure.latents)
-    if weight is not None:
-        array = jnp.asarray(forms.constant_array(weight))
-        natural = divided_by_weight(natural, array, factor.family)
-    return factor.family.moments(natural)
 
 
 def newton_targets(
@@ -287,16 +184,17 @@ def newton_targets(
     found = {}
     for name in sorted(structure.newton):
         factor = structure.posterior_factors[name]
-        released, noise = _released_share(
+        released, noise = released_share(
             structure, factor, statistics, noise_stddev, moments
         )
         assert isinstance(factor.family, Normal)
         share = factor.family.project_for_step(released, noise, gain)
-        own = _from_prior(structure, factor, moments, program.prior_terms)
+        own = share_of_prior(structure, factor, moments, program.prior_terms)
         own = frames[name].natural_in(own) if name in frames else own
         share = _held_back(share, own, noise["x"])
-        share = _about_zero(share, centre[name])
-        end = _moments(structure, factor, _total(structure, factor, own, share))
+        share = about_zero(share, centre[name])
+        natural = total_of_shares(structure, factor, own, share)
+        end = moments_of(structure, factor, natural)
         found[name] = {
             "mean": end["x"],
             "covariance": end["xx"] - factor.family.at(end["x"])["xx"],
@@ -346,7 +244,7 @@ def second_moments(
     structure, found = program.structure, {}
     for name in names:
         factor = structure.posterior_factors[name]
-        share, noise = _released_share(
+        share, noise = released_share(
             structure, factor, statistics, noise_stddev, moments
         )
         found[name] = (
@@ -391,96 +289,171 @@ def update_globals(
       are_held: Whether the moments of factors that may wait stay as they are; see
         `waiting_globals`.
     """
-    structure, frames, given = program.structure, frames or {}, given or {}
-    factors = structure.posterior_factors_of("global")
-    prior = program.prior_terms
-
-    def as_modelled(moments: MomentsByFactor) -> NewMomentsByFactor:
-        found = {name: dict(of) for name, of in moments.items()}
-        for name, frame in frames.items():
-            found[name] = frame.moments_from(moments[name])
-        return found
-
-    def from_prior(factor: PosteriorFactor, moments: MomentsByFactor) -> NewMoments:
-        own = _from_prior(structure, factor, as_modelled(moments), prior)
-        return frames[factor.name].natural_in(own) if factor.name in frames else own
-
-    moments = {
-        **moments,
-        **{name: frame.moments_in(moments[name]) for name, frame in frames.items()},
-    }
-    # The projection takes eigenvalues, so it is made once where that is enough.
-    fixed = {
-        factor.name: _from_data(
-            structure, factor, statistics, noise_stddev, moments, centre, noise_read
-        )
-        for factor in factors
-        if factor.name not in given and not _depends_on_others(structure, factor)
-    }
-    of_given = {
-        factor.name: factor.family.num_below_noise(
-            *_released_share(structure, factor, statistics, noise_stddev, moments)
-        )
-        for factor in factors
-        if factor.name in given
-    }
-
-    reads_noise = jnp.asarray(noise_read) > 0
+    problem = _Problem(
+        program=program,
+        statistics=statistics,
+        noise_stddev=noise_stddev,
+        centre=centre,
+        noise_read=noise_read,
+        frames=frames or {},
+        given=given or {},
+        are_held=are_held,
+    )
+    moments = _in_frames(problem.frames, moments)
+    problem = _with_fixed_shares(problem, moments)
 
     def sweep(before: MomentsByFactor, weighing: MomentsByFactor) -> _Swept:
-        current, beside = dict(before), dict(weighing)
-        natural, below_noise = {}, {}
-        for factor in factors:
-            name = factor.name
-            own = from_prior(factor, current)
-            shown = None
-            if name in given:
-                share, below_noise[name] = given[name], of_given[name]
-            else:
-                of_data = fixed.get(name)
-                if of_data is None:
-                    of_data = _from_data(
-                        structure,
-                        factor,
-                        statistics,
-                        noise_stddev,
-                        {**beside, name: current[name]},
-                        centre,
-                        noise_read,
-                    )
-                    shown = of_data
-                share, noise, below_noise[name] = of_data
-                share = _widened(factor, own, share, noise, current, centre, noise_read)
-            natural[name] = _total(structure, factor, own, share)
-            found = _moments(structure, factor, natural[name])
-            if name in program.waiting:
-                found = {
-                    s: jnp.where(jnp.asarray(are_held), current[name][s], value)
-                    for s, value in found.items()
-                }
-            current[name] = beside[name] = found
-            if factor.layout is not None and shown is not None:
-                # Without noise no eigenvalues are taken.
-                beside[name] = jax.lax.cond(
-                    reads_noise,
-                    weighing_rows,
-                    lambda share, noise, found: dict(found),
-                    *shown[:2],
-                    found,
-                )
-        return _Swept(current, beside, natural, below_noise)
+        return _sweep(problem, before, weighing)
 
-    def solution(found: _Swept, change: Float[Array, ""]) -> Solution:
-        models = {n: f.natural_from(found.natural[n]) for n, f in frames.items()}
-        natural = {**found.natural, **models}
-        return Solution(as_modelled(found.moments), natural, found.below_noise, change)
+    if len(program.structure.posterior_factors_of("global")) == 1:
+        return _solution(problem, sweep(moments, moments), jnp.zeros(()))
+    return _solution(problem, *_swept_until_rest(sweep, moments, max_sweeps))
 
-    if len(factors) == 1:
-        return solution(sweep(moments, moments), jnp.zeros(()))
 
-    # Single precision never gets to 1e-9, and where a covariance is nearly singular
-    # rounding keeps the changes far above its resolution. Sweeps that no longer
-    # bring the globals closer together stop.
+def _in_frames(
+    frames: Mapping[str, Frame], moments: MomentsByFactor
+) -> MomentsByFactor:
+    """Moments in the coordinates of the statistics, from those of the model."""
+    own = {name: frame.moments_in(moments[name]) for name, frame in frames.items()}
+    return {**moments, **own}
+
+
+def _as_modelled(
+    frames: Mapping[str, Frame], moments: MomentsByFactor
+) -> NewMomentsByFactor:
+    """Moments in the coordinates of the model, from those of the statistics."""
+    found = {name: dict(of) for name, of in moments.items()}
+    for name, frame in frames.items():
+        found[name] = frame.moments_from(moments[name])
+    return found
+
+
+def _with_fixed_shares(problem: _Problem, moments: MomentsByFactor) -> _Problem:
+    """The problem with all that is the same in every sweep.
+
+    The projection takes eigenvalues, so it is made once where that is enough.
+    """
+    structure = problem.program.structure
+    factors = structure.posterior_factors_of("global")
+    fixed = {
+        factor.name: _from_data(problem, factor, moments)
+        for factor in factors
+        if factor.name not in problem.given
+        and not _depends_on_others(structure, factor)
+    }
+    below_noise = {
+        factor.name: factor.family.num_below_noise(
+            *released_share(
+                structure, factor, problem.statistics, problem.noise_stddev, moments
+            )
+        )
+        for factor in factors
+        if factor.name in problem.given
+    }
+    return problem._replace(
+        fixed=fixed,
+        below_noise=below_noise,
+        reads_noise=jnp.asarray(problem.noise_read) > 0,
+    )
+
+
+def _sweep(
+    problem: _Problem, before: MomentsByFactor, weighing: MomentsByFactor
+) -> _Swept:
+    """One sweep: each factor in turn, given the moments of the others.
+
+    Args:
+      problem: What the sweep goes by.
+      before: The moments that it starts from.
+      weighing: See `_Swept.beside_rows`.
+    """
+    structure = problem.program.structure
+    current, beside = dict(before), dict(weighing)
+    natural, below_noise = {}, {}
+    for factor in structure.posterior_factors_of("global"):
+        name = factor.name
+        own = _own_prior(problem, factor, current)
+        asked = None
+        if name in problem.given:
+            share, below_noise[name] = problem.given[name], problem.below_noise[name]
+        else:
+            of_rows = problem.fixed.get(name)
+            if of_rows is None:
+                at = {**beside, name: current[name]}
+                of_rows = asked = _from_data(problem, factor, at)
+            share = _widened(problem, factor, own, of_rows, current)
+            below_noise[name] = of_rows.below_noise
+        natural[name] = total_of_shares(structure, factor, own, share)
+        found = _moments_unless_held(problem, factor, natural[name], current[name])
+        current[name] = found
+        beside[name] = _beside_rows(problem, factor, asked, found)
+    return _Swept(current, beside, natural, below_noise)
+
+
+def _own_prior(
+    problem: _Problem, factor: PosteriorFactor, moments: MomentsByFactor
+) -> NewMoments:
+    """A factor's prior, given the other factors, in its statistics' coordinates."""
+    frames, program = problem.frames, problem.program
+    modelled = _as_modelled(frames, moments)
+    own = share_of_prior(program.structure, factor, modelled, program.prior_terms)
+    return frames[factor.name].natural_in(own) if factor.name in frames else own
+
+
+def _moments_unless_held(
+    problem: _Problem, factor: PosteriorFactor, natural: Moments, before: Moments
+) -> NewMoments:
+    """The moments of a factor; those of before while it waits."""
+    found = moments_of(problem.program.structure, factor, natural)
+    if factor.name not in problem.program.waiting:
+        return found
+    are_held = jnp.asarray(problem.are_held)
+    return {s: jnp.where(are_held, before[s], value) for s, value in found.items()}
+
+
+def _beside_rows(
+    problem: _Problem, factor: PosteriorFactor, share: _Share | None, found: NewMoments
+) -> NewMoments:
+    """A factor's moments as other factors' shares are weighed by them.
+
+    Args:
+      problem: What the sweep goes by.
+      factor: The factor.
+      share: That of its rows, where it depends on other factors.
+      found: Its moments.
+    """
+    if factor.layout is None or share is None:
+        return found
+    # Without noise no eigenvalues are taken.
+    return jax.lax.cond(
+        problem.reads_noise,
+        weighing_rows,
+        lambda share, noise, found: dict(found),
+        share.natural,
+        share.noise_stddev,
+        found,
+    )
+
+
+def _swept_until_rest(
+    sweep: Callable[[MomentsByFactor, MomentsByFactor], _Swept],
+    moments: MomentsByFactor,
+    max_sweeps: int | Int[Array, ""],
+) -> tuple[_Swept, Float[Array, ""]]:
+    """Sweeps over several factors until no moment moves.
+
+    Single precision never gets to 1e-9, and where a covariance is nearly singular
+    rounding keeps the changes far above its resolution. Sweeps that no longer bring the
+    globals closer together stop.
+
+    Args:
+      sweep: One sweep, see `_sweep`.
+      moments: Where to start.
+      max_sweeps: When to stop at the latest.
+
+    Returns:
+      What the last sweep has left, and the largest relative change in it.
+    """
     resolution = 16.0 * float(jnp.finfo(jnp.result_type(float)).eps)
     enough = max(_TOLERANCE, resolution)
 
@@ -508,7 +481,19 @@ def update_globals(
     _, change, _, _, found = jax.lax.while_loop(
         going, step, (0, infinite, infinite, 0, first)
     )
-    return solution(found, change)
+    return found, change
+
+
+def _solution(problem: _Problem, found: _Swept, change: Float[Array, ""]) -> Solution:
+    """What a last sweep has found, in the coordinates of the model."""
+    frames = problem.frames
+    models = {n: frame.natural_from(found.natural[n]) for n, frame in frames.items()}
+    return Solution(
+        moments=_as_modelled(frames, found.moments),
+        natural={**found.natural, **models},
+        below_noise=found.below_noise,
+        change=change,
+    )
 
 
 def largest_change(

@@ -21,7 +21,7 @@ from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.row_queries import RowQuery
-from numpyro_vips.result import MeanAndStddev, register_posterior
+from numpyro_vips.posterior import MeanAndStddev, register_posterior
 from numpyro_vips.uncertainty import VarianceParts
 from numpyro_vips.vips.posterior.row_queries import RowQueryProgram
 from numpyro_vips.vips.program.named_arrays import NewMomentsByFactor

@@ -25,7 +25,8 @@ import numpy as np
 from jaxtyping import Float64
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.vips.program.features import Features, Standardisation
+from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.vips.program.features import Features, Standardisation, Standards
 from numpyro_vips.vips.program.program import ConjugateProgram
 
 # Features that are larger than the intercept by less stay as they are: a bin of the
@@ -132,6 +133,39 @@ class _BesideIntercept(NamedTuple):
 
     latent: str
     squares: str
+
+
+def growth_of_norms(
+    program: ConjugateProgram, before: Standards, after: Standards
+) -> dict[str, float]:
+    """By statistic, how much larger its rows may be of features in other coordinates.
+
+    Those of statistics without features are left out. That of covariates' moments is
+    always there, since features may be among these.
+
+    Args:
+      program: The compiled model.
+      before, after: How features are standardised, by factor.
+    """
+    found = {}
+    for name, standard in after.items():
+        matrix = standard.matrix @ np.linalg.inv(before[name].matrix)
+        longest = float(np.linalg.norm(matrix, 2))
+        layout = program.structure.posterior_factors[name].layout
+        assert layout is not None
+        with_features = {
+            latent
+            for latent in layout.shapes
+            for place in program.features[name].places
+            if place in range(layout.size)[layout.span(latent)]
+        }
+        for statistic in program.structure.statistics:
+            latents = [latent for latent, *_ in statistic.atoms]
+            power = sum(latent in with_features for latent in latents)
+            if power:
+                found[statistic.name] = longest**power
+        found[COVARIATES] = max(found.get(COVARIATES, 1.0), longest**2)
+    return found
 
 
 def _squares_beside_intercept(

@@ -13,13 +13,12 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, NormalPosterior
+from numpyro_vips.fitting.found_norms import clipped_to, found_norms
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import (
     INFORMATION_SHARES,
     INFORMED_AFTER,
     REFRESH_SHARE,
-    clipped_to,
-    found_norms,
 )
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.privacy.releases import INFORMATION

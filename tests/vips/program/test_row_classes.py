@@ -10,8 +10,8 @@ import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
 
-from numpyro_vips.vips.engine import DEFAULT_STEPS
 from numpyro_vips.vips.program.waiting_globals import num_waiting
+from numpyro_vips.vips.steps.step_sizes import DEFAULT_STEPS
 
 CLASSES = 2
 

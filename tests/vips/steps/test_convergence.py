@@ -16,8 +16,8 @@ from scipy import special
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.vips.engine import DEFAULT_STEPS_TO_FORGET
 from numpyro_vips.vips.steps.convergence import TOLERANCE, Trail
+from numpyro_vips.vips.steps.step_sizes import DEFAULT_STEPS_TO_FORGET
 
 SD = 0.01
 FACTORS = {

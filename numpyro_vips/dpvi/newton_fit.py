@@ -1,0 +1,80 @@
+"""Fits without noise by Newton's method: of which models, from where, through which
+states."""
+
+import math
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE
+from numpyro_vips.dpvi.iterates import DpviState, Variational
+from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
+from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.graph import ModelGraph
+
+# Newton's method has all rows in memory.
+MOST_ROW_NUMBERS = 2**27
+NUM_STARTS = 6
+
+
+def may_take_newton_steps(graph: ModelGraph) -> bool:
+    """Whether a model is small enough, and has no parameters beside its globals."""
+    shapes = graph.arguments.row_shapes().values()
+    per_row = sum(math.prod(row.shape) for row in shapes)
+    return (
+        not graph.params
+        and graph.arguments.num_rows * per_row <= MOST_ROW_NUMBERS
+        and graph.num_globals <= MOST_GLOBALS
+    )
+
+
+def newton_states(
+    compiled: CompiledModel, state: DpviState, arguments: ModelArguments
+) -> Iterator[DpviState]:
+    """States on the way to the best Normal, the last one where nothing moves it.
+
+    Args:
+      compiled: A model that may take Newton steps, with a Normal guide.
+      state: The initial state.
+      arguments: The model's, with the rows.
+    """
+    program = compiled.program
+    assert program.guide is not None
+    # The key decides about starts and draws, as it does about jitter elsewhere.
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
+    starts = _starts(state.variational.guide["loc"], program.prior_scale, rng)
+    tried = np.stack([start.loc for start in starts])
+    target, per_second = compiled.log_joint.with_rows(arguments, tried)
+    for fit in fit_normal(
+        target,
+        starts,
+        rng,
+        diagonal=program.guide.family == "mean_field",
+        most_points=per_second,
+    ):
+        arrays = program.guide.arrays_of(fit.normal.loc, fit.normal.tril)
+        variational = Variational(guide=arrays, params={})
+        yield state._replace(
+            variational=variational,
+            average=variational,
+            step=jnp.asarray(fit.num_steps),
+            diagnostics=fit.diagnostics,
+        )
+
+
+def _starts(
+    loc: Float[Array, " size"],
+    prior_scale: Float[np.ndarray, " size"],
+    rng: np.random.Generator,
+) -> list[VectorNormal]:
+    """Narrow Normals at a place, and as far from it as the prior is wide."""
+    centre = np.asarray(loc, np.float64)
+    tril = np.diag(LARGEST_SCALE * prior_scale)
+    others = rng.normal(size=(NUM_STARTS - 1, len(centre)))
+    places = (centre, *(centre + prior_scale * others))
+    return [VectorNormal(at, tril) for at in places]

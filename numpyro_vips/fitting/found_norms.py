@@ -1,0 +1,207 @@
+"""What histograms have found of the norms of rows, and the steps that clip to it."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from numpyro_vips.fitting.bounds.bounds import NormPart, bounded_blocks
+from numpyro_vips.fitting.bounds.norm_histogram import (
+    NEAR,
+    Hidden,
+    NoisyCounts,
+    norm_from_counts,
+)
+from numpyro_vips.fitting.step import Step
+
+# From parts of the joint vector whose rows noise hides, and their noisy counts, to the
+# norms that priors say; see `prior_norms`.
+NormsOfPriors = Callable[
+    [Sequence[NormPart], Mapping[str, NoisyCounts]], Mapping[str, float]
+]
+
+
+class FoundNorms(NamedTuple):
+    """What histograms of norms have said so far.
+
+    Attributes:
+      norms: By part; those that noise hides have that of rows of unit size, or of rows
+        that the priors draw, whichever is larger.
+      unseen: Parts of which no bin of the last histogram stood out of the noise: these
+        keep the norm that they had.
+    """
+
+    norms: dict[str, float]
+    unseen: tuple[str, ...]
+
+
+def found_norms(
+    steps: Sequence[Step],
+    number: int,
+    counts: Mapping[str, np.ndarray],
+    norms: Mapping[str, float],
+    *,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+    num_rows: int,
+    expected_squares: Mapping[str, float],
+    of_priors: NormsOfPriors,
+) -> FoundNorms:
+    """The norms after a histogram of norms.
+
+    Args:
+      steps: The schedule.
+      number: Which of its steps has the histogram.
+      counts: Its noisy counts, by part.
+      norms: What histograms before it said, by part.
+      parts: All parts of the joint vector.
+      is_one_vector: See `bounded_blocks`.
+      num_rows: Public number of rows.
+      expected_squares: See `Engine.expected_squares`.
+      of_priors: See `prior_norms`.
+    """
+    histogram, later = steps[number], steps[number + 1 :]
+    found, unseen = dict(norms), []
+    known = {part.name: part.reference for part in parts if not part.is_late}
+    known |= norms
+
+    def shown(part: NormPart, reference: float | None) -> float | None:
+        return norm_from_counts(
+            counts[part.name],
+            part.grid,
+            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
+            relative_noise=_relative_noise(later, part, parts, is_one_vector),
+            num_rows=num_rows,
+            alignment=_alignment(later, part) if part.is_balanced else 1.0,
+            # About other points norms are others.
+            is_known=part.name in norms and not histogram.recentres,
+            reference=reference,
+            hidden=_hidden(part, norms, expected_squares),
+        )
+
+    surely = {part.name: shown(part, None) for part in histogram.counted}
+    never = [
+        part
+        for part in histogram.counted
+        if surely[part.name] is None and part.name not in norms and not part.is_late
+    ]
+    released = {
+        part.name: NoisyCounts(
+            counts[part.name], histogram.mechanism.block_noise_stddev(part.name)
+        )
+        for part in never
+        # Of rows about another point those that priors draw say nothing.
+        if not histogram.recentres
+    }
+    priors = of_priors(never, released)
+    for part in histogram.counted:
+        norm, of_prior = surely[part.name], priors.get(part.name, 0.0)
+        if norm is None:
+            near = shown(part, part.reference)
+            # A weak finding that priors and counts together make unlikely is noise.
+            norm = near if near and near * NEAR > of_prior else None
+        if norm is None and part.is_late:
+            continue
+        if norm is None:
+            unseen.append(part.name)
+            norm = max(known[part.name], of_prior)
+        if part.is_lasting:
+            norm = max(norm, norms.get(part.name, 0.0))
+        found[part.name] = norm
+    return FoundNorms(found, tuple(unseen))
+
+
+def clipped_to(
+    steps: Sequence[Step],
+    number: int,
+    norms: Mapping[str, float],
+    *,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+) -> tuple[Step, ...]:
+    """The schedule in which the steps after a histogram clip to the norms it found.
+
+    Args:
+      steps: The schedule.
+      number: Which of its steps has the histogram.
+      norms: By part, of those of which a histogram has said something.
+      parts: All parts of the joint vector.
+      is_one_vector: See `bounded_blocks`.
+    """
+    histogram, later = steps[number], steps[number + 1 :]
+    known = {part.name: part.reference for part in parts if not part.is_late}
+    known |= norms
+    for part in (part for step in later for part in step.parts):
+        norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
+        known.setdefault(part.name, norm or part.reference)
+    counted = {block for part in histogram.counted for block in part.blocks}
+    resolved = list(steps[: number + 1])
+    for step in later:
+        names = {block.name for block in step.blocks}
+        if step.informs or (not step.counted and names & counted):
+            step = _clipped(step, known, is_one_vector)
+        resolved.append(step)
+    return tuple(resolved)
+
+
+def _hidden(
+    part: NormPart, norms: Mapping[str, float], expected_squares: Mapping[str, float]
+) -> Hidden | None:
+    """Rows as large as an earlier histogram has found them, if there must be some."""
+    if part.name not in norms or not expected_squares.keys() & set(part.blocks):
+        return None
+    squares = sum(expected_squares.get(name, 0.0) for name in part.blocks)
+    return Hidden(squares, norms[part.name])
+
+
+def _alignment(steps: Sequence[Step], part: NormPart) -> float:
+    """By how much of their norms what is clipped off gradients adds up; reasoned.
+
+    Counts all point one way. Gradients point in as many directions as they have
+    coordinates, and near the optimum against each other: they add up to zero there. But
+    those that are clipped are no random sample: of few coefficients the surprising rows
+    lose most, and what is left makes them too large. The power is between that of
+    random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
+    """
+    sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
+    return sum(sizes[name] for name in part.blocks) ** -0.75
+
+
+def _clipped(
+    step: Step,
+    norms: Mapping[str, float],
+    is_one_vector: bool,
+) -> Step:
+    blocks, norm = bounded_blocks(
+        step.blocks,
+        norms,
+        relation=step.sampling.relation,
+        is_one_vector=is_one_vector,
+        parts=step.parts,
+    )
+    return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
+
+
+def _relative_noise(
+    steps: Sequence[Step],
+    part: NormPart,
+    parts: Sequence[NormPart],
+    is_one_vector: bool,
+) -> float:
+    """L2 norm of the noise in the average of a part's releases, over its norm."""
+    squares = []
+    for step in steps:
+        unit = {p.name: 1.0 for p in (*parts, *step.parts)}
+        names = {block.name for block in step.blocks}
+        if step.counted or not set(part.blocks) <= names:
+            continue
+        mechanism = _clipped(step, unit, is_one_vector).mechanism
+        square = sum(
+            block.num_coordinates * mechanism.block_noise_stddev(block.name) ** 2
+            for block in step.blocks
+            if block.name in part.blocks
+        )
+        squares.append(square / step.sampling.rate**2)
+    return math.sqrt(1.0 / sum(1.0 / square for square in squares))
