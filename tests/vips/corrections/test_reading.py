@@ -1,9 +1,12 @@
 """Released sums as a posterior, where the exact one is known."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
 from _repeated import (
@@ -121,3 +124,44 @@ def test_rows_without_places_have_nothing_to_say(made: EngineFit) -> None:
     sums, seen = reading_of(made).sums_of(state)
     assert seen is None
     assert sums.statistics is state.statistics
+
+
+def coefficients() -> tuple[Any, Any]:
+    a = numpyro.sample("a", dist.Normal(0.0, 5.0))
+    return a, numpyro.sample("w", dist.Normal(0.0, 5.0).expand([2]).to_event(1))
+
+
+def line(x: Any, y: Any) -> None:
+    a, w = coefficients()
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + w[0] * x, 1.0), obs=y)
+
+
+def parabola(x: Any, y: Any) -> None:
+    a, w = coefficients()
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a + w[0] * x + w[1] * x**2, 1.0), obs=y)
+
+
+def logistic(x: Any, y: Any) -> None:
+    a, w = coefficients()
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=a + w[0] * x), obs=y > 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "is_told"), [(line, True), (parabola, False), (logistic, False)]
+)
+def test_sums_tell_of_covariates_that_are_all_features_of_a_regression(
+    model: Callable[..., None], is_told: bool
+) -> None:
+    """Of x alone, if x is a feature: of x and its square noise hides how they go on."""
+    rng = np.random.default_rng(0)
+    x = (40.0 + 10.0 * rng.normal(size=200)).astype(np.float32)
+    made = EngineFit(model, (x, np.where(x > 40.0, 1.0, -1.0).astype(np.float32)))
+    state, reading = released(made, 1e-6), reading_of(made)
+    found = reading._covariates(state, state.statistics)
+    assert (found is not None) == is_told
+    if found is not None:
+        np.testing.assert_allclose(found.mean, x.mean(), rtol=1e-3)
+        np.testing.assert_allclose(np.abs(found.root), x.std(), rtol=1e-2)
