@@ -464,6 +464,20 @@ def test_features_of_groups_are_not_worth_a_matrix_of_many_groups(
     assert len(set(names)) == len(names) == 2
 
 
+def test_rows_of_two_groups_are_clipped_as_one() -> None:
+    """Scales and slopes of groups stand on labels of their own in what is released."""
+    age, y = rows_of(with_square)
+    rows = np.arange(ROWS) % 2, age, y
+    fit = EngineFit(functools.partial(with_groups, 2), rows)
+    assert fit.engine.program.features and len(fit.engine.together) == 2
+    fit.check_counted_norms(fit.start)
+    age[0] = 1e20
+    furthest = fit.furthest_neighbour(
+        fit.start, 1.0, {"g": rows[0], "age": age, "y": y}
+    )
+    assert 0.5 < furthest <= 1.0 + 1e-6
+
+
 def test_all_that_features_change_is_released_anew() -> None:
     fit = fit_of(separate)
     products = {s.name for s in fit.engine.statistics if len(s.atoms) > 1}
