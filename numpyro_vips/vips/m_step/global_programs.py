@@ -104,7 +104,8 @@ class GlobalPrograms:
           sums: The sums, and their noise.
           noise_read, are_held: See `m_step.update_globals`.
         """
-        stddev = dict(sums.noise_stddev)
+        # Of Python's numbers JAX would have a type of its own, and another program.
+        stddev = {name: np.asarray(of) for name, of in sums.noise_stddev.items()}
         if self._noise_by_entry:
             stddev = {
                 s.name: np.broadcast_to(stddev[s.name], s.block_shape)
