@@ -245,13 +245,11 @@ class Reading:
         self, state: VipsState, simulator: RowSimulator, bounds: Mapping[str, Bound]
     ) -> RowSimulation:
         """Rows that are asked as those of the last step were."""
+        regression = self._regression
 
         def means_of_latents(sums: Sums) -> NewMeans | None:
             there = Unclipped(dict(sums), state.noise_stddev)
-            means, regression = (
-                self._globals.means_of_latents(state, there),
-                self._regression,
-            )
+            means = self._globals.means_of_latents(state, there)
             if means is None or regression is None:
                 return means
             # Residuals of coefficients that noise has led astray would be as long as
