@@ -404,14 +404,17 @@ def _target(given: Given, integrated: Integrated, terms: Sequence[Term]) -> _Tar
     natural = natural_parameters(given.structure, factor, alone, {})
     size = factor.shape[-1]
     quadratic = natural["xx"].reshape(size, size)
-    return _Target(
-        linear=natural["x"].reshape(size),
-        quadratic=0.5 * (quadratic + quadratic.T),
-        logits=tuple(
-            _logits(given, factor, auxiliary, terms)
-            for auxiliary in integrated.auxiliaries
-        ),
+    quadratic = 0.5 * (quadratic + quadratic.T)
+    logits = tuple(
+        _logits(given, factor, auxiliary, terms) for auxiliary in integrated.auxiliaries
     )
+    # A latent whose density is masked in a row that does not use it, as where a value
+    # that is missing elsewhere has been seen, has no density. Any will do.
+    for i in range(size):
+        of_logits = jnp.stack([jnp.max(-one.quadratic[i, i]) for one in logits])
+        is_unused = (quadratic[i, i] == 0) & (of_logits.max() == 0)
+        quadratic = quadratic.at[i, i].add(jnp.where(is_unused, -0.5, 0.0))
+    return _Target(natural["x"].reshape(size), quadratic, logits)
 
 
 def _logits(

@@ -1,5 +1,6 @@
 """One or two latents of a row under logistic likelihoods, against SciPy's integrals."""
 
+import functools
 import itertools
 import math
 import warnings
@@ -413,3 +414,40 @@ def test_many_trials_do_not_hide_what_is_lost_in_single_precision() -> None:
         {"x": jnp.float32(-0.5 * psi**2)}, {"x": jnp.float32(change)}
     )
     assert 1e8 * float(found) == pytest.approx(wanted, abs=2e-2)
+
+
+def imputed(is_masked: bool, x: Any, seen: Any, y: Any) -> None:
+    """A covariate that is missing in some rows; in the others its latent is idle."""
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        with numpyro.handlers.mask(mask=(~seen if is_masked else True)):
+            missing = numpyro.sample("missing", dist.Normal(mean, 1.0))
+        with numpyro.handlers.mask(mask=seen):
+            numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+        logits = a + b * jnp.where(seen, x, missing)
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+@pytest.mark.thorough
+def test_a_latent_that_is_masked_where_it_is_idle_changes_nothing() -> None:
+    rng = np.random.default_rng(0)
+    whole = rng.normal(0.5, 1.0, 300)
+    y = (rng.random(300) < 1.0 / (1.0 + np.exp(0.5 - whole))).astype(np.int32)
+    seen = rng.random(300) < 0.7
+    x = np.where(seen, whole, 0.0).astype(np.float32)
+
+    def moments(is_masked: bool) -> np.ndarray:
+        vi = nv.PrivateVI(
+            nv.private(functools.partial(imputed, is_masked), unit="rows"),
+            budget=nv.PrivacyBudget(math.inf),
+            progress_bar=False,
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            result = vi.run(jax.random.key(0), x, seen, y)
+        found = result.posterior.moments()
+        return np.array([found[name].mean for name in ("a", "b", "mean")])
+
+    np.testing.assert_allclose(moments(True), moments(False), atol=2e-3)
