@@ -175,8 +175,8 @@ def _dataset(path: Path) -> "xarray.Dataset":
 
 
 def version() -> str:
-    """The version of this package, '"unknown"' in a checkout without installation."""
+    """The version of this package; "unknown" in a checkout that was never installed."""
     try:
         return metadata.version("numpyro_vips")
-    except metadata.PackageNotFoundError:  # A checkout that was never installed.
+    except metadata.PackageNotFoundError:
         return "unknown"

@@ -180,10 +180,10 @@ def diagnostics_of(
     if wild:
         text = _on_wild(wild, max(fluctuation.values()), num_steps, is_private)
         return found | {"warnings": [text]}
-    far = {k: v for k, v in (distance or {}).items() if not v <= LARGEST_DISTANCE}
+    distance = distance or {}
+    far = [k for k, v in distance.items() if not v <= LARGEST_DISTANCE]
     if far:
-        assert distance is not None
-        text = _on_far(list(far), max(distance.values()), num_steps)
+        text = _on_far(far, max(distance.values()), num_steps)
         return found | {"warnings": [text]}
     return found | {"converged": True, "warnings": []}
 

@@ -32,11 +32,10 @@ def initial_state(
     """
     program = on_globals.program
     structure = program.structure
-    statistics_of = structure.statistics
     moments, start, stddev = on_globals.start(rng_key)
     expected_natural = on_rows.expected_natural_of(moments)
     moments = in_double(moments)
-    statistics = {s.name: np.zeros(s.block_shape) for s in statistics_of}
+    statistics = {s.name: np.zeros(s.block_shape) for s in structure.statistics}
     for name, value in start.items():
         statistics[name] = np.asarray(value, dtype=np.float64)
     public = on_rows.public_sums(expected_natural)
@@ -59,7 +58,7 @@ def initial_state(
         statistics=statistics,
         noise_stddev={
             s.name: np.zeros(s.block_shape) if s.name in units else 0.0
-            for s in statistics_of
+            for s in structure.statistics
         },
         moments=moments,
         natural={},

@@ -254,8 +254,8 @@ class Reading:
                 return means
             # Residuals of coefficients that noise has led astray would be as long as
             # these are, and what clipping takes off them has no end.
-            known = self._globals.known_coefficients(state, there, regression)
-            return {name: known.get(name, mean) for name, mean in means.items()}
+            known = self._globals.known_coefficients(state, there, regression, means)
+            return {**means, **known}
 
         return RowSimulation(
             simulator,

@@ -23,6 +23,7 @@ from numpyro_vips.vips.program.feature_detection import (
 )
 from numpyro_vips.vips.program.features import Standardisation
 from numpyro_vips.vips.program.named_arrays import (
+    Means,
     MomentsByFactor,
     NewByStatistic,
     NewMeans,
@@ -177,6 +178,7 @@ class GlobalPrograms:
           gain: See `m_step.newton_targets`.
         """
         centre = self.centre_in(state, state.centre if about is None else about)
+        frames = self.frames_of(state)
         with jax.enable_x64(True):
             found = self._newton_targets(
                 sums.statistics,
@@ -184,9 +186,9 @@ class GlobalPrograms:
                 state.moments if moments is None else moments,
                 centre,
                 gain,
-                self.frames_of(state),
+                frames,
             )
-        targets, frames = as_targets(found), self.frames_of(state)
+        targets = as_targets(found)
         for name, silent in self.program.silent.items():
             if silent.shape[1]:
                 there = frames[name].directions_in(silent) if name in frames else silent
@@ -256,13 +258,9 @@ class GlobalPrograms:
         program, chosen = self.program, tuple(sorted(names & state.standards.keys()))
         if not chosen:
             return {}
-        with jax.enable_x64(True):
-            found = self._second_moments(
-                sums.statistics, sums.noise_stddev, state.moments, names=chosen
-            )
         standards = {}
-        for name, of_rows in found.items():
-            moments, noise_stddev = map(np.asarray, of_rows)
+        for name, of_rows in self._products(state, sums, chosen).items():
+            moments, noise_stddev = of_rows
             features, before = program.features[name], state.standards[name]
             standard = features.standardisation(
                 before,
@@ -314,17 +312,13 @@ class GlobalPrograms:
         frames = self.frames_of(state)
         if name not in frames:
             return place
-        with jax.enable_x64(True):
-            found = self._second_moments(
-                sums.statistics, sums.noise_stddev, state.moments, names=(name,)
-            )
-        products, noise_stddev = map(np.asarray, found[name])
+        products, noise_stddev = self._products(state, sums, (name,))[name]
         step = frames[name].place_in(place)
         known = known_part(step, products, noise_stddev, margin=margin)
         return frames[name].place_from(known)
 
     def known_coefficients(
-        self, state: VipsState, sums: Unclipped, name: str
+        self, state: VipsState, sums: Unclipped, name: str, means: Means
     ) -> NewMeans:
         """The means of a regression's coefficients by latent, as far as they are known.
 
@@ -332,14 +326,17 @@ class GlobalPrograms:
           state: About which points the sums were taken.
           sums: The sums, and their noise.
           name: The factor, with a single vector of coefficients.
+          means: Those of all globals, see `means_of_latents`.
         """
-        factor = self.program.structure.posterior_factors[name]
-        assert factor.layout is not None
-        mean = in_double(self.solve(state, sums, 1.0).moments)[name]["x"]
+        layout = self.program.structure.posterior_factors[name].layout
+        assert layout is not None
+        mean = np.zeros(layout.size)
+        for latent in layout.shapes:
+            mean[layout.span(latent)] = np.ravel(means[latent])
         place = self._known_place(state, sums, name, mean, _WELL_KNOWN)
         return {
-            latent: place[factor.layout.span(latent)].reshape(shape)
-            for latent, shape in factor.layout.shapes.items()
+            latent: place[layout.span(latent)].reshape(shape)
+            for latent, shape in layout.shapes.items()
         }
 
     def moments_of_features(
@@ -362,12 +359,8 @@ class GlobalPrograms:
         )
         if not of_row or not of_row > 0:
             return None
-        with jax.enable_x64(True):
-            found = self._second_moments(
-                sums.statistics, sums.noise_stddev, state.moments, names=(name,)
-            )
-        number = of_row * program.graph.arguments.public_num_rows
-        second = np.asarray(found[name][0]) / number
+        products, _ = self._products(state, sums, (name,))[name]
+        second = products / (of_row * program.graph.arguments.public_num_rows)
         places = [*features.places]
         moments = np.eye(len(places) + 1)
         if features.constant:
@@ -391,6 +384,22 @@ class GlobalPrograms:
         )
         num_rows = program.graph.arguments.public_num_rows
         return None if of_row is None else num_rows * of_row
+
+    def _products(
+        self, state: VipsState, sums: Unclipped, names: tuple[str, ...]
+    ) -> dict[str, tuple[Float64[np.ndarray, "..."], Float64[np.ndarray, "..."]]]:
+        """By factor, the products of what coordinates are multiplied by, and the noise.
+
+        See `m_step.second_moments`.
+        """
+        with jax.enable_x64(True):
+            found = self._second_moments(
+                sums.statistics, sums.noise_stddev, state.moments, names=names
+            )
+        return {
+            name: (np.asarray(products), np.asarray(noise_stddev))
+            for name, (products, noise_stddev) in found.items()
+        }
 
     @functools.cached_property
     def _second_moments(self) -> Any:

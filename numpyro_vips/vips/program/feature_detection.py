@@ -29,7 +29,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     range_of,
 )
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.program.expectations import moment_operands
 from numpyro_vips.vips.program.features import Features, Standardisation
@@ -240,10 +239,17 @@ def _may_be_standardised(
     def values(
         numbers: Numbers, place: Float64[np.ndarray, "*batch size"]
     ) -> Expectations:
-        at_place = {"x": place, "xx": place[..., None] * place[..., None, :]}
-        return _values(structure, terms, numbers, {**moments, name: at_place})
+        given = {**moments, name: _moments_at(place)}
+        return _values(structure, terms, numbers, given)
 
     return _agree(values(numbers, point), values(after, there))
+
+
+def _moments_at(
+    place: Float64[np.ndarray, "*batch size"],
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """Those of a Gaussian block that is a point."""
+    return {"x": place, "xx": place[..., None] * place[..., None, :]}
 
 
 def is_shifted_unseen(
@@ -270,12 +276,11 @@ def is_shifted_unseen(
         numbers = _random_numbers(own, rng)
         moments = _random_moments(structure, rng)
         place = rng.normal(size=shape)
-        values = []
-        for at in (place, place + direction):
-            square = at[..., None] * at[..., None, :]
-            given = {**moments, name: {"x": at, "xx": square}}
-            values.append(_values(structure, own, numbers, given))
-        if not _agree(*values):
+        before, after = (
+            _values(structure, own, numbers, {**moments, name: _moments_at(at)})
+            for at in (place, place + direction)
+        )
+        if not _agree(before, after):
             return False
     return True
 
@@ -328,20 +333,8 @@ def weight_of_intercepts(
     Returns:
       The coefficient of the square, over −1/2; None if rows differ.
     """
-    factor = structure.posterior_factors[name]
-    at_intercepts = np.zeros(factor.shape)
-    at_intercepts[..., list(features.constant)] = 1.0
-    own = {
-        "x": np.zeros(factor.shape),
-        "xx": at_intercepts[..., None] * np.eye(factor.shape[-1]),
-    }
-    squares = _squares(terms, factor)
-    rng, found = np.random.default_rng(2), []
-    for _ in range(_TRIALS):
-        numbers = _random_numbers(squares, rng)
-        given = {**_random_moments(structure, rng), **moments, name: own}
-        found.append(-2.0 * float(_values(structure, squares, numbers, given).sum()))
-    return found[0] if _are_alike(found) else None
+    tried = _squares_at(structure, name, features.constant, terms, moments)
+    return _if_alike([value for _, value in tried])
 
 
 def weight_of_features(
@@ -359,35 +352,54 @@ def weight_of_features(
     Returns:
       The weight of ψψᵀ in a row; None if rows differ.
     """
+    tried = _squares_at(structure, name, features.places, terms, moments)
+    return _if_alike(
+        [
+            value / sum(np.square(numbers[token]).sum() for token in features.tokens)
+            for numbers, value in tried
+        ]
+    )
+
+
+def _squares_at(
+    structure: Structure,
+    name: str,
+    places: Sequence[int],
+    terms: Sequence[Term],
+    moments: Mapping[str, AnyMoments],
+) -> Iterator[tuple[NewNumbers, float]]:
+    """The numbers of random rows, and what these multiply the squares of some
+    coordinates by, over −1/2.
+
+    Args:
+      structure, name, terms, moments: See `weight_of_intercepts`.
+      places: The coordinates, each of which has the square 1.
+    """
     factor = structure.posterior_factors[name]
-    at_features = np.zeros(factor.shape)
-    at_features[..., list(features.places)] = 1.0
+    at_places = np.zeros(factor.shape)
+    at_places[..., list(places)] = 1.0
     own = {
         "x": np.zeros(factor.shape),
-        "xx": at_features[..., None] * np.eye(factor.shape[-1]),
+        "xx": at_places[..., None] * np.eye(factor.shape[-1]),
     }
-    squares = _squares(terms, factor)
-    rng, found = np.random.default_rng(2), []
-    for _ in range(_TRIALS):
-        numbers = _random_numbers(squares, rng)
-        given = {**_random_moments(structure, rng), **moments, name: own}
-        value = -2.0 * float(_values(structure, squares, numbers, given).sum())
-        total = sum(np.square(numbers[token]).sum() for token in features.tokens)
-        found.append(value / float(total))
-    return found[0] if _are_alike(found) else None
-
-
-def _squares(terms: Sequence[Term], factor: PosteriorFactor) -> list[Term]:
-    """The terms that are of second degree in a factor."""
-    return [
+    squares = [
         term
         for term in terms
         if sum(atom.latent in factor.latents for atom in term.atoms) == 2
     ]
+    rng = np.random.default_rng(2)
+    for _ in range(_TRIALS):
+        numbers = _random_numbers(squares, rng)
+        given = {**_random_moments(structure, rng), **moments, name: own}
+        value = _values(structure, squares, numbers, given).sum()
+        yield numbers, -2.0 * float(value)
 
 
-def _are_alike(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= _TOLERANCE * max(map(abs, values))
+def _if_alike(values: Sequence[float]) -> float | None:
+    """The first of some numbers, if they are all the same up to rounding."""
+    if max(values) - min(values) > _TOLERANCE * max(map(abs, values)):
+        return None
+    return float(values[0])
 
 
 def _values(
