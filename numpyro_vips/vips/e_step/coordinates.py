@@ -115,7 +115,27 @@ class WholeFactor(Coordinate):
             natural = jax.tree.map(jnp.add, natural, others)
         if self.weight is not None:
             natural = divided_by_weight(natural, self.weight, factor.family)
+        if factor.layout is not None:
+            diagonal = jnp.diagonal(natural["xx"], axis1=-2, axis2=-1)
+            unit = jnp.eye(diagonal.shape[-1], dtype=diagonal.dtype)
+            idle = idle_quadratic(diagonal)[..., None] * unit
+            natural = {**natural, "xx": natural["xx"] + idle}
         return factor.family.moments(natural), natural
+
+
+def idle_quadratic(
+    diagonal: Float[Array, "*batch size"],
+) -> Float[Array, "*batch size"]:
+    """What makes a density of Gaussian coordinates of which a row says nothing at all.
+
+    A latent may be masked in a row that does not use it, as where a value that is
+    missing elsewhere has been seen. Any density will do: it must only be such that
+    nothing becomes infinite.
+
+    Args:
+      diagonal: Of the quadratic coefficients of a row's log density.
+    """
+    return jnp.where(diagonal == 0, -0.5, 0.0).astype(diagonal.dtype)
 
 
 def whole_factor(

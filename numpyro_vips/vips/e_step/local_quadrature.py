@@ -44,6 +44,7 @@ from numpyro_vips.vips.e_step.coordinates import (
     by_coupling,
     copies_array,
     divided_by_weight,
+    idle_quadratic,
     locals_of,
 )
 from numpyro_vips.vips.program.expectations import BESIDE, natural_parameters
@@ -408,12 +409,13 @@ def _target(given: Given, integrated: Integrated, terms: Sequence[Term]) -> _Tar
     logits = tuple(
         _logits(given, factor, auxiliary, terms) for auxiliary in integrated.auxiliaries
     )
-    # A latent whose density is masked in a row that does not use it, as where a value
-    # that is missing elsewhere has been seen, has no density. Any will do.
-    for i in range(size):
-        of_logits = jnp.stack([jnp.max(-one.quadratic[i, i]) for one in logits])
-        is_unused = (quadratic[i, i] == 0) & (of_logits.max() == 0)
-        quadratic = quadratic.at[i, i].add(jnp.where(is_unused, -0.5, 0.0))
+    diagonal = jnp.stack(
+        [
+            quadratic[i, i] + sum(one.quadratic[i, i].sum() for one in logits)
+            for i in range(size)
+        ]
+    )
+    quadratic += idle_quadratic(diagonal)[:, None] * jnp.eye(size, dtype=diagonal.dtype)
     return _Target(natural["x"].reshape(size), quadratic, logits)
 
 
