@@ -416,30 +416,28 @@ def test_many_trials_do_not_hide_what_is_lost_in_single_precision() -> None:
     assert 1e8 * float(found) == pytest.approx(wanted, abs=2e-2)
 
 
-def imputed(is_masked: bool, x: Any, seen: Any, y: Any) -> None:
+def completed(is_masked: bool, mean: Any, x: Any, seen: Any) -> Any:
     """A covariate that is missing in some rows; in the others its latent is idle."""
-    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
-    b = numpyro.sample("b", dist.Normal(0.0, 2.0))
-    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    with numpyro.handlers.mask(mask=(~seen if is_masked else True)):
+        missing = numpyro.sample("missing", dist.Normal(mean, 1.0))
+    with numpyro.handlers.mask(mask=seen):
+        numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
+    return jnp.where(seen, x, missing)
+
+
+def imputed(is_masked: bool, x: Any, seen: Any, y: Any) -> None:
+    a, b, mean = (numpyro.sample(n, dist.Normal(0.0, 2.0)) for n in ("a", "b", "mean"))
     with numpyro.plate("rows", len(y)):
-        with numpyro.handlers.mask(mask=(~seen if is_masked else True)):
-            missing = numpyro.sample("missing", dist.Normal(mean, 1.0))
-        with numpyro.handlers.mask(mask=seen):
-            numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
-        logits = a + b * jnp.where(seen, x, missing)
+        logits = a + b * completed(is_masked, mean, x, seen)
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
 def imputed_of_a_sum(is_masked: bool, x: Any, seen: Any, y: Any) -> None:
-    """The same under a Normal likelihood, which needs no quadrature."""
-    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
-    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0))
+    """Under a Normal likelihood, which needs no quadrature."""
+    a, mean = (numpyro.sample(n, dist.Normal(0.0, 2.0)) for n in ("a", "mean"))
     with numpyro.plate("rows", len(y)):
-        with numpyro.handlers.mask(mask=(~seen if is_masked else True)):
-            missing = numpyro.sample("missing", dist.Normal(mean, 1.0))
-        with numpyro.handlers.mask(mask=seen):
-            numpyro.sample("x", dist.Normal(mean, 1.0), obs=x)
-        numpyro.sample("y", dist.Normal(a + jnp.where(seen, x, missing), 1.0), obs=y)
+        whole = completed(is_masked, mean, x, seen)
+        numpyro.sample("y", dist.Normal(a + whole, 1.0), obs=y)
 
 
 @pytest.mark.thorough
