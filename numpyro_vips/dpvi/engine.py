@@ -60,6 +60,7 @@ from numpyro_vips.dpvi.iterates import (
     with_drift,
 )
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
+from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions
@@ -86,6 +87,8 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
+# After this part of them they become shorter, down to this factor.
+SLOWING_AFTER, SHORTEST_STEP = 0.5, 0.2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
 _NOT_NOISE_AWARE = (
@@ -186,6 +189,7 @@ class DpviEngine:
             has_own_optimizer=optimizer is not None,
             takes_newton_steps=takes_newton_steps,
             num_waiting=math.floor(WAITING * (num_steps or DEFAULT_STEPS)),
+            num_approaching=math.ceil(APPROACH * (num_steps or DEFAULT_STEPS)),
         )
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program
@@ -291,15 +295,20 @@ class DpviEngine:
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> tuple[float, ...]:
-        """Factors on the learning rate, all alike.
+        """Factors on the learning rate.
 
         Under noise all steps together should go a fixed distance: the noise of a step
         grows like the root of the number of steps, so that with more steps each is
-        shorter. An optimiser of the caller's own goes as far as it says.
+        shorter. The last ones become shorter and shorter, so that noise does not lead
+        them to where the density is no parabola: a scale that is too small by a third
+        doubles all gradients. An optimiser of the caller's own goes as far as it says.
         """
         if not is_private or self.program.options.has_own_optimizer:
             return (1.0,) * num_steps
-        return (min(LONGEST_STEP, DEFAULT_STEPS / num_steps),) * num_steps
+        longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
+        part = np.arange(num_steps) / num_steps
+        slowing = np.interp(part, (SLOWING_AFTER, 1.0), (1.0, SHORTEST_STEP))
+        return tuple((longest * slowing).tolist())
 
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool

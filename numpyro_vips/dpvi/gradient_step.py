@@ -26,7 +26,9 @@ def stepped(
 
     Args:
       compiled: The model.
-      optimizer: For the negative ELBO, divided by the public number of rows.
+      optimizer: For the negative ELBO, divided by the public number of rows; or, where
+        it is the package's own, by the standard deviation of the gradient's noise, if
+        there is any.
       state: That before the step.
       draws: The step's ε.
       released: Noisy estimates of the sums over all rows.
@@ -34,11 +36,15 @@ def stepped(
       noise_variance: Of the noise in the gradient in the globals.
     """
     program = compiled.program
-    num_rows = program.graph.arguments.public_num_rows
+    unit = program.graph.arguments.public_num_rows
+    if not program.options.has_own_optimizer:
+        # The optimiser's averages go back over many steps. With another clipping norm
+        # gradients are of another size, but not so in units of their noise.
+        unit = jnp.where(noise_variance > 0, jnp.sqrt(noise_variance), unit)
     gradient = elbo_gradient(compiled, state.variational, draws, released)
     # Noise may have led where the prior overflows: such coordinates stay put.
     loss_gradient = jax.tree.map(
-        lambda g: _squarable(jnp.where(jnp.isfinite(g), -g / num_rows, 0.0)), gradient
+        lambda g: _squarable(jnp.where(jnp.isfinite(g), -g / unit, 0.0)), gradient
     )
     params: Any = state.variational  # optax's types know no named tuples.
     updates, optimizer_state = optimizer.update(
@@ -70,7 +76,13 @@ def stepped(
     score = state.score
     if score is not None:
         z = program.value(state.variational, draws[0])
-        score = score.after(step, released["loc"], z, noise_variance)
+        score = score.after(
+            step,
+            released["loc"],
+            z,
+            noise_variance,
+            approach=program.options.num_approaching,
+        )
     return DpviState(
         variational, average, optimizer_state, state.key, step, score=score
     )

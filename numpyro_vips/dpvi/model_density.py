@@ -28,6 +28,7 @@ _OPTIONS = ProgramOptions(
     has_own_optimizer=False,
     takes_newton_steps=True,
     num_waiting=0,
+    num_approaching=0,
 )
 
 

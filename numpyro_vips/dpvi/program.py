@@ -47,6 +47,7 @@ class ProgramOptions:
       has_own_optimizer: Whether the caller gave the optimiser.
       takes_newton_steps: Whether the fit is without noise, by Newton's method.
       num_waiting: How many steps, the first ones, late globals wait.
+      num_approaching: How many of them are on the way to where the others are.
     """
 
     num_particles: int
@@ -56,6 +57,7 @@ class ProgramOptions:
     has_own_optimizer: bool
     takes_newton_steps: bool
     num_waiting: int
+    num_approaching: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

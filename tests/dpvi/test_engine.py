@@ -488,6 +488,38 @@ def test_steps_reach_as_far_as_the_prior(scale, reach):
     assert 0.7 < abs(step.item()) * site.unit / (0.2 * reach) < 1.5
 
 
+def test_the_last_private_steps_become_shorter():
+    engine = engine_for(logistic, *binary_data())
+    sizes = engine.step_sizes(100, is_private=True, is_full=True)
+    assert sizes[:50] == (2.0,) * 50
+    assert np.all(np.diff(sizes[50:]) < 0)
+    assert sizes[-1] == pytest.approx(2.0 * (0.2 + 0.8 * 0.02))
+    assert engine.step_sizes(100, is_private=False, is_full=True) == (1.0,) * 100
+    own = engine_for(logistic, *binary_data(), optimizer=optax.sgd(1.0))
+    assert own.step_sizes(100, is_private=True, is_full=True) == (1.0,) * 100
+
+
+def test_steps_are_the_same_in_all_units_of_the_noise():
+    """Ten times the clipping norm is ten times the gradient, and its noise."""
+
+    def wide(X: Any, y: Any = None):
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1e6).expand([3]).to_event(1))
+        with numpyro.plate("rows", X.shape[0]):
+            numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+    rows = np.ones((50, 3), np.float32), np.ones(50, np.float32)
+    engine = engine_for(private(wide, unit="rows"), *rows)
+
+    def places(factor: float) -> Any:
+        state = engine.initial_state(KEY)
+        for unit in (1.0, factor):
+            gradient = unit * np.array([1e3, -2e3, 5e2])
+            state = engine.update(state, {"loc": gradient}, {"loc": 30.0 * unit}, 1.0)
+        return state.variational.guide["loc"]
+
+    np.testing.assert_allclose(places(10.0), places(1.0), rtol=1e-4)
+
+
 @pytest.mark.thorough
 def test_averaging_weights_later_iterates_more():
     X, y = binary_data(20)

@@ -12,7 +12,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Float, Float64, Int
 
 from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
@@ -29,6 +29,10 @@ from numpyro_vips.vips.m_step.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
 MOST_INFORMED = 128
+# Which part of the steps is on the way to where the others are. Their places are far
+# from those of the others, where the score is not linear, and rows are clipped at other
+# norms there: the last histogram of norms comes after this part, too.
+APPROACH = 0.5
 # Points at which the prior is looked at together.
 _POINTS = 64
 
@@ -42,10 +46,12 @@ class RunningScore(NamedTuple):
 
     def after(
         self,
-        step: Any,
+        step: Int[Array, ""],
         gradient: Float[Array, " read"],
         place: Float[Array, " size"],
         variance: Any,
+        *,
+        approach: int,
     ) -> "RunningScore":
         """The averages with step 1, 2, ... among them, at weights close to t^POWER.
 
@@ -54,8 +60,10 @@ class RunningScore(NamedTuple):
           gradient: What it released.
           place: Where.
           variance: Of the noise in an entry of `gradient`.
+          approach: How many steps are on their way. The averages begin anew after them.
         """
-        weight = (POWER + 1.0) / (POWER + jnp.asarray(step, self.variance.dtype))
+        number = jnp.where(step > approach, step - approach, step)
+        weight = (POWER + 1.0) / (POWER + number.astype(self.variance.dtype))
         return RunningScore(
             self.gradient + weight * (gradient - self.gradient),
             self.place + weight * (place - self.place),

@@ -40,9 +40,9 @@ from numpyro_vips.vips.m_step.noisy_information import (
     share_known,
 )
 
-# Power of t with which the scores of steps count. The first places are far from the
-# last, where the score is not linear.
-POWER = 2.0
+# Power of t with which the scores of steps count, once the iterates have arrived; see
+# `noise_aware.APPROACH`.
+POWER = 0.5
 _POINTS = 64
 _CURVATURE_POINTS = 512
 _MOST_STEPS = 40
