@@ -283,6 +283,10 @@ _WRAPPERS: Mapping[type, str] = {
     dist.MixtureGeneral: "the same with components of different kinds",
     ZeroInflatedProbs: "a Beta or constant gate; a Categorical variable says "
     "which zeros are from it",
+    dist.FoldedDistribution: "the positive half of a Normal, StudentT, Cauchy or "
+    "Laplace about zero",
+    dist.LeftTruncatedDistribution: "the same, as `TruncatedNormal(0, s, low=0)` "
+    "writes it",
     dist.Unit: "`numpyro.factor` with any form, or with a logsumexp over one axis; "
     "then a Categorical variable says which term counts",
     dist.ImproperUniform: "a flat prior of a global; the rest of the model names its "

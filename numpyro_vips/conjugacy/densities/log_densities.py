@@ -62,6 +62,7 @@ class Augment(Protocol):
 class Component(Protocol):
     """A distribution inside another, such as a mixture's."""
 
+    kind: type[dist.Distribution]
     parameters: Mapping[str, Value]
     event_dim: int
 
@@ -100,7 +101,7 @@ def require_constant(form: Form, what: str) -> None:
         raise NotInAlgebra(f"{what} of {names_of(form.latents)}")
 
 
-def _public_number(form: Form) -> float | None:
+def public_number(form: Form) -> float | None:
     """The public number that a form is everywhere, if it is one."""
     if not form.is_constant:
         return None
@@ -348,7 +349,7 @@ def pareto(x: Form, scale: Value, alpha: Value, *, augment: Augment) -> Form:
 def weibull(x: Form, scale: Value, concentration: Value, *, augment: Augment) -> Form:
     k = as_form(concentration)
     require_constant(k, "the concentration of a Weibull as a function")
-    shape = _public_number(k)
+    shape = public_number(k)
     if shape is None:
         raise NotInAlgebra("a concentration of a Weibull that is not one public number")
     rate = elementwise.power(as_form(scale), -shape)
@@ -412,9 +413,9 @@ def beta(
     x: Form, concentration1: Value, concentration0: Value, *, augment: Augment
 ) -> Form:
     a, b = as_form(concentration1), as_form(concentration0)
-    if _public_number(a) == 1:  # Γ(b + 1) / Γ(b) is b, which may be latent.
+    if public_number(a) == 1:  # Γ(b + 1) / Γ(b) is b, which may be latent.
         normalizer = elementwise.log(b)
-    elif _public_number(b) == 1:
+    elif public_number(b) == 1:
         normalizer = elementwise.log(a)
     else:
         normalizer = log_gamma(a + b) - log_gamma(a) - log_gamma(b)

@@ -11,12 +11,16 @@ import numpyro.distributions as dist
 
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import NotInAlgebra
 from numpyro_vips.conjugacy.densities.log_densities import (
+    REGISTRY,
     Augment,
+    Component,
     gamma,
     inverse_gamma,
     log_density,
     normal_with_precision,
+    public_number,
     require_constant,
 )
 from numpyro_vips.conjugacy.interpreter.values import Value, as_form
@@ -131,3 +135,29 @@ def half_cauchy(x: Form, scale: Value, *, augment: Augment, **_: Value) -> Form:
     # The density of x rather than of x².
     jacobian = log_x + math.log(2.0)
     return of_square + jacobian + inverse_gamma(mixing, half, rate, augment=augment)
+
+
+@log_density(dist.FoldedDistribution, dist.LeftTruncatedDistribution)
+def half(
+    x: Form,
+    base_dist: Component,
+    low: Value | None = None,
+    *,
+    augment: Augment,
+    **_: Value,
+) -> Form:
+    """The positive half of a density that is symmetric about zero.
+
+    Raises:
+      NotInAlgebra: It is another density, or is cut or folded elsewhere.
+    """
+    kind, parameters = base_dist.kind, base_dist.parameters
+    if kind not in _SYMMETRIC:
+        raise NotInAlgebra(f"a half of a {kind.__name__}")
+    places = [parameters["loc"]] if low is None else [parameters["loc"], low]
+    if any(public_number(as_form(place)) != 0 for place in places):
+        raise NotInAlgebra(f"a half of a {kind.__name__} that is not about zero")
+    return REGISTRY[kind](x, **parameters, augment=augment) + math.log(2.0)
+
+
+_SYMMETRIC = (dist.Normal, dist.StudentT, dist.Cauchy, dist.Laplace)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import jax.core
+import numpy as np
 from numpyro.distributions import constraints
 
 from numpyro_vips.conjugacy.families.family import Interval
@@ -55,7 +56,16 @@ def same_support(support: Any, known: Any) -> bool:
         return support is known or (
             is_interval and not _is_traced(bounds) and bounds == (0.0, 1.0)
         )
+    if known is constraints.nonnegative and isinstance(support, _FROM_A_NUMBER_ON):
+        lower = support.lower_bound  # type: ignore[attr-defined]
+        return not _is_traced((lower,)) and bool(np.all(np.asarray(lower) == 0))
     return support is known or type(support) is type(known)
+
+
+_FROM_A_NUMBER_ON = (
+    type(constraints.greater_than(0.0)),
+    type(constraints.greater_than_eq(0.0)),
+)
 
 
 def _is_traced(values: Any) -> bool:

@@ -473,6 +473,7 @@ class _Component:
     ) -> None:
         self._latents = latents
         self._distributed = distributed
+        self.kind = distributed.kind
         self.parameters = parameters
         self.event_dim = distributed.event_dim + distributed.reinterpreted
 

@@ -7,6 +7,7 @@ import jax
 from numpyro_vips import _validate
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.structure.level_means import LevelMeans, level_means
+from numpyro_vips.conjugacy.structure.linear_priors import with_linear_priors_mixed
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
@@ -128,9 +129,11 @@ def interpreted(
     means = level_means(found[0], lambda means: written(means)[0])
     if means:
         found = written(means)
+    log_joint, row_constants = found
     return program_of(
         graph,
-        *found,
+        with_linear_priors_mixed(log_joint),
+        row_constants,
         overrides=overrides,
         dense=dense,
         level_means=means,

@@ -153,7 +153,7 @@ class GlobalPrograms:
         """The means of the globals, for other sums; None if they have none."""
         natural = self.natural_of(state, sums, noise_read)
         moments = self.posterior_of(natural).moments()
-        found = {name: of_site.mean for name, of_site in moments.items()}
+        found = {name: np.asarray(of_site.mean) for name, of_site in moments.items()}
         finite = all(np.isfinite(mean).all() for mean in found.values())
         return found if finite else None
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro.distributions as dist
 import pytest
 from _densities import Density
-from scipy import special
+from _scales import assert_posterior_is_that_of_a_grid, noise_about_zero
+from scipy import special, stats
 
+import numpyro_vips as nv
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.conjugacy.algebra.terms import NotInAlgebra
 
@@ -96,3 +99,37 @@ def test_a_shape_that_is_a_latent_is_refused(
 ) -> None:
     with pytest.raises(NotInAlgebra, match=reason):
         Density.of(kind, 0.5, **parameters)
+
+
+# Halves of densities about zero, NumPyro's and SciPy's.
+HALVES = {
+    "Normal": (dist.TruncatedNormal(0.0, 2.0, low=0.0), stats.halfnorm(scale=2.0)),
+    "Cauchy": (dist.TruncatedCauchy(0.0, 2.0, low=0.0), stats.halfcauchy(scale=2.0)),
+    "StudentT": (
+        dist.FoldedDistribution(dist.StudentT(3.0, 0.0, 2.0)),
+        stats.t(3.0, scale=2.0),
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", HALVES)
+def test_half_a_density_is_a_prior_of_a_scale(name: str):
+    with jax.enable_x64(False):
+        assert_posterior_is_that_of_a_grid(*HALVES[name])
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        dist.TruncatedNormal(1.0, 1.0, low=0.0),
+        dist.TruncatedNormal(0.0, 1.0, low=0.5),
+        dist.FoldedDistribution(dist.Logistic(0.0, 1.0)),
+    ],
+    ids=["about one", "from a half on", "another density"],
+)
+def test_what_is_no_half_about_zero_is_not_in_the_algebra(prior: Any):
+    budget = nv.PrivacyBudget(epsilon=1.0, delta=1e-5)
+    vi = nv.PrivateVI(noise_about_zero(prior), budget=budget, engine="vips")
+    with jax.enable_x64(False), pytest.raises(nv.NotConjugateError, match=r"a half"):
+        vi.explain(np.ones(50, np.float32))
