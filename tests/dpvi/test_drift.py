@@ -83,7 +83,9 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
         (9.0, 1.0, 1.0, None),
         (11.0, 1.0, 1.0, "went to and fro"),
         (3.0, 2.0, 3.0, "still drifted"),  # Not near it.
-        (1.0, 0.5, 3.0, "still drifted"),  # Nothing drives them but their way.
+        (1.0, 0.5, 3.0, None),  # The way is as short as intervals are.
+        (1.5, 0.5, 3.5, "still drifted"),  # Nothing drives them but their way.
+        (1.0, 2.0, 3.0, "still drifted"),
         (3.0, 3.5, 1.0, "average of the iterates"),
         (3.0, 0.5, math.inf, "not finite"),
         (3.0, 0.5, math.nan, "not finite"),
@@ -110,12 +112,13 @@ def test_a_posterior_made_of_scores_is_not_where_iterates_wander(
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("num_steps", "num_rows"),
-    [pytest.param(25, 20_000, marks=pytest.mark.slow), (200, 500)],
+    [pytest.param(25, 20_000, marks=pytest.mark.slow), (10, 2_000), (200, 500)],
 )
 def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows):
     """Far from the prior's centre after few steps, or driven about by noise.
 
-    An interval may be wide enough for that; where it is not, the fit says so.
+    An interval may be wide enough for that; where it is not, the fit says so. After ten
+    steps means are up to seven of their deviations from the truth.
     """
     rng = np.random.default_rng(0)
     X = rng.normal(size=(num_rows, 3))
@@ -128,7 +131,6 @@ def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows)
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
-    said = []
     for seed in range(3):
         vi = nv.PrivateVI(
             logistic,
@@ -144,9 +146,6 @@ def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows)
         draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["w"]
         error = np.max(abs(np.mean(draws, axis=0) - w) / np.std(draws, axis=0))
         diagnostics = result.diagnostics
-        said.append(
-            not diagnostics["converged"]
-            and any("'w'" in text for text in diagnostics["warnings"])
-        )
-        assert said[-1] or error < 3.0
-    assert any(said)
+        says_so = not diagnostics["converged"] and diagnostics["warnings"]
+        assert says_so or error < 3.0
+        assert says_so or num_steps > 10
