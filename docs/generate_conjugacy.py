@@ -237,7 +237,8 @@ def _probe(
     if place == "value" and kind in _NUM_STATES:
         family = families.Categorical(2) if used <= {"is"} else None
     else:
-        family = families.find_family(support, used)
+        of_rows = () if place == "value" else used
+        family = families.find_family(support, used, of_rows)
     if family is None or not (used or place == "value"):
         return None
     introduced = {one.family or "" for one in added}

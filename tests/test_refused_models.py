@@ -237,23 +237,18 @@ def squared_rate(y: Any) -> None:
 
 
 @not_conjugate(counts, "'rate'")
+def squared_rate_with_half_normal_prior(y: Any) -> None:
+    observe(dist.Poisson(numpyro.sample("rate", dist.HalfNormal(2.0)) ** 2), y)
+
+
+@not_conjugate(counts, "'rate'")
 def rate_with_lognormal_prior(y: Any) -> None:
     observe(dist.Poisson(numpyro.sample("rate", dist.LogNormal(0.0, 1.0))), y)
 
 
 @not_conjugate(numbers, "'sd'")
-def noise_with_gamma_sd(y: Any) -> None:
-    observe(dist.Normal(0.0, numpyro.sample("sd", dist.Gamma(2.0, 1.0))), y)
-
-
-@not_conjugate(numbers, "'sd'")
 def noise_with_uniform_sd(y: Any) -> None:
     observe(dist.Normal(0.0, numpyro.sample("sd", dist.Uniform(0.0, 10.0))), y)
-
-
-@not_conjugate(numbers, "'sd'")
-def noise_with_inverse_gamma_sd(y: Any) -> None:
-    observe(dist.Normal(0.0, numpyro.sample("sd", dist.InverseGamma(2.0, 1.0))), y)
 
 
 @not_conjugate(numbers, "'a'")
@@ -350,11 +345,6 @@ def latent_dispersion(y: Any) -> None:
 @not_conjugate(count_regression, "'w'")
 def zero_inflated_regression(X: Any, y: Any) -> None:
     observe(dist.ZeroInflatedPoisson(0.3, jnp.exp(X @ weights_of(X))), y)
-
-
-@not_conjugate(waits, "'y'")
-def weibull(y: Any) -> None:
-    observe(dist.Weibull(numpyro.sample("s", dist.Gamma(2.0, 1.0)), 2.0), y)
 
 
 @not_conjugate(letters, "'w'")

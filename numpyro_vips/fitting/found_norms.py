@@ -16,9 +16,6 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
 )
 from numpyro_vips.fitting.step import Step
 
-# See `_alignment`.
-_POWER, _POWER_OF_NUMBERS = 0.75, 0.25
-
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors say; see `prior_norms`.
 NormsOfPriors = Callable[
@@ -77,7 +74,7 @@ def found_norms(
             noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
             relative_noise=_relative_noise(later, part, parts, is_one_vector),
             num_rows=num_rows,
-            alignment=_alignment(later, part, is_one_vector=is_one_vector),
+            alignment=_alignment(later, part) if part.is_balanced else 1.0,
             # About other points norms are others.
             is_known=part.name in norms and not histogram.recentres,
             reference=reference,
@@ -159,26 +156,17 @@ def _hidden(
     return Hidden(squares, norms[part.name])
 
 
-def _alignment(steps: Sequence[Step], part: NormPart, *, is_one_vector: bool) -> float:
-    """By how much of their norms what is clipped off rows adds up; reasoned.
+def _alignment(steps: Sequence[Step], part: NormPart) -> float:
+    """By how much of their norms what is clipped off gradients adds up; reasoned.
 
-    Counts all point one way. Residuals and gradients of labels point in as many
-    directions as they have coordinates, and near the optimum against each other: they
-    add up to zero there. But those that are clipped are no random sample: of few
-    coefficients the surprising rows lose most, and what is left makes them too large.
-    The power is between that of random directions, 1/2, and 1, and was tried with 3 to
-    109 coordinates.
-
-    The gradients of numbers and counts have directions in which surprising rows all
-    point one way: that of a scale or a dispersion, or of a logarithm of a rate. Most of
-    what is clipped off is in these. That power was tried with ten regressions of 3 to
-    5 coordinates.
+    Counts all point one way. Gradients point in as many directions as they have
+    coordinates, and near the optimum against each other: they add up to zero there. But
+    those that are clipped are no random sample: of few coefficients the surprising rows
+    lose most, and what is left makes them too large. The power is between that of
+    random directions, 1/2, and 1, and was tried with 3 to 109 coordinates.
     """
-    if not part.is_balanced:
-        return 1.0
     sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
-    power = _POWER_OF_NUMBERS if is_one_vector and not part.is_lasting else _POWER
-    return sum(sizes[name] for name in part.blocks) ** -power
+    return sum(sizes[name] for name in part.blocks) ** -0.75
 
 
 def _clipped(

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, planned
 
-from numpyro_vips.fitting.found_norms import (
-    FoundNorms,
-    _alignment,
-    clipped_to,
-    found_norms,
-)
+from numpyro_vips.fitting.found_norms import FoundNorms, clipped_to, found_norms
 from numpyro_vips.fitting.progress import Progress
 
 
@@ -142,19 +137,3 @@ def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
         assert expected in bounds
         _, norms, _ = after_counts(steps, 0, empty, {part.name: 0.5}, of_priors)
         assert norms == {part.name: 0.5}
-
-
-def test_what_is_clipped_off_numbers_adds_up_more_than_off_labels():
-    """So of the same histogram the norm of gradients of numbers is larger."""
-    steps = planned((), (MATRIX,), NORMS, SETTINGS, is_fixed=False)
-    (part,) = steps[0].counted
-
-    def alignment(*, is_one_vector: bool, **kind: bool) -> float:
-        mine = dataclasses.replace(part, **kind)
-        return _alignment(steps[1:], mine, is_one_vector=is_one_vector)
-
-    assert alignment(is_one_vector=False) == 1.0
-    of_numbers = alignment(is_one_vector=True, is_balanced=True)
-    of_labels = alignment(is_one_vector=True, is_balanced=True, is_lasting=True)
-    assert 1.0 > of_numbers > of_labels
-    assert of_labels == alignment(is_one_vector=False, is_balanced=True)

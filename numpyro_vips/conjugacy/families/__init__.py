@@ -4,6 +4,7 @@ A family is registered by its line in the table `FAMILIES` below, with its suppo
 Open `family.py` first: what every family has to know.
 """
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from numpyro.distributions import constraints
@@ -63,11 +64,24 @@ def family_named(name: str, num_states: int | None = None) -> Family:
     return next(family for family in families if family.name == name)
 
 
-def find_family(support: Any, statistics: set[str]) -> Family | None:
-    """The family with this support in which all of these statistics occur."""
+def find_family(
+    support: Any, statistics: Collection[str], of_rows: Collection[str] = ()
+) -> Family | None:
+    """The family with this support in which all of these statistics occur.
+
+    Args:
+      support: The latent's.
+      statistics: Those in which it occurs.
+      of_rows: Those of them that rows bring.
+    """
     support = base_support(support)
     for match in FAMILIES:
         fits = any(same_support(support, known) for known in match.supports)
-        if fits and statistics <= set(match.family.statistics):
-            return match.family
+        family = match.family
+        if (
+            fits
+            and set(statistics) <= set(family.statistics)
+            and not set(of_rows) & set(family.of_priors)
+        ):
+            return family
     return None

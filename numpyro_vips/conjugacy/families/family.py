@@ -65,6 +65,8 @@ class Family(abc.ABC):
         Sensitivities rest on it, so it holds of what `moments` returns for any natural
         parameters, also for those that no member has: an expected square of large
         numbers may come out negative. What is not a number counts as nothing.
+      of_priors: Statistics that priors may bring, and rows may not: what noise leaves
+        of them is not read.
       is_gaussian: Several latents of this family may share one block.
       has_covariances: The coordinates of such a block may be correlated, so that the
         family holds whatever coordinates they are given in.
@@ -79,6 +81,7 @@ class Family(abc.ABC):
     is_tangent: ClassVar[bool] = False
     bounds_logits: ClassVar[bool] = False
     moment_range: ClassVar[Interval] = (-math.inf, math.inf)
+    of_priors: ClassVar[tuple[str, ...]] = ()
     is_gaussian: ClassVar[bool] = False
     has_covariances: ClassVar[bool] = False
 

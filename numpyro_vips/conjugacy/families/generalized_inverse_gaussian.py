@@ -596,4 +596,5 @@ class RootGeneralizedInverseGaussian(_Root):
     name = "RootGeneralizedInverseGaussian"
     statistics = ("x^2", "x^-2", "log")
     nonnegative = ("x^2", "x^-2")
+    of_priors = ("x^2",)
     _square: ClassVar[Family] = GeneralizedInverseGaussian()

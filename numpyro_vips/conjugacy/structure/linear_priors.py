@@ -13,7 +13,7 @@ density of x, it is the same in 1/x. Given x the bound is exact.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,8 @@ def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
     terms are not a prior's own or would not be a mixture's.
     """
     for latent in tuple(log_joint.latents.values()):
-        used = _statistics(log_joint, latent)
+        used = _statistics(log_joint.densities, latent)
+        of_rows = _statistics([d for d in log_joint.densities if d.is_row], latent)
         linear = used & _SQUARES.keys()
         squared = used - linear | {_SQUARES[s] for s in linear}
         if (
@@ -44,8 +45,8 @@ def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
             or latent.family is not None
             or latent.states is not None
             or not linear
-            or find_family(latent.support, used) is not None
-            or find_family(latent.support, squared) is None
+            or find_family(latent.support, used, of_rows) is not None
+            or find_family(latent.support, squared, of_rows) is None
         ):
             continue
         for statistic in sorted(linear):
@@ -53,11 +54,11 @@ def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
     return log_joint
 
 
-def _statistics(log_joint: LogJoint, latent: Latent) -> set[str]:
+def _statistics(densities: Iterable[SiteLogDensity], latent: Latent) -> set[str]:
     """The functions of a latent that occur."""
     return {
         statistic_name(atom)
-        for density in log_joint.densities
+        for density in densities
         for term in density.form.terms
         for atom in term.atoms
         if atom.latent == latent.name

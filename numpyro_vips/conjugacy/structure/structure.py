@@ -101,8 +101,10 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
         for term in normal_terms(density.form.terms, latents)
     ]
     uses = _uses(site_terms, latents)
+    of_rows = _uses([found for found in site_terms if found.is_row], latents)
     families = {
-        name: _family_of(latent, set(uses[name])) for name, latent in latents.items()
+        name: _family_of(latent, set(uses[name]), set(of_rows[name]))
+        for name, latent in latents.items()
     }
     chosen = {name: family for name, family in families.items() if family is not None}
     if len(chosen) < len(latents):
@@ -269,10 +271,11 @@ def _uses(terms: Sequence[SiteTerm], latents: Latents) -> Mapping[str, _Uses]:
     return found
 
 
-def _family_of(latent: Latent, used: set[str]) -> Family | None:
+def _family_of(latent: Latent, used: set[str], of_rows: set[str]) -> Family | None:
+    """The family of a latent in these statistics, some of which rows bring."""
     family = known_family(latent)
     if family is None:
-        return find_family(latent.support, used)
+        return find_family(latent.support, used, of_rows)
     return family if used <= set(family.statistics) else None
 
 

@@ -32,6 +32,13 @@ def groups(group: Any, y: Any) -> None:
 
 
 @nv.private(unit="people")
+def durations(y: Any) -> None:
+    scale: Any = numpyro.sample("scale", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Weibull(scale, 2.0), obs=y)
+
+
+@nv.private(unit="people")
 def unknown_rate(y: Any) -> None:
     rate: Any = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
     sd: Any = numpyro.sample("sd", dist.Exponential(rate))
@@ -103,6 +110,15 @@ def test_a_private_fit_finds_the_scale():
         warnings.simplefilter("error", UserWarning)
         draws = np.asarray(vi.run(KEY, y).sample_posterior(KEY, (1000,))["sd"])
     assert abs(draws.mean() - 0.8) < 4.0 * draws.std() < 0.2
+
+
+def test_a_scale_of_durations_has_a_family_too():
+    rng = np.random.default_rng(0)
+    y = stats.weibull_min(2.0, scale=3.0).rvs(4_000, random_state=rng)
+    result = fitted(durations, y.astype(np.float32))
+    assert result.engine == "vips"
+    draws = np.asarray(result.sample_posterior(KEY, (1000,))["scale"])
+    assert abs(draws.mean() - 3.0) < 3.0 * draws.std() < 0.2
 
 
 @pytest.mark.parametrize("model", [unknown_rate, masked_prior])
