@@ -100,6 +100,30 @@ def raw_columns(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
+def textbook(n: int, X: Any, y: Any = None) -> None:
+    """With the priors of McElreath's book."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 0.5).expand([3]).to_event(1))
+    sigma = numpyro.sample("sigma", dist.Exponential(1.0))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(a + X @ b, sigma), obs=y)
+
+
+def unequal_noise(n: int, X: Any, y: Any = None) -> None:
+    """The logarithm of the noise's scale has a regression of its own."""
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    v = numpyro.sample("v", dist.Normal(0.0, 0.3).expand([3]).to_event(1))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Normal(X @ w, jnp.exp(X @ v)), obs=y)
+
+
+def lifetimes(n: int, X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 0.5).expand([3]).to_event(1))
+    shape = numpyro.sample("shape", dist.LogNormal(0.5, 0.3))
+    with numpyro.plate("rows", n):
+        numpyro.sample("y", dist.Weibull(jnp.exp(X @ w), shape), obs=y)
+
+
 def robust(n: int, X: Any, y: Any = None) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
     scale = numpyro.sample("scale", dist.HalfNormal(1.0))
@@ -279,6 +303,9 @@ CASES = {
     "logistic, groups": Case(logistic_groups, with_groups),
     "probit": Case(probit, standardised),
     "zero-inflated": Case(zero_inflated, standardised),
+    "regression, Exponential scale": Case(textbook, standardised),
+    "regression, unequal noise": Case(unequal_noise, standardised),
+    "Weibull regression": Case(lifetimes, standardised),
     "robust regression": Case(robust, standardised),
     "ordinal": Case(ordinal, standardised),
     "misreported answers": Case(misreported, none),

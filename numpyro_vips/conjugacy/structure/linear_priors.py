@@ -13,7 +13,7 @@ density of x, it is the same in 1/x. Given x the bound is exact.
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -30,10 +30,16 @@ _FAMILY = "GeneralizedInverseGaussian"
 
 
 def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
-    """The log joint in which every latent that has a family only so has squares.
+    """The log joint with mixtures in the place of the linear priors of scales.
 
-    It is unchanged for latents that have a family already, and for those whose linear
-    terms are not a prior's own or would not be a mixture's.
+    A latent that has a family already stays as it is, and so does one whose linear
+    term is not its prior's own, or has a rate that is not public.
+
+    Args:
+      log_joint: The model as it was written.
+
+    Returns:
+      The same with squares of these latents and an auxiliary variable for each.
     """
     for latent in tuple(log_joint.latents.values()):
         used = _statistics(log_joint.densities, latent)
@@ -79,10 +85,10 @@ def _mixed(log_joint: LogJoint, latent: Latent, statistic: str) -> LogJoint | No
             continue
         if density.site != latent.name or density.mask or density.scale:
             return None
-        if not all(_is_mixture(term, latent) for term in found):
+        if len(found) > 1 or not _is_mixture(found[0], latent):
             return None
         auxiliary = _auxiliary(log_joint, latent)
-        densities.append(_with_mixture(density, found, auxiliary))
+        densities.append(_with_mixture(density, found[0], auxiliary))
         auxiliaries.append(auxiliary)
     (auxiliary,) = auxiliaries
     return dataclasses.replace(
@@ -132,11 +138,9 @@ def _auxiliary(log_joint: LogJoint, latent: Latent) -> Latent:
 
 
 def _with_mixture(
-    density: SiteLogDensity, linear: Sequence[Term], auxiliary: Latent
+    density: SiteLogDensity, term: Term, auxiliary: Latent
 ) -> SiteLogDensity:
-    """A prior's density with a mixture in the place of its linear terms."""
-    # Terms that are linear in the same elements add up to one.
-    (term,) = linear
+    """A prior's density with a mixture in the place of a linear term."""
     (atom,) = term.atoms
     labels = atom.labels
 
