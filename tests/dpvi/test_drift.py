@@ -146,6 +146,9 @@ def test_noise_does_not_hide_that_iterates_are_on_their_way(num_steps, num_rows)
         draws = result.sample_posterior(jax.random.key(1), sample_shape=(500,))["w"]
         error = np.max(abs(np.mean(draws, axis=0) - w) / np.std(draws, axis=0))
         diagnostics = result.diagnostics
-        says_so = not diagnostics["converged"] and diagnostics["warnings"]
+        says_so = not diagnostics["converged"] and any(
+            "'w'" in text or "10 steps are too few" in text
+            for text in diagnostics["warnings"]
+        )
         assert says_so or error < 3.0
         assert says_so or num_steps > 10

@@ -17,16 +17,18 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from numpyro_vips.conjugacy.algebra import forms
-from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Label, Term, is_public
+from numpyro_vips.conjugacy.algebra import elementwise, forms
+from numpyro_vips.conjugacy.algebra.forms import Form
+from numpyro_vips.conjugacy.algebra.terms import Dense, Term, is_public
+from numpyro_vips.conjugacy.densities.scale_mixtures import laplace
 from numpyro_vips.conjugacy.families import find_family
+from numpyro_vips.conjugacy.structure.augmentation import Augmentation, augmented
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, SiteLogDensity
 from numpyro_vips.conjugacy.structure.structure import statistic_name
 
 # By the statistic that a prior is linear in, the one that takes its place.
 _SQUARES = {"x": "x^2", "1/x": "x^-2"}
-_FAMILY = "GeneralizedInverseGaussian"
 
 
 def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
@@ -41,65 +43,68 @@ def with_linear_priors_mixed(log_joint: LogJoint) -> LogJoint:
     Returns:
       The same with squares of these latents and an auxiliary variable for each.
     """
+    if log_joint.failures:  # Some prior may have no density here.
+        return log_joint
     for latent in tuple(log_joint.latents.values()):
         used = _statistics(log_joint.densities, latent)
         of_rows = _statistics([d for d in log_joint.densities if d.is_row], latent)
         linear = used & _SQUARES.keys()
         squared = used - linear | {_SQUARES[s] for s in linear}
         if (
-            latent.role != "global"
-            or latent.family is not None
-            or latent.states is not None
-            or not linear
-            or find_family(latent.support, used, of_rows) is not None
-            or find_family(latent.support, squared, of_rows) is None
+            latent.role == "global"
+            and latent.family is None
+            and latent.states is None
+            and linear
+            and find_family(latent.support, used, of_rows) is None
+            and find_family(latent.support, squared, of_rows) is not None
         ):
-            continue
-        for statistic in sorted(linear):
-            log_joint = _mixed(log_joint, latent, statistic) or log_joint
+            log_joint = _mixed(log_joint, latent, linear)
     return log_joint
 
 
 def _statistics(densities: Iterable[SiteLogDensity], latent: Latent) -> set[str]:
     """The functions of a latent that occur."""
     return {
-        statistic_name(atom)
+        statistic
         for density in densities
         for term in density.form.terms
-        for atom in term.atoms
-        if atom.latent == latent.name
+        for statistic in _statistics_in(term, latent)
     }
 
 
-def _mixed(log_joint: LogJoint, latent: Latent, statistic: str) -> LogJoint | None:
-    """The log joint without this statistic of a latent; None where it has to stay."""
-    densities, auxiliaries = [], []
-    for density in log_joint.densities:
-        found = [
-            term
-            for term in density.form.terms
-            if statistic in {statistic_name(a) for a in _atoms_of(term, latent)}
-        ]
-        if not found:
-            densities.append(density)
-            continue
-        if density.site != latent.name or density.mask or density.scale:
-            return None
-        if len(found) > 1 or not _is_mixture(found[0], latent):
-            return None
-        auxiliary = _auxiliary(log_joint, latent)
-        densities.append(_with_mixture(density, found[0], auxiliary))
-        auxiliaries.append(auxiliary)
-    (auxiliary,) = auxiliaries
+def _statistics_in(term: Term, latent: Latent) -> set[str]:
+    return {statistic_name(a) for a in term.atoms if a.latent == latent.name}
+
+
+def _mixed(log_joint: LogJoint, latent: Latent, linear: set[str]) -> LogJoint:
+    """The log joint without these statistics of a latent, if mixtures may replace
+    them; else as it is."""
+    (own,) = (d for d in log_joint.densities if d.site == latent.name)
+    terms = [
+        term
+        for density in log_joint.densities
+        for term in density.form.terms
+        if linear & _statistics_in(term, latent)
+    ]
+    rest = [term for term in own.form.terms if term not in terms]
+    is_own = len(rest) + len(terms) == len(own.form.terms)
+    if not is_own or own.mask or own.scale:
+        return log_joint
+    if not all(_is_mixture(term, latent) for term in terms):
+        return log_joint
+
+    def mixture(augment: Augmentation) -> Form:
+        kept = Form(own.form.axes, tuple(rest))
+        return sum((_mixture(term, augment) for term in terms), kept)
+
+    form, auxiliaries = augmented(mixture, latent.name, latent.role, log_joint.latents)
+    changed = dataclasses.replace(own, form=form)
+    added = {auxiliary.latent.name: auxiliary.latent for auxiliary in auxiliaries}
     return dataclasses.replace(
         log_joint,
-        densities=tuple(densities),
-        latents={**log_joint.latents, auxiliary.name: auxiliary},
+        densities=tuple(changed if d is own else d for d in log_joint.densities),
+        latents={**log_joint.latents, **added},
     )
-
-
-def _atoms_of(term: Term, latent: Latent) -> list[Atom]:
-    return [atom for atom in term.atoms if atom.latent == latent.name]
 
 
 def _is_mixture(term: Term, latent: Latent) -> bool:
@@ -108,7 +113,6 @@ def _is_mixture(term: Term, latent: Latent) -> bool:
     if len(term.atoms) != 1 or term.scale >= 0:
         return False
     labels = term.atoms[0].labels
-    rates = [factor for factor in term.factors if not isinstance(factor, Atom)]
     return (
         tuple(label.size for label in labels) == latent.shape
         and len(set(labels)) == len(labels)
@@ -117,51 +121,19 @@ def _is_mixture(term: Term, latent: Latent) -> bool:
             isinstance(rate, Dense)
             and is_public(rate.array)
             and bool(np.all(np.asarray(rate.array) > 0))
-            for rate in rates
+            for rate in term.constants
         )
     )
 
 
-def _auxiliary(log_joint: LogJoint, latent: Latent) -> Latent:
-    """The mixing variables, one for each element of a latent."""
-    name = f"{latent.name}:scale"
-    taken = sum(other.startswith(name) for other in log_joint.latents)
-    axes = tuple(map(Label, latent.shape))
-    return Latent(
-        name=f"{name}_{taken + 1}" if taken else name,
-        role=latent.role,
-        shape=latent.shape,
-        support=None,
-        family=_FAMILY,
-        weight=forms.broadcast(forms.as_form(1.0), axes),
-    )
-
-
-def _with_mixture(
-    density: SiteLogDensity, term: Term, auxiliary: Latent
-) -> SiteLogDensity:
-    """A prior's density with a mixture in the place of a linear term."""
+def _mixture(term: Term, augment: Augmentation) -> Form:
+    """The sum of -c x as that of 2 / c times Laplace densities with the scale 1 / c."""
     (atom,) = term.atoms
-    labels = atom.labels
-
-    def mixing(function: str, power: float = 1.0) -> Atom:
-        return Atom(auxiliary.name, function, labels, power)
-
-    def total(scale: float, *factors: Atom | Dense) -> Term:
-        return Term(scale, factors, frozenset(labels)).refreshed()
-
-    rates = [
-        dataclasses.replace(rate, array=np.square(rate.array))
-        for rate in term.factors
-        if isinstance(rate, Dense)
-    ]
-    square = dataclasses.replace(atom, power=2.0 * atom.power)
-    rest = [other for other in density.form.terms if other is not term]
-    mixture = (
-        total(-0.5 * term.scale**2, square, mixing("x", -1.0), *rates),
-        total(-0.5, mixing("x")),
-        total(-0.5, mixing("log")),
-        Term(-0.5 * math.log(2.0 * math.pi) * math.prod(auxiliary.shape)),
+    x = Form(atom.labels, (Term(1.0, (atom,)),))
+    rate = forms.broadcast(
+        Form(atom.labels, (Term(-term.scale, tuple(term.constants)),)), atom.labels
     )
-    form = forms.simplified(density.form.axes, (*rest, *mixture), False)
-    return dataclasses.replace(density, form=form)
+    zero, scale = forms.as_form(0.0), elementwise.power(rate, -1.0)
+    density = laplace(x, zero, scale, augment=augment)
+    each = density + math.log(2.0) - elementwise.log(rate)
+    return forms.sum_over(each, range(len(atom.labels)))

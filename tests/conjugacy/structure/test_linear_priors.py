@@ -54,6 +54,22 @@ def masked_prior(y: Any) -> None:
 
 
 @nv.private(unit="people")
+def linear_in_rows(y: Any) -> None:
+    sd: Any = numpyro.sample("sd", dist.Gamma(2.0, 1.0))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, sd), obs=y)
+        numpyro.sample("wait", dist.Exponential(sd), obs=y)
+
+
+@nv.private(unit="people")
+def prior_without_density(y: Any) -> None:
+    sd: Any = numpyro.sample("sd", dist.Gompertz(1.0, 1.0))
+    with numpyro.plate("people", y.shape[0]):
+        numpyro.sample("y", dist.Normal(0.0, sd), obs=y)
+        numpyro.sample("wait", dist.Exponential(sd), obs=y)
+
+
+@nv.private(unit="people")
 def counts(y: Any) -> None:
     rate: Any = numpyro.sample("rate", dist.Exponential(1.0))
     with numpyro.plate("people", y.shape[0]):
@@ -121,7 +137,9 @@ def test_a_scale_of_durations_has_a_family_too():
     assert abs(draws.mean() - 3.0) < 3.0 * draws.std() < 0.2
 
 
-@pytest.mark.parametrize("model", [unknown_rate, masked_prior])
+@pytest.mark.parametrize(
+    "model", [unknown_rate, masked_prior, linear_in_rows, prior_without_density]
+)
 def test_what_is_no_mixture_stays_as_it_is(model: Any):
     y = np.ones(50, np.float32)
     found = plan(model, y)
