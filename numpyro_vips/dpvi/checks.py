@@ -1,7 +1,6 @@
 """What DPVI cannot do, reported before anything else: options, and models with a
 remedy."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax.extend.core as jex_core
@@ -137,7 +136,7 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
 def check_derivatives(
     of_row: Any,
     shared: Any,
-    row: Mapping[str, Any],
+    row: Any,
     *,
     density: jex_core.ClosedJaxpr,
     arguments: Declared,

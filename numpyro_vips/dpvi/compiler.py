@@ -12,8 +12,13 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.checks import check_derivatives
-from numpyro_vips.dpvi.gradients.clipped_gradients import ReleasedLeaves, RowGradients
+from numpyro_vips.dpvi.gradients.clipped_gradients import (
+    Redraw,
+    ReleasedLeaves,
+    RowGradients,
+)
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
@@ -132,12 +137,14 @@ def compile_model(
     released = _released(program, [site.name for site in read.sites], reads_param)
     free = program.space.split(program.start)
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
+    noise_aware = _noise_aware(program, traced, read.size)
+    redraw = None if noise_aware is None else redrawing(graph, program.space)
     return CompiledModel(
         program=program,
         read=tuple(site.name for site in read.sites),
         released=tuple(released),
-        row_gradients=_row_gradients(program, traced, released),
-        noise_aware=_noise_aware(program, traced, read.size),
+        row_gradients=_row_gradients(program, traced, released, redraw),
+        noise_aware=noise_aware,
         log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -239,6 +246,7 @@ def _row_gradients(
     program: DpviProgram,
     traced: jex_core.ClosedJaxpr,
     released: Sequence[ReleasedLeaves],
+    redraw: Redraw | None,
 ) -> RowGradients:
     """The clipped sum of what a step releases, whose derivatives are checked.
 
@@ -246,25 +254,31 @@ def _row_gradients(
       program: The model's layout.
       traced: A row's ELBO in globals, parameters, row and key.
       released: What a step releases.
+      redraw: Draws rows anew, where they can be.
     """
     found = RowGradients(
         traced,
         released,
         num_particles=program.options.num_particles,
         arguments=None if program.perturbs_location else program.arguments,
+        redraw=redraw,
     )
     key = threefry_key(0)
     shared = jax.eval_shape(
         program.shared, program.initial(key), *program.draws(key, np.int32(0))
     )
-    check_derivatives(
-        found.of_row,
-        shared,
-        program.row,
-        density=traced,
-        arguments=program.graph.arguments,
-        what="model or guide",
-    )
+    programs: list[tuple[Any, Any]] = [(found.of_row, program.row)]
+    if found.of_redrawn is not None:
+        programs.append((found.of_redrawn, (program.row, np.zeros(2, np.uint32))))
+    for of_row, row in programs:
+        check_derivatives(
+            of_row,
+            shared,
+            row,
+            density=traced,
+            arguments=program.graph.arguments,
+            what="model or guide",
+        )
     return found
 
 

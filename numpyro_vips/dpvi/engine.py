@@ -35,7 +35,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Float, Float64, PRNGKeyArray, Shaped
+from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
@@ -48,6 +48,7 @@ from numpyro_vips.dpvi.description import (
     notes,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
+from numpyro_vips.dpvi.gradients.clipped_gradients import Redrawing
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.guides import DrawsPosterior
@@ -338,14 +339,15 @@ class DpviEngine:
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
+        row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> dict[str, Float64[np.ndarray, "..."]]:
         """Sums the rows' clipped gradients over one chunk of the step's batch.
 
         Guarantees:
           Adding or removing one row changes the sum, its blocks times `scales` joined
           into one vector, by at most `clipping_norm` in L2 norm up to the rounding of a
-          sum in double precision, whatever the rows hold. Each row's gradient comes
-          from a program of that row alone.
+          sum in double precision, whatever the rows hold. Each row's contribution comes
+          from a program of that row and its key alone.
 
         | row                                             | contributes              |
         |-------------------------------------------------|--------------------------|
@@ -355,6 +357,9 @@ class DpviEngine:
         | log density or gradient not finite              | zero                     |
         | joint norm above `clipping_norm`                | the gradient, shortened  |
 
+        With `row_keys` the gradient of a redrawn row is taken off the row's own before
+        it is shortened, see `clipped_gradients.py`.
+
         Args:
           state: The same for every chunk of a step.
           rows: Private arrays with the rows along the leading axis.
@@ -362,6 +367,7 @@ class DpviEngine:
           scales: Factor of each block in the joint vector.
           clipping_norm: Bound on the norm of a row's joint vector; infinity clips
             nothing.
+          row_keys: 64 secret bits for each row, where `redraws_rows`.
 
         Returns:
           The sum of every block in `scales`, not yet private.
@@ -382,8 +388,22 @@ class DpviEngine:
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
             float(clipping_norm),
+            Redrawing(
+                row_keys is not None,
+                np.zeros((len(mask), 2), np.uint32) if row_keys is None else row_keys,
+            ),
         )
         return {name: np.asarray(found[name]) for name in scales}
+
+    def redraws_rows(self, state: DpviState) -> bool:
+        """Whether gradients of redrawn rows are taken off, where rows can be drawn.
+
+        Not on the way to where the other steps are: where the model is far from the
+        data, differences are long, and clipping them leaves little of rows' gradients.
+        """
+        if self.compiled.row_gradients.of_redrawn is None:
+            return False
+        return int(state.step) >= self.program.options.num_approaching
 
     def compile_update(self, state: DpviState) -> None:
         """Starts to compile the optimiser's step; see `Engine.compile_update`."""

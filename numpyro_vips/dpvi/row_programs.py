@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 
 from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.gradients.clipped_gradients import Redrawing
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import Draws
@@ -42,11 +43,12 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
+        redrawing: Redrawing,
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
         shared = self._compiled.program.shared(variational, key, draws)
         return self._compiled.row_gradients.clipped_sum(
-            shared, self._as_traced(rows), mask, scales, clipping_norm
+            shared, self._as_traced(rows), mask, scales, clipping_norm, redrawing
         )
 
     def _clipped_information(

@@ -152,6 +152,7 @@ class Engine(Protocol):
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
+        row_keys: np.ndarray | None = None,
     ) -> Mapping[str, Any]:
         """The clipped sum of a chunk's row contributions, not yet private.
 
@@ -163,10 +164,17 @@ class Engine(Protocol):
             `row_sums.DIAGNOSTICS` among them, rows are counted, too, whose factors and
             counts are no part of the joint vector that is clipped.
           clipping_norm: L2 bound on a row's joint vector.
+          row_keys: Secret bits of each row's own, see `privacy.row_keys`, where
+            `redraws_rows`: (number of rows, 2), uint32.
 
         Returns:
           The sum of each block in `scales`.
         """
+        ...
+
+    def redraws_rows(self, state: Any) -> bool:
+        """Whether what is clipped of rows depends on bits of their own at this state,
+        by which the model draws others in their places; see `bounded_sum`."""
         ...
 
     def norm_counts(

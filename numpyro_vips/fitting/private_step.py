@@ -34,6 +34,7 @@ from numpyro_vips.jax_tools.row_sums import DEFAULT_CHUNK, equal_chunks
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.row_chunks import Chunk
 from numpyro_vips.privacy.batch_selection import select_rows
+from numpyro_vips.privacy.row_keys import RowKeys
 from numpyro_vips.privacy.secure_random import SecureRandom
 from numpyro_vips.rows.reading import Selection
 
@@ -76,8 +77,15 @@ def release(
     names = [block.name for block in mechanism.blocks]
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
 
-    def sum_of(chunk: Chunk) -> dict[str, np.ndarray]:
-        part = _chunk_sum(engine, step, state, chunk.rows(), chunk.mask)
+    clips = step.clipping_norm is not None and math.isfinite(step.clipping_norm)
+    row_keys = None
+    if clips and engine.redraws_rows(state):
+        row_keys = RowKeys(random.sampling)
+
+    def sum_of(numbered: tuple[int, Chunk]) -> dict[str, np.ndarray]:
+        place, chunk = numbered
+        keys = None if row_keys is None else row_keys.of_places(place * size, size)
+        part = _chunk_sum(engine, step, state, chunk.rows(), chunk.mask, keys)
         return {name: np.asarray(part[name], dtype=np.float64) for name in names}
 
     expected = math.ceil(step.sampling.rate * arguments.public_num_rows)
@@ -89,7 +97,9 @@ def release(
         with (
             _values_unchecked(),
             arguments.chunks(pieces, size) as read,
-            contextlib.closing(_map_in_threads(sum_of, read, number)) as parts,
+            contextlib.closing(
+                _map_in_threads(sum_of, enumerate(read, first), number)
+            ) as parts,
         ):
             for done, part in enumerate(parts):
                 total.add(first + done, part)
@@ -105,7 +115,12 @@ def release(
 
 
 def _chunk_sum(
-    engine: Engine, step: Step, state: Any, rows: Mapping[str, Any], mask: Any
+    engine: Engine,
+    step: Step,
+    state: Any,
+    rows: Mapping[str, Any],
+    mask: Any,
+    row_keys: np.ndarray | None = None,
 ) -> Mapping[str, Any]:
     """What a chunk's rows add to the release, not yet private."""
     if step.is_by_column:
@@ -122,7 +137,9 @@ def _chunk_sum(
     # A rehearsal may come before the norm is known.
     norm = 1.0 if step.clipping_norm is None else step.clipping_norm
     scales = {block.name: block.scale for block in step.released}
-    return engine.bounded_sum(state, rows, mask, scales=scales, clipping_norm=norm)
+    return engine.bounded_sum(
+        state, rows, mask, scales=scales, clipping_norm=norm, row_keys=row_keys
+    )
 
 
 def update(

@@ -85,14 +85,9 @@ class RowSimulator:
                     rows[name] = _with_solved(rows[name], value, solved)
             return {name: row[0] for name, row in rows.items()}
 
-        def draw_at(row: Any, latents: Any, key: jax.Array) -> dict[str, jax.Array]:
-            one = {name: value[None] for name, value in row.items()}
-            drawn = self._traceable(one, latents, key[None])
-            return {name: value[0] for name, value in drawn.items()}
-
         self._traceable = per_row(graph, draw)
         self._draw = jit_unoptimized(self._traceable)
-        self._draw_at = jit_unoptimized(jax.vmap(draw_at))
+        self._draw_at = jit_unoptimized(jax.vmap(self.row_at))
 
     @classmethod
     def of(cls, graph: ModelGraph) -> Self | None:
@@ -142,6 +137,20 @@ class RowSimulator:
             argument holds whole numbers; zero if left out.
         """
         return self._draw(*self._inputs(latents, count, seed, covariates))
+
+    def row_at(
+        self, row: Mapping[str, Any], latents: Mapping[str, Any], key: jax.Array
+    ) -> dict[str, jax.Array]:
+        """One row with what is observed drawn anew; for programs that are compiled.
+
+        Args:
+          row: By argument, of which the covariates stay as they are.
+          latents: By name, a value of each global.
+          key: Other keys give other rows.
+        """
+        one = {name: value[None] for name, value in row.items()}
+        drawn = self._traceable(one, latents, key[None])
+        return {name: value[0] for name, value in drawn.items()}
 
     def rows_at(
         self, rows: Mapping[str, np.ndarray], latents: Mapping[str, Any], seed: int

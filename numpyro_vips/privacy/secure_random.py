@@ -15,7 +15,7 @@ import numpy as np
 import randomgen
 
 _KEY_BITS = 256
-_ROUNDS = 20
+CHACHA_ROUNDS = 20
 
 
 class SecureRandom:
@@ -100,7 +100,7 @@ def fresh_key() -> str:
 
 
 def _generator(key: int) -> np.random.Generator:
-    return np.random.Generator(randomgen.ChaCha(key=key, rounds=_ROUNDS))
+    return np.random.Generator(randomgen.ChaCha(key=key, rounds=CHACHA_ROUNDS))
 
 
 def _checked_seed(seed: Any) -> int:

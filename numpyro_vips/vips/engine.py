@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
@@ -293,11 +293,14 @@ class VipsEngine:
         *,
         scales: Mapping[str, float],
         clipping_norm: float,
+        row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> NewSums:
         """The chunk's clipped sum of every block in `scales`, not yet private.
 
-        See `fitting.engine.Engine.bounded_sum`. What has units is summed in these.
+        See `fitting.engine.Engine.bounded_sum`. What has units is summed in these, and
+        no row is redrawn.
         """
+        assert row_keys is None
         return self.on_rows.sum_of_rows(
             state._replace(origins=state.next_origins, standards=state.next_standards),
             rows,
@@ -467,6 +470,9 @@ class VipsEngine:
         bound = Bound(blocks, clipping_norm, sampling_rate, release)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
+
+    def redraws_rows(self, state: VipsState) -> bool:
+        return False  # What clipping takes off sums is worked out after the release.
 
     def compile_update(self, state: VipsState) -> None:
         """Starts to compile the solution for the globals; see `Engine`."""

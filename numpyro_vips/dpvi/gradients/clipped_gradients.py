@@ -2,6 +2,15 @@
 
 A row's gradient comes from a program of that row alone. It is taken entry by entry, or
 kept as a product where the program shows that it is one (`factored_gradients.py`).
+
+Clipping takes most off the rows that surprise the model, so that clipped gradients do
+not add up to zero at the truth. Where rows can be drawn anew (`redrawn_rows.py`), the
+later steps therefore clip g − g*, with g* the gradient of a row that the model draws in
+the row's place. If the model is right, g and g* have the same distribution given the
+row's covariates, and clip(g − g*) is odd in them: its mean is zero at the truth,
+whatever the clipping norm. This is an estimate that is conditionally unbiased, after
+Künsch, Stefanski and Carroll (1989), who take the mean of clip(g*) off instead, which
+no bound on the difference would survive.
 """
 
 import math
@@ -11,11 +20,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
+from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import (
+    Norms,
     clipping_factor,
     diagnostic_counts,
     in_double,
@@ -93,6 +105,23 @@ class _RowGradient(NamedTuple):
     is_valid: Bool[Array, "*rows"]
 
 
+# A row with what it observes drawn anew: from the arrays that gradients are taken in, a
+# row and a key.
+Redraw = Callable[[Any, Mapping[str, Any], PRNGKeyArray], Mapping[str, Any]]
+
+
+class Redrawing(NamedTuple):
+    """Whether a step clips differences to redrawn rows, and what these are drawn by.
+
+    Attributes:
+      is_on: Whether it does.
+      row_keys: 64 secret bits for each row, see `privacy.row_keys`.
+    """
+
+    is_on: Any
+    row_keys: UInt32[Array | np.ndarray, "rows 2"]
+
+
 class _PartialSum(NamedTuple):
     """What some rows add up to.
 
@@ -110,6 +139,8 @@ class RowGradients:
 
     Attributes:
       of_row: What one row's program is: `_gradient_of_row`, compiled.
+      of_redrawn: That of a row in its place, `_gradient_of_redrawn`, compiled; None
+        where none can be drawn.
     """
 
     def __init__(
@@ -119,6 +150,7 @@ class RowGradients:
         *,
         num_particles: int,
         arguments: Callable[[Any, Array], tuple[Any, Any]] | None = None,
+        redraw: Redraw | None = None,
     ) -> None:
         """Looks for gradients that are products.
 
@@ -129,6 +161,8 @@ class RowGradients:
           num_particles: Draws from the guide.
           arguments: The program's globals and parameters for a tree and a draw; None
             if they are the tree.
+          redraw: Draws rows anew, where they can be. No gradient is then kept as a
+            product, for a difference of products is none.
 
         Raises:
           UnsafeModelError: See `separate_rows.check_row_program`.
@@ -140,10 +174,13 @@ class RowGradients:
         self._arguments = arguments or (lambda tree, draw: tree)
         self._closed = program
         leaves = [leaf for entry in released for leaf in entry.leaves]
-        is_direct = arguments is None and num_particles == 1
+        is_direct = arguments is None and num_particles == 1 and redraw is None
         self._program = FactoredProgram(program, leaves if is_direct else ())
+        self._redraw = redraw
         self.of_row = jax.jit(self._gradient_of_row)
+        self.of_redrawn = None if redraw is None else jax.jit(self._gradient_of_redrawn)
         self._of_rows = over_rows(self.of_row)
+        self._of_redrawn_rows = over_rows(self.of_redrawn or self.of_row)
 
     def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
         """One row's gradient of its ELBO, a mean over the draws of all particles.
@@ -194,6 +231,15 @@ class RowGradients:
         frames = jax.tree.map(lambda x: x[0], found.frames)
         return _RowGradient(leaves, frames, jnp.all(found.is_valid))
 
+    def _gradient_of_redrawn(
+        self, shared: Shared, row_and_key: tuple[Mapping[str, Any], UInt32[Array, "2"]]
+    ) -> _RowGradient:
+        """The gradient of a row that the model draws in the place of this one."""
+        assert self._redraw is not None
+        row, bits = row_and_key
+        redrawn = self._redraw(shared.tree, row, as_threefry(bits))
+        return self._gradient_of_row(shared, redrawn)
+
     def norms(
         self, shared: Shared, rows: Mapping[str, Any]
     ) -> dict[str, Float[Array, " rows"]]:
@@ -231,10 +277,12 @@ class RowGradients:
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
+        redrawing: Redrawing,
     ) -> dict[str, Float[Array, "..."]]:
         """The sum that `DpviEngine.bounded_sum` describes, in double precision.
 
-        It comes with the counts of `row_sums.diagnostic_counts`.
+        It comes with the counts of `row_sums.diagnostic_counts`, of the rows' own
+        gradients.
 
         Norms are taken and rows are added in double precision. In single, squares of
         small numbers are zero, so that a row could count with a norm of zero; and
@@ -251,30 +299,52 @@ class RowGradients:
             for leaf in entry.leaves
         }
 
-        def piece_sum(rows: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
+        def gradients(of_rows: Any, rows: Any) -> _RowGradient:
             with jax.enable_x64(is_double):
                 # Else XLA may work out a number twice, for the norm and for the sum,
                 # and round it in two ways.
-                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
-            bound = in_double(clipping_norm)
-            leaves, norms = jax.vmap(_clipped, in_axes=(0, None, None, 0, 0))(
-                in_double(found.leaves),
-                in_double(leaf_scales),
-                bound,
-                found.is_valid,
-                mask,
+                found = jax.lax.optimization_barrier(of_rows(shared, rows))
+            return found._replace(leaves=in_double(found.leaves))
+
+        def norms_of(found: _RowGradient) -> Norms:
+            return jax.vmap(_joint_norm, in_axes=(0, None))(
+                found, in_double(leaf_scales)
             )
-            sums = {
+
+        def sum_of(found: _RowGradient, norms: Norms, mask: Any) -> dict[int, Any]:
+            clipped = jax.vmap(_clipped, in_axes=(0, 0, None, 0))(
+                found.leaves, norms, in_double(clipping_norm), mask
+            )
+            return {
                 leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
                 if leaf in uses
                 else jnp.sum(each, 0)
-                for leaf, each in leaves.items()
+                for leaf, each in clipped.items()
             }
-            return _PartialSum(sums, diagnostic_counts(norms, mask, bound))
+
+        def piece_sum(rows_and_keys: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
+            rows, row_keys = rows_and_keys["rows"], rows_and_keys["keys"]
+            found = gradients(self._of_rows, rows)
+            norms = norms_of(found)
+
+            def of_differences() -> dict[int, Any]:
+                redrawn = gradients(self._of_redrawn_rows, (rows, row_keys))
+                difference = _difference(found, redrawn, norms_of(redrawn))
+                return sum_of(difference, norms_of(difference), mask)
+
+            if self.of_redrawn is None:
+                total = sum_of(found, norms, mask)
+            else:
+                total = jax.lax.cond(
+                    redrawing.is_on, of_differences, lambda: sum_of(found, norms, mask)
+                )
+            counts = diagnostic_counts(norms, mask, in_double(clipping_norm))
+            return _PartialSum(total, counts)
 
         with jax.enable_x64(True):
             size = self._rows_at_a_time(like)
-            total, _ = sum_over_rows(piece_sum, rows, mask, size)
+            rows_and_keys = {"rows": rows, "keys": redrawing.row_keys}
+            total, _ = sum_over_rows(piece_sum, rows_and_keys, mask, size)
             return self._blocks(total.leaves) | total.counts
 
     def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:
@@ -286,6 +356,8 @@ class RowGradients:
                     numbers += like[leaf].size
                 else:
                     numbers += math.prod(use.shape) + use.frame_size
+        if self.of_redrawn is not None:
+            numbers *= 2
         return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
 
     def _blocks(
@@ -321,16 +393,8 @@ def _mixed(numbers: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return numbers ^ (numbers >> 16)
 
 
-def _clipped(
-    contribution: Mapping[int, Float[Array, "..."]],
-    scales: Mapping[int, Any],
-    clipping_norm: Any,
-    valid: Any,
-    mask: Any,
-) -> tuple[dict[int, Float[Array, "..."]], Float[Array, ""]]:
-    """Shortens a row's contribution to the clipping norm; zero where it may not count.
-
-    It comes with its norm, not a number where the row counts as zero.
+def _joint_norm(row: _RowGradient, scales: Mapping[int, Any]) -> Float[Array, ""]:
+    """The norm of a row's joint vector; not a number where the row counts as zero.
 
     Everything is in double precision, in which neither the squares of numbers of single
     precision nor sums of these are too small or too large. Where the numbers were
@@ -338,14 +402,46 @@ def _clipped(
     zero.
     """
     joint = jnp.concatenate(
-        [scales[leaf] * jnp.ravel(value) for leaf, value in contribution.items()]
+        [scales[leaf] * jnp.ravel(value) for leaf, value in row.leaves.items()]
     )
     norm = jnp.sqrt(jnp.sum(joint**2))
-    # So not a number, nor too large, is any entry.
-    valid = valid & jnp.isfinite(norm)
+    # If it is finite, no entry is not a number or too large.
+    return jnp.where(row.is_valid & jnp.isfinite(norm), norm, jnp.nan)
+
+
+def _difference(
+    found: _RowGradient, redrawn: _RowGradient, redrawn_norms: Norms
+) -> _RowGradient:
+    """Rows' gradients less those of redrawn rows, where these are not to be left out.
+
+    A redrawn row is left out where it would count as zero. That makes no difference to
+    the bound, and rows count as they do without redrawn ones.
+    """
+
+    def less(
+        own: Float[Array, " rows *leaf"], other: Float[Array, " rows *leaf"]
+    ) -> Float[Array, " rows *leaf"]:
+        known = jnp.isfinite(redrawn_norms).reshape(-1, *(1,) * (own.ndim - 1))
+        return own - jnp.where(known, other, 0.0)
+
+    leaves = {leaf: less(v, redrawn.leaves[leaf]) for leaf, v in found.leaves.items()}
+    return found._replace(leaves=leaves)
+
+
+def _clipped(
+    leaves: Mapping[int, Float[Array, "..."]],
+    norm: Float[Array, ""],
+    clipping_norm: Any,
+    mask: Any,
+) -> dict[int, Float[Array, "..."]]:
+    """A row's contribution, shortened to the clipping norm; zero where it is none.
+
+    Args:
+      leaves: The contribution.
+      norm: That of its joint vector, see `_joint_norm`.
+      clipping_norm: The bound on it.
+      mask: Whether the row is part of the batch.
+    """
     factor = clipping_factor(norm, clipping_norm)
-    clipped = {
-        leaf: jnp.where(valid & mask, factor * value, 0.0)
-        for leaf, value in contribution.items()
-    }
-    return clipped, jnp.where(valid, norm, jnp.nan)
+    counts = mask & jnp.isfinite(norm)
+    return {k: jnp.where(counts, factor * value, 0.0) for k, value in leaves.items()}

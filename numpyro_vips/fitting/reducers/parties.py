@@ -97,10 +97,11 @@ class PartyReducer(Reducer):
         # What a party draws, with six standard deviations to spare.
         longest = batch.number * batch.length / self._number
         at_least = math.ceil((longest + 6.0 * math.sqrt(longest)) / batch.length)
-        sums = [
-            sum_of(split_batch(rows, batch.length, at_least=at_least)).value()
-            for rows in _by_party(batch, self._number)
-        ]
+        sums, first = [], 0
+        for rows in _by_party(batch, self._number):
+            pieces = split_batch(rows, batch.length, at_least=at_least)
+            sums.append(sum_of(pieces, first).value())
+            first += len(pieces)  # No two rows of a batch have the same key.
         return mechanism.add_noise_of_parties(sums, [random.noise] * self._number)
 
 

@@ -1,0 +1,37 @@
+"""Rows of which what is observed is drawn anew, from the model at a step's globals.
+
+A row keeps its covariates. So where the globals are those that rows follow, a redrawn
+row has the same distribution as the row itself, given these.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw
+from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.simulated_rows import RowSimulator
+
+
+def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
+    """What draws rows anew; None where the model cannot, as a density has no sampler.
+
+    Args:
+      graph: The model.
+      space: The globals, in which gradients are taken.
+    """
+    simulator = RowSimulator.of(graph)
+    if simulator is None:
+        return None
+
+    def redraw(
+        tree: Any, row: Mapping[str, Any], key: PRNGKeyArray
+    ) -> Mapping[str, jax.Array]:
+        free, _ = tree
+        values = {site.name: site.transform(free[site.name]) for site in space.sites}
+        return simulator.row_at(row, values, key)
+
+    return redraw
