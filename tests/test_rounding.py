@@ -126,8 +126,14 @@ def start_of(fn: Any, engine: str, num_rows: int = 1) -> tuple[Any, Any]:
 
 
 def contribution(
-    start: tuple[Any, Any], X: Any, mask: Any, *, is_information: bool = False
+    start: tuple[Any, Any],
+    X: Any,
+    mask: Any,
+    *,
+    is_information: bool = False,
+    is_redrawn: bool = False,
 ) -> np.ndarray:
+    """What rows add, all of which have the same key where they are redrawn."""
     engine, state = start
     blocks = engine.blocks("information") if is_information else blocks_of(engine)
     sums = engine.bounded_sum(
@@ -136,6 +142,7 @@ def contribution(
         mask,
         scales={block.name: 1.0 for block in blocks},
         clipping_norm=1.0,
+        row_keys=np.full((len(X), 2), 7, np.uint32) if is_redrawn else None,
     )
     return np.concatenate([np.ravel(sums[name]) for name in sorted(sums)])
 
@@ -165,12 +172,13 @@ def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
     return X
 
 
-@pytest.mark.quick_with("dpvi-True")
+@pytest.mark.quick_with("dpvi-is_information", "dpvi-is_redrawn")
 @pytest.mark.parametrize(
-    ("engine", "is_information"), [("vips", False), ("dpvi", False), ("dpvi", True)]
+    ("engine", "way"),
+    [("vips", ""), ("dpvi", ""), ("dpvi", "is_information"), ("dpvi", "is_redrawn")],
 )
 def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
-    engine: str, is_information: bool
+    engine: str, way: str
 ) -> None:
     """At odd lengths, and at lengths of passes from one piece to many."""
     start = start_of(PLACED[engine], engine)
@@ -182,7 +190,7 @@ def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
             X = jnp.asarray(np.tile(row, (length, 1)))
             found = [
                 contribution(
-                    start, X, np.arange(length) == i, is_information=is_information
+                    start, X, np.arange(length) == i, **({way: True} if way else {})
                 )
                 for i in places
             ]

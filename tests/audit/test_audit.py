@@ -438,8 +438,16 @@ def papers_e_step(*, warm: bool) -> Any:
     kept: dict[str, np.ndarray] = {}
 
     def bounded_sum(
-        self: Any, state: Any, rows: Any, mask: Any, *, scales: Any, clipping_norm: Any
+        self: Any,
+        state: Any,
+        rows: Any,
+        mask: Any,
+        *,
+        scales: Any,
+        clipping_norm: Any,
+        row_keys: Any,
     ) -> Any:
+        assert row_keys is None
         ((name, scale),) = scales.items()
         start = kept.get("start", fresh_start(len(mask)))
         total, end = topics_sum(

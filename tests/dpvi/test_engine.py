@@ -32,6 +32,7 @@ from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.batch_selection import select_rows
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
+from numpyro_vips.privacy.row_keys import RowKeys
 from numpyro_vips.privacy.secure_random import SecureRandom
 
 KEY = jax.random.key(0)
@@ -124,7 +125,16 @@ def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
     return X, y
 
 
-def full_sum(engine, state, rows, mask=None, *, scales=None, clipping_norm=math.inf):
+def full_sum(
+    engine,
+    state,
+    rows,
+    mask=None,
+    *,
+    scales=None,
+    clipping_norm=math.inf,
+    row_keys=None,
+):
     count = len(next(iter(rows.values())))
     sums = engine.bounded_sum(
         state,
@@ -132,6 +142,7 @@ def full_sum(engine, state, rows, mask=None, *, scales=None, clipping_norm=math.
         np.ones(count, bool) if mask is None else mask,
         scales=scales or {block.name: 1.0 for block in engine.blocks("adaptive")},
         clipping_norm=clipping_norm,
+        row_keys=row_keys,
     )
     return jax.block_until_ready(sums)  # Tests change the rows afterwards.
 
@@ -285,11 +296,16 @@ HUGE = [1.0, 1e3, 1e10, 1e18, 1e30, 3e38]
 
 
 @pytest.mark.optimized
-@pytest.mark.parametrize("scales", [None, {"loc": 3.0, "log_scale": 0.5}])
+@pytest.mark.parametrize(
+    ("scales", "is_redrawn"),
+    [(None, False), ({"loc": 3.0, "log_scale": 0.5}, False), (None, True)],
+)
 @pytest.mark.parametrize("size", HUGE)
-def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):
+def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales, is_redrawn):
+    """With its key, where rows are redrawn; others keep theirs."""
     X, y = binary_data(8, width=4)
     perturb = "location" if scales is None else "all"
+    row_keys: Any = RowKeys(SecureRandom().sampling).of_places(0, 8)
     engine = engine_for(logistic, X, y, perturb=perturb)
     state = engine.initial_state(KEY)
     rng = np.random.default_rng(1)
@@ -299,11 +315,13 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales):
         X[3], y[3] = outlier, rng.integers(0, 2)
         arguments: Any = {"scales": scales, "clipping_norm": 0.7}
         rows = {"X": X, "y": y}
-        present = full_sum(engine, state, rows, **arguments)
+        keys = row_keys if is_redrawn else None
+        present = full_sum(engine, state, rows, row_keys=keys, **arguments)
         mask = np.arange(8) != 3
-        absent = full_sum(engine, state, rows, mask, **arguments)
+        absent = full_sum(engine, state, rows, mask, row_keys=keys, **arguments)
         without = {"X": np.delete(X, 3, 0), "y": np.delete(y, 3)}
-        removed = full_sum(engine, state, without, **arguments)
+        keys = np.delete(row_keys, 3, 0) if is_redrawn else None
+        removed = full_sum(engine, state, without, row_keys=keys, **arguments)
         difference = np.linalg.norm(joint(present, scales) - joint(absent, scales))
         assert difference <= 0.7 * (1 + 1e-5)
         np.testing.assert_allclose(joint(absent), joint(removed), rtol=1e-5, atol=1e-6)
@@ -339,19 +357,24 @@ BAD_ROWS = {
 }
 
 
-@pytest.mark.quick_with("0.5-nan feature-logistic")
+@pytest.mark.quick_with("0.5-*-nan feature-logistic")
 @pytest.mark.parametrize("model", [logistic, probit])
 @pytest.mark.parametrize("bad", BAD_ROWS)
-@pytest.mark.parametrize("clipping_norm", [0.5, math.inf])
-def test_a_bad_row_counts_as_zero_exactly(model, bad, clipping_norm):
+@pytest.mark.parametrize(
+    ("clipping_norm", "is_redrawn"), [(0.5, False), (math.inf, False), (0.5, True)]
+)
+def test_a_bad_row_counts_as_zero_exactly(model, bad, clipping_norm, is_redrawn):
     X, y = binary_data(20)
     engine = engine_for(model, X, y)
     state = engine.initial_state(KEY)
     mask = np.arange(20) != 4
-    good = full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=clipping_norm)
+    arguments: dict[str, Any] = {"clipping_norm": clipping_norm}
+    if is_redrawn:
+        arguments["row_keys"] = RowKeys(SecureRandom().sampling).of_places(0, 20)
+    good = full_sum(engine, state, {"X": X, "y": y}, mask, **arguments)
     X[4, 1], y[4] = BAD_ROWS[bad]
     rows = {"X": X, "y": y}
-    found = full_sum(engine, state, rows, clipping_norm=clipping_norm)
+    found = full_sum(engine, state, rows, **arguments)
     np.testing.assert_array_equal(found["loc"], good["loc"])
     assert np.linalg.norm(good["loc"]) > 0.1
 

@@ -1,5 +1,6 @@
 """A step releases the noisy sum of the rows that it draws, in whatever pieces."""
 
+import contextlib
 import dataclasses
 import math
 import threading
@@ -51,6 +52,38 @@ def test_a_batch_of_all_rows_is_their_clipped_sum(max_batch_size: int | None) ->
     lengths = {len(x) for x, _ in engine.chunks}
     number, size = chunks_of(step_of(nv.FullBatch()), 200, max_batch_size)
     assert lengths == {size} and len(engine.chunks) == number
+
+
+def test_rows_that_are_redrawn_have_keys_of_their_place_in_the_batch(
+    monkeypatch: Any,
+) -> None:
+    """However it is split; in another step, or from another generator, others."""
+    step = step_of(nv.Poisson(0.9), noise=1.0)
+
+    def keys_of_rows(seed: int, size: int | None) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        engine = PlainEngine(redraws=True)
+        monkeypatch.setattr(private_step, "MAX_WORKERS", 1)  # Chunks in order.
+        released(step, engine, seed=seed, max_batch_size=size)
+        for (x, mask), keys in zip(engine.chunks, engine.keys, strict=True):
+            assert keys is not None
+            found |= {x[i].tobytes(): keys[i].tobytes() for i in np.flatnonzero(mask)}
+        return found
+
+    first = keys_of_rows(3, None)
+    assert len(set(first.values())) == len(first) > 150
+    for size in (64, 65, 150):
+        assert keys_of_rows(3, size) == first
+    assert set(keys_of_rows(4, None).values()).isdisjoint(first.values())
+
+
+def test_rows_have_no_keys_where_none_are_redrawn_or_clipped() -> None:
+    unclipped = dataclasses.replace(step_of(nv.FullBatch()), clipping_norm=math.inf)
+    for step, redraws in ((step_of(nv.FullBatch()), False), (unclipped, True)):
+        engine = PlainEngine(redraws=redraws)
+        with contextlib.suppress(AssertionError):  # The engine knows one norm.
+            released(step, engine)
+        assert engine.keys == [None]
 
 
 def test_a_part_of_the_rows_counts_for_all_of_them() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
+    Redrawing,
     ReleasedLeaves,
     RowGradients,
     Shared,
@@ -51,16 +52,29 @@ def gradients(function: Any = elbo, **options: Any) -> tuple[RowGradients, Share
     return RowGradients(program, released, num_particles=1, **options), shared
 
 
+NO_KEYS = np.zeros((9, 2), np.uint32)
+
+
 @functools.cache
-def compiled() -> Any:
-    row_gradients, shared = gradients()
+def compiled(redraw: Any = None) -> Any:
+    row_gradients, shared = gradients(redraw=redraw)
     return jax.jit(functools.partial(row_gradients.clipped_sum, shared))
 
 
-def clipped_sum(rows: Any, mask: Any, norm: float, scales: Any = None) -> Any:
+def clipped_sum(
+    rows: Any,
+    mask: Any,
+    norm: float,
+    scales: Any = None,
+    *,
+    redraw: Any = None,
+    keys: Any = None,
+) -> Any:
+    """Of rows as they are, or with `keys` less rows that are redrawn by them."""
     arrays = {name: jnp.asarray(array) for name, array in rows.items()}
     scales = scales or {"w": 1.0, "b": 1.0}
-    found = compiled()(arrays, jnp.asarray(mask), scales, norm)
+    redrawing = Redrawing(keys is not None, NO_KEYS if keys is None else keys)
+    found = compiled(redraw)(arrays, jnp.asarray(mask), scales, norm, redrawing)
     return {name: np.asarray(array) for name, array in found.items()}
 
 
@@ -112,6 +126,100 @@ def test_a_row_that_may_not_count_adds_zero_and_is_counted(wrong: Any) -> None:
     row_gradients, shared = gradients()
     norms = row_gradients.norms(shared, rows)
     assert np.isnan(norms["w"][4]) and np.isfinite(np.delete(norms["w"], 4)).all()
+
+
+# --- less redrawn rows ----------------------------------------------------------------
+
+KEYS = RNG.integers(0, 2**32, (9, 2), dtype=np.uint32)
+
+
+def redraw(tree: Any, row: Any, key: Any) -> Any:
+    """y about x @ w + b, and outside its support where x is all ones."""
+    (w, b), _ = tree
+    y = row["x"] @ w + b + jax.random.normal(key)
+    return {**row, "y": jnp.where(jnp.all(row["x"] == 1.0), -6.0, y)}
+
+
+def redrawn_rows(rows: Any, keys: Any = KEYS) -> Any:
+    noise = [jax.random.normal(jax.random.wrap_key_data(key)) for key in keys]
+    return {**rows, "y": rows["x"] @ W + B + np.asarray(noise)}
+
+
+@pytest.mark.parametrize("bound", [0.8, np.inf])
+@pytest.mark.parametrize("scales", [{"w": 1.0, "b": 1.0}, {"w": 0.3, "b": 0.1}])
+def test_what_is_clipped_are_differences_to_redrawn_rows(bound, scales) -> None:
+    pairs = zip(by_hand(ROWS), by_hand(redrawn_rows(ROWS)), strict=True)
+    of_w, of_b = (own - other for own, other in pairs)
+    norms = np.sqrt(scales["w"] ** 2 * (of_w**2).sum(1) + scales["b"] ** 2 * of_b**2)
+    weights = np.minimum(1.0, bound / norms)
+    mask = np.arange(9) != 2
+    found = clipped_sum(ROWS, mask, bound, scales, redraw=redraw, keys=KEYS)
+    np.testing.assert_allclose(found["w"], (weights * mask) @ of_w, rtol=1e-3)
+    np.testing.assert_allclose(found["b"], (weights * mask) @ of_b, rtol=1e-3)
+    # What is counted are the rows' own gradients.
+    plain = clipped_sum(ROWS, mask, bound, scales)
+    assert found[CLIPPED_ROWS] == plain[CLIPPED_ROWS]
+
+
+def test_without_keys_rows_that_can_be_redrawn_count_as_others_do() -> None:
+    found = clipped_sum(ROWS, np.ones(9, bool), 0.8, redraw=redraw)
+    plain = clipped_sum(ROWS, np.ones(9, bool), 0.8)
+    for name, value in plain.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+def test_one_row_and_its_key_move_the_sum_by_no_more_than_the_bound() -> None:
+    rows = {name: array.copy() for name, array in ROWS.items()}
+    rows["x"][1], rows["x"][2] = 1.0, 1e12  # Redrawn outside the support, and huge.
+    rows["y"][3], rows["y"][4] = np.nan, 1e9
+    whole = clipped_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
+    moves = []
+    for left_out in range(9):
+        mask = np.arange(9) != left_out
+        others = clipped_sum(rows, mask, 0.8, redraw=redraw, keys=KEYS)
+        moved = [np.ravel(whole[name] - others[name]) for name in ("w", "b")]
+        moves.append(np.linalg.norm(np.concatenate(moved)))
+    assert max(moves) <= 0.8 and np.sum(np.asarray(moves) > 0.799) >= 2
+    assert moves[3] == 0.0
+
+
+def test_a_row_whose_redrawn_one_counts_as_zero_stands_alone() -> None:
+    rows = {name: array.copy() for name, array in ROWS.items()}
+    rows["x"][:] = 1.0
+    found = clipped_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
+    plain = clipped_sum(rows, np.ones(9, bool), 0.8)
+    for name, value in plain.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6)
+
+
+def test_clipped_differences_add_up_to_zero_at_the_truth() -> None:
+    """And clipped gradients do not, where a row's density is skewed."""
+
+    def exponential(free: Any, params: Any, row: Any, key: Any) -> Any:
+        del params, key
+        _, b = free
+        return b - jnp.exp(b) * row["y"], True
+
+    def exponential_row(tree: Any, row: Any, key: Any) -> Any:
+        return {**row, "y": jax.random.exponential(key) * jnp.exp(-tree[0][1])}
+
+    count = 20_000
+    y = RNG.exponential(np.exp(-B), count).astype(np.float32)
+    rows = {"x": np.zeros((count, 3), np.float32), "y": y}
+    keys = RNG.integers(0, 2**32, (count, 2), dtype=np.uint32)
+    row_gradients, shared = gradients(exponential, redraw=exponential_row)
+    for is_on in (True, False):
+        found = row_gradients.clipped_sum(
+            shared,
+            {name: jnp.asarray(array) for name, array in rows.items()},
+            jnp.ones(count, bool),
+            {"w": 1.0, "b": 1.0},
+            0.5,
+            Redrawing(is_on, keys),
+        )
+        # A row's clipped gradient has a standard deviation below 0.5.
+        score = float(found["b"]) / (0.5 * np.sqrt(count))
+        assert abs(score) < 4.0 if is_on else score > 10.0
 
 
 def test_norms_are_those_of_the_blocks() -> None:

@@ -11,6 +11,7 @@ from _models import logistic
 from scipy import stats
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.privacy.exact_gaussian import grid_spacing
 from numpyro_vips.privacy.gaussian_mechanism import Block, GaussianMechanism
 
@@ -85,6 +86,24 @@ def test_one_row_moves_the_sums_of_one_party_within_the_bound(engine, sampling, 
         assert sum(changes) == changes[party]
         moved[party] |= changes[party] > 0
     assert moved.sum() >= 2  # Not every row is drawn.
+
+
+def test_no_two_rows_have_the_same_key(monkeypatch):
+    """Also where they belong to different parties, and in different steps."""
+    found = []
+    bounded_sum = DpviEngine.bounded_sum
+
+    def watched(self, state, rows, mask, *, row_keys=None, **options):
+        if row_keys is not None:
+            found.append(np.asarray(row_keys)[np.asarray(mask)])
+        return bounded_sum(self, state, rows, mask, row_keys=row_keys, **options)
+
+    monkeypatch.setattr(DpviEngine, "bounded_sum", watched)
+    fit(X, Y, engine="dpvi", num_steps=4, max_batch_size=64)
+    keys = np.concatenate(found)
+    # Two of four steps are redrawn, and the release of the information has keys, too.
+    assert len(keys) == 3 * len(X)
+    assert len(np.unique(keys, axis=0)) == len(keys)
 
 
 def test_their_sums_add_up_to_those_of_one_process(sums, monkeypatch):
