@@ -36,19 +36,12 @@ class PlainEngine:
 
     Args:
       on_sum: Called with the rows and the mask of every chunk.
-      redraws: Whether rows get keys, which `keys` lists by chunk.
     """
 
     is_one_vector = False
 
-    def __init__(
-        self,
-        on_sum: Callable[[Any, Any], None] | None = None,
-        *,
-        redraws: bool = False,
-    ) -> None:
+    def __init__(self, on_sum: Callable[[Any, Any], None] | None = None) -> None:
         self.on_sum = on_sum
-        self.redraws = redraws
         self.keys: list[np.ndarray | None] = []
         self.chunks: list[tuple[np.ndarray, np.ndarray]] = []
         self.asked: list[str] = []
@@ -70,9 +63,6 @@ class PlainEngine:
         if self.on_sum is not None:
             self.on_sum(x, mask)
         return {"sum": (clipped(x) * mask[:, None]).sum(0)}
-
-    def redraws_rows(self, state: Any) -> bool:
-        return self.redraws
 
     def norm_counts(
         self, state: Any, rows: Mapping[str, Any], mask: Any, **_: Any

@@ -137,14 +137,16 @@ def compile_model(
     released = _released(program, [site.name for site in read.sites], reads_param)
     free = program.space.split(program.start)
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
-    noise_aware = _noise_aware(program, traced, read.size)
-    redraw = None if noise_aware is None else redrawing(graph, program.space)
+    is_noise_aware = _is_noise_aware(program, read.size)
+    redraw = redrawing(graph, program.space) if is_noise_aware else None
     return CompiledModel(
         program=program,
         read=tuple(site.name for site in read.sites),
         released=tuple(released),
         row_gradients=_row_gradients(program, traced, released, redraw),
-        noise_aware=noise_aware,
+        noise_aware=_noise_aware(program, traced, read.size)
+        if is_noise_aware
+        else None,
         log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -371,10 +373,8 @@ def _released(
     return [*of_guide, *released]
 
 
-def _noise_aware(
-    program: DpviProgram, traced: jex_core.ClosedJaxpr, num_read: int
-) -> NoiseAware | None:
-    """What makes the posterior know of the noise; None where the guide stays.
+def _is_noise_aware(program: DpviProgram, num_read: int) -> bool:
+    """Whether the posterior knows of the noise, or else the guide stays.
 
     It stays where there are many globals, where gradients in the globals are not what
     is released, where the caller asks for a guide or an iterate as it is, and next to
@@ -382,21 +382,32 @@ def _noise_aware(
 
     Args:
       program: The model's layout.
+      num_read: How many unconstrained globals observations depend on.
+    """
+    options = program.options
+    return (
+        program.guide is not None
+        and program.guide.family != "low_rank"
+        and program.perturbs_location
+        and options.averaging is not None
+        and not options.takes_newton_steps
+        and not program.graph.params
+        and 0 < num_read
+        and program.space.size <= MOST_INFORMED
+    )
+
+
+def _noise_aware(
+    program: DpviProgram, traced: jex_core.ClosedJaxpr, num_read: int
+) -> NoiseAware:
+    """What makes the posterior know of the noise, see `_is_noise_aware`.
+
+    Args:
+      program: The model's layout.
       traced: A row's ELBO in globals, parameters, row and key.
       num_read: How many unconstrained globals observations depend on.
     """
-    options, space = program.options, program.space
-    if (
-        program.guide is None
-        or program.guide.family == "low_rank"
-        or not program.perturbs_location
-        or options.averaging is None
-        or options.takes_newton_steps
-        or program.graph.params
-        or not num_read
-        or space.size > MOST_INFORMED
-    ):
-        return None
+    space = program.space
 
     def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
         return jax.tree.leaves((space.split(point), row, threefry_key(0)))

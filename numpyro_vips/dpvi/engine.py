@@ -88,8 +88,6 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
-# After this part of them they become shorter, down to this factor.
-SLOWING_AFTER, SHORTEST_STEP = 0.5, 0.2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
 _NOT_NOISE_AWARE = (
@@ -251,6 +249,15 @@ class DpviEngine:
         return None
 
     @property
+    def redrawn_after(self) -> int | None:
+        """When the other steps have got to where those that count are, if rows can be
+        drawn: where the model is far from the data, differences to redrawn rows are
+        long, and clipping them leaves little of the rows' own gradients."""
+        if self.compiled.row_gradients.of_redrawn is None:
+            return None
+        return self.program.options.num_approaching
+
+    @property
     def recentred(self) -> frozenset[str]:
         """No block: gradients are taken where the globals are, in every step."""
         return frozenset()
@@ -300,15 +307,14 @@ class DpviEngine:
 
         Under noise all steps together should go a fixed distance: the noise of a step
         grows like the root of the number of steps, so that with more steps each is
-        shorter. The last ones become shorter and shorter, so that noise does not lead
-        them to where the density is no parabola: a scale that is too small by a third
+        shorter. They become shorter from the first to the last, so that those that
+        count stay where the density is a parabola: a scale that is too small by a third
         doubles all gradients. An optimiser of the caller's own goes as far as it says.
         """
         if not is_private or self.program.options.has_own_optimizer:
             return (1.0,) * num_steps
         longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
-        part = np.arange(num_steps) / num_steps
-        slowing = np.interp(part, (SLOWING_AFTER, 1.0), (1.0, SHORTEST_STEP))
+        slowing = 1.0 - np.arange(num_steps) / num_steps
         return tuple((longest * slowing).tolist())
 
     def forgotten_steps(
@@ -367,7 +373,7 @@ class DpviEngine:
           scales: Factor of each block in the joint vector.
           clipping_norm: Bound on the norm of a row's joint vector; infinity clips
             nothing.
-          row_keys: 64 secret bits for each row, where `redraws_rows`.
+          row_keys: 64 secret bits for each row, where it is to be redrawn.
 
         Returns:
           The sum of every block in `scales`, not yet private.
@@ -394,16 +400,6 @@ class DpviEngine:
             ),
         )
         return {name: np.asarray(found[name]) for name in scales}
-
-    def redraws_rows(self, state: DpviState) -> bool:
-        """Whether gradients of redrawn rows are taken off, where rows can be drawn.
-
-        Not on the way to where the other steps are: where the model is far from the
-        data, differences are long, and clipping them leaves little of rows' gradients.
-        """
-        if self.compiled.row_gradients.of_redrawn is None:
-            return False
-        return int(state.step) >= self.program.options.num_approaching
 
     def compile_update(self, state: DpviState) -> None:
         """Starts to compile the optimiser's step; see `Engine.compile_update`."""

@@ -89,6 +89,11 @@ class Engine(Protocol):
         """
         ...
 
+    @property
+    def redrawn_after(self) -> int | None:
+        """After how many of its steps rows may be redrawn; None where none can be."""
+        ...
+
     # --- what the schedule is made of: public, known before rows are read -------------
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
@@ -164,17 +169,12 @@ class Engine(Protocol):
             `row_sums.DIAGNOSTICS` among them, rows are counted, too, whose factors and
             counts are no part of the joint vector that is clipped.
           clipping_norm: L2 bound on a row's joint vector.
-          row_keys: Secret bits of each row's own, see `privacy.row_keys`, where
-            `redraws_rows`: (number of rows, 2), uint32.
+          row_keys: Secret bits of each row's own, see `privacy.row_keys`, where a step
+            redraws rows: (number of rows, 2), uint32.
 
         Returns:
           The sum of each block in `scales`.
         """
-        ...
-
-    def redraws_rows(self, state: Any) -> bool:
-        """Whether what is clipped of rows depends on bits of their own at this state,
-        by which the model draws others in their places; see `bounded_sum`."""
         ...
 
     def norm_counts(

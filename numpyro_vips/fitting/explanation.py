@@ -45,6 +45,17 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
     )
 
 
+def notes_on_redrawn_rows(steps: Sequence[Step]) -> Iterable[str]:
+    """What `explain` says of steps that redraw rows, which depend on the budget."""
+    number = sum(step.redraws for step in steps)
+    if number:
+        yield (
+            f"The last {number} steps clip the difference between the gradient of a "
+            "row and that of a row which the model draws in its place, with the same "
+            "covariates. So clipping does not bias the result if the model is right."
+        )
+
+
 def with_number_of_rows(
     plan: Plan, prepared: PreparedFit, noise_multiplier: float | None
 ) -> Plan:

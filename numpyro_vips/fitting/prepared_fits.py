@@ -21,8 +21,9 @@ from numpyro_vips.fitting.engine_choice import (
     hides_curvature,
     prepare_fit,
 )
-from numpyro_vips.fitting.explanation import explain_plan
+from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
 from numpyro_vips.fitting.plan import Plan
+from numpyro_vips.fitting.redrawn_rows import with_redrawn_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
@@ -89,7 +90,17 @@ def prepared_fit(
             _kept[key, prepared.hides_curvature] = kept
             while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
-    return dataclasses.replace(kept.prepared, arguments=arguments), kept.plan
+    # Steps are planned up to a common factor, unless the caller fixed their noise.
+    factor = noise_multiplier if options.noise_multiplier is None else 1.0
+    steps = with_redrawn_rows(
+        kept.prepared.steps,
+        kept.prepared.engine,
+        num_rows=arguments.public_num_rows,
+        noise_multiplier=factor,
+    )
+    notes = (*kept.plan.notes, *notes_on_redrawn_rows(steps))
+    plan = dataclasses.replace(kept.plan, notes=notes)
+    return dataclasses.replace(kept.prepared, arguments=arguments, steps=steps), plan
 
 
 def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:

@@ -78,9 +78,7 @@ def release(
     selection = select_rows(step.event, arguments.num_rows, random.sampling)
 
     clips = step.clipping_norm is not None and math.isfinite(step.clipping_norm)
-    row_keys = None
-    if clips and engine.redraws_rows(state):
-        row_keys = RowKeys(random.sampling)
+    row_keys = RowKeys(random.sampling) if step.redraws and clips else None
 
     def sum_of(numbered: tuple[int, Chunk]) -> dict[str, np.ndarray]:
         place, chunk = numbered

@@ -46,6 +46,8 @@ class Step:
         statistics of a later step are taken.
       recentres: Whether these points are taken before it; see `Engine.recentre`.
       parts: The parts of its blocks that share a norm.
+      redraws: Whether rows get keys, by which the model draws others in their places;
+        see `Engine.bounded_sum`.
       noise_excess: Standard deviation of the noise that is added over that which is
         priced, as where several parties add noise (`parties.py`).
     """
@@ -62,6 +64,7 @@ class Step:
     is_pilot: bool = False
     recentres: bool = False
     parts: tuple[NormPart, ...] = ()
+    redraws: bool = False
     noise_excess: float = 1.0
 
     @property

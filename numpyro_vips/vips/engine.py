@@ -219,6 +219,11 @@ class VipsEngine:
     def row_simulator(self) -> RowSimulator | None:
         return self.on_rows.simulator
 
+    @property
+    def redrawn_after(self) -> None:
+        """None: what clipping takes off is worked out after the release."""
+        return None
+
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         adaptive = {block.name for block in self.blocks("adaptive")}
         return default_num_steps(
@@ -470,9 +475,6 @@ class VipsEngine:
         bound = Bound(blocks, clipping_norm, sampling_rate, release)
         clipped = {**state.clipped, **dict.fromkeys(blocks, bound)}
         return state._replace(clipped=clipped)
-
-    def redraws_rows(self, state: VipsState) -> bool:
-        return False  # What clipping takes off sums is worked out after the release.
 
     def compile_update(self, state: VipsState) -> None:
         """Starts to compile the solution for the globals; see `Engine`."""

@@ -58,11 +58,11 @@ def test_rows_that_are_redrawn_have_keys_of_their_place_in_the_batch(
     monkeypatch: Any,
 ) -> None:
     """However it is split; in another step, or from another generator, others."""
-    step = step_of(nv.Poisson(0.9), noise=1.0)
+    step = dataclasses.replace(step_of(nv.Poisson(0.9), noise=1.0), redraws=True)
 
     def keys_of_rows(seed: int, size: int | None) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
-        engine = PlainEngine(redraws=True)
+        engine = PlainEngine()
         monkeypatch.setattr(private_step, "MAX_WORKERS", 1)  # Chunks in order.
         released(step, engine, seed=seed, max_batch_size=size)
         for (x, mask), keys in zip(engine.chunks, engine.keys, strict=True):
@@ -78,9 +78,10 @@ def test_rows_that_are_redrawn_have_keys_of_their_place_in_the_batch(
 
 
 def test_rows_have_no_keys_where_none_are_redrawn_or_clipped() -> None:
-    unclipped = dataclasses.replace(step_of(nv.FullBatch()), clipping_norm=math.inf)
-    for step, redraws in ((step_of(nv.FullBatch()), False), (unclipped, True)):
-        engine = PlainEngine(redraws=redraws)
+    plain = step_of(nv.FullBatch())
+    unclipped = dataclasses.replace(plain, clipping_norm=math.inf, redraws=True)
+    for step in (plain, unclipped):
+        engine = PlainEngine()
         with contextlib.suppress(AssertionError):  # The engine knows one norm.
             released(step, engine)
         assert engine.keys == [None]

@@ -86,18 +86,13 @@ def test_a_row_has_its_own_latents_drawn_too() -> None:
 def test_a_model_that_cannot_draw_rows_is_fitted_without() -> None:
     engine = engine_of(not_drawn, X, X)
     assert redrawing(engine.program.graph, engine.space) is None
-    assert engine.compiled.row_gradients.of_redrawn is None
-    late = engine.initial_state(jax.random.key(0))._replace(step=jnp.int32(150))
-    assert not engine.redraws_rows(late)
+    assert engine.redrawn_after is None
+    assert engine.redrawn_after is None
 
 
-def test_rows_are_redrawn_where_scores_count_and_not_before() -> None:
-    engine = engine_of(durations, X, np.ones_like(X), num_steps=40)
-    state = engine.initial_state(jax.random.key(0))
-    steps = [
-        engine.redraws_rows(state._replace(step=jnp.int32(step))) for step in range(40)
-    ]
-    assert steps == [False] * 20 + [True] * 20
+def test_rows_are_redrawn_in_the_steps_whose_scores_count() -> None:
+    engine = engine_of(durations, X, np.ones_like(X), num_steps=41)
+    assert engine.redrawn_after == engine.program.options.num_approaching == 21
 
 
 @pytest.mark.parametrize(
@@ -105,4 +100,4 @@ def test_rows_are_redrawn_where_scores_count_and_not_before() -> None:
 )
 def test_fits_whose_posterior_is_the_guide_are_as_ever(settings: Any) -> None:
     engine = engine_of(durations, X, np.ones_like(X), **settings)
-    assert engine.compiled.row_gradients.of_redrawn is None
+    assert engine.redrawn_after is None
