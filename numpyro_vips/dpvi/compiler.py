@@ -392,7 +392,7 @@ def _is_noise_aware(program: DpviProgram, num_read: int) -> bool:
         and options.averaging is not None
         and not options.takes_newton_steps
         and not program.graph.params
-        and 0 < num_read
+        and num_read > 0
         and program.space.size <= MOST_INFORMED
     )
 
