@@ -23,6 +23,8 @@ _STANDING_OUT = 3.0
 # Gradients add up to zero near the optimum, so clipping some of them does less harm
 # than to sums of counts, and the histogram of norms makes use of that.
 _WORTH_A_WARNING_OF_GRADIENTS = 0.25
+# Clipped differences to redrawn rows do so at any norm, if the model is right.
+_WORTH_A_WARNING_OF_DIFFERENCES = 0.5
 # By how much a larger norm is larger that the caller may try.
 _LARGER = 2.0
 # More names than these make no sentence.
@@ -43,14 +45,17 @@ def warnings_on_rows(
     found = []
     shares = progress.shares
     limit = _WORTH_A_WARNING
+    reporting = [step for step in progress.steps if step.reports]
     if progress.balanced:
         limit = _WORTH_A_WARNING_OF_GRADIENTS
+    if any(step.redraws for step in reporting):
+        limit = _WORTH_A_WARNING_OF_DIFFERENCES
     if _is_notable(shares.get(CLIPPED_ROWS), limit):
-        step = [step for step in progress.steps if step.reports][-1]
+        step = reporting[-1]
         effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
         found.append(
             f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
-            f"{_what_was_cut(prepared, step, effect)} {_consequence(effect)} "
+            f"{_what_was_cut(prepared, step, effect)} {_consequence(step, effect)} "
             f"{_remedies(prepared, options, progress, step, effect)}"
         )
     if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
@@ -88,10 +93,13 @@ def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> 
     assert step.clipping_norm is not None
     if prepared.engine.is_one_vector:
         sites = _listed([repr(name) for name in effect.pulls])
-        return (
-            f"their gradients in {sites} were longer than {step.clipping_norm:.3g}, "
-            "and were shortened to that."
-        )
+        longer = f"their gradients in {sites} were longer than {step.clipping_norm:.3g}"
+        if step.redraws:
+            return (
+                f"{longer}, to which their differences to gradients of rows that the "
+                "model draws were shortened."
+            )
+        return f"{longer}, and were shortened to that."
     names = [block.name for block in step.blocks]
     if len(names) == 1:
         norm = step.clipping_norm / step.blocks[0].scale
@@ -114,7 +122,7 @@ _CONSEQUENCES: Mapping[Pull, str] = {
 }
 
 
-def _consequence(effect: ClippingEffect) -> str:
+def _consequence(step: Step, effect: ClippingEffect) -> str:
     """What follows for which global, the directions that are known first."""
     texts = []
     for pull, text in _CONSEQUENCES.items():
@@ -124,6 +132,11 @@ def _consequence(effect: ClippingEffect) -> str:
             verbs = {"come": "comes" if one else "come", "be": "is" if one else "are"}
             texts.append(text.format(sites=_listed(sites), **verbs))
     joined = "; ".join(texts)
+    if step.redraws:
+        return (
+            "If the model is right, this biases nothing. If it is not, rows that "
+            f"surprise it count less than they would without clipping: {joined}."
+        )
     if effect.is_corrected:
         return (
             "Of what was cut off a part has been added back, as rows lose it that the "
