@@ -48,7 +48,6 @@ from numpyro_vips.dpvi.description import (
     notes,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
-from numpyro_vips.dpvi.gradients.clipped_gradients import Redrawing
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.guides import DrawsPosterior
@@ -394,10 +393,7 @@ class DpviEngine:
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
             float(clipping_norm),
-            Redrawing(
-                row_keys is not None,
-                np.zeros((len(mask), 2), np.uint32) if row_keys is None else row_keys,
-            ),
+            row_keys,
         )
         return {name: np.asarray(found[name]) for name in scales}
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.compiler import CompiledModel
-from numpyro_vips.dpvi.gradients.clipped_gradients import Redrawing
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import Draws
@@ -43,12 +42,12 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
-        redrawing: Redrawing,
+        row_keys: UInt32[Array, "rows 2"] | None,
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
         shared = self._compiled.program.shared(variational, key, draws)
         return self._compiled.row_gradients.clipped_sum(
-            shared, self._as_traced(rows), mask, scales, clipping_norm, redrawing
+            shared, self._as_traced(rows), mask, scales, clipping_norm, row_keys
         )
 
     def _clipped_information(

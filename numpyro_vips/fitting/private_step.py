@@ -188,7 +188,7 @@ def rehearse(
         _, size = chunks_of(step, arguments.public_num_rows, max_batch_size)
         names = tuple(block.name for block in step.blocks)
         counts = bool(step.counted) + step.is_by_column
-        kinds[names, counts, step.is_pilot, size] = step
+        kinds[names, counts, step.is_pilot, step.redraws, size] = step
     kinds = {kind: step for kind, step in kinds.items() if kind not in rehearsed}
     # Sums first: what comes after them compiles beside the counts.
     kinds = dict(sorted(kinds.items(), key=lambda item: item[0][1]))
@@ -199,7 +199,8 @@ def rehearse(
             for name, row in arguments.row_shapes().items()
         }
         mask = np.zeros(size, bool)
-        return _chunk_sum(engine, step, state, arguments.as_taken(rows), mask)
+        keys = np.zeros((size, 2), np.uint32) if step.redraws else None
+        return _chunk_sum(engine, step, state, arguments.as_taken(rows), mask, keys)
 
     with concurrent.futures.ThreadPoolExecutor(MAX_WORKERS) as pool:
         with compiled_by(pool):

@@ -110,18 +110,6 @@ class _RowGradient(NamedTuple):
 Redraw = Callable[[Any, Mapping[str, Any], PRNGKeyArray], Mapping[str, Any]]
 
 
-class Redrawing(NamedTuple):
-    """Whether a step clips differences to redrawn rows, and what these are drawn by.
-
-    Attributes:
-      is_on: Whether it does.
-      row_keys: 64 secret bits for each row, see `privacy.row_keys`.
-    """
-
-    is_on: Any
-    row_keys: UInt32[Array | np.ndarray, "rows 2"]
-
-
 class _PartialSum(NamedTuple):
     """What some rows add up to.
 
@@ -277,7 +265,7 @@ class RowGradients:
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
         clipping_norm: Any,
-        redrawing: Redrawing,
+        row_keys: UInt32[Array | np.ndarray, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, "..."]]:
         """The sum that `DpviEngine.bounded_sum` describes, in double precision.
 
@@ -288,6 +276,12 @@ class RowGradients:
         small numbers are zero, so that a row could count with a norm of zero; and
         errors of rounding grow with the number of rows, and all of them change when one
         row is left out.
+
+        Args:
+          shared: What all rows share.
+          rows, mask, scales, clipping_norm: See `DpviEngine.bounded_sum`.
+          row_keys: 64 secret bits for each row, see `privacy.row_keys`. Where rows can
+            be drawn anew, what is clipped then are differences to redrawn ones.
         """
         # Which precision a row is worked on in is for the caller to say.
         is_double = jnp.result_type(float) == jnp.float64
@@ -311,40 +305,33 @@ class RowGradients:
                 found, in_double(leaf_scales)
             )
 
-        def sum_of(found: _RowGradient, norms: Norms, mask: Any) -> dict[int, Any]:
+        def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
+            bound = in_double(clipping_norm)
+            found = gradients(self._of_rows, piece["rows"])
+            norms = norms_of(found)
+            counts = diagnostic_counts(norms, mask, bound)
+            if is_redrawn:
+                redrawn = gradients(
+                    self._of_redrawn_rows, (piece["rows"], piece["keys"])
+                )
+                found = _difference(found, redrawn, norms_of(redrawn))
+                norms = norms_of(found)
             clipped = jax.vmap(_clipped, in_axes=(0, 0, None, 0))(
-                found.leaves, norms, in_double(clipping_norm), mask
+                found.leaves, norms, bound, mask
             )
-            return {
+            sums = {
                 leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
                 if leaf in uses
                 else jnp.sum(each, 0)
                 for leaf, each in clipped.items()
             }
+            return _PartialSum(sums, counts)
 
-        def piece_sum(rows_and_keys: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
-            rows, row_keys = rows_and_keys["rows"], rows_and_keys["keys"]
-            found = gradients(self._of_rows, rows)
-            norms = norms_of(found)
-
-            def of_differences() -> dict[int, Any]:
-                redrawn = gradients(self._of_redrawn_rows, (rows, row_keys))
-                difference = _difference(found, redrawn, norms_of(redrawn))
-                return sum_of(difference, norms_of(difference), mask)
-
-            if self.of_redrawn is None:
-                total = sum_of(found, norms, mask)
-            else:
-                total = jax.lax.cond(
-                    redrawing.is_on, of_differences, lambda: sum_of(found, norms, mask)
-                )
-            counts = diagnostic_counts(norms, mask, in_double(clipping_norm))
-            return _PartialSum(total, counts)
-
+        is_redrawn = row_keys is not None and self.of_redrawn is not None
+        pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
         with jax.enable_x64(True):
             size = self._rows_at_a_time(like)
-            rows_and_keys = {"rows": rows, "keys": redrawing.row_keys}
-            total, _ = sum_over_rows(piece_sum, rows_and_keys, mask, size)
+            total, _ = sum_over_rows(piece_sum, pieces, mask, size)
             return self._blocks(total.leaves) | total.counts
 
     def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:

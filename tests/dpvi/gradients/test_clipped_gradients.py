@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
-    Redrawing,
     ReleasedLeaves,
     RowGradients,
     Shared,
@@ -52,9 +51,6 @@ def gradients(function: Any = elbo, **options: Any) -> tuple[RowGradients, Share
     return RowGradients(program, released, num_particles=1, **options), shared
 
 
-NO_KEYS = np.zeros((9, 2), np.uint32)
-
-
 @functools.cache
 def compiled(redraw: Any = None) -> Any:
     row_gradients, shared = gradients(redraw=redraw)
@@ -73,8 +69,7 @@ def clipped_sum(
     """Of rows as they are, or with `keys` less rows that are redrawn by them."""
     arrays = {name: jnp.asarray(array) for name, array in rows.items()}
     scales = scales or {"w": 1.0, "b": 1.0}
-    redrawing = Redrawing(keys is not None, NO_KEYS if keys is None else keys)
-    found = compiled(redraw)(arrays, jnp.asarray(mask), scales, norm, redrawing)
+    found = compiled(redraw)(arrays, jnp.asarray(mask), scales, norm, keys)
     return {name: np.asarray(array) for name, array in found.items()}
 
 
@@ -208,18 +203,18 @@ def test_clipped_differences_add_up_to_zero_at_the_truth() -> None:
     rows = {"x": np.zeros((count, 3), np.float32), "y": y}
     keys = RNG.integers(0, 2**32, (count, 2), dtype=np.uint32)
     row_gradients, shared = gradients(exponential, redraw=exponential_row)
-    for is_on in (True, False):
+    for is_redrawn in (True, False):
         found = row_gradients.clipped_sum(
             shared,
             {name: jnp.asarray(array) for name, array in rows.items()},
             jnp.ones(count, bool),
             {"w": 1.0, "b": 1.0},
             0.5,
-            Redrawing(is_on, keys),
+            keys if is_redrawn else None,
         )
         # A row's clipped gradient has a standard deviation below 0.5.
         score = float(found["b"]) / (0.5 * np.sqrt(count))
-        assert abs(score) < 4.0 if is_on else score > 10.0
+        assert abs(score) < 4.0 if is_redrawn else score > 10.0
 
 
 def test_norms_are_those_of_the_blocks() -> None:
