@@ -31,8 +31,10 @@ Bernoulli, probit  50      10,000 0.3  0.23  0.341, 0.342  0.281, 0.274
 Bernoulli, logit   100     20,000 0.3  0.27  0.261, 0.282  0.153, 0.095
 ================== ======= ====== ==== ===== ============= =============
 
-With up to five columns and ratios of up to 0.07 errors were a third smaller in the
-mean, and those of scales and shapes half as large. Ten data sets each.
+Ten data sets each. Of nine models with one to five columns and 2,000 rows, such as
+Weibull, Gamma, Beta and negative binomial regressions, errors became smaller by a third
+at ε = 0.3 and by an eighth at ε = 1, those of scales and shapes most, and intervals of
+90 % that held the truth in 79 and 85 % hold it in 93 and 90 %.
 """
 
 import dataclasses
