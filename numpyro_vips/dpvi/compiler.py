@@ -270,8 +270,8 @@ def _row_gradients(
         program.shared, program.initial(key), *program.draws(key, np.int32(0))
     )
     programs: list[tuple[Any, Any]] = [(found.of_row, program.row)]
-    if found.of_redrawn is not None:
-        programs.append((found.of_redrawn, (program.row, np.zeros(2, np.uint32))))
+    if found.of_pair is not None:
+        programs.append((found.of_pair, (program.row, np.zeros(2, np.uint32))))
     for of_row, row in programs:
         check_derivatives(
             of_row,

@@ -252,7 +252,7 @@ class DpviEngine:
         """When the other steps have got to where those that count are, if rows can be
         drawn: where the model is far from the data, differences to redrawn rows are
         long, and clipping them leaves little of the rows' own gradients."""
-        if self.compiled.row_gradients.of_redrawn is None:
+        if self.compiled.row_gradients.of_pair is None:
             return None
         return self.program.options.num_approaching
 

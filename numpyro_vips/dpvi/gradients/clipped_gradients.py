@@ -13,6 +13,7 @@ Künsch, Stefanski and Carroll (1989), who take the mean of clip(g*) off instead
 no bound on the difference would survive.
 """
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -127,8 +128,7 @@ class RowGradients:
 
     Attributes:
       of_row: What one row's program is: `_gradient_of_row`, compiled.
-      of_redrawn: That of a row in its place, `_gradient_of_redrawn`, compiled; None
-        where none can be drawn.
+      of_pair: Likewise `_pair_of_gradients`; None where no row can be redrawn.
     """
 
     def __init__(
@@ -149,8 +149,7 @@ class RowGradients:
           num_particles: Draws from the guide.
           arguments: The program's globals and parameters for a tree and a draw; None
             if they are the tree.
-          redraw: Draws rows anew, where they can be. No gradient is then kept as a
-            product, for a difference of products is none.
+          redraw: Draws rows anew, where they can be.
 
         Raises:
           UnsafeModelError: See `separate_rows.check_row_program`.
@@ -162,18 +161,23 @@ class RowGradients:
         self._arguments = arguments or (lambda tree, draw: tree)
         self._closed = program
         leaves = [leaf for entry in released for leaf in entry.leaves]
-        is_direct = arguments is None and num_particles == 1 and redraw is None
+        is_direct = arguments is None and num_particles == 1
         self._program = FactoredProgram(program, leaves if is_direct else ())
+        # Entry by entry: a difference of products is none.
+        self._whole = FactoredProgram(program, ())
         self._redraw = redraw
-        self.of_row = jax.jit(self._gradient_of_row)
-        self.of_redrawn = None if redraw is None else jax.jit(self._gradient_of_redrawn)
+        self.of_row = jax.jit(functools.partial(self._gradient_of_row, self._program))
+        self.of_pair = None if redraw is None else jax.jit(self._pair_of_gradients)
         self._of_rows = over_rows(self.of_row)
-        self._of_redrawn_rows = over_rows(self.of_redrawn or self.of_row)
+        self._of_pairs = over_rows(self.of_pair or self.of_row)
 
-    def _gradient_of_row(self, shared: Shared, row: Mapping[str, Any]) -> _RowGradient:
+    def _gradient_of_row(
+        self, program: FactoredProgram, shared: Shared, row: Mapping[str, Any]
+    ) -> _RowGradient:
         """One row's gradient of its ELBO, a mean over the draws of all particles.
 
         Args:
+          program: The row's ELBO.
           shared: The variational parameters, the step's draws of globals, and its key.
           row: One row of every private argument.
 
@@ -186,7 +190,7 @@ class RowGradients:
         # Of the row's content, not its place in the batch: otherwise taking one row
         # away would change what the others contribute.
         row_key = jax.random.fold_in(key, _fingerprint(row))
-        uses = self._program.uses
+        uses = program.uses
 
         def particle(number: Any, draw: Shaped[Array, "..."]) -> _RowGradient:
             local_key = jax.random.fold_in(row_key, number)
@@ -195,7 +199,7 @@ class RowGradients:
                 return jax.tree.leaves((*self._arguments(tree, draw), row, local_key))
 
             def elbo(tree: Any, taps: Any) -> tuple[Float[Array, ""], Any]:
-                (value, in_support), others = self._program(inputs(tree), taps)
+                (value, in_support), others = program(inputs(tree), taps)
                 return value, (in_support, others)
 
             taps = {leaf: jnp.zeros(use.shape, use.dtype) for leaf, use in uses.items()}
@@ -219,14 +223,17 @@ class RowGradients:
         frames = jax.tree.map(lambda x: x[0], found.frames)
         return _RowGradient(leaves, frames, jnp.all(found.is_valid))
 
-    def _gradient_of_redrawn(
+    def _pair_of_gradients(
         self, shared: Shared, row_and_key: tuple[Mapping[str, Any], UInt32[Array, "2"]]
-    ) -> _RowGradient:
-        """The gradient of a row that the model draws in the place of this one."""
+    ) -> tuple[_RowGradient, _RowGradient]:
+        """A row's gradient, and that of the row that is drawn in its place."""
         assert self._redraw is not None
         row, bits = row_and_key
         redrawn = self._redraw(shared.tree, row, as_threefry(bits))
-        return self._gradient_of_row(shared, redrawn)
+        return (
+            self._gradient_of_row(self._whole, shared, row),
+            self._gradient_of_row(self._whole, shared, redrawn),
+        )
 
     def norms(
         self, shared: Shared, rows: Mapping[str, Any]
@@ -285,7 +292,8 @@ class RowGradients:
         """
         # Which precision a row is worked on in is for the caller to say.
         is_double = jnp.result_type(float) == jnp.float64
-        uses = self._program.uses
+        is_redrawn = row_keys is not None and self.of_pair is not None
+        uses = {} if is_redrawn else self._program.uses
         like = jax.tree.leaves(shared.tree)
         leaf_scales = {
             leaf: scales[entry.block.name]
@@ -293,12 +301,12 @@ class RowGradients:
             for leaf in entry.leaves
         }
 
-        def gradients(of_rows: Any, rows: Any) -> _RowGradient:
+        def gradients(of_rows: Any, rows: Any) -> Any:
             with jax.enable_x64(is_double):
                 # Else XLA may work out a number twice, for the norm and for the sum,
                 # and round it in two ways.
                 found = jax.lax.optimization_barrier(of_rows(shared, rows))
-            return found._replace(leaves=in_double(found.leaves))
+            return in_double(found)
 
         def norms_of(found: _RowGradient) -> Norms:
             return jax.vmap(_joint_norm, in_axes=(0, None))(
@@ -307,17 +315,15 @@ class RowGradients:
 
         def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             bound = in_double(clipping_norm)
-            found = gradients(self._of_rows, piece["rows"])
-            norms = norms_of(found)
-            counts = diagnostic_counts(norms, mask, bound)
             if is_redrawn:
-                redrawn = gradients(
-                    self._of_redrawn_rows, (piece["rows"], piece["keys"])
-                )
-                found = _difference(found, redrawn, norms_of(redrawn))
-                norms = norms_of(found)
+                own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
+                found = _difference(own, redrawn, norms_of(redrawn))
+                counts = diagnostic_counts(norms_of(own), mask, bound)
+            else:
+                found = gradients(self._of_rows, piece["rows"])
+                counts = diagnostic_counts(norms_of(found), mask, bound)
             clipped = jax.vmap(_clipped, in_axes=(0, 0, None, 0))(
-                found.leaves, norms, bound, mask
+                found.leaves, norms_of(found), bound, mask
             )
             sums = {
                 leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
@@ -327,24 +333,25 @@ class RowGradients:
             }
             return _PartialSum(sums, counts)
 
-        is_redrawn = row_keys is not None and self.of_redrawn is not None
         pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
         with jax.enable_x64(True):
-            size = self._rows_at_a_time(like)
+            size = self._rows_at_a_time(like, is_redrawn=is_redrawn)
             total, _ = sum_over_rows(piece_sum, pieces, mask, size)
             return self._blocks(total.leaves) | total.counts
 
-    def _rows_at_a_time(self, like: Sequence[Float[Array, "..."]]) -> int:
+    def _rows_at_a_time(
+        self, like: Sequence[Float[Array, "..."]], *, is_redrawn: bool = False
+    ) -> int:
         numbers = 0
         for entry in self._released:
             for leaf in entry.leaves:
                 use = self._program.uses.get(leaf)
-                if use is None:
+                if is_redrawn:
+                    numbers += 2 * like[leaf].size
+                elif use is None:
                     numbers += like[leaf].size
                 else:
                     numbers += math.prod(use.shape) + use.frame_size
-        if self.of_redrawn is not None:
-            numbers *= 2
         return piece_length(numbers * self._num_particles, _MOST_GRADIENT_NUMBERS)
 
     def _blocks(
