@@ -547,6 +547,56 @@ def pilot_scores(count: int, *, epsilon: float) -> tuple[np.ndarray, np.ndarray,
     return absent, present, claimed
 
 
+def durations(y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("patients", y.shape[0]):
+        numpyro.sample("y", dist.Exponential(rate), obs=y)
+
+
+def redrawn_scores(
+    count: int, *, noise_multiplier: float
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """What a step that redraws rows betrays of the first one.
+
+    Without it every other row has the place, and the bits, that the one before it had.
+    Short and long durations take turns: to who knows the bits, all rows change.
+
+    Args:
+      count: Number of releases from either data set.
+      noise_multiplier: Of the step.
+
+    Returns:
+      The released gradients, times -1, without the row and with it, and the μ that is
+      claimed. With the bits of the key 0 they are larger with it.
+    """
+    rows = np.tile(np.array([0.02, 3.0], np.float32), 200)
+    options = {
+        "engine": "dpvi",
+        "num_steps": 2,
+        "num_rows": len(rows),
+        "clipping_norm": 0.5,
+        "noise_multiplier": noise_multiplier,
+        "diagnostics": False,
+    }
+    case = WorstCase(
+        model=durations,
+        absent=rows[1:],
+        present=rows,
+        options=options,
+        score=lambda params: 0.0,
+    )
+
+    def redrawing(steps: Sequence[Step]) -> Step:
+        return next(step for step in steps if step.redraws)
+
+    step, found = _released(case, case.vi(), redrawing, count, noise_multiplier)
+    absent, present = (
+        -np.array([float(released["loc"][0]) for released in of_world])
+        for of_world in found
+    )
+    return absent, present, 1.0 / step.noise_multiplier
+
+
 def _released(
     case: WorstCase,
     vi: nv.PrivateVI,

@@ -30,6 +30,7 @@ from _worst_cases import (
     moment_scores,
     one_run,
     pilot_scores,
+    redrawn_scores,
     reporting_scores,
     topics_case,
     topics_sum,
@@ -44,6 +45,7 @@ from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
+from numpyro_vips.privacy.row_keys import RowKeys
 from numpyro_vips.schema.moments import PLACES, SQUARES
 from numpyro_vips.vips.engine import VipsEngine
 
@@ -401,6 +403,20 @@ def test_what_is_released_beside_steps_without_noise_is_caught(
     absent, present, mu = scores(200, noise_multiplier=4.0)
     bound = epsilon_bound_from_runs(absent, present, DELTA, CONFIDENCE)
     assert bound > epsilon_of_full_batch(mu)
+
+
+def known_keys(self: RowKeys, rng: Any) -> None:
+    """As if rows were redrawn by a stream that everybody knows."""
+    self._key = 0
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_bits_that_rows_are_redrawn_by_must_be_secret(is_known, monkeypatch):
+    if is_known:
+        monkeypatch.setattr(RowKeys, "__init__", known_keys)
+    absent, present, claimed = redrawn_scores(200, noise_multiplier=1.0)
+    mu = mu_bound_from_runs(absent, present, CONFIDENCE, 1.0)
+    assert mu > claimed if is_known else mu < claimed
 
 
 @pytest.mark.audit
