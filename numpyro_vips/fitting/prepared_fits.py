@@ -23,7 +23,7 @@ from numpyro_vips.fitting.engine_choice import (
 )
 from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
 from numpyro_vips.fitting.plan import Plan
-from numpyro_vips.fitting.redrawn_rows import with_redrawn_rows
+from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments

@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.redrawn_rows import HIDDEN, with_redrawn_rows
+from numpyro_vips.fitting.redrawing_steps import HIDDEN, with_redrawn_rows
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
