@@ -87,6 +87,10 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
+# After which part of them rows are redrawn. Without it the first steps follow clipped
+# gradients to where these add up to zero, which may be far off, as where few rows have
+# an event.
+REDRAWN_AFTER = 0.2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
 _NOT_NOISE_AWARE = (
@@ -189,6 +193,9 @@ class DpviEngine:
             num_waiting=math.floor(WAITING * (num_steps or DEFAULT_STEPS)),
             num_approaching=math.ceil(APPROACH * (num_steps or DEFAULT_STEPS)),
         )
+        self._num_before_redrawing = math.ceil(
+            REDRAWN_AFTER * (num_steps or DEFAULT_STEPS)
+        )
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program
         self.space = self.program.space
@@ -249,12 +256,14 @@ class DpviEngine:
 
     @property
     def redrawn_after(self) -> int | None:
-        """When the other steps have got to where those that count are, if rows can be
-        drawn: where the model is far from the data, differences to redrawn rows are
-        long, and clipping them leaves little of the rows' own gradients."""
+        """When norms have been found again for the first time, if rows can be drawn.
+
+        At the start, where the model is far from the data, differences to redrawn rows
+        are long, and clipping them leaves little of the rows' own gradients.
+        """
         if self.compiled.row_gradients.of_pair is None:
             return None
-        return self.program.options.num_approaching
+        return self._num_before_redrawing
 
     @property
     def recentred(self) -> frozenset[str]:

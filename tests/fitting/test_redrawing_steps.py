@@ -75,14 +75,14 @@ def plan(epsilon: float, **options: Any) -> nv.Plan:
 
 def test_explain_says_so_for_the_budget_that_is_asked_about() -> None:
     """Though all budgets share one prepared fit."""
-    said = ["The last 100 steps clip the difference" in str(plan(e)) for e in (1, 0.01)]
+    said = ["The last 160 steps clip the difference" in str(plan(e)) for e in (1, 0.01)]
     assert said == [True, False]
-    assert "The last 10 steps" in str(plan(1.0, num_steps=20))
+    assert "The last 16 steps" in str(plan(1.0, num_steps=20))
 
 
 def test_a_fixed_noise_decides_as_the_budget_does() -> None:
     few, much = (plan(1e3, noise_multiplier=s, num_steps=20) for s in (1.0, 1e4))
-    assert "The last 10 steps" in str(few) and "steps clip the" not in str(much)
+    assert "The last 16 steps" in str(few) and "steps clip the" not in str(much)
 
 
 @pytest.mark.thorough
