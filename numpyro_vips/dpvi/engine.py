@@ -87,7 +87,8 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
-# After which part of them rows are redrawn. Without it the first steps follow clipped
+# After which part of them rows are redrawn, when their norms have just been counted
+# again; see `schedule.REFRESHED_AFTER`. Without it the first steps follow clipped
 # gradients to where these add up to zero, which may be far off, as where few rows have
 # an event.
 REDRAWN_AFTER = 0.2
@@ -183,6 +184,7 @@ class DpviEngine:
         )
         if guide is None:
             guide = "full_rank" if takes_newton_steps else "mean_field"
+        num_planned = num_steps or DEFAULT_STEPS
         options = ProgramOptions(
             num_particles=num_particles,
             perturb=perturb,
@@ -190,12 +192,10 @@ class DpviEngine:
             is_analytic=isinstance(loss, TraceMeanField_ELBO),
             has_own_optimizer=optimizer is not None,
             takes_newton_steps=takes_newton_steps,
-            num_waiting=math.floor(WAITING * (num_steps or DEFAULT_STEPS)),
-            num_approaching=math.ceil(APPROACH * (num_steps or DEFAULT_STEPS)),
+            num_waiting=math.floor(WAITING * num_planned),
+            num_approaching=math.ceil(APPROACH * num_planned),
         )
-        self._num_before_redrawing = math.ceil(
-            REDRAWN_AFTER * (num_steps or DEFAULT_STEPS)
-        )
+        self._num_before_redrawing = math.ceil(REDRAWN_AFTER * num_planned)
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program
         self.space = self.program.space

@@ -62,7 +62,7 @@ def prepared_fit(
     """A prepared fit and its plan, from what is kept or else by `prepare_fit`.
 
     Fits that differ by nothing but their budgets are alike, unless noise hides the
-    curvature of one of them alone.
+    curvature of one of them alone. Which of their steps redraw rows is said each time.
 
     Returns:
       The fit with these arguments, and what `explain` says about it.

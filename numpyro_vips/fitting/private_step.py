@@ -63,7 +63,7 @@ def release(
       arguments: The model's, with the rows.
       engine, state: What sums rows, and the state before the step.
       step: What is released.
-      random: Draws rows and noise.
+      random: Draws rows, what these are redrawn by, and noise.
       max_batch_size: Most rows that are worked on at a time.
       on_rows: Called after each chunk with how many rows are done, as is public.
       reducer: Where the batch is summed; by default in this process.

@@ -14,14 +14,11 @@ do: to whoever knows it, leaving a row out changes what all later rows contribut
 """
 
 import numpy as np
-import randomgen
 from jaxtyping import UInt32
 
-from numpyro_vips.privacy.secure_random import CHACHA_ROUNDS
+from numpyro_vips.privacy.secure_random import chacha20
 
 _KEY_BYTES = 32
-# The generator's counter counts words of 32 bits.
-_WORDS = 2
 
 
 class RowKeys:
@@ -42,11 +39,9 @@ class RowKeys:
           start: The first place.
           count: How many places there are.
         """
-        generator = randomgen.ChaCha(
-            key=self._key, counter=_WORDS * start, rounds=CHACHA_ROUNDS
-        )
-        words = np.asarray(generator.random_raw(count), "<u8")
-        return words.view("<u4").reshape(count, _WORDS).astype(np.uint32)
+        numbers = chacha20(self._key, start=start).random_raw(count)
+        halves = np.asarray(numbers, "<u8").view("<u4")
+        return halves.reshape(count, 2).astype(np.uint32)
 
     def __reduce__(self) -> str:
         raise TypeError("RowKeys cannot be copied or pickled: each is used once.")

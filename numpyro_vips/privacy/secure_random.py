@@ -15,7 +15,7 @@ import numpy as np
 import randomgen
 
 _KEY_BITS = 256
-CHACHA_ROUNDS = 20
+_ROUNDS = 20
 
 
 class SecureRandom:
@@ -99,8 +99,14 @@ def fresh_key() -> str:
     return f"{secrets.randbits(_KEY_BITS):064x}"
 
 
+def chacha20(key: int, *, start: int = 0) -> np.random.BitGenerator:
+    """The stream of a 256-bit key, after the first `start` numbers of 64 bits."""
+    # The counter is one of 32-bit words.
+    return randomgen.ChaCha(key=key, counter=2 * start, rounds=_ROUNDS)
+
+
 def _generator(key: int) -> np.random.Generator:
-    return np.random.Generator(randomgen.ChaCha(key=key, rounds=CHACHA_ROUNDS))
+    return np.random.Generator(chacha20(key))
 
 
 def _checked_seed(seed: Any) -> int:

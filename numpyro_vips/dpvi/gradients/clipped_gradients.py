@@ -8,9 +8,9 @@ not add up to zero at the truth. Where rows can be drawn anew (`redrawn_rows.py`
 later steps therefore clip g − g*, with g* the gradient of a row that the model draws in
 the row's place. If the model is right, g and g* have the same distribution given the
 row's covariates, and clip(g − g*) is odd in them: its mean is zero at the truth,
-whatever the clipping norm. This is an estimate that is conditionally unbiased, after
-Künsch, Stefanski and Carroll (1989), who take the mean of clip(g*) off instead, which
-no bound on the difference would survive.
+whatever the clipping norm. Such estimates are called conditionally unbiased (Künsch,
+Stefanski and Carroll 1989). Theirs take the mean of clip(g*) off clip(g). That
+difference may be longer than the norm, and clipping it again would bias it.
 """
 
 import functools
@@ -318,12 +318,12 @@ class RowGradients:
             if is_redrawn:
                 own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
                 found = _difference(own, redrawn, norms_of(redrawn))
-                counts = diagnostic_counts(norms_of(own), mask, bound)
             else:
-                found = gradients(self._of_rows, piece["rows"])
-                counts = diagnostic_counts(norms_of(found), mask, bound)
+                own = found = gradients(self._of_rows, piece["rows"])
+            own_norms = norms_of(own)
+            norms = norms_of(found) if is_redrawn else own_norms
             clipped = jax.vmap(_clipped, in_axes=(0, 0, None, 0))(
-                found.leaves, norms_of(found), bound, mask
+                found.leaves, norms, bound, mask
             )
             sums = {
                 leaf: uses[leaf].total(like[leaf], found.frames[leaf], each)
@@ -331,7 +331,7 @@ class RowGradients:
                 else jnp.sum(each, 0)
                 for leaf, each in clipped.items()
             }
-            return _PartialSum(sums, counts)
+            return _PartialSum(sums, diagnostic_counts(own_norms, mask, bound))
 
         pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
         with jax.enable_x64(True):

@@ -87,7 +87,6 @@ def test_a_model_that_cannot_draw_rows_is_fitted_without() -> None:
     engine = engine_of(not_drawn, X, X)
     assert redrawing(engine.program.graph, engine.space) is None
     assert engine.redrawn_after is None
-    assert engine.redrawn_after is None
 
 
 def test_rows_are_redrawn_after_a_fifth_of_the_steps() -> None:
