@@ -201,7 +201,6 @@ TESTED_ELSEWHERE = {
     "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
     "dpvi/compiler.py": "by its steps, test_engine.py and guides/test_guides.py",
-    "dpvi/gradient_step.py": "against NumPyro's gradients, guides/test_guides.py",
     "dpvi/guides/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
     "dpvi/newton_fit.py": "posterior/test_without_noise.py",
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",

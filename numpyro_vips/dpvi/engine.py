@@ -77,6 +77,7 @@ from numpyro_vips.privacy.releases import (
     INFORMATION,
     ClippingEffect,
     Columns,
+    Kept,
     Release,
     Together,
 )
@@ -416,13 +417,17 @@ class DpviEngine:
         state: DpviState,
         released: Mapping[str, Any],
         step_size: float,
-        variance: float,
+        noise_stddev: float,
     ) -> DpviState:
         """The state that the optimiser makes of released sums; see `update`."""
         dtype = self.program.start.dtype
         arrays = {name: np.asarray(value, dtype) for name, value in released.items()}
         _, draws = self.program.draws(state.key, state.step)
-        return self._stepped(for_program(state), draws, arrays, step_size, variance)
+        return self._stepped(for_program(state), draws, arrays, step_size, noise_stddev)
+
+    def with_kept(self, state: DpviState, kept: Mapping[str, Kept]) -> DpviState:
+        """The state that knows what clipping leaves of the scores."""
+        return state._replace(kept=kept.get("loc", state.kept))
 
     def with_bound(
         self,
@@ -466,8 +471,8 @@ class DpviEngine:
                 math.inf if limit is None else limit,
             )
             return state._replace(information=information)
-        variance = noise_stddev.get("loc", 0.0) ** 2
-        updated = self._after(state, released, float(step_size), variance)
+        stddev = noise_stddev.get("loc", 0.0)
+        updated = self._after(state, released, float(step_size), stddev)
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
         return with_drift(updated, state, is_noisy=is_noisy)
 
@@ -504,6 +509,7 @@ class DpviEngine:
         *,
         parts: Mapping[str, Sequence[str]],
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+        row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
@@ -521,7 +527,7 @@ class DpviEngine:
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
-            state.variational, key, draws, dict(rows), mask, double, names
+            state.variational, key, draws, dict(rows), mask, double, row_keys, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
@@ -636,7 +642,9 @@ class DpviEngine:
             np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
         )
         try:
-            found = noise_aware.normal(state.score, state.information, start)
+            found = noise_aware.normal(
+                state.score, state.information, state.kept, start
+            )
         except np.linalg.LinAlgError:
             return None
         # As wide as noise makes it, a scale may overflow.

@@ -9,8 +9,9 @@ import optax
 from jaxtyping import Array, Float
 
 from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.gradients.noisy_adam import LEARNING_RATE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
-from numpyro_vips.dpvi.program import Draws
+from numpyro_vips.dpvi.program import DpviProgram, Draws
 
 
 def stepped(
@@ -20,7 +21,7 @@ def stepped(
     draws: Draws,
     released: Mapping[str, Float[Array, "..."]],
     step_size: Any,
-    noise_variance: Any,
+    noise_stddev: Any,
 ) -> DpviState:
     """The state after one step of the optimiser on the negative ELBO.
 
@@ -33,14 +34,14 @@ def stepped(
       draws: The step's ε.
       released: Noisy estimates of the sums over all rows.
       step_size: Factor on the optimiser's update.
-      noise_variance: Of the noise in the gradient in the globals.
+      noise_stddev: Of the noise in the gradient in the globals.
     """
     program = compiled.program
     unit = program.graph.arguments.public_num_rows
     if not program.options.has_own_optimizer:
         # The optimiser's averages go back over many steps. With another clipping norm
         # gradients are of another size, but not so in units of their noise.
-        unit = jnp.where(noise_variance > 0, jnp.sqrt(noise_variance), unit)
+        unit = jnp.where(noise_stddev > 0, noise_stddev, unit)
     gradient = elbo_gradient(compiled, state.variational, draws, released)
     # Noise may have led where the prior overflows: such coordinates stay put.
     loss_gradient = jax.tree.map(
@@ -58,6 +59,7 @@ def stepped(
     )
     if program.guide is not None and not program.options.has_own_optimizer:
         loc = program.reach_of_step(state.step) * updates.guide["loc"]
+        loc = loc - _pull_of_prior(program, state, step_size, noise_stddev)
         updates = updates._replace(guide={**updates.guide, "loc": loc})
     variational: Any = optax.apply_updates(params, updates)
     if program.guide is not None:
@@ -80,12 +82,30 @@ def stepped(
             step,
             released["loc"],
             z,
-            noise_variance,
+            noise_stddev,
             approach=program.options.num_approaching,
         )
     return DpviState(
         variational, average, optimizer_state, state.key, step, score=score
     )
+
+
+def _pull_of_prior(
+    program: DpviProgram, state: DpviState, step_size: Any, noise_stddev: Any
+) -> Float[Array, " size"]:
+    """What takes globals back towards the prior's centre while they follow noise.
+
+    Where rows have no gradient that noise does not hide, the optimiser's steps are a
+    random walk, by one learning rate each. A pull of half of its square, over the
+    prior's variance, keeps such a walk as wide as the prior. Where rows have a gradient
+    it moves the globals by little, and only on the way to where the scores count.
+    """
+    walk = LEARNING_RATE * step_size * program.reach_of_step(state.step)
+    pull = 0.5 * (walk / program.prior_scale) ** 2
+    is_on_its_way = state.step < program.options.num_approaching
+    pull = jnp.where((noise_stddev > 0) & is_on_its_way, jnp.minimum(pull, 1.0), 0.0)
+    away = state.variational.guide["loc"] - program.start
+    return pull.astype(away.dtype) * away
 
 
 def _squarable(gradient: Float[Array, "..."]) -> Float[Array, "..."]:

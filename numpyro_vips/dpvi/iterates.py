@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
+from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 # How many iterates wait until they are looked at, all together.
@@ -48,6 +49,8 @@ class DpviState(NamedTuple):
       information: The release near the end, see `noise_aware.py`; None before.
       information_limit: See `Information.limit`, of the next release of it; None before
         its bound is known.
+      kept: What clipping leaves of differences to redrawn rows; None where nothing is
+        known of it.
     """
 
     variational: Variational
@@ -62,6 +65,7 @@ class DpviState(NamedTuple):
     score: RunningScore | None = None
     information: Information | None = None
     information_limit: float | None = None
+    kept: Kept | None = None
 
 
 def for_program(state: DpviState) -> DpviState:
@@ -73,6 +77,7 @@ def for_program(state: DpviState) -> DpviState:
         diagnostics=None,
         information=None,
         information_limit=None,
+        kept=None,
     )
 
 
@@ -88,7 +93,11 @@ def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> Dpvi
     if len(recent) == MOST_RECENT:
         drift, recent = _with_iterates(drift, recent), ()
     return updated._replace(
-        drift=drift, recent=recent, is_noisy=is_noisy, information=before.information
+        drift=drift,
+        recent=recent,
+        is_noisy=is_noisy,
+        information=before.information,
+        kept=before.kept,
     )
 
 

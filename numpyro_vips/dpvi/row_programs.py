@@ -30,7 +30,7 @@ class RowPrograms:
         self.clipped_sum = jit_ahead(self._clipped_sum)
         self.clipped_information = jit_ahead(self._clipped_information)
         self.norms = jit_unoptimized(self._norms)
-        self.counts = jit_ahead(self._counts, static_argnums=6)
+        self.counts = jit_ahead(self._counts, static_argnums=7)
         self.information_counts = jit_ahead(self._information_counts)
 
     def _clipped_sum(
@@ -69,10 +69,13 @@ class RowPrograms:
         key: PRNGKeyArray,
         draws: Draws,
         rows: Mapping[str, Any],
+        row_keys: UInt32[Array, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of every block in each row; NaN where the row would count as zero."""
         shared = self._compiled.program.shared(variational, key, draws)
-        return self._compiled.row_gradients.norms(shared, self._as_traced(rows))
+        return self._compiled.row_gradients.norms(
+            shared, self._as_traced(rows), row_keys
+        )
 
     def _counts(
         self,
@@ -82,10 +85,11 @@ class RowPrograms:
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Any],
+        row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
         """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
-        norms = self._norms(variational, key, draws, rows)
+        norms = self._norms(variational, key, draws, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
     def _information_counts(

@@ -18,6 +18,7 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     ClippingEffect,
     Columns,
+    Kept,
     Release,
     Together,
 )
@@ -185,6 +186,7 @@ class Engine(Protocol):
         *,
         parts: Mapping[str, Sequence[str]],
         edges: Mapping[str, np.ndarray],
+        row_keys: np.ndarray | None = None,
     ) -> Mapping[str, Any]:
         """In how many of a chunk's rows each norm lies in which bin, not yet private.
 
@@ -194,6 +196,8 @@ class Engine(Protocol):
           mask: True where a row is meant, (number of rows,).
           parts: By the name of a norm, the blocks whose joint norm it is.
           edges: By the name of a norm, where bins end, growing: (number of edges,).
+          row_keys: See `bounded_sum`. With them norms are those of what is clipped in
+            steps that redraw rows.
 
         Returns:
           By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
@@ -246,6 +250,16 @@ class Engine(Protocol):
         Returns:
           The state, and by block what the norms are to be multiplied by in it; those
           that stay are left out.
+        """
+        ...
+
+    def with_kept(self, state: Any, kept: Mapping[str, Kept]) -> Any:
+        """The state that knows what clipping leaves of differences to redrawn rows.
+
+        Args:
+          state: The state at which a histogram of norms was released.
+          kept: By block of which it has shown something, if the next steps redraw rows.
+            Of released numbers alone.
         """
         ...
 

@@ -47,7 +47,7 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
 
 def notes_on_redrawn_rows(steps: Sequence[Step]) -> Iterable[str]:
     """What `explain` says of steps that redraw rows, which depend on the budget."""
-    number = sum(step.redraws for step in steps)
+    number = sum(step.redraws and not step.is_aside for step in steps)
     if number:
         yield (
             f"The last {number} steps clip the difference between the gradient of a "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,9 +13,12 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     NEAR,
     Hidden,
     NoisyCounts,
-    norm_from_counts,
+    SeenNorms,
+    middle_of_all,
+    seen_norms,
 )
 from numpyro_vips.fitting.step import Step
+from numpyro_vips.privacy.releases import Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors say; see `prior_norms`.
@@ -31,10 +35,12 @@ class FoundNorms(NamedTuple):
         that the priors draw, whichever is larger.
       unseen: Parts of which no bin of the last histogram stood out of the noise: these
         keep the norm that they had.
+      kept: By block whose next steps redraw rows, what its norm leaves of the scores.
     """
 
     norms: dict[str, float]
     unseen: tuple[str, ...]
+    kept: Mapping[str, Kept] = types.MappingProxyType({})
 
 
 def found_norms(
@@ -64,22 +70,38 @@ def found_norms(
     """
     histogram, later = steps[number], steps[number + 1 :]
     found, unseen = dict(norms), []
+    kept: dict[str, Kept] = {}
     known = {part.name: part.reference for part in parts if not part.is_late}
     known |= norms
 
-    def shown(part: NormPart, reference: float | None) -> float | None:
-        return norm_from_counts(
+    def shown(part: NormPart, reference: float | None) -> SeenNorms | None:
+        return seen_norms(
             counts[part.name],
             part.grid,
             noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
-            relative_noise=_relative_noise(later, part, parts, is_one_vector),
             num_rows=num_rows,
-            alignment=_alignment(later, part) if part.is_balanced else 1.0,
             # About other points norms are others.
             is_known=part.name in norms and not histogram.recentres,
             reference=reference,
             hidden=_hidden(part, norms, expected_squares),
         )
+
+    def chosen(part: NormPart, seen: SeenNorms | None) -> float | None:
+        if seen is None:
+            return None
+        noise = _relative_noise(later, part, parts, is_one_vector)
+        return _norm(seen, part, later, noise)
+
+    def middle(part: NormPart) -> float | None:
+        return middle_of_all(
+            counts[part.name],
+            part.grid,
+            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
+            num_rows=num_rows,
+        )
+
+    def is_on_way(part: NormPart) -> bool:
+        return part.is_balanced and any(step.redraws for step in later)
 
     surely = {part.name: shown(part, None) for part in histogram.counted}
     never = [
@@ -97,11 +119,15 @@ def found_norms(
     }
     priors = of_priors(never, released)
     for part in histogram.counted:
-        norm, of_prior = surely[part.name], priors.get(part.name, 0.0)
+        seen, of_prior = surely[part.name], priors.get(part.name, 0.0)
+        norm = chosen(part, seen)
         if norm is None:
-            near = shown(part, part.reference)
+            seen = shown(part, part.reference)
+            near = chosen(part, seen)
             # A weak finding that priors and counts together make unlikely is noise.
             norm = near if near and near * NEAR > of_prior else None
+        if norm is None:
+            seen, norm = None, middle(part) if is_on_way(part) else None
         if norm is None and part.is_late:
             continue
         if norm is None:
@@ -110,7 +136,50 @@ def found_norms(
         if part.is_lasting:
             norm = max(norm, norms.get(part.name, 0.0))
         found[part.name] = norm
-    return FoundNorms(found, tuple(unseen))
+        if seen is not None and _redraw(later, part):
+            kept |= dict.fromkeys(part.blocks, seen.kept(norm))
+    return FoundNorms(found, tuple(unseen), kept)
+
+
+# How many times the norm of the middle row differences may be clipped at. Far from the
+# optimum norms may span ten orders of magnitude, and the longest say no more of the way
+# there than others.
+_MOST_OF_MIDDLE = 4.0
+
+
+def _norm(
+    seen: SeenNorms, part: NormPart, later: Sequence[Step], noise: float
+) -> float:
+    """The norm to which a part is clipped, of which a histogram has shown something.
+
+    Args:
+      seen: The histogram.
+      part: The part.
+      later: The steps after the histogram.
+      noise: See `_relative_noise`.
+    """
+    if not part.is_balanced:
+        return seen.least_harm(noise)
+    if _redraw(later, part):
+        return min(seen.least_variance(noise), _MOST_OF_MIDDLE * seen.middle)
+    least_harm = seen.least_harm(noise, _alignment(later, part))
+    if any(step.redraws for step in later):
+        # These steps only lead to where such steps start. What clipping takes off the
+        # longest gradients biases no result, and noise grows with the norm.
+        return min(least_harm, seen.middle)
+    return least_harm
+
+
+def _redraw(later: Sequence[Step], part: NormPart) -> bool:
+    """Whether the next steps that release a part redraw rows."""
+    blocks = set(part.blocks)
+    release = (
+        step
+        for step in later
+        if not step.counted and blocks <= {block.name for block in step.blocks}
+    )
+    step = next(release, None)
+    return step is not None and step.redraws
 
 
 def clipped_to(

@@ -131,6 +131,7 @@ def _chunk_sum(
             mask,
             parts={part.name: part.blocks for part in step.counted},
             edges={part.name: part.grid for part in step.counted},
+            row_keys=row_keys,
         )
     # A rehearsal may come before the norm is known.
     norm = 1.0 if step.clipping_norm is None else step.clipping_norm

@@ -177,6 +177,7 @@ def advanced(
             of_priors=functools.partial(prior_norms, engine, graph),
         )
         state, by = engine.suited_to_norms(state, _ratios(step, found))
+        state = engine.with_kept(state, found.kept)
         found = found._replace(norms=_in_units(found.norms, by, step.counted))
         return state, progress.after_histogram(
             number, found, parts=parts, is_one_vector=engine.is_one_vector

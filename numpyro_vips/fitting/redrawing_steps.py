@@ -78,6 +78,19 @@ def with_redrawn_rows(
     if noise * directions**1.25 > HIDDEN * num_rows:
         return tuple(steps)
     redrawn = list(steps)
-    for place in chosen:
+    for place in [*chosen, *_counting(steps, chosen)]:
         redrawn[place] = dataclasses.replace(steps[place], redraws=True)
     return tuple(redrawn)
+
+
+def _counting(steps: Sequence[Step], redrawing: Sequence[int]) -> list[int]:
+    """Where the histograms are that find the norms of steps which redraw rows."""
+    blocks = {block.name for block in steps[redrawing[0]].blocks}
+    others = [place for place in range(redrawing[0]) if not steps[place].is_aside]
+    first = max(others, default=-1) + 1
+    return [
+        place
+        for place in range(first, redrawing[-1])
+        if steps[place].counted
+        and all(blocks.issuperset(part.blocks) for part in steps[place].counted)
+    ]

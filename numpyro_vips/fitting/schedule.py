@@ -103,6 +103,10 @@ SEVERAL_PILOTS_SHARE = 0.04
 FORGOTTEN_SHARE = 0.2
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
+# The same where rows may be redrawn from the first of them on: on the way to where the
+# others start norms fall by orders of magnitude, and with a norm that is too large the
+# noise hides the rest of the way.
+REFRESHED_WHERE_REDRAWN = (0.2, 0.3, 0.5)
 # Which of these, and which others, end a pilot that adaptive steps are; see
 # `Step.recentres`.
 RECENTRED_AFTER = (0.2,)
@@ -232,7 +236,9 @@ class _Planner:
         self._recentred = joined(parts, engine.together) if self._moved else parts
         ends = RECENTRED_TWICE_AFTER if engine.pilots > 1 else RECENTRED_AFTER
         self._recentrings = self._refreshes_after(ends) if self._moved else frozenset()
-        self._refreshes = self._refreshes_after(REFRESHED_AFTER) | self._recentrings
+        redraws = engine.redrawn_after is not None
+        after = REFRESHED_WHERE_REDRAWN if redraws else REFRESHED_AFTER
+        self._refreshes = self._refreshes_after(after) | self._recentrings
 
     def _unknown_of(self, names: Collection[str]) -> list[NormPart]:
         """The parts with some of these blocks of which a histogram is to say a norm."""

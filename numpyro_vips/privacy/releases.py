@@ -40,6 +40,18 @@ class Together(NamedTuple):
     directions: int | None
 
 
+class Kept(NamedTuple):
+    """What clipping leaves of the rows' scores, in sums over all coordinates.
+
+    Attributes:
+      slope: Of how much the mean moves with the globals.
+      square: Of the mean square.
+    """
+
+    slope: float
+    square: float
+
+
 # What clipped rows do to a global: its entries come out too small or too large, or are
 # drawn towards zero, or rows that were clipped only weigh less than the others.
 Pull = Literal["too small", "too large", "towards zero", "towards the other rows"]

@@ -24,6 +24,7 @@ from numpyro_vips.privacy.releases import (
     COVARIATES,
     ClippingEffect,
     Columns,
+    Kept,
     Pull,
     Release,
     Together,
@@ -328,6 +329,7 @@ class VipsEngine:
         *,
         parts: Mapping[str, Sequence[str]],
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
+        row_keys: UInt32[np.ndarray, "rows 2"] | None = None,
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
@@ -456,6 +458,10 @@ class VipsEngine:
             units=state.units,
             num_rows=self.num_rows,
         )
+
+    def with_kept(self, state: VipsState, kept: Mapping[str, Kept]) -> VipsState:
+        """The state unchanged, since no rows are redrawn."""
+        return state
 
     def with_bound(
         self,

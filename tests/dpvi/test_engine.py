@@ -331,6 +331,53 @@ def test_one_row_moves_the_sum_by_at_most_the_clipping_norm(size, scales, is_red
         assert largest >= 0.95 * 0.7
 
 
+def norm_counts(engine, state, rows, mask=None, row_keys=None):
+    count = len(next(iter(rows.values())))
+    return engine.norm_counts(
+        state,
+        rows,
+        np.ones(count, bool) if mask is None else mask,
+        parts={"gradient": ["loc"]},
+        edges={"gradient": np.geomspace(1e-3, 1e3, 40)},
+        row_keys=row_keys,
+    )["gradient"]
+
+
+@pytest.mark.parametrize("size", HUGE)
+def test_a_row_counts_once_among_the_norms_of_redrawn_rows(size):
+    """With its key; others keep theirs, and stay in their bins."""
+    X, y = binary_data(8, width=4)
+    keys: Any = RowKeys(SecureRandom().sampling).of_places(0, 8)
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    X[3] = size
+    present = norm_counts(engine, state, {"X": X, "y": y}, row_keys=keys)
+    without = {"X": np.delete(X, 3, 0), "y": np.delete(y, 3)}
+    absent = norm_counts(engine, state, without, row_keys=np.delete(keys, 3, 0))
+    difference = present - absent
+    assert (absent.sum(), abs(difference).sum()) in {(7.0, 0.0), (7.0, 1.0)}
+    assert difference.min() >= 0.0
+
+
+def test_norms_of_redrawn_rows_are_of_what_is_clipped():
+    X, y = binary_data(50)
+    keys: Any = RowKeys(SecureRandom().sampling).of_places(0, 50)
+    engine = engine_for(logistic, X, y)
+    state = engine.initial_state(KEY)
+    edges = np.geomspace(1e-3, 1e3, 40)
+    norms = []
+    for i in range(50):
+        alone = {"X": X[i : i + 1], "y": y[i : i + 1]}
+        difference = full_sum(engine, state, alone, row_keys=keys[i : i + 1])
+        norms.append(np.linalg.norm(difference["loc"]))
+    expected = np.bincount(np.searchsorted(edges, norms), minlength=41)
+    rows = {"X": X, "y": y}
+    found = norm_counts(engine, state, rows, row_keys=keys)
+    np.testing.assert_array_equal(found, expected)
+    # Where the label is drawn as it was the difference is zero.
+    assert 10 < found[0] < 40 and norm_counts(engine, state, rows)[0] == 0
+
+
 def test_a_row_below_the_norm_is_not_shortened(x64):
     X, y = binary_data(1)
     engine = engine_for(logistic, X, y)

@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, planned
 
+import numpyro_vips as nv
 from numpyro_vips.fitting.found_norms import FoundNorms, clipped_to, found_norms
 from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 
 
 def norms_after(
@@ -137,3 +141,66 @@ def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
         assert expected in bounds
         _, norms, _ = after_counts(steps, 0, empty, {part.name: 0.5}, of_priors)
         assert norms == {part.name: 0.5}
+
+
+def redrawing_fit(num_rows: int) -> tuple[Any, Any]:
+    """The steps of a fit by DPVI that redraws rows, and its part."""
+
+    @nv.private(unit="rows")
+    def durations(y: Any) -> None:
+        scale: Any = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
+        shape: Any = numpyro.sample("shape", dist.LogNormal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Weibull(scale, shape), obs=y)
+
+    vi = nv.PrivateVI(durations, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi")
+    prepared = vi._prepare_fit((np.ones(num_rows, np.float32),), {})[0]
+    (part, _) = prepared.parts
+    steps = tuple(step.scaled(4.0) for step in prepared.steps)
+    steps = with_redrawn_rows(
+        steps, prepared.engine, num_rows=num_rows, noise_multiplier=1.0
+    )
+    return steps, part
+
+
+def test_norms_of_a_fit_that_redraws_rows() -> None:
+    """On the way the middle, then the least variance, but not far above the middle."""
+    steps, part = redrawing_fit(10_000)
+    first, *_, last = (i for i, step in enumerate(steps) if part in step.counted)
+    assert [steps[first].redraws, steps[last].redraws] == [False, True]
+
+    def found(number: int, counts: np.ndarray, known: Any) -> FoundNorms:
+        return found_norms(
+            steps,
+            number,
+            {part.name: counts},
+            known,
+            parts=(part,),
+            is_one_vector=True,
+            num_rows=10_000,
+            expected_squares={},
+            of_priors=lambda parts, counts: {},
+        )
+
+    norms = np.random.default_rng(0).lognormal(0.0, 1.0, 10_000)
+    edges = np.searchsorted(part.grid, norms)
+    counts = np.bincount(edges, minlength=len(part.grid) + 1).astype(float)
+    start = found(first, counts, {})
+    assert start.norms[part.name] == pytest.approx(np.median(norms), rel=0.5)
+    assert not start.kept
+    end = found(last, counts, start.norms)
+    norm = end.norms[part.name]
+    assert norm < 4.0 * 1.5 * np.median(norms)
+    factors = np.minimum(1.0, norm / norms)
+    assert end.kept["loc"].slope == pytest.approx(factors.mean(), abs=0.05)
+    assert end.kept["loc"].square == pytest.approx((factors**2).mean(), abs=0.05)
+    # Spread over all bins, of which none stands out: the middle again.
+    norms = 10.0 ** np.random.default_rng(1).uniform(-6.0, 18.0, 10_000)
+    edges = np.searchsorted(part.grid, norms)
+    counts = np.bincount(edges, minlength=len(part.grid) + 1).astype(float)
+    spread = found(last, counts, {part.name: 1e15})
+    assert spread.norms[part.name] == pytest.approx(np.median(norms), rel=1.0)
+    assert spread.unseen == () and not spread.kept
+    # Where nothing is to be seen the norm stays.
+    nothing = found(last, np.zeros_like(counts), {part.name: 3.0})
+    assert nothing.norms[part.name] == 3.0 and nothing.unseen == (part.name,)

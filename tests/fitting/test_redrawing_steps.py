@@ -13,6 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.redrawing_steps import HIDDEN, with_redrawn_rows
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -40,6 +41,22 @@ def redrawn(num_rows: float, *, after: int | None = 4, **options: Any) -> list[b
 def test_the_later_steps_do_and_what_stands_aside_does_not() -> None:
     """The second of nine is a pilot, so the first four steps end with the fifth."""
     assert redrawn(1.01 * RATIO / HIDDEN) == [False] * 5 + [True] * 4
+
+
+def test_histograms_of_what_they_clip_do_too() -> None:
+    """The one at the start is of gradients, and that of another block is none of it."""
+
+    def histogram(part: str) -> Step:
+        counted = NormPart(name=part, reference=1.0, blocks=(part,))
+        return dataclasses.replace(STEPS[0], blocks=(), counted=(counted,))
+
+    steps = [*STEPS]
+    for place, part in ((9, "other"), (7, "loc"), (5, "loc"), (3, "loc"), (0, "loc")):
+        steps.insert(place, histogram(part))
+    engine: Any = SimpleNamespace(redrawn_after=4)
+    found = with_redrawn_rows(steps, engine, num_rows=10**9, noise_multiplier=1.0)
+    redraw = [step.redraws for step in found if step.counted]
+    assert redraw == [False, False, True, True, False]
 
 
 def test_none_does_where_noise_hides_it() -> None:

@@ -236,7 +236,10 @@ class RowGradients:
         )
 
     def norms(
-        self, shared: Shared, rows: Mapping[str, Any]
+        self,
+        shared: Shared,
+        rows: Mapping[str, Any],
+        row_keys: UInt32[Array | np.ndarray, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of each block of each row, unclipped; NaN where the row may not count.
 
@@ -245,8 +248,8 @@ class RowGradients:
         Args:
           shared: What all rows share.
           rows: With a leading axis of rows.
+          row_keys: See `clipped_sum`.
         """
-        is_double = jnp.result_type(float) == jnp.float64
 
         def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
             norms = {}
@@ -256,14 +259,19 @@ class RowGradients:
                 norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
             return norms
 
-        def of_piece(rows: Any) -> dict[str, Float[Array, " piece"]]:
-            with jax.enable_x64(is_double):
-                found = jax.lax.optimization_barrier(self._of_rows(shared, rows))
-            return jax.vmap(of_row)(in_double(found))
+        is_double, is_redrawn = self._is_double(), self._is_redrawn(row_keys)
+        ones = {leaf: 1.0 for entry in self._released for leaf in entry.leaves}
 
-        size = self._rows_at_a_time(jax.tree.leaves(shared.tree))
+        def of_piece(piece: Any) -> dict[str, Float[Array, " piece"]]:
+            _, found = self._contributions(
+                shared, piece, ones, is_double=is_double, is_redrawn=is_redrawn
+            )
+            return jax.vmap(of_row)(found)
+
+        pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
+        size = self._rows_at_a_time(jax.tree.leaves(shared.tree), is_redrawn=is_redrawn)
         with jax.enable_x64(True):
-            return map_over_rows(of_piece, rows, size)
+            return map_over_rows(of_piece, pieces, size)
 
     def clipped_sum(
         self,
@@ -290,9 +298,7 @@ class RowGradients:
           row_keys: 64 secret bits for each row, see `privacy.row_keys`. Where rows can
             be drawn anew, what is clipped then are differences to redrawn ones.
         """
-        # Which precision a row is worked on in is for the caller to say.
-        is_double = jnp.result_type(float) == jnp.float64
-        is_redrawn = row_keys is not None and self.of_pair is not None
+        is_double, is_redrawn = self._is_double(), self._is_redrawn(row_keys)
         uses = {} if is_redrawn else self._program.uses
         like = jax.tree.leaves(shared.tree)
         leaf_scales = {
@@ -301,13 +307,6 @@ class RowGradients:
             for leaf in entry.leaves
         }
 
-        def gradients(of_rows: Any, rows: Any) -> Any:
-            with jax.enable_x64(is_double):
-                # Else XLA may work out a number twice, for the norm and for the sum,
-                # and round it in two ways.
-                found = jax.lax.optimization_barrier(of_rows(shared, rows))
-            return in_double(found)
-
         def norms_of(found: _RowGradient) -> Norms:
             return jax.vmap(_joint_norm, in_axes=(0, None))(
                 found, in_double(leaf_scales)
@@ -315,11 +314,9 @@ class RowGradients:
 
         def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             bound = in_double(clipping_norm)
-            if is_redrawn:
-                own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
-                found = _difference(own, redrawn, norms_of(redrawn))
-            else:
-                own = found = gradients(self._of_rows, piece["rows"])
+            own, found = self._contributions(
+                shared, piece, leaf_scales, is_double=is_double, is_redrawn=is_redrawn
+            )
             own_norms = norms_of(own)
             norms = norms_of(found) if is_redrawn else own_norms
             clipped = jax.vmap(_clipped, in_axes=(0, 0, None, 0))(
@@ -338,6 +335,46 @@ class RowGradients:
             size = self._rows_at_a_time(like, is_redrawn=is_redrawn)
             total, _ = sum_over_rows(piece_sum, pieces, mask, size)
             return self._blocks(total.leaves) | total.counts
+
+    def _is_double(self) -> bool:
+        """Which precision rows are worked on in, which is for the caller to say."""
+        return jnp.result_type(float) == jnp.float64
+
+    def _is_redrawn(self, row_keys: Any) -> bool:
+        return row_keys is not None and self.of_pair is not None
+
+    def _contributions(
+        self,
+        shared: Shared,
+        piece: Mapping[str, Any],
+        scales: Mapping[int, Any],
+        *,
+        is_double: bool,
+        is_redrawn: bool,
+    ) -> tuple[_RowGradient, _RowGradient]:
+        """Rows' own gradients, and what is clipped of them, in double precision.
+
+        Args:
+          shared: What all rows share.
+          piece: The rows, and their keys where they are redrawn.
+          scales: By leaf, its factor in the joint vector.
+          is_double: Whether rows are worked on in double precision, too.
+          is_redrawn: Whether gradients of redrawn rows are taken off.
+        """
+
+        def gradients(of_rows: Any, rows: Any) -> Any:
+            with jax.enable_x64(is_double):
+                # Else XLA may work out a number twice, for the norm and for the sum,
+                # and round it in two ways.
+                found = jax.lax.optimization_barrier(of_rows(shared, rows))
+            return in_double(found)
+
+        if not is_redrawn:
+            own = gradients(self._of_rows, piece["rows"])
+            return own, own
+        own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
+        norms = jax.vmap(_joint_norm, in_axes=(0, None))(redrawn, in_double(scales))
+        return own, _difference(own, redrawn, norms)
 
     def _rows_at_a_time(
         self, like: Sequence[Float[Array, "..."]], *, is_redrawn: bool = False

@@ -20,11 +20,13 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     POWER,
     NoiseAwareNormal,
     Score,
+    before_clipping,
     normal_of,
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
@@ -38,18 +40,22 @@ _POINTS = 64
 
 
 class RunningScore(NamedTuple):
-    """`Score` as the program of a step carries it on."""
+    """`Score` as the program of a step carries it on.
+
+    With the standard deviation of the noise: in single precision the variance overflows
+    where gradients are as large as 1e19.
+    """
 
     gradient: Float[Array, " read"]
     place: Float[Array, " size"]
-    variance: Float[Array, ""]
+    stddev: Float[Array, ""]
 
     def after(
         self,
         step: Int[Array, ""],
         gradient: Float[Array, " read"],
         place: Float[Array, " size"],
-        variance: Any,
+        stddev: Any,
         *,
         approach: int,
     ) -> "RunningScore":
@@ -59,15 +65,15 @@ class RunningScore(NamedTuple):
           step: Number of the step.
           gradient: What it released.
           place: Where.
-          variance: Of the noise in an entry of `gradient`.
+          stddev: Of the noise in an entry of `gradient`.
           approach: How many steps are on their way. The averages begin anew after them.
         """
         number = jnp.where(step > approach, step - approach, step)
-        weight = (POWER + 1.0) / (POWER + number.astype(self.variance.dtype))
+        weight = (POWER + 1.0) / (POWER + number.astype(self.stddev.dtype))
         return RunningScore(
             self.gradient + weight * (gradient - self.gradient),
             self.place + weight * (place - self.place),
-            (1.0 - weight) ** 2 * self.variance + weight**2 * variance,
+            jnp.hypot((1.0 - weight) * self.stddev, weight * stddev),
         )
 
 
@@ -127,6 +133,7 @@ class NoiseAware:
         self,
         score: RunningScore,
         information: Information,
+        kept: Kept | None,
         start: VectorNormal,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
@@ -135,15 +142,18 @@ class NoiseAware:
         Args:
           score: Of all steps so far.
           information: The release.
+          kept: What clipping leaves of the scores; None for all.
           start: Where to look for it first.
         """
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
             place=np.asarray(score.place, np.float64),
-            variance=float(score.variance),
+            variance=float(score.stddev) ** 2,
         )
         if not all(np.all(np.isfinite(value)) for value in averages):
             return None
+        if kept is not None:
+            averages, information = before_clipping(averages, information, kept)
         return normal_of(
             averages, information, self._log_prior, start, self._prior_stddev
         )

@@ -32,6 +32,7 @@ from numpyro_vips.dpvi.posterior.variational_newton import (
     VectorNormal,
     ascend,
 )
+from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     known_precision,
@@ -72,6 +73,28 @@ class NoiseAwareNormal(NamedTuple):
 
     normal: VectorNormal
     data_stddev: Float64[np.ndarray, " size"]
+
+
+def before_clipping(
+    score: Score, information: Information, kept: Kept
+) -> tuple[Score, Information]:
+    """A score and an information that the likelihood has the form above with.
+
+    Of clipped scores a times the slope is left, and b times the square:
+
+        ḡ = a I (θ − z̄) + N(0, b I) + N(0, V),
+
+    which is the form above for ḡ a/b, I a²/b and V a²/b².
+    """
+    by, less = kept.slope / kept.square, kept.slope**2 / kept.square
+    return (
+        score._replace(gradient=by * score.gradient, variance=by**2 * score.variance),
+        information._replace(
+            matrix=less * information.matrix,
+            noise_stddev=less * information.noise_stddev,
+            limit=less * information.limit,
+        ),
+    )
 
 
 def normal_of(

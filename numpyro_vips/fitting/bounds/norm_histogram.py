@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float64
 from scipy import special
 
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import Kept
 
 # Edges grow by this factor: what a norm is rounded up by at most.
 GRID_FACTOR = math.sqrt(2.0)
@@ -48,6 +49,11 @@ ENOUGH_TO_REPLACE = 0.7
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
+# By how many standard deviations half of the rows have to stand out of the noise in a
+# sum over half of the bins.
+MIDDLE_STANDS_OUT = 3.0
+# Variances of estimates that are so much larger than the least count as equal to it.
+NEARLY = 1.05
 # Bins above the last one that stands out which may have rows under their noise, and
 # what share of the rows of the bin below each is expected to have: about that of a
 # Gaussian tail.
@@ -83,7 +89,7 @@ class NoisyCounts(NamedTuple):
     """What a histogram of norms has released of one part.
 
     Attributes:
-      counts: Noisy number of rows in each bin, see `norm_from_counts`.
+      counts: Noisy number of rows in each bin, see `seen_norms`.
       stddev: Standard deviation of the noise in each.
     """
 
@@ -104,33 +110,101 @@ class Hidden(NamedTuple):
     norm: float
 
 
-def norm_from_counts(
+class SeenNorms(NamedTuple):
+    """How many rows have which norm, as far as a histogram shows it.
+
+    Attributes:
+      uppers: The upper edge of each bin, growing.
+      rows: About how many rows are in it; zero where nothing stands out of the noise.
+    """
+
+    uppers: Float64[np.ndarray, " bins"]
+    rows: Float64[np.ndarray, " bins"]
+
+    def least_harm(self, relative_noise: float, alignment: float = 1.0) -> float:
+        """The norm at which clipping and noise together do least harm.
+
+        Clipping at c takes Σ (norm − c)₊ off the sum of the rows at worst, and noise
+        adds `relative_noise` times c.
+
+        Args:
+          relative_noise: L2 norm of the noise that the released sums will have once
+            they are averaged, over the clipping norm.
+          alignment: By how much of their norms what is clipped off the rows adds up.
+        """
+        longer = np.maximum(self.uppers[:, None] - self.uppers, 0.0)
+        clipped = BIAS_WEIGHT * alignment * (self.rows @ longer)
+        harm = clipped**2 + (relative_noise * self.uppers) ** 2
+        return float(self.uppers[np.argmin(harm)])
+
+    @property
+    def middle(self) -> float:
+        """The norm that half of the rows do not exceed."""
+        below = np.cumsum(np.maximum(self.rows, 0.0))
+        return float(self.uppers[np.searchsorted(below, 0.5 * below[-1])])
+
+    def least_variance(self, relative_noise: float) -> float:
+        """The norm at which differences between scores say most of the globals.
+
+        The norms are those of differences g − g* to the scores of rows that the model
+        redraws. If the model is right, clipping does not bias these. It makes the sum
+        move less with the globals, by `Kept.slope`, and the variance of an estimate is
+        that of the noise and the rows together over the slope's square. Of norms that
+        are nearly as good the largest is taken: it does best where the model is wrong.
+
+        Args:
+          relative_noise: See `least_harm`.
+        """
+        kept = [self.kept(float(norm)) for norm in self.uppers]
+        slopes, squares = np.array(kept).T
+        size = float(np.maximum(self.rows, 0.0) @ self._middles**2)
+        # Half of a difference's square is the row's own.
+        variances = (relative_noise * self.uppers) ** 2 + 0.5 * size * squares
+        variances = variances / slopes**2
+        nearly = variances <= NEARLY * variances.min()
+        return float(self.uppers[np.flatnonzero(nearly)[-1]])
+
+    def kept(self, norm: float) -> Kept:
+        """What clipping at a norm leaves of differences to the scores of redrawn rows.
+
+        The mean of what a difference is shortened to, and that of its square: as if how
+        long a difference is said nothing of how its length is spread over the
+        coordinates. In a trace over all coordinates, ½ E[clip(g − g*) (g − g*)ᵀ], long
+        differences would count most, though many of them are long in one coordinate.
+        """
+        factors = np.minimum(1.0, norm / self._middles)
+        rows = np.maximum(self.rows, 0.0)
+        return Kept(
+            slope=float(rows @ factors / rows.sum()),
+            square=float(rows @ factors**2 / rows.sum()),
+        )
+
+    @property
+    def _middles(self) -> Float64[np.ndarray, " bins"]:
+        """The geometric middle of each bin."""
+        return self.uppers / math.sqrt(GRID_FACTOR)
+
+
+def seen_norms(
     counts: Float64[np.ndarray, " bins"],
     edges: Float64[np.ndarray, " edges"],
     *,
     noise_stddev: float,
-    relative_noise: float,
     num_rows: int,
-    alignment: float = 1.0,
     is_known: bool = False,
     reference: float | None = None,
     hidden: Hidden | None = None,
-) -> float | None:
-    """The norm at which clipping and noise together do least harm.
+) -> SeenNorms | None:
+    """What noisy counts show of the norms of rows.
 
-    Clipping at c takes Σ (norm − c)₊ off the sum of the rows at worst, and noise adds
-    `relative_noise` times c. Only bins that stand out of the noise are summed over, by
-    themselves or with their neighbours: in empty ones there is nothing but noise, and
-    there are many of them.
+    Only bins that stand out of the noise count, by themselves or with their neighbours:
+    in empty ones there is nothing but noise, and there are many of them.
 
     Args:
       counts: Noisy number of rows in each bin (edges[i − 1], edges[i]].
       edges: From `norm_grid`.
       noise_stddev: Standard deviation of the noise in each count.
-      relative_noise: L2 norm of the noise that the released sums will have once they
-        are averaged, over the clipping norm.
       num_rows: Public number of rows.
-      alignment: By how much of their norms what is clipped off the rows adds up.
       is_known: Whether an earlier histogram has found a norm. It stays unless most of
         the rows are seen here.
       reference: The norm of rows of unit size, near which less has to stand out where
@@ -138,7 +212,7 @@ def norm_from_counts(
       hidden: What is known of rows that the noise may hide.
 
     Returns:
-      One of the edges; None if too little stands out of the noise.
+      None if too little stands out of the noise.
     """
     # The first bin has rows that add nothing, whatever the norm is.
     idle, counts = counts[0], counts[1:]
@@ -156,20 +230,44 @@ def norm_from_counts(
     unseen = max(num_rows - seen, 0.0)
     above = counts[last + 1 : last + 1 + _MARGIN]
     tail = _tail(min(float(counts[last]), unseen), above, noise_stddev)
-    mass = np.where(standing, counts, 0.0)
-    mass[last + 1 : last + 1 + len(tail)] = tail
-    end = last + 1 + len(tail)
+    rows = np.where(standing, counts, 0.0)
+    rows[last + 1 : last + 1 + len(tail)] = tail
     if hidden is not None:
-        missing = hidden.squares - float(mass @ uppers**2)
+        missing = hidden.squares - float(rows @ uppers**2)
         if missing > 0:
             place = min(int(np.searchsorted(uppers, hidden.norm)), len(uppers) - 1)
-            mass[place] += missing / hidden.norm**2
-            end = max(end, place + 1)
-    candidates = uppers[:end]
-    beyond = mass @ np.maximum(uppers[:, None] - candidates, 0.0)
-    clipped = BIAS_WEIGHT * alignment * np.maximum(beyond, 0.0)
-    harm = clipped**2 + (relative_noise * candidates) ** 2
-    return float(candidates[np.argmin(harm)])
+            rows[place] += missing / hidden.norm**2
+    return SeenNorms(uppers, rows)
+
+
+def middle_of_all(
+    counts: Float64[np.ndarray, " bins"],
+    edges: Float64[np.ndarray, " edges"],
+    *,
+    noise_stddev: float,
+    num_rows: int,
+) -> float | None:
+    """The norm that half of the rows do not exceed, by sums over all bins.
+
+    Where norms are spread over so many bins that none stands out of the noise, sums
+    over half of the bins may.
+
+    Args:
+      counts, edges, noise_stddev, num_rows: See `seen_norms`.
+
+    Returns:
+      None if the noise hides the half of the rows, too.
+    """
+    idle, counts = counts[0], counts[1:]
+    noise = noise_stddev * math.sqrt(0.5 * len(counts))
+    num_longer = num_rows - idle
+    if MIDDLE_STANDS_OUT * noise > 0.5 * num_longer:
+        return None
+    is_half = np.cumsum(counts) >= 0.5 * num_longer
+    if not is_half.any():
+        return None  # Most rows count as zero.
+    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    return float(uppers[np.argmax(is_half)])
 
 
 def _tail(
@@ -225,7 +323,7 @@ def standing_bins(
     Windows next to what stands out already need less to join it.
 
     Args:
-      counts, noise_stddev, num_rows: See `norm_from_counts`.
+      counts, noise_stddev, num_rows: See `seen_norms`.
       near: The bins near the norm of synthetic rows.
       is_known: Whether a chance finding far away is worse than nothing, as where a norm
         is known already. A wide window would make that 10⁹ times as large.

@@ -87,16 +87,16 @@ def test_scores_of_the_approach_do_not_count():
     """After three steps on their way the averages begin anew."""
     rng = np.random.default_rng(0)
     gradients, places = rng.normal(size=(2, 7, 2))
-    variances = np.array([9.0, 9.0, 9.0, 4.0, 4.0, 4.0, 4.0])
+    stddevs = np.array([3.0, 3.0, 3.0, 2.0, 2.0, 2.0, 2.0])
     score = RunningScore(jnp.zeros(2), jnp.zeros(2), jnp.zeros(()))
-    for step, (gradient, place, variance) in enumerate(
-        zip(gradients, places, variances, strict=True), 1
+    for step, (gradient, place, stddev) in enumerate(
+        zip(gradients, places, stddevs, strict=True), 1
     ):
         score = score.after(
             jnp.asarray(step),
             jnp.asarray(gradient),
             jnp.asarray(place),
-            float(variance),
+            float(stddev),
             approach=3,
         )
     # Weights of steps 1 to 4 after the approach, from (p + 1) / (p + t).
@@ -107,7 +107,8 @@ def test_scores_of_the_approach_do_not_count():
     assert sum(weights) == pytest.approx(1.0)
     np.testing.assert_allclose(score.gradient, weights @ gradients[3:], rtol=1e-5)
     np.testing.assert_allclose(score.place, weights @ places[3:], rtol=1e-5)
-    assert float(score.variance) == pytest.approx(4.0 * np.sum(np.square(weights)))
+    variance = 4.0 * np.sum(np.square(weights))
+    assert float(score.stddev) ** 2 == pytest.approx(variance)
 
 
 @nv.private(unit="people")
@@ -249,7 +250,7 @@ def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     (part, _) = prepared.parts
     counts = np.zeros(len(part.grid) + 1)
     counts[np.searchsorted(part.grid, 0.1)] = NUM_ROWS
-    norms, _ = found_norms(
+    norms, *_ = found_norms(
         steps,
         0,
         {part.name: counts},
@@ -284,8 +285,9 @@ def test_its_norm_is_the_callers_squared_where_there_is_one():
 
 def test_its_norm_is_that_of_a_histogram_of_its_own():
     """Near the optimum squares of gradients have longer tails than the information."""
-    X, y, _ = table()
+    X, y, w = table()
     rows, ratios = np.sum(X**2, axis=1) / 0.25, []
+    squares = rows * (y - X @ w) ** 2 / 0.25
     # The noise of one histogram may well find a norm that is four times as large.
     for _ in range(5):
         result = fitted(linear, X, y, budget=nv.PrivacyBudget(10.0, 1e-5))
@@ -293,8 +295,8 @@ def test_its_norm_is_that_of_a_histogram_of_its_own():
         assert sensitivity_of_information(result) == pytest.approx(norms[INFORMATION])
         assert result.privacy.events[-1].label.startswith("loc")
         assert np.mean(rows > norms[INFORMATION]) < 0.05
-        ratios.append(norms[INFORMATION] / norms["gradient"] ** 2)
-    assert np.median(ratios) < 0.4
+        ratios.append(norms[INFORMATION] / np.quantile(squares, 0.99))
+    assert np.median(ratios) < 0.75
 
 
 def test_where_its_histogram_shows_nothing_its_norm_is_the_gradients_squared():

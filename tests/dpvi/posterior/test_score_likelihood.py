@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 from _symmetric_noise import symmetric_noise
 
-from numpyro_vips.dpvi.posterior.score_likelihood import Score, normal_of
+from numpyro_vips.dpvi.posterior.score_likelihood import (
+    Score,
+    before_clipping,
+    normal_of,
+)
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
+from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import (
     Information,
     rows_information,
@@ -53,6 +58,35 @@ def test_a_gaussian_prior_gives_the_closed_form():
     np.testing.assert_allclose(
         normal.tril @ normal.tril.T, np.linalg.inv(precision), rtol=1e-3, atol=1e-5
     )
+
+
+def test_clipped_scores_say_what_is_left_of_them():
+    """ḡ = a I (θ − z̄) + N(0, b I + V), and the prior of θ, by Gaussian elimination."""
+    rng = np.random.default_rng(5)
+    root = rng.normal(size=(3, 6))
+    matrix, variance, stddev = root @ root.T, 3.0, np.array([1.0, 2.0, 0.5])
+    gradient, place, kept = rng.normal(size=3), rng.normal(size=3), Kept(0.7, 0.55)
+    score, information = before_clipping(
+        Score(gradient, place, variance), Information(matrix, 0.0, 9.0), kept
+    )
+    start = VectorNormal(np.zeros(3), 0.1 * np.eye(3))
+    prior = gaussian_prior(np.zeros(3), stddev)
+    found = normal_of(score, information, prior, start, stddev)
+    assert found is not None
+    of_noise = np.linalg.inv(kept.square * matrix + variance * np.eye(3))
+    slope = kept.slope * matrix
+    precision = np.diag(stddev**-2.0) + slope @ of_noise @ slope
+    linear = slope @ of_noise @ (gradient + slope @ place)
+    np.testing.assert_allclose(
+        found.normal.loc, np.linalg.solve(precision, linear), atol=1e-3
+    )
+    covariance = found.normal.tril @ found.normal.tril.T
+    np.testing.assert_allclose(covariance, np.linalg.inv(precision), rtol=2e-3)
+    # Where all is kept nothing changes, and the limit is in the matrix's units.
+    same, all_of_it = before_clipping(score, information, Kept(1.0, 1.0))
+    np.testing.assert_array_equal(same.gradient, score.gradient)
+    np.testing.assert_array_equal(all_of_it.matrix, information.matrix)
+    assert information.limit == pytest.approx(9.0 * 0.7**2 / 0.55)
 
 
 @pytest.mark.thorough

@@ -1,6 +1,7 @@
 """What is read off noisy counts of norms."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +12,30 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     SMALLEST_NORM,
     THRESHOLD,
     Hidden,
+    SeenNorms,
     histogram_block,
-    norm_from_counts,
+    middle_of_all,
     norm_grid,
+    seen_norms,
 )
 
 
 def counts_of(norms: np.ndarray, edges: np.ndarray) -> np.ndarray:
     bins = np.searchsorted(edges, norms)
     return np.bincount(bins, minlength=len(edges) + 1).astype(float)
+
+
+def norm_from_counts(
+    counts: np.ndarray,
+    edges: np.ndarray,
+    *,
+    relative_noise: float,
+    alignment: float = 1.0,
+    **settings: Any,
+) -> float | None:
+    """The norm that does least harm, where a histogram shows one."""
+    seen = seen_norms(counts, edges, **settings)
+    return None if seen is None else seen.least_harm(relative_noise, alignment)
 
 
 @pytest.mark.parametrize("reference", [1e-6, 0.5, 1.0, 3e7])
@@ -372,3 +388,77 @@ def test_what_is_seen_is_not_looked_for_elsewhere():
     without = _of_residuals(share, None)
     assert _of_residuals(share, Hidden(squares, 20.0)) == without
     assert _of_residuals(share, Hidden(0.0, 20.0)) == without
+
+
+def test_the_norm_of_redrawn_steps_has_the_least_variance():
+    """Of a Gaussian mean, by brute force: simulated sums, at many norms."""
+    rng = np.random.default_rng(0)
+    edges, number, repetitions = norm_grid(1.0), 400, 4_000
+    rows = rng.normal(size=(20_000, 2)) @ np.array([1.0, -1.0])
+    counts = counts_of(np.abs(rows), edges)
+    noise = 30.0
+    found = seen_norms(counts, edges, noise_stddev=0.0, num_rows=len(rows))
+    assert found is not None
+    # Of so many rows as there are in a simulated sum.
+    few = SeenNorms(found.uppers, found.rows * number / len(rows))
+    chosen = few.least_variance(noise)
+
+    def variance(norm: float) -> float:
+        own, other = rng.normal(size=(2, repetitions, number))
+
+        def sums(shift: float) -> np.ndarray:
+            # Redrawn rows are drawn anew in every step, and average out.
+            difference = own[:, :, None] + shift - other[:50].T[None, :, :8]
+            return np.clip(difference, -norm, norm).mean(2).sum(1)
+
+        slope = np.mean(sums(0.05) - sums(-0.05)) / 0.1
+        return float((np.var(sums(0.0)) + (noise * norm) ** 2) / slope**2)
+
+    least = min(variance(norm) for norm in 2.0 ** np.arange(-3.0, 3.0, 0.5))
+    assert variance(chosen) < 1.1 * least
+    # Much noise makes it small, and none makes it large; small ones are nearly alike.
+    assert few.least_variance(1e4) < 0.3 < 2.5 < few.least_variance(1e-3)
+
+
+def test_what_clipping_keeps():
+    edges = norm_grid(1.0)
+    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    rows = np.zeros(len(uppers))
+    one = int(np.argmin(abs(uppers - 1.0)))
+    middle = uppers[one] / math.sqrt(GRID_FACTOR)
+    rows[[one, one + 4]] = 30.0, 10.0  # Four bins above norms are four times as long.
+    rows[one - 20] = -3.0  # Noise.
+    kept = SeenNorms(uppers, rows).kept(middle)
+    assert kept.slope == pytest.approx((30.0 + 10.0 / 4.0) / 40.0)
+    assert kept.square == pytest.approx((30.0 + 10.0 / 16.0) / 40.0)
+    assert SeenNorms(uppers, rows).kept(1e6) == pytest.approx((1.0, 1.0))
+    assert SeenNorms(uppers, rows).middle == pytest.approx(uppers[one])
+
+
+def test_the_middle_of_norms_that_are_spread_over_all_bins():
+    """No bin stands out of the noise, nor do eight; half of the bins do."""
+    rng = np.random.default_rng(0)
+    edges, number, noise = norm_grid(1.0), 4_000, 40.0
+    norms = 10.0 ** rng.uniform(-6.0, 18.0, number)
+    exact = counts_of(norms, edges)
+    found = []
+    for _ in range(100):
+        counts = exact + rng.normal(0.0, noise, len(exact))
+        settings = {"noise_stddev": noise, "num_rows": number}
+        assert seen_norms(counts, edges, is_known=True, **settings) is None
+        middle = middle_of_all(counts, edges, **settings)
+        assert middle is not None
+        found.append(float(np.mean(norms <= middle)))
+    assert 0.4 < np.mean(found) < 0.55
+    assert np.quantile(found, [0.02, 0.98]) == pytest.approx(0.5, abs=0.25)
+    # With a fourth of the rows the noise hides this, too.
+    counts = exact / 4.0 + rng.normal(0.0, noise, len(exact))
+    assert middle_of_all(counts, edges, noise_stddev=noise, num_rows=1_000) is None
+
+
+def test_rows_that_add_nothing_are_not_in_the_middle():
+    edges = norm_grid(1.0)
+    counts = counts_of(np.array([0.0] * 3_000 + [2.0] * 1_000), edges)
+    middle = middle_of_all(counts, edges, noise_stddev=1.0, num_rows=4_000)
+    assert middle is not None
+    assert 2.0 <= middle <= 2.0 * GRID_FACTOR
