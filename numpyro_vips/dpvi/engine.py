@@ -88,10 +88,10 @@ DEFAULT_STEPS = 200
 DEFAULT_STEPS_WITHOUT_NOISE = 500
 # Fewer steps are longer ones, up to this factor, and more are shorter.
 LONGEST_STEP = 2.0
-# After which part of them rows are redrawn, when their norms have just been counted
-# again; see `schedule.REFRESHED_AFTER`. Without it the first steps follow clipped
-# gradients to where these add up to zero, which may be far off, as where few rows have
-# an event.
+# After which part of them rows are redrawn, when norms have just been counted again, by
+# `REFRESHED_WHERE_REDRAWN` of the schedule. Without it the first steps follow gradients
+# to where they add up to zero clipped, which may be far off, as where few rows have an
+# event.
 REDRAWN_AFTER = 0.2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8

@@ -18,6 +18,7 @@ from jaxtyping import Float64, Int64
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.drawn_observations import are_drawn
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.linear_observations import SolvedEntries, linear_observations
 from numpyro_vips.model.prior_predictive import (
@@ -50,6 +51,8 @@ class RowSimulator:
 
     Attributes:
       covariates: By argument, the flat places of the entries that no site observes.
+      draws_observations: Whether rows with these and with what is drawn are like rows
+        of the model; see `drawn_observations`.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class RowSimulator:
     ):
         self._shapes = graph.arguments.row_shapes()
         self.covariates = _covariates(graph, copies, linear)
+        self.draws_observations = are_drawn(graph, copies, linear)
 
         def draw(
             graph: ModelGraph, rows: Any, latents: Any, key: jax.Array

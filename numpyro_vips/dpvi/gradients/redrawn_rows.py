@@ -17,14 +17,17 @@ from numpyro_vips.model.simulated_rows import RowSimulator
 
 
 def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
-    """What draws rows anew; None where the model cannot, as a density has no sampler.
+    """What draws rows anew; None where the model does not say how they are drawn.
+
+    A density may have no sampler, or what is observed may be no draw, as a censored
+    time is none whose likelihood `numpyro.factor` adds; see `drawn_observations`.
 
     Args:
       graph: The model.
       space: The globals, in which gradients are taken.
     """
     simulator = RowSimulator.of(graph)
-    if simulator is None:
+    if simulator is None or not simulator.draws_observations:
         return None
 
     def redraw(
