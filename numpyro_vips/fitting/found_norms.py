@@ -18,7 +18,7 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     seen_norms,
 )
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.privacy.releases import Kept
+from numpyro_vips.privacy.releases import INFORMATION, Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors say; see `prior_norms`.
@@ -158,6 +158,8 @@ def _norm(
       later: The steps after the histogram.
       noise: See `_relative_noise`.
     """
+    if INFORMATION in part.blocks:
+        return seen.least_loss(noise)
     if not part.is_balanced:
         return seen.least_harm(noise)
     if _redraw(later, part):

@@ -143,8 +143,8 @@ def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
         assert norms == {part.name: 0.5}
 
 
-def redrawing_fit(num_rows: int) -> tuple[Any, Any]:
-    """The steps of a fit by DPVI that redraws rows, and its part."""
+def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
+    """The steps of a fit by DPVI that redraws rows, and its two parts."""
 
     @nv.private(unit="rows")
     def durations(y: Any) -> None:
@@ -155,17 +155,17 @@ def redrawing_fit(num_rows: int) -> tuple[Any, Any]:
 
     vi = nv.PrivateVI(durations, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi")
     prepared = vi._prepare_fit((np.ones(num_rows, np.float32),), {})[0]
-    (part, _) = prepared.parts
+    part, information = prepared.parts
     steps = tuple(step.scaled(4.0) for step in prepared.steps)
     steps = with_redrawn_rows(
         steps, prepared.engine, num_rows=num_rows, noise_multiplier=1.0
     )
-    return steps, part
+    return steps, part, information
 
 
 def test_norms_of_a_fit_that_redraws_rows() -> None:
     """On the way the middle, then the least variance, but not far above the middle."""
-    steps, part = redrawing_fit(10_000)
+    steps, part, _ = redrawing_fit(10_000)
     first, *_, last = (i for i, step in enumerate(steps) if part in step.counted)
     assert [steps[first].redraws, steps[last].redraws] == [False, True]
 
@@ -204,3 +204,24 @@ def test_norms_of_a_fit_that_redraws_rows() -> None:
     # Where nothing is to be seen the norm stays.
     nothing = found(last, np.zeros_like(counts), {part.name: 3.0})
     assert nothing.norms[part.name] == 3.0 and nothing.unseen == (part.name,)
+
+
+def test_few_rows_with_most_of_the_information_do_not_say_its_norm() -> None:
+    steps, gradient, part = redrawing_fit(10_000)
+    (number,) = (i for i, step in enumerate(steps) if part in step.counted)
+    rng = np.random.default_rng(0)
+    norms = np.where(rng.uniform(size=10_000) < 0.2, 100.0, rng.uniform(1.0, 2.0))
+    edges = np.searchsorted(part.grid, norms)
+    found = found_norms(
+        steps,
+        number,
+        {part.name: np.bincount(edges, minlength=len(part.grid) + 1).astype(float)},
+        {gradient.name: 3.0},
+        parts=(gradient, part),
+        is_one_vector=True,
+        num_rows=10_000,
+        expected_squares={},
+        of_priors=lambda parts, counts: {},
+    )
+    assert np.median(norms) < found.norms[part.name] < 3.0 * np.median(norms)
+    assert found.norms[gradient.name] == 3.0

@@ -49,6 +49,9 @@ ENOUGH_TO_REPLACE = 0.7
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
+# How much worse noise in sums of squares is than a loss of the same size: a direction is
+# given up where noise is half of what rows say of it, and all of them are to be seen.
+HIDING_WEIGHT = 8.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
 # sum over half of the bins.
 MIDDLE_STANDS_OUT = 3.0
@@ -163,6 +166,23 @@ class SeenNorms(NamedTuple):
         variances = variances / slopes**2
         nearly = variances <= NEARLY * variances.min()
         return float(self.uppers[np.flatnonzero(nearly)[-1]])
+
+    def least_loss(self, relative_noise: float) -> float:
+        """The norm at which sums of squares say most of all coordinates.
+
+        A few rows may have most of such a sum, in coordinates that they are sure of.
+        What is clipped off them is a loss of its own size, to an interval in these. The
+        noise at their norm would hide what all rows say of other coordinates, about as
+        many times the middle norm as there are rows.
+
+        Args:
+          relative_noise: See `least_harm`.
+        """
+        rows = np.maximum(self.rows, 0.0)
+        longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
+        clipped = rows @ longer / float(rows @ self._middles)
+        hidden = relative_noise * self.uppers / (rows.sum() * self.middle)
+        return float(self.uppers[np.argmin(clipped + HIDING_WEIGHT * hidden)])
 
     def kept(self, norm: float) -> Kept:
         """What clipping at a norm leaves of differences to the scores of redrawn rows.
