@@ -82,11 +82,11 @@ def _entries(
 ) -> Iterator[tuple[str, int, int]]:
     """What a site observes: an argument, the place in the site's value, and in it."""
     for argument, here, there in copies:
-        for pair in zip(np.atleast_1d(here), np.atleast_1d(there), strict=True):
-            yield argument, *map(int, pair)
+        for from_value, to in zip(np.ravel(here), np.ravel(there), strict=True):
+            yield argument, int(from_value), int(to)
     for solved in linear:
-        for pair in zip(solved.here, solved.there, strict=True):
-            yield solved.argument, *map(int, pair)
+        for from_value, to in zip(solved.here, solved.there, strict=True):
+            yield solved.argument, int(from_value), int(to)
 
 
 def _read_by_density(graph: ModelGraph, site: Site) -> set[str]:

@@ -420,6 +420,26 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance():
     assert few.least_variance(1e4) < 0.3 < 2.5 < few.least_variance(1e-3)
 
 
+@pytest.mark.parametrize("noise", [0.1, 30.0, 1e3, 1e6])
+def test_the_norm_of_least_loss_is_that_by_hand(noise):
+    """Nine rows in ten say one of one coordinate, the others 100 of another."""
+    edges = norm_grid(1.0)
+    norms = np.repeat([0.9, 90.0], [9_000, 1_000])
+    counts = counts_of(norms, edges)
+    found = seen_norms(counts, edges, noise_stddev=0.0, num_rows=10_000)
+    assert found is not None
+    chosen = found.least_loss(noise)
+
+    def loss(norm: float) -> float:
+        clipped = np.maximum(norms - norm, 0.0).sum() / norms.sum()
+        return float(clipped + 8.0 * noise * norm / (10_000 * 0.9))
+
+    # On a grid, whose norms are rounded up.
+    best = min(loss(norm) for norm in edges)
+    assert loss(chosen) < best + 0.1 * abs(best) + 0.02
+    assert (chosen > 50.0) == (noise < 10.0) and chosen < 200.0
+
+
 def test_what_clipping_keeps():
     edges = norm_grid(1.0)
     uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
