@@ -49,8 +49,8 @@ ENOUGH_TO_REPLACE = 0.7
 # How much worse clipped mass is than noise of the same size: noise shows in the
 # intervals, and bias does not.
 BIAS_WEIGHT = 3.0
-# How much worse noise in sums of squares is than a loss of the same size: directions are
-# given up where noise may be all that is seen. Chosen on six regressions, ε = 1 and 5.
+# How much worse noise in sums of squares is than a loss of the same size, as directions
+# are given up where noise may be all that is seen. Chosen on six regressions.
 HIDING_WEIGHT = 8.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
 # sum over half of the bins.
