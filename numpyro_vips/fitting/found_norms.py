@@ -159,7 +159,7 @@ def _norm(
       noise: See `_relative_noise`.
     """
     if INFORMATION in part.blocks:
-        return seen.least_loss(noise)
+        return min(seen.least_harm(noise), seen.least_loss(noise))
     if not part.is_balanced:
         return seen.least_harm(noise)
     if _redraw(later, part):

@@ -52,6 +52,8 @@ BIAS_WEIGHT = 3.0
 # How much worse noise in sums of squares is than a loss of the same size, as directions
 # are given up where noise may be all that is seen. Chosen on six regressions.
 HIDING_WEIGHT = 8.0
+# How many times the norm of the middle row they are clipped to at least.
+LEAST_OF_MIDDLE = 2.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
 # sum over half of the bins.
 MIDDLE_STANDS_OUT = 3.0
@@ -173,7 +175,8 @@ class SeenNorms(NamedTuple):
         A few rows may have most of such a sum, in coordinates that they are sure of.
         What is clipped off them is lost there, as a part of the sum. Noise at their
         norm hides what all rows say of other coordinates, which is about the number of
-        rows times the norm of the middle one.
+        rows times the norm of the middle one. It is not below a few times the latter:
+        sums that are much too small mislead more than noise does.
 
         Args:
           relative_noise: See `least_harm`.
@@ -182,7 +185,9 @@ class SeenNorms(NamedTuple):
         longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
         clipped = rows @ longer / float(rows @ self._middles)
         hidden = relative_noise * self.uppers / (rows.sum() * self.middle)
-        return float(self.uppers[np.argmin(clipped + HIDING_WEIGHT * hidden)])
+        loss = clipped + HIDING_WEIGHT * hidden
+        loss = np.where(self.uppers < LEAST_OF_MIDDLE * self.middle, np.inf, loss)
+        return float(self.uppers[np.argmin(loss)])
 
     def kept(self, norm: float) -> Kept:
         """What clipping at a norm leaves of differences to the scores of redrawn rows.
