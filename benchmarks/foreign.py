@@ -338,7 +338,7 @@ def main() -> None:
     parser.add_argument("what", choices=["reference", "fit", "table"])
     parser.add_argument("names", nargs="*", default=[])
     parser.add_argument("--again", action="store_true", help="replaces records")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     unknown = set(args.names) - set(BY_NAME)
     if unknown:
         parser.error(f"there is no model {sorted(unknown)}; there are {list(BY_NAME)}")
