@@ -74,11 +74,14 @@ def found_norms(
     known = {part.name: part.reference for part in parts if not part.is_late}
     known |= norms
 
+    def noise_stddev(part: NormPart) -> float:
+        return histogram.mechanism.block_noise_stddev(part.name)
+
     def shown(part: NormPart, reference: float | None) -> SeenNorms | None:
         return seen_norms(
             counts[part.name],
             part.grid,
-            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
+            noise_stddev=noise_stddev(part),
             num_rows=num_rows,
             # About other points norms are others.
             is_known=part.name in norms and not histogram.recentres,
@@ -96,7 +99,7 @@ def found_norms(
         return middle_of_all(
             counts[part.name],
             part.grid,
-            noise_stddev=histogram.mechanism.block_noise_stddev(part.name),
+            noise_stddev=noise_stddev(part),
             num_rows=num_rows,
         )
 
@@ -110,9 +113,7 @@ def found_norms(
         if surely[part.name] is None and part.name not in norms and not part.is_late
     ]
     released = {
-        part.name: NoisyCounts(
-            counts[part.name], histogram.mechanism.block_noise_stddev(part.name)
-        )
+        part.name: NoisyCounts(counts[part.name], noise_stddev(part))
         for part in never
         # Of rows about another point those that priors draw say nothing.
         if not histogram.recentres

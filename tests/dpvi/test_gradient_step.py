@@ -3,12 +3,15 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.gradient_step import _pull_of_prior
+from numpyro_vips.dpvi.gradients.noisy_adam import LEARNING_RATE
 
 STEPS = 200
 
@@ -86,8 +89,21 @@ def test_where_there_is_a_gradient_globals_are_held_back_by_little(engine):
     assert np.all(abs(mean[[0, 2]]) < 0.15)
 
 
-def test_without_noise_and_near_the_end_nothing_pulls(engine):
-    gradients = np.zeros((STEPS, 3))
-    end = places(engine, gradients, 1e6)[STEPS // 2 :]
-    # Only the prior's own gradient moves the mean, and draws of the guide, by little.
-    assert np.ptp(end[:, 2]) < 0.5
+@pytest.mark.parametrize(
+    ("step", "noise_stddev", "pulls"),
+    [(0, 1e6, True), (99, 1e6, True), (100, 1e6, False), (0, 0.0, False)],
+)
+def test_nothing_pulls_without_noise_and_in_the_second_half(
+    engine, step, noise_stddev, pulls
+):
+    program, state = engine.program, engine.initial_state(jax.random.key(0))
+    away = 2.0 * program.prior_scale
+    guide = {**state.variational.guide, "loc": program.start + away}
+    state = state._replace(
+        variational=state.variational._replace(guide=guide),
+        step=jnp.asarray(step, jnp.int32),
+    )
+    found = _pull_of_prior(program, state, 0.7, noise_stddev)
+    walk = LEARNING_RATE * 0.7 * program.reach
+    expected = 0.5 * (walk / program.prior_scale) ** 2 * away
+    np.testing.assert_allclose(found, pulls * expected, rtol=1e-4)

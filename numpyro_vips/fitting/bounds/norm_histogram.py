@@ -241,7 +241,7 @@ def seen_norms(
     """
     # The first bin has rows that add nothing, whatever the norm is.
     idle, counts = counts[0], counts[1:]
-    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    uppers = _uppers(edges)
     near = np.zeros(len(counts), bool)
     if reference is not None:
         near = (uppers < NEAR * reference) & (uppers > reference / NEAR)
@@ -263,6 +263,11 @@ def seen_norms(
             place = min(int(np.searchsorted(uppers, hidden.norm)), len(uppers) - 1)
             rows[place] += missing / hidden.norm**2
     return SeenNorms(uppers, rows)
+
+
+def _uppers(edges: Float64[np.ndarray, " edges"]) -> Float64[np.ndarray, " bins"]:
+    """The upper edges of all bins but the first; the last bin has one, too."""
+    return np.append(edges[1:], edges[-1] * GRID_FACTOR)
 
 
 def middle_of_all(
@@ -291,8 +296,7 @@ def middle_of_all(
     is_half = np.cumsum(counts) >= 0.5 * num_longer
     if not is_half.any():
         return None  # Most rows count as zero.
-    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
-    return float(uppers[np.argmax(is_half)])
+    return float(_uppers(edges)[np.argmax(is_half)])
 
 
 def _tail(
