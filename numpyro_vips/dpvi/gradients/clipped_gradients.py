@@ -259,17 +259,16 @@ class RowGradients:
                 norms[entry.block.name] = jnp.where(found.is_valid, norm, jnp.nan)
             return norms
 
-        is_double, is_redrawn = self._is_double(), self._is_redrawn(row_keys)
+        is_double, pieces = self._is_double(), self._pieces(rows, row_keys)
         ones = {leaf: 1.0 for entry in self._released for leaf in entry.leaves}
 
         def of_piece(piece: Any) -> dict[str, Float[Array, " piece"]]:
-            _, found = self._contributions(
-                shared, piece, ones, is_double=is_double, is_redrawn=is_redrawn
-            )
+            _, found = self._contributions(shared, piece, ones, is_double=is_double)
             return jax.vmap(of_row)(found)
 
-        pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
-        size = self._rows_at_a_time(jax.tree.leaves(shared.tree), is_redrawn=is_redrawn)
+        size = self._rows_at_a_time(
+            jax.tree.leaves(shared.tree), is_redrawn="keys" in pieces
+        )
         with jax.enable_x64(True):
             return map_over_rows(of_piece, pieces, size)
 
@@ -298,7 +297,8 @@ class RowGradients:
           row_keys: 64 secret bits for each row, see `privacy.row_keys`. Where rows can
             be drawn anew, what is clipped then are differences to redrawn ones.
         """
-        is_double, is_redrawn = self._is_double(), self._is_redrawn(row_keys)
+        is_double, pieces = self._is_double(), self._pieces(rows, row_keys)
+        is_redrawn = "keys" in pieces
         uses = {} if is_redrawn else self._program.uses
         like = jax.tree.leaves(shared.tree)
         leaf_scales = {
@@ -315,7 +315,7 @@ class RowGradients:
         def piece_sum(piece: Any, mask: Bool[Array, " piece"]) -> _PartialSum:
             bound = in_double(clipping_norm)
             own, found = self._contributions(
-                shared, piece, leaf_scales, is_double=is_double, is_redrawn=is_redrawn
+                shared, piece, leaf_scales, is_double=is_double
             )
             own_norms = norms_of(own)
             norms = norms_of(found) if is_redrawn else own_norms
@@ -330,7 +330,6 @@ class RowGradients:
             }
             return _PartialSum(sums, diagnostic_counts(own_norms, mask, bound))
 
-        pieces = {"rows": rows, "keys": row_keys} if is_redrawn else {"rows": rows}
         with jax.enable_x64(True):
             size = self._rows_at_a_time(like, is_redrawn=is_redrawn)
             total, _ = sum_over_rows(piece_sum, pieces, mask, size)
@@ -340,8 +339,11 @@ class RowGradients:
         """Which precision rows are worked on in, which is for the caller to say."""
         return jnp.result_type(float) == jnp.float64
 
-    def _is_redrawn(self, row_keys: Any) -> bool:
-        return row_keys is not None and self.of_pair is not None
+    def _pieces(self, rows: Mapping[str, Any], row_keys: Any) -> dict[str, Any]:
+        """The rows, and their keys where these are to be redrawn and can be."""
+        if row_keys is None or self.of_pair is None:
+            return {"rows": rows}
+        return {"rows": rows, "keys": row_keys}
 
     def _contributions(
         self,
@@ -350,16 +352,15 @@ class RowGradients:
         scales: Mapping[int, Any],
         *,
         is_double: bool,
-        is_redrawn: bool,
     ) -> tuple[_RowGradient, _RowGradient]:
         """Rows' own gradients, and what is clipped of them, in double precision.
 
         Args:
           shared: What all rows share.
-          piece: The rows, and their keys where they are redrawn.
+          piece: Some of `_pieces`. Where it has keys, gradients of redrawn rows are
+            taken off.
           scales: By leaf, its factor in the joint vector.
           is_double: Whether rows are worked on in double precision, too.
-          is_redrawn: Whether gradients of redrawn rows are taken off.
         """
 
         def gradients(of_rows: Any, rows: Any) -> Any:
@@ -369,7 +370,7 @@ class RowGradients:
                 found = jax.lax.optimization_barrier(of_rows(shared, rows))
             return in_double(found)
 
-        if not is_redrawn:
+        if "keys" not in piece:
             own = gradients(self._of_rows, piece["rows"])
             return own, own
         own, redrawn = gradients(self._of_pairs, (piece["rows"], piece["keys"]))
