@@ -47,6 +47,17 @@ def gaussian(n: int, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(mean, 1 / jnp.sqrt(precision)), obs=y)
 
 
+def covariance(n: int, y: Any = None) -> None:
+    """Three measurements with any covariance."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 2.0).expand([3]).to_event(1))
+    precision = numpyro.sample(
+        "precision", dist.Wishart(6.0, rate_matrix=6.0 * jnp.eye(3))
+    )
+    with numpyro.plate("rows", n):
+        of_rows = dist.MultivariateNormal(mean, precision_matrix=precision)
+        numpyro.sample("y", of_rows, obs=y)
+
+
 def known_noise(n: int, X: Any, y: Any = None) -> None:
     w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with numpyro.plate("rows", n):
@@ -295,6 +306,7 @@ def in_unit_ball(rng: np.random.Generator, n: int) -> tuple[np.ndarray, ...]:
 CASES = {
     "Gaussian mean": Case(gaussian_mean, none),
     "Gaussian": Case(gaussian, none),
+    "covariance": Case(covariance, none),
     "regression, known noise": Case(known_noise, standardised),
     "regression, unknown noise": Case(unknown_noise, standardised),
     "regression, raw columns": Case(raw_columns, raw),

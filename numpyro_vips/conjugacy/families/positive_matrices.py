@@ -8,7 +8,7 @@ time takes no longer, and tiny ones are faster without LAPACK.
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +114,47 @@ def symmetric_part(
 
 # How far, in multiples of the largest entry.
 _FAR = 1e3
+
+
+class Axes(NamedTuple):
+    """Where noisy symmetric matrices are diagonal, and what they read there.
+
+    Attributes:
+      basis, inverse: B, with axes b in columns, and B⁻¹.
+      values: What bᵀ A b is expected to be without the noise, which drives these apart.
+      noise_stddev: Standard deviations of the noise in them.
+    """
+
+    basis: Float[Array, "*batch dim dim"]
+    inverse: Float[Array, "*batch dim dim"]
+    values: Float[Array, "*batch dim"]
+    noise_stddev: Float[Array, "*batch dim"]
+
+
+def along_axes(
+    matrices: Float[Array, "*batch dim dim"],
+    deviation: Float[Array, "*batch dim dim"],
+) -> Axes:
+    """The axes of noisy matrices.
+
+    They are eigenvectors in the units of the noise: it is about as large along all of
+    them, so that a coordinate with little noise keeps it to itself.
+
+    Args:
+      matrices: Noisy, symmetric.
+      deviation: Standard deviations of the noise in them.
+    """
+    unit, _ = _units_of(deviation)
+    units = unit[..., :, None] * unit[..., None, :]
+    values, vectors = eigh(matrices / units)
+    scaled = deviation / units
+    expected = _expected_eigenvalues(values, _spectral_norm(scaled))
+    return Axes(
+        basis=vectors / unit[..., :, None],
+        inverse=jnp.swapaxes(vectors, -1, -2) * unit[..., None, :],
+        values=expected,
+        noise_stddev=noise_along(vectors, scaled),
+    )
 
 
 def denoised(

@@ -21,8 +21,14 @@ from numpyro_vips.conjugacy.families.family import (
     moments_of_known,
 )
 from numpyro_vips.conjugacy.families.inverse import Inverse
-from numpyro_vips.conjugacy.families.noisy_sums import information_kept
+from numpyro_vips.conjugacy.families.noisy_sums import (
+    MOST_RATES,
+    RateShape,
+    information_kept,
+    rate_of_noisy_sums,
+)
 from numpyro_vips.conjugacy.families.positive_matrices import (
+    along_axes,
     denoised,
     eigh,
     num_small,
@@ -113,6 +119,34 @@ class Wishart(Family):
         )
         return {"x": kept[..., None, None] * data["x"], "logdet": kept * data["logdet"]}
 
+    def project_to_widen(self, data: Moments, noise: Moments) -> NewMoments:
+        """The released total unchanged, and the share of `logdet` at least zero.
+
+        A total that is not positive is kept: `share_under_noise` reads it together with
+        the prior. Of very many matrices it does not, and they are moved as in
+        `project`.
+        """
+        if data["x"].size > MOST_RATES:
+            return super().project_to_widen(data, noise)
+        return {**data, "logdet": jnp.maximum(data["logdet"], 0.0)}
+
+    def share_under_noise(
+        self, prior: Moments, data: Moments, noise: Moments
+    ) -> NewMoments:
+        if data["x"].size > MOST_RATES:
+            return self.widened(data, noise)
+        deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
+        is_noisy = (deviation > 0).any((-1, -2)) | (noise["logdet"] > 0)
+
+        def by_quadrature() -> NewMoments:
+            share = _read_along_axes(prior, data, noise)
+            return {
+                "x": jnp.where(is_noisy[..., None, None], share["x"], data["x"]),
+                "logdet": jnp.where(is_noisy, share["logdet"], data["logdet"]),
+            }
+
+        return jax.lax.cond(jnp.any(is_noisy), by_quadrature, lambda: dict(data))
+
     def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
         rate = -2.0 * symmetric_part(data["x"])
         deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
@@ -149,6 +183,49 @@ class Wishart(Family):
             rate_matrix=parameters["rate_matrix"],
             validate_args=False,
         )
+
+
+def _read_along_axes(prior: Moments, data: Moments, noise: Moments) -> NewMoments:
+    """What noisy sums of rows add to a Wishart prior, by one precision for each axis.
+
+    Along the axes of the released total the sums are those of one precision each:
+    under a Wishart density 1 / (Ω⁻¹)ᵢᵢ has a Gamma's, and `rate_of_noisy_sums` knows
+    what noise leaves of it. A Wishart distribution knows all axes equally well. This
+    one knows each as well as the one that is known least, and has the mean of
+    log (Ω⁻¹)ᵢᵢ of each.
+
+    Args:
+      prior, data, noise: See `Family.share_under_noise`.
+    """
+    axes = along_axes(
+        -2.0 * symmetric_part(data["x"]), 2.0 * symmetric_part(jnp.abs(noise["x"]))
+    )
+    basis, size = axes.basis, axes.values.shape[-1]
+    transposed = jnp.swapaxes(basis, -1, -2)
+    before = -2.0 * transposed @ symmetric_part(prior["x"]) @ basis
+    own = jnp.maximum(jnp.diagonal(before, axis1=-2, axis2=-1), 0.0)
+    # Of a precision τ, log τ and τ count half of each row and of its square.
+    each = jnp.ones_like(own)
+    found = rate_of_noisy_sums(
+        RateShape((prior["logdet"] + 1.0)[..., None] * each, 0.5 * own),
+        data["logdet"][..., None] * each,
+        noise["logdet"][..., None] * each,
+        0.5 * axes.values,
+        0.5 * axes.noise_stddev,
+    )
+    least = found.concentration.min(-1)
+    lower = digamma(least)[..., None] - digamma(found.concentration)
+    rate = 2.0 * found.rate * jnp.exp(lower)
+    # An axis on which the prior's rate falls takes its products with others along.
+    tiny = jnp.finfo(own.dtype).tiny
+    part = jnp.sqrt(jnp.minimum(rate / jnp.maximum(own, tiny), 1.0))
+    after = part[..., :, None] * before * part[..., None, :]
+    after = after + jnp.maximum(rate - own, 0.0)[..., None] * jnp.eye(size)
+    added = jnp.swapaxes(axes.inverse, -1, -2) @ (after - before) @ axes.inverse
+    return {
+        "x": -0.5 * symmetric_part(added),
+        "logdet": least - 1.0 - prior["logdet"],
+    }
 
 
 class InverseWishart(Inverse):

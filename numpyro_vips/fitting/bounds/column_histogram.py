@@ -69,11 +69,10 @@ def sizes_from_counts(
     typical = reference / math.sqrt(number)
     edges = column_grid(part)
     middles = np.append(edges[1:], edges[-1]) * GRID_FACTOR ** (-_STRIDE / 2)
-    near = np.zeros(len(middles), bool)
     sizes = np.full(number, np.nan)
     for column, of_column in enumerate(counts[:, 1:]):
         standing = standing_bins(
-            of_column, noise_stddev, num_rows, near, is_known=True, threshold=_THRESHOLD
+            of_column, noise_stddev, num_rows, None, is_known=True, threshold=_THRESHOLD
         )
         if standing.any():
             reached = np.cumsum(np.maximum(of_column[standing], 0.0))

@@ -32,13 +32,15 @@ THRESHOLD = 5.0
 THRESHOLD_FAR, FAR = 7.0, 20
 # The same next to bins that stand out, where there are few to be deceived by,
 THRESHOLD_BESIDE = 3.0
-# and of the widest window, of which there are few, where nothing stands out otherwise.
-THRESHOLD_WIDEST = 4.0
 # Where nothing stands out at all, wide windows near the norm of synthetic rows need no
 # more than this: within this factor of it there are few, and that norm, which would be
 # taken otherwise, is no better than one that is wrong by as much.
 THRESHOLD_NEAR, NEAR = 3.0, 100.0
 _WINDOWS_NEAR = (8, 16)
+# Where nothing does there either, the widest window anywhere: of these there are few.
+# Were it asked before, noise a billion times as large as the rows would win in one fit
+# of a hundred, and rows that are near would not be looked for.
+THRESHOLD_WIDEST = 4.5
 # Neighbouring bins that are looked at together: norms are spread over many. Next to
 # what stands out only narrow ones are: a row in a wide one may be far from all others.
 _WINDOWS = (1, 2, 4, 8)
@@ -233,7 +235,7 @@ def seen_norms(
       is_known: Whether an earlier histogram has found a norm. It stays unless most of
         the rows are seen here.
       reference: The norm of rows of unit size, near which less has to stand out where
-        nothing does otherwise; None for no such place.
+        nothing does otherwise; None for what is sure alone.
       hidden: What is known of rows that the noise may hide.
 
     Returns:
@@ -242,7 +244,7 @@ def seen_norms(
     # The first bin has rows that add nothing, whatever the norm is.
     idle, counts = counts[0], counts[1:]
     uppers = _uppers(edges)
-    near = np.zeros(len(counts), bool)
+    near = None
     if reference is not None:
         near = (uppers < NEAR * reference) & (uppers > reference / NEAR)
     standing = standing_bins(counts, noise_stddev, num_rows, near, is_known=is_known)
@@ -341,7 +343,7 @@ def standing_bins(
     counts: Float64[np.ndarray, " bins"],
     noise_stddev: float,
     num_rows: int,
-    near: Bool[np.ndarray, " bins"],
+    near: Bool[np.ndarray, " bins"] | None,
     *,
     is_known: bool,
     threshold: float = THRESHOLD,
@@ -353,7 +355,8 @@ def standing_bins(
 
     Args:
       counts, noise_stddev, num_rows: See `seen_norms`.
-      near: The bins near the norm of synthetic rows.
+      near: The bins near the norm of synthetic rows, where less has to stand out; None
+        for what is sure alone.
       is_known: Whether a chance finding far away is worse than nothing, as where a norm
         is known already. A wide window would make that 10⁹ times as large.
       threshold: Standard deviations by which the first window has to stand out.
@@ -392,9 +395,11 @@ def standing_bins(
     for width in _WINDOWS:
         while add(width, threshold):
             extend()
-    if not (is_known or standing.any()) and add(_WINDOWS[-1], THRESHOLD_WIDEST):
-        extend()
+    if near is None:
+        return standing
     for width in _WINDOWS_NEAR:
         if not standing.any() and add(width, THRESHOLD_NEAR, inside=near):
             extend()
+    if not (is_known or standing.any()) and add(_WINDOWS[-1], THRESHOLD_WIDEST):
+        extend()
     return standing

@@ -291,3 +291,32 @@ def test_noise_along_directions_is_what_noisy_matrices_have():
     drawn = np.einsum("ik,nij,jk->nk", vectors, noise, vectors).std(0)
     found = positive_matrices.noise_along(jnp.asarray(vectors), jnp.asarray(deviation))
     np.testing.assert_allclose(found, drawn, rtol=0.02)
+
+
+def test_axes_of_noisy_matrices_are_in_the_units_of_their_noise() -> None:
+    """And what is expected along them has the noise that they say."""
+    rng, units = np.random.default_rng(0), np.array([1.0, 100.0, 1e-3])
+    matrix = np.diag([5.0, 4e4, 3e-6]) + 0.2 * np.outer(units, units)
+    deviation = 0.01 * np.outer(units, units) * np.where(np.eye(3) > 0, 1.0, 0.5**0.5)
+    noise = rng.normal(size=(2000, 3, 3)) * 0.01 * np.outer(units, units)
+    noisy = matrix + 0.5 * (noise + noise.swapaxes(-1, -2))
+    axes = positive_matrices.along_axes(
+        jnp.asarray(noisy), jnp.broadcast_to(jnp.asarray(deviation), noisy.shape)
+    )
+    basis, inverse = np.asarray(axes.basis, float), np.asarray(axes.inverse, float)
+    np.testing.assert_allclose(inverse @ basis, np.eye(3) + 0 * noisy, atol=1e-4)
+    along = basis.swapaxes(-1, -2) @ noisy @ basis
+    read = np.diagonal(along, axis1=-2, axis2=-1)
+    assert np.abs(along - read[..., None] * np.eye(3)).max() < 1e-4 * read.max()
+    # Along the first matrix' axes the noise of all of them is what it says.
+    of_noise = np.einsum("ik,nij,jk->nk", basis[0], noisy - matrix, basis[0])
+    np.testing.assert_allclose(of_noise.std(0), axes.noise_stddev[0], rtol=0.08)
+
+
+def test_axes_that_noise_has_made_are_expected_to_read_less() -> None:
+    noise = np.random.default_rng(1).normal(size=(500, 6, 6))
+    noise = 0.5 * (noise + noise.swapaxes(-1, -2))
+    deviation = np.where(np.eye(6) > 0, 1.0, 0.5**0.5) + 0 * noise
+    axes = positive_matrices.along_axes(jnp.asarray(noise), jnp.asarray(deviation))
+    largest = np.linalg.eigvalsh(noise)[:, -1].mean()
+    assert abs(np.asarray(axes.values)[:, -1].mean()) < 0.5 * largest

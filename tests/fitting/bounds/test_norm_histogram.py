@@ -482,3 +482,25 @@ def test_rows_that_add_nothing_are_not_in_the_middle():
     middle = middle_of_all(counts, edges, noise_stddev=1.0, num_rows=4_000)
     assert middle is not None
     assert 2.0 <= middle <= 2.0 * GRID_FACTOR
+
+
+def test_rows_that_are_near_win_over_noise_that_is_far() -> None:
+    """Of rows that stand out of the noise in wide windows alone.
+
+    In the bins of a billion times their norm the noise stands out a little more.
+    """
+    edges, noise = norm_grid(1.0), 70.0
+    uppers = np.append(edges[1:], edges[-1] * GRID_FACTOR)
+    counts = np.zeros(len(edges) + 1)
+    near, far = (1 + int(np.argmin(abs(uppers - place))) for place in (1.0, 1e9))
+    counts[near : near + 8] = 1.5 * noise  # 1.5 √8 = 4.2 standard deviations.
+    counts[far : far + 8] = 1.7 * noise
+    settings = {"noise_stddev": noise, "num_rows": 1_000}
+    assert seen_norms(counts, edges, **settings) is None
+    seen = seen_norms(counts, edges, reference=1.0, **settings)
+    assert seen is not None and seen.middle < 30.0
+    # With nothing near, what is far stands out by itself.
+    counts[near : near + 8] = 0.0
+    seen = seen_norms(counts, edges, reference=1.0, **settings)
+    assert seen is not None and seen.middle > 1e8
+    assert seen_norms(counts, edges, reference=1.0, is_known=True, **settings) is None
