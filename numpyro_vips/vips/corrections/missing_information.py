@@ -68,9 +68,13 @@ _ALL = 1.01
 # long, and the linear answer that it goes by does not hold far from the sums.
 _MOST_CORRECTED = 0.9
 _MOST_MISSING = 0.999
-# As far as it is widened where corrections lead nowhere. A product of factors that is
-# as wide as their labels are open predicts rows no better than the prior.
-_MOST_MISSING_ASTRAY = 0.5
+# As far as it is widened where corrections lead nowhere. Narrower intervals, as for half
+# of the information, miss the truth far more often, and wider ones say that rows know
+# nothing. It has a price: a product of factors that is as wide as their labels are open
+# predicts rows worse, see `docs/intervals.md`.
+_MOST_MISSING_ASTRAY = 0.9
+# More of it than this is missing where components overlap.
+_OVERLAPPING = 0.5
 # Steps of the differences that slopes are taken of: in the sums, in standard deviations
 # of the noise and as a share of their size; and in the globals, in standard deviations.
 _STEP_OF_SUMS = 0.3
@@ -176,7 +180,7 @@ def observed(
             return None
         rounds.append(found)
         now = found.sums
-        overlaps = has_parted and rounds[0].slopes.missing > _MOST_MISSING_ASTRAY
+        overlaps = has_parted and rounds[0].slopes.missing > _OVERLAPPING
         if overlaps or found.corrected < _STILL or _goes_astray(rounds):
             break
     farthest = _MOST_MOVED * (answers.sizes(start) + stddev)
