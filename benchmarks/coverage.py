@@ -380,7 +380,9 @@ def observed_rows(case: Case, drawn: dict[str, np.ndarray]) -> np.ndarray:
     return np.stack([drawn[site] for site in case.observed], axis=-1)
 
 
-def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str, Any]:
+def measure(
+    name: str, rows: int, epsilon: float, repetitions: int, engine: str
+) -> dict[str, Any]:
     """Coverage, widths and errors over repetitions; see the module."""
     case = CASES[name]
     model = nv.private(case.model, unit="rows", public=("n",))
@@ -391,7 +393,7 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
     hits: list[np.ndarray] = []
     errors: list[np.ndarray] = []
     widths: list[np.ndarray] = []
-    warned, engine = 0, ""
+    warned, used = 0, ""
     for seed in range(repetitions):
         covariates = case.covariates(np.random.default_rng(seed), rows)
         found = {
@@ -402,13 +404,16 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
         if np.all(observed == np.round(observed)):
             observed = observed.astype(np.int32)
         vi = nv.PrivateVI(
-            model, budget=nv.PrivacyBudget(epsilon, DELTA), progress_bar=False
+            model,
+            budget=nv.PrivacyBudget(epsilon, DELTA),
+            engine=engine,
+            progress_bar=False,
         )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             result = vi.run(jax.random.key(seed), rows, *covariates, observed)
         warned += bool(caught)
-        engine = result.engine
+        used = result.engine
         # A key of its own: what all repetitions shared would look like a bias.
         drawn = jax.random.fold_in(jax.random.key(seed), 1)
         draws = result.sample_posterior(drawn, sample_shape=(2000,))
@@ -425,7 +430,7 @@ def measure(name: str, rows: int, epsilon: float, repetitions: int) -> dict[str,
         widths.append(high - low)
     rmse = np.sqrt(np.mean(np.square(errors), axis=0))
     return {
-        "engine": engine,
+        "engine": used,
         "coverage": float(np.mean(hits)),
         "stderr": float(np.mean(hits, axis=1).std() / math.sqrt(repetitions)),
         "width": float(np.mean(np.mean(widths, axis=0) / (2 * HALF_WIDTH * rmse))),
@@ -439,6 +444,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=[], help=f"of {list(CASES)}")
     parser.add_argument("--rows", type=int, nargs="+", default=[1_000])
     parser.add_argument("--epsilon", type=float, nargs="+", default=[1.0])
+    parser.add_argument("--engine", choices=["auto", "vips", "dpvi"], default="auto")
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--records", type=Path, help="keeps what has been measured")
     args = parser.parse_args()
@@ -446,15 +452,16 @@ def main() -> None:
     if unknown:
         parser.error(f"there is no model {sorted(unknown)}; there are {list(CASES)}")
     finished = Finished(args.records)
+    asked = "" if args.engine == "auto" else f", {args.engine}"
     print("| model | rows | ε | engine | coverage | width | RMSE | fits that warn |")
     print("|---|---|---|---|---|---|---|---|")
     for rows in args.rows:
         for epsilon in args.epsilon:
             for name in args.names or CASES:
                 found = finished.get(
-                    f"{name}, {rows}, {epsilon:g}, {args.repetitions}",
+                    f"{name}, {rows}, {epsilon:g}, {args.repetitions}{asked}",
                     lambda name=name, rows=rows, epsilon=epsilon: measure(
-                        name, rows, epsilon, args.repetitions
+                        name, rows, epsilon, args.repetitions, args.engine
                     ),
                 )
                 print(

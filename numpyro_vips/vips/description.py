@@ -1,5 +1,6 @@
 """What `explain`, diagnostics and warnings say of a conjugate program."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from numpyro_vips.vips.program.waiting_globals import WAITING
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
 
+# How many values the latents of a row have together, for a sum over all of them.
+_MOST_SUMMED = 4096
 
 # Errors of early steps that are worth a word, in standard deviations of the posterior.
 _LEFT = 0.25
@@ -68,6 +71,8 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
                 "Look at what does not depend on the order of components. More rows, "
                 "fewer components or priors that tell them apart would help."
             )
+            if _can_be_summed_out(program):
+                text += " So does engine='dpvi', which sums over rows' latents."
         else:
             text += (
                 "More rows, a larger epsilon or tighter priors of what the rows' "
@@ -90,6 +95,17 @@ def _has_components(program: ConjugateProgram) -> bool:
     """Whether rows have latents that are discrete."""
     latents = program.structure.latents.values()
     return any(x.role == "local" and x.states is not None for x in latents)
+
+
+def _can_be_summed_out(program: ConjugateProgram) -> bool:
+    """Whether rows have latents of their own that are discrete, and few values."""
+    latents = program.structure.latents.values()
+    # Auxiliary ones of an augmentation have a family from the start.
+    own = [x for x in latents if x.role == "local" and x.family is None]
+    if not own or any(x.states is None for x in own):
+        return False
+    values = [len(x.states) ** math.prod(x.shape) for x in own if x.states is not None]
+    return math.prod(values) <= _MOST_SUMMED
 
 
 def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
@@ -261,6 +277,13 @@ def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[
     """
     yield from _on_flat_priors(program)
     yield from _on_bounds(program)
+    if _can_be_summed_out(program):
+        yield (
+            "Rows add what is expected of their own latents. Where they say little of "
+            "these, as of components that overlap, noise counts for more, and "
+            "engine='dpvi', which sums over them, has smaller errors: a half to a "
+            "third with a thousand rows at epsilon 1."
+        )
     if squares:
         yield (
             f"Of {', '.join(squares)} rows are clipped, and norms counted, "

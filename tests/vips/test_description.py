@@ -45,6 +45,14 @@ def flat(y: Any) -> None:
         numpyro.sample("y", dist.Normal(m, 1.0), obs=y)
 
 
+def two_of_many(y: Any) -> None:
+    """Each of twenty measurements of a row is of one of two kinds."""
+    m = numpyro.sample("m", dist.Normal(np.array([-1.0, 1.0]), 1.0).to_event(1))
+    with numpyro.plate("rows", y.shape[0], dim=-2), numpyro.plate("kinds", 20):
+        z = numpyro.sample("z", dist.Bernoulli(0.3), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Normal(m[z], 1.0), obs=y)
+
+
 @pytest.mark.parametrize(
     ("found", "words"),
     [
@@ -53,6 +61,7 @@ def flat(y: Any) -> None:
         ({"as_good": ["mu"]}, "another posterior of 'mu'"),
         ({"errors_left": 0.5, "missing_information": 0.8}, "80% of the information"),
         ({"converged": None, "missing_information": 0.8}, "order of components"),
+        ({"converged": None, "missing_information": 0.8}, "So does engine='dpvi'"),
         ({"below_noise": {"tau": 2}}, "say of 'tau' is below the noise"),
     ],
 )
@@ -74,6 +83,28 @@ def test_a_flat_prior_is_a_warning_where_noise_may_hide_the_rows() -> None:
     assert "The prior of 'm' is flat" in warning
     assert list(warnings_of(program, QUIET)) == []
     assert list(notes_on(program, {})) == [warning]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mixture", True),
+        ("topics", False),
+        ("factor_analysis", False),
+        ("logistic_gamma", False),
+    ],
+)
+def test_latents_that_can_be_summed_out_are_a_reason_for_dpvi(
+    name: str, expected: bool
+) -> None:
+    """Shares of topics and real factors are none, nor is what an augmentation adds."""
+    notes = " ".join(notes_on(program_of(name), {}))
+    assert ("sums over them" in notes) == expected
+
+
+def test_many_latents_of_a_row_are_not_summed_out() -> None:
+    notes = " ".join(notes_on(uncertified(two_of_many, (np.zeros((4, 20)),)), {}))
+    assert "sums over them" not in notes
 
 
 def test_sites_are_described_by_their_factors_and_bounds() -> None:
