@@ -37,10 +37,10 @@ THRESHOLD_BESIDE = 3.0
 # taken otherwise, is no better than one that is wrong by as much.
 THRESHOLD_NEAR, NEAR = 3.0, 100.0
 _WINDOWS_NEAR = (8, 16)
-# Where nothing does there either, the widest window anywhere: of these there are few.
-# Were it asked before, noise a billion times as large as the rows would win in one fit
-# of a hundred, and rows that are near would not be looked for.
-THRESHOLD_WIDEST = 4.5
+# The widest window anywhere, of which there are few, needs this; and so much more than
+# one that is near. Without that, noise a billion times as large as the rows won over
+# rows that stood out almost as far, in one fit of two hundred.
+THRESHOLD_WIDEST, MORE_THAN_NEAR = 4.0, 1.0
 # Neighbouring bins that are looked at together: norms are spread over many. Next to
 # what stands out only narrow ones are: a row in a wide one may be far from all others.
 _WINDOWS = (1, 2, 4, 8)
@@ -395,11 +395,27 @@ def standing_bins(
     for width in _WINDOWS:
         while add(width, threshold):
             extend()
-    if near is None:
+    if near is None or standing.any():
         return standing
+    heights = [_highest(counts, noise_stddev, width, near) for width in _WINDOWS_NEAR]
+    needed = max(THRESHOLD_WIDEST, max(heights) + MORE_THAN_NEAR)
+    if not is_known and add(_WINDOWS[-1], needed):
+        extend()
     for width in _WINDOWS_NEAR:
         if not standing.any() and add(width, THRESHOLD_NEAR, inside=near):
             extend()
-    if not (is_known or standing.any()) and add(_WINDOWS[-1], THRESHOLD_WIDEST):
-        extend()
     return standing
+
+
+def _highest(
+    counts: Float64[np.ndarray, " bins"],
+    noise_stddev: float,
+    width: int,
+    inside: Bool[np.ndarray, " bins"],
+) -> float:
+    """By how many standard deviations the highest window of these bins stands out."""
+    ones = np.ones(width)
+    totals = np.convolve(counts, ones, "valid")
+    totals = totals[np.convolve(inside, ones, "valid") > width - 0.5]
+    highest = float(np.max(totals, initial=0.0))
+    return highest / (math.sqrt(width) * noise_stddev) if noise_stddev else 0.0

@@ -499,7 +499,11 @@ def test_rows_that_are_near_win_over_noise_that_is_far() -> None:
     assert seen_norms(counts, edges, **settings) is None
     seen = seen_norms(counts, edges, reference=1.0, **settings)
     assert seen is not None and seen.middle < 30.0
-    # With nothing near, what is far stands out by itself.
+    # What is far needs to stand out by one standard deviation more,
+    counts[near : near + 8] = 1.3 * noise
+    seen = seen_norms(counts, edges, reference=1.0, **settings)
+    assert seen is not None and seen.middle > 1e8
+    # and does so by itself with nothing near.
     counts[near : near + 8] = 0.0
     seen = seen_norms(counts, edges, reference=1.0, **settings)
     assert seen is not None and seen.middle > 1e8
