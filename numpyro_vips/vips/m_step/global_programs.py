@@ -151,8 +151,10 @@ class GlobalPrograms:
         self, state: VipsState, sums: Unclipped, noise_read: float = 1.0
     ) -> NewMeans | None:
         """The means of the globals, for other sums; None if they have none."""
-        natural = self.natural_of(state, sums, noise_read)
-        moments = self.posterior_of(natural).moments()
+        posterior = self.posterior_of(self.natural_of(state, sums, noise_read))
+        if posterior.problems():
+            return None  # As of sums of zeros, with which a fit is tried.
+        moments = posterior.moments()
         found = {name: np.asarray(of_site.mean) for name, of_site in moments.items()}
         finite = all(np.isfinite(mean).all() for mean in found.values())
         return found if finite else None

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -20,6 +21,7 @@ from _repeated import (
     fit,
 )
 
+import numpyro_vips as nv
 from numpyro_vips.vips.corrections import reading as module
 from numpyro_vips.vips.corrections.reading import Reading
 
@@ -165,3 +167,31 @@ def test_sums_tell_of_covariates_that_are_all_features_of_a_regression(
     if found is not None:
         np.testing.assert_allclose(found.mean, x.mean(), rtol=1e-3)
         np.testing.assert_allclose(np.abs(found.root), x.std(), rtol=1e-2)
+
+
+AFTER = np.array([0.0, 0.0, 1.0, 1.0], np.float32)
+
+
+def jumps(y: Any) -> None:
+    """Every row's mean jumps at a known time, by an amount of its own."""
+    before = numpyro.sample("before", dist.Normal(0.0, 10.0))
+    jump = numpyro.sample("jump", dist.Normal(0.0, 10.0))
+    spread = numpyro.sample("spread", dist.HalfCauchy(2.5))
+    with numpyro.plate("rows", y.shape[0]):
+        own = numpyro.sample("own", dist.Normal(jump, spread))
+        mean = before + own[..., None] * AFTER
+        numpyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=y)
+
+
+def test_a_fit_without_noise_is_tried_on_sums_that_have_no_posterior() -> None:
+    """Sums of zeros, of which no variance is one, are not simulated from."""
+    rng = np.random.default_rng(0)
+    y = 1.0 + rng.normal(2.0, 0.7, (300, 1)) * AFTER + rng.normal(size=(300, 4))
+    vi = nv.PrivateVI(
+        nv.private(jumps, unit="rows"),
+        budget=nv.PrivacyBudget(math.inf),
+        progress_bar=False,
+    )
+    found = vi.run(jax.random.key(0), y.astype(np.float32)).posterior.moments()
+    for name, true in {"before": 1.0, "jump": 2.0, "spread": 0.7}.items():
+        assert abs(found[name].mean - true) < 4.0 * found[name].stddev
