@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.checks import check_derivatives
+from numpyro_vips.dpvi.compared_globals import compared_globals
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
     Redraw,
     ReleasedLeaves,
@@ -52,6 +53,7 @@ class CompiledModel:
     Attributes:
       program: The layout, and all that is public of a step.
       read: Names of the globals that observations depend on.
+      compared: Those of them without a gradient, see `compared_globals`.
       released: What a step releases, in order.
       row_gradients: The clipped sum of it over rows.
       noise_aware: The release for intervals; None where the guide stays as it is.
@@ -60,6 +62,7 @@ class CompiledModel:
 
     program: DpviProgram
     read: tuple[str, ...]
+    compared: tuple[str, ...]
     released: tuple[ReleasedLeaves, ...]
     row_gradients: RowGradients
     noise_aware: NoiseAware | None
@@ -142,6 +145,11 @@ def compile_model(
     return CompiledModel(
         program=program,
         read=tuple(site.name for site in read.sites),
+        compared=tuple(
+            name
+            for name in compared_globals(traced, free)
+            if name in {site.name for site in read.sites}
+        ),
         released=tuple(released),
         row_gradients=_row_gradients(program, traced, released, redraw),
         noise_aware=_noise_aware(program, traced, read.size)

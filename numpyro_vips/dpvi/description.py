@@ -1,7 +1,7 @@
 """What `explain` says of a model that DPVI runs."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,19 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
         yield "Newton steps until fresh draws leave the posterior where it is."
     if names := listed(sorted(captured)):
         yield f"Treated as public because the guide holds them: {', '.join(names)}."
+
+
+def on_compared(names: Sequence[str]) -> Iterable[str]:
+    """What follows for globals without a gradient; see `compared_globals`."""
+    if names:
+        they = ", ".join(map(repr, names))
+        yield (
+            f"DPVI follows gradients, and the log density of a row has none in {they}: "
+            "it is only compared with something, or rounded. So it stays at its prior, "
+            "and the other globals are fitted as if it were at the prior's centre. "
+            "Use a smooth function in place of the comparison, such as "
+            "jax.nn.sigmoid((t - switch) / width) for t > switch."
+        )
 
 
 def late_names(program: DpviProgram) -> list[str]:

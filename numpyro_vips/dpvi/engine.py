@@ -46,6 +46,7 @@ from numpyro_vips.dpvi.description import (
     describe_sparse_rows,
     describe_statistics,
     notes,
+    on_compared,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
@@ -567,6 +568,16 @@ class DpviEngine:
 
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
+        found, more = (
+            self._of_iterates(state),
+            list(on_compared(self.compiled.compared)),
+        )
+        if more:
+            found = {**found, "warnings": [*found.get("warnings", ()), *more]}
+        return found
+
+    def _of_iterates(self, state: DpviState) -> dict[str, Any]:
+        """What iterates tell of it."""
         if state.diagnostics is not None:
             return dict(state.diagnostics)
         if self.program.options.takes_newton_steps:
@@ -669,7 +680,8 @@ class DpviEngine:
 
     def notes(self) -> Iterable[str]:
         """What else `explain` says of the guide and of the model; see `description`."""
-        return notes(self.program, self.captured)
+        yield from on_compared(self.compiled.compared)
+        yield from notes(self.program, self.captured)
 
     def describe_sparse_rows(self, name: str) -> str:
         """How a sparse argument is worked on, as the end of a sentence."""

@@ -1,0 +1,57 @@
+"""Globals that a log density compares with something, and does nothing else with.
+
+A row after a change point, `t > switch`, has another rate than one before it, and its
+log density depends on the change point. The derivative is zero wherever there is one.
+So no gradient moves such a global, and the others are fitted as if it were where it
+started.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+
+from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
+
+# Of real numbers. Comparisons, indices and the like give no real numbers.
+_WITHOUT_DERIVATIVE = {"floor", "ceil", "round", "sign", "stop_gradient"}
+
+# The globals that a number has a derivative in.
+_Names = frozenset[str]
+
+
+def compared_globals(
+    program: jex_core.ClosedJaxpr, free: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Names of the globals in which a row's log density has no derivative anywhere.
+
+    Args:
+      program: A row's log density, its first output, of inputs that begin with the
+        leaves of `free`.
+      free: The globals that it depends on, by name: one array each.
+    """
+    names = jax.tree.leaves({name: name for name in free})
+    others = len(program.in_avals) - len(names)
+    inputs = [*(frozenset({name}) for name in names), *([frozenset()] * others)]
+    outputs = evaluate(program, inputs, _smooth_in, constant=lambda _: frozenset())
+    return tuple(name for name in free if name not in outputs[0])
+
+
+def _smooth_in(
+    equation: jex_core.JaxprEqn, operands: Sequence[_Names]
+) -> list[_Names] | None:
+    """What the results of an equation have a derivative in; None of a call.
+
+    Of loops and branches everything counts that goes into them.
+    """
+    if called_program(equation) is not None:
+        return None
+    made_of: _Names = frozenset().union(*operands)
+    if equation.primitive.name in _WITHOUT_DERIVATIVE:
+        made_of = frozenset()
+    return [
+        made_of if jnp.issubdtype(out.aval.dtype, jnp.inexact) else frozenset()
+        for out in equation.outvars
+    ]
