@@ -31,6 +31,7 @@ from numpyro_vips.conjugacy.families.positive_matrices import (
     along_axes,
     denoised,
     eigh,
+    noise_along,
     num_small,
     symmetric_part,
 )
@@ -108,11 +109,8 @@ class Wishart(Family):
         values, axes = eigh(rate)
         least = jnp.finfo(values.dtype).eps * values.max(-1, keepdims=True)
         values = jnp.maximum(values, jnp.where(least > 0, least, 1.0))
-        entries = (2.0 * noise["x"]) ** 2
-        # Of ⟨u, E u⟩; noise beside the diagonal comes in twice.
-        entries = 2.0 * entries - jnp.eye(values.shape[-1]) * entries
-        along = jnp.einsum("...ai,...ab,...bi->...i", axes**2, entries, axes**2)
-        variance = (along / values**2).max(-1)
+        along = noise_along(axes, 2.0 * noise["x"])
+        variance = ((along / values) ** 2).max(-1)
         ones = jnp.ones_like(variance)
         kept = information_kept(
             data["logdet"], noise["logdet"], ones, jnp.sqrt(variance)
