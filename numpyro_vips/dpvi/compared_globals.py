@@ -13,7 +13,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 
-from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
+from numpyro_vips.jax_tools.jaxprs import aval_of, called_program, evaluate
 
 # Of real numbers. Comparisons, indices and the like give no real numbers.
 _WITHOUT_DERIVATIVE = {"floor", "ceil", "round", "sign", "stop_gradient"}
@@ -52,6 +52,6 @@ def _smooth_in(
     if equation.primitive.name in _WITHOUT_DERIVATIVE:
         made_of = frozenset()
     return [
-        made_of if jnp.issubdtype(out.aval.dtype, jnp.inexact) else frozenset()
+        made_of if jnp.issubdtype(aval_of(out).dtype, jnp.inexact) else frozenset()
         for out in equation.outvars
     ]

@@ -99,6 +99,30 @@ def on_compared(names: Sequence[str]) -> Iterable[str]:
         )
 
 
+# How many times as wide noise makes an interval before it is worth a warning. In the
+# gallery (`docs/foreign_models.md`) globals far outside of their intervals, unwarned,
+# stood beside others with ratios of 17 to 60; fits without such errors had 7 at most,
+# or nearly the prior.
+_MOST_WIDENED = 15.0
+
+
+def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
+    """What follows where noise hides nearly all that rows say of some globals.
+
+    Args:
+      width_ratio: By site, how many times as wide noise makes its intervals at most.
+    """
+    hidden = [name for name, ratio in width_ratio.items() if ratio > _MOST_WIDENED]
+    if hidden:
+        yield (
+            f"Noise makes the intervals of {', '.join(map(repr, hidden))} up to "
+            f"{max(width_ratio.values()):.0f} times as wide as the rows alone would. "
+            "The scores are read as linear over all of that, which they may not be: "
+            "other globals, scales above all, may be off by more than their intervals "
+            "say. More rows, a larger epsilon or tighter priors help."
+        )
+
+
 def late_names(program: DpviProgram) -> list[str]:
     """Names of the globals that wait in the first steps, in the guide's order."""
     if not program.is_late.any():

@@ -47,6 +47,7 @@ from numpyro_vips.dpvi.description import (
     describe_statistics,
     notes,
     on_compared,
+    on_hidden,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
@@ -586,7 +587,16 @@ class DpviEngine:
         found = self._noise_aware_normal(state)
         if found is not None:
             normal = found.normal
-            return drift_of_iterates(state, sizes, normal.stddev, normal.loc)
+            diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal.loc)
+            ratios = np.split(
+                normal.stddev / found.data_stddev, np.cumsum([*sizes.values()])[:-1]
+            )
+            ratio = {
+                name: float(np.max(of_site, initial=1.0))
+                for name, of_site in zip(sizes, ratios, strict=True)
+            }
+            more = [*diagnostics["warnings"], *on_hidden(ratio)]
+            return {**diagnostics, "width_ratio": ratio, "warnings": more}
         log_scale = state.average.guide.get("log_scale", np.zeros(0))
         stddev = np.exp(np.asarray(log_scale, np.float64))
         diagnostics = drift_of_iterates(state, sizes, stddev)

@@ -11,6 +11,8 @@ from numpyro_vips.dpvi.description import (
     describe_statistics,
     late_names,
     notes,
+    on_compared,
+    on_hidden,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -110,3 +112,16 @@ def test_blocks_are_listed_by_when_they_are_released() -> None:
         {"adaptive": [Block(name="loc", shape=(4,))], "once": []}
     )
     assert found == [{"statistic": "loc", "shape": [4], "released": "adaptive"}]
+
+
+def test_globals_that_noise_hides_are_named_with_the_largest_ratio() -> None:
+    assert list(on_hidden({"w": 14.0, "s": 1.0})) == []
+    (text,) = on_hidden({"w": 22.4, "s": 1.0})
+    assert text.startswith("Noise makes the intervals of 'w' up to 22 times as wide")
+    assert list(on_hidden({})) == []
+
+
+def test_globals_without_a_gradient_are_named() -> None:
+    assert list(on_compared(())) == []
+    (text,) = on_compared(("switch",))
+    assert "has none in 'switch'" in text

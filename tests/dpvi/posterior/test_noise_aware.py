@@ -197,6 +197,10 @@ def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
     exact = np.diag(np.linalg.inv(np.eye(3) + X.T @ X / 0.25))
     np.testing.assert_allclose(parts.data, exact, rtol=0.5)
     assert (parts.privacy > 0).all()
+    ratios = np.sqrt((parts.data + parts.privacy) / parts.data)
+    assert result.diagnostics["width_ratio"]["w"] == pytest.approx(
+        ratios.max(), rel=1e-3
+    )
     result.save(tmp_path / "fit.nc")
     assert str(nv.load(tmp_path / "fit.nc").uncertainty()) == str(result.uncertainty())
 
