@@ -1,16 +1,15 @@
 """Linear algebra of many matrices, of which LAPACK sees one at a time."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import _models
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
+from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.vips.m_step.m_step import update_globals
 from numpyro_vips.vips.m_step.starts import start
 from numpyro_vips.vips.program.expectations import expected_natural_of
@@ -32,20 +31,12 @@ def matrices(size: int, batch: tuple[int, ...] = (3, 2), seed: int = 0) -> np.nd
     return root @ root.swapaxes(-1, -2) + 0.1 * np.eye(size)
 
 
-def equations(jaxpr: Any) -> Iterator[Any]:
-    """All equations, those of inner programs too."""
-    for equation in jaxpr.eqns:
-        yield equation
-        for inner in jex_core.jaxprs_in_params(equation.params):
-            yield from equations(inner)
-
-
 def batches(function: Any, *arguments: Any) -> list[tuple[int, ...]]:
     """Shapes of the batches that LAPACK gets."""
     found = []
-    for equation in equations(jax.make_jaxpr(function)(*arguments).jaxpr):
+    for equation in equations_of(jax.make_jaxpr(function)(*arguments)):
         if equation.primitive.name in LAPACK:
-            found.append(equation.invars[0].aval.shape[:-2])
+            found.append(aval_of(equation.invars[0]).shape[:-2])
     return found
 
 
