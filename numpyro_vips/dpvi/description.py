@@ -1,4 +1,4 @@
-"""What `explain` says of a model that DPVI runs."""
+"""What `explain` and warnings say of a model that DPVI runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence

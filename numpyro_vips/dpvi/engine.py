@@ -59,6 +59,7 @@ from numpyro_vips.dpvi.iterates import (
     DpviState,
     drift_of_iterates,
     for_program,
+    largest_by_name,
     with_drift,
 )
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
@@ -569,13 +570,7 @@ class DpviEngine:
 
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
-        found, more = (
-            self._of_iterates(state),
-            list(on_compared(self.compiled.compared)),
-        )
-        if more:
-            found = {**found, "warnings": [*found.get("warnings", ()), *more]}
-        return found
+        return _warned(self._of_iterates(state), on_compared(self.compiled.compared))
 
     def _of_iterates(self, state: DpviState) -> dict[str, Any]:
         """What iterates tell of it."""
@@ -588,21 +583,15 @@ class DpviEngine:
         if found is not None:
             normal = found.normal
             diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal.loc)
-            ratios = np.split(
-                normal.stddev / found.data_stddev, np.cumsum([*sizes.values()])[:-1]
+            ratio = largest_by_name(
+                state.variational, sizes, normal.stddev / found.data_stddev
             )
-            ratio = {
-                name: float(np.max(of_site, initial=1.0))
-                for name, of_site in zip(sizes, ratios, strict=True)
-            }
-            more = [*diagnostics["warnings"], *on_hidden(ratio)]
-            return {**diagnostics, "width_ratio": ratio, "warnings": more}
+            return _warned({**diagnostics, "width_ratio": ratio}, on_hidden(ratio))
         log_scale = state.average.guide.get("log_scale", np.zeros(0))
         stddev = np.exp(np.asarray(log_scale, np.float64))
         diagnostics = drift_of_iterates(state, sizes, stddev)
         if state.information is not None:
-            found = [*diagnostics.get("warnings", ()), _NOT_NOISE_AWARE]
-            diagnostics = {**diagnostics, "warnings": found}
+            return _warned(diagnostics, [_NOT_NOISE_AWARE])
         return diagnostics
 
     def clipping_effect(self, state: DpviState, names: Sequence[str]) -> ClippingEffect:
@@ -696,3 +685,11 @@ class DpviEngine:
     def describe_sparse_rows(self, name: str) -> str:
         """How a sparse argument is worked on, as the end of a sentence."""
         return describe_sparse_rows(name)
+
+
+def _warned(found: dict[str, Any], more: Iterable[str]) -> dict[str, Any]:
+    """Diagnostics with more warnings; the same if there are none."""
+    texts = list(more)
+    if not texts:
+        return found
+    return {**found, "warnings": [*found.get("warnings", ()), *texts]}

@@ -128,17 +128,17 @@ def drift_of_iterates(
     distance = None
     if loc is not None:
         away = abs(loc - np.asarray(state.average.guide["loc"], np.float64)) / stddev
-        distance = _largest_by_name(state.variational, sizes, away)
+        distance = largest_by_name(state.variational, sizes, away)
     return diagnostics_of(
-        None if r_hat is None else _largest_by_name(state.variational, sizes, r_hat),
-        _largest_by_name(state.variational, sizes, relative),
+        None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
+        largest_by_name(state.variational, sizes, relative),
         num_steps=int(state.step),
         is_private=state.is_noisy,
         distance=distance,
     )
 
 
-def _largest_by_name(
+def largest_by_name(
     variational: Variational,
     sizes: Mapping[str, int],
     values: Float64[np.ndarray, " numbers"],

@@ -112,10 +112,6 @@ def symmetric_part(
     return 0.5 * (matrix + jnp.swapaxes(matrix, -1, -2))
 
 
-# How far, in multiples of the largest entry.
-_FAR = 1e3
-
-
 class Axes(NamedTuple):
     """Where noisy symmetric matrices are diagonal, and what they read there.
 
@@ -155,6 +151,10 @@ def along_axes(
         values=expected,
         noise_stddev=noise_along(vectors, scaled),
     )
+
+
+# How far, in multiples of the largest entry.
+_FAR = 1e3
 
 
 def denoised(

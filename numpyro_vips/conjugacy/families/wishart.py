@@ -47,6 +47,12 @@ def _has_enough_degrees(
     return jnp.all(concentration > matrix.shape[-1] - 1.0)
 
 
+def _rate_and_noise(data: Moments, noise: Moments) -> tuple[Matrix, Matrix]:
+    """The rows' sum of products, and the standard deviations of the noise in it."""
+    rate = -2.0 * symmetric_part(data["x"])
+    return rate, 2.0 * symmetric_part(jnp.abs(noise["x"]))
+
+
 class Wishart(Family):
     """A random positive definite matrix; its natural parameters are half of
     (concentration - size - 1) and minus half the rate matrix."""
@@ -94,23 +100,21 @@ class Wishart(Family):
         return {"x": shape, "logdet": shape[:-2]}
 
     def project(self, prior: Moments, data: Moments, noise: Moments) -> NewMoments:
-        rate = -2.0 * symmetric_part(data["x"])
-        deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
+        rate, deviation = _rate_and_noise(data, noise)
         return {
             "x": prior["x"] - 0.5 * denoised(rate, deviation),
             "logdet": prior["logdet"] + jnp.maximum(data["logdet"], 0.0),
         }
 
     def widened(self, data: Moments, noise: Moments) -> NewMoments:
-        rate = -2.0 * symmetric_part(data["x"])
+        rate, deviation = _rate_and_noise(data, noise)
         # As along the axis that is known least: what noise does to the matrix's least
         # eigenvalue it does to the largest one of a precision. The logarithm of its
         # determinant counts half the rows.
         values, axes = eigh(rate)
         least = jnp.finfo(values.dtype).eps * values.max(-1, keepdims=True)
         values = jnp.maximum(values, jnp.where(least > 0, least, 1.0))
-        along = noise_along(axes, 2.0 * noise["x"])
-        variance = ((along / values) ** 2).max(-1)
+        variance = ((noise_along(axes, deviation) / values) ** 2).max(-1)
         ones = jnp.ones_like(variance)
         kept = information_kept(
             data["logdet"], noise["logdet"], ones, jnp.sqrt(variance)
@@ -133,7 +137,7 @@ class Wishart(Family):
     ) -> NewMoments:
         if data["x"].size > MOST_RATES:
             return self.widened(data, noise)
-        deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
+        _, deviation = _rate_and_noise(data, noise)
         is_noisy = (deviation > 0).any((-1, -2)) | (noise["logdet"] > 0)
 
         def by_quadrature() -> NewMoments:
@@ -146,8 +150,7 @@ class Wishart(Family):
         return jax.lax.cond(jnp.any(is_noisy), by_quadrature, lambda: dict(data))
 
     def num_below_noise(self, data: Moments, noise: Moments) -> Int[Array, ""]:
-        rate = -2.0 * symmetric_part(data["x"])
-        deviation = 2.0 * symmetric_part(jnp.abs(noise["x"]))
+        rate, deviation = _rate_and_noise(data, noise)
         return num_small(rate, deviation)
 
     def neutral(self, shape: Shape) -> NewMoments:
@@ -195,9 +198,7 @@ def _read_along_axes(prior: Moments, data: Moments, noise: Moments) -> NewMoment
     Args:
       prior, data, noise: See `Family.share_under_noise`.
     """
-    axes = along_axes(
-        -2.0 * symmetric_part(data["x"]), 2.0 * symmetric_part(jnp.abs(noise["x"]))
-    )
+    axes = along_axes(*_rate_and_noise(data, noise))
     basis, size = axes.basis, axes.values.shape[-1]
     transposed = jnp.swapaxes(basis, -1, -2)
     before = -2.0 * transposed @ symmetric_part(prior["x"]) @ basis

@@ -38,8 +38,8 @@ THRESHOLD_BESIDE = 3.0
 THRESHOLD_NEAR, NEAR = 3.0, 100.0
 _WINDOWS_NEAR = (8, 16)
 # The widest window anywhere, of which there are few, needs this; and so much more than
-# one that is near. Without that, noise a billion times as large as the rows won over
-# rows that stood out almost as far, in one fit of two hundred.
+# one that is near. Without that, noise a billion times as large as the rows would win
+# over rows that stand out almost as far.
 THRESHOLD_WIDEST, MORE_THAN_NEAR = 4.0, 1.0
 # Neighbouring bins that are looked at together: norms are spread over many. Next to
 # what stands out only narrow ones are: a row in a wide one may be far from all others.
@@ -367,14 +367,12 @@ def standing_bins(
         width: int, threshold: float, beside: bool = False, inside: Any = None
     ) -> bool:
         """Adds the highest window of this width, if there is one; says whether."""
-        totals = np.convolve(counts, np.ones(width), "valid")
+        totals = _totals(counts, width, inside)
         taken = np.convolve(standing, np.ones(width), "valid") > 0.5
         limit = _far_or_near(standing, width, threshold)
         limit = limit * math.sqrt(width) * noise_stddev
         # Together all rows do not reach such a limit, so what does is noise.
         eligible = ~taken & (totals > limit) & (totals >= 1.0) & (limit < num_rows)
-        if inside is not None:
-            eligible &= np.convolve(inside, np.ones(width), "valid") > width - 0.5
         if beside:
             below = np.append(False, standing)[: len(totals)]
             above = np.append(standing, False)[width:]
@@ -397,8 +395,12 @@ def standing_bins(
             extend()
     if near is None or standing.any():
         return standing
-    heights = [_highest(counts, noise_stddev, width, near) for width in _WINDOWS_NEAR]
-    needed = max(THRESHOLD_WIDEST, max(heights) + MORE_THAN_NEAR)
+    highest = max(
+        np.max(_totals(counts, width, near)) / math.sqrt(width)
+        for width in _WINDOWS_NEAR
+    )
+    in_stddevs = float(highest / noise_stddev) if noise_stddev else 0.0
+    needed = max(THRESHOLD_WIDEST, in_stddevs + MORE_THAN_NEAR)
     if not is_known and add(_WINDOWS[-1], needed):
         extend()
     for width in _WINDOWS_NEAR:
@@ -407,15 +409,14 @@ def standing_bins(
     return standing
 
 
-def _highest(
+def _totals(
     counts: Float64[np.ndarray, " bins"],
-    noise_stddev: float,
     width: int,
-    inside: Bool[np.ndarray, " bins"],
-) -> float:
-    """By how many standard deviations the highest window of these bins stands out."""
+    inside: Bool[np.ndarray, " bins"] | None = None,
+) -> Float64[np.ndarray, " windows"]:
+    """The sum of every window of bins; minus infinity of those not all inside."""
     ones = np.ones(width)
     totals = np.convolve(counts, ones, "valid")
-    totals = totals[np.convolve(inside, ones, "valid") > width - 0.5]
-    highest = float(np.max(totals, initial=0.0))
-    return highest / (math.sqrt(width) * noise_stddev) if noise_stddev else 0.0
+    if inside is None:
+        return totals
+    return np.where(np.convolve(inside, ones, "valid") > width - 0.5, totals, -np.inf)
