@@ -23,20 +23,23 @@ _Names = frozenset[str]
 
 
 def compared_globals(
-    program: jex_core.ClosedJaxpr, free: Mapping[str, Any]
+    program: jex_core.ClosedJaxpr, free: Mapping[str, Any], read: Sequence[str]
 ) -> tuple[str, ...]:
     """Names of the globals in which a row's log density has no derivative anywhere.
 
     Args:
       program: A row's log density, its first output, of inputs that begin with the
         leaves of `free`.
-      free: The globals that it depends on, by name: one array each.
+      free: The globals, by name: one array each.
+      read: Names of those that the log density depends on.
     """
     names = jax.tree.leaves({name: name for name in free})
     others = len(program.in_avals) - len(names)
     inputs = [*(frozenset({name}) for name in names), *([frozenset()] * others)]
-    outputs = evaluate(program, inputs, _smooth_in, constant=lambda _: frozenset())
-    return tuple(name for name in free if name not in outputs[0])
+    outputs = evaluate(
+        program, inputs, _smooth_in, constant=lambda _: frozenset(), keep_rules=True
+    )
+    return tuple(name for name in read if name not in outputs[0])
 
 
 def _smooth_in(
@@ -44,9 +47,10 @@ def _smooth_in(
 ) -> list[_Names] | None:
     """What the results of an equation have a derivative in; None of a call.
 
-    Of loops and branches everything counts that goes into them.
+    Of loops and branches everything counts that goes into them, and of calls with a
+    derivative of their own.
     """
-    if called_program(equation) is not None:
+    if called_program(equation, keep_rules=True) is not None:
         return None
     made_of: _Names = frozenset().union(*operands)
     if equation.primitive.name in _WITHOUT_DERIVATIVE:

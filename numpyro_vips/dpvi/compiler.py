@@ -137,19 +137,16 @@ def compile_model(
     elbo = dataclasses.replace(elbo, sites=tuple(sites))
     read = UnconstrainedSpace(sites=tuple(s for s in elbo.sites if reads_site[s.name]))
     program = _program(graph, guide, options, elbo, read)
-    released = _released(program, [site.name for site in read.sites], reads_param)
+    names = tuple(site.name for site in read.sites)
+    released = _released(program, names, reads_param)
     free = program.space.split(program.start)
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
     is_noise_aware = _is_noise_aware(program, read.size)
     redraw = redrawing(graph, program.space) if is_noise_aware else None
     return CompiledModel(
         program=program,
-        read=tuple(site.name for site in read.sites),
-        compared=tuple(
-            name
-            for name in compared_globals(traced, free)
-            if name in {site.name for site in read.sites}
-        ),
+        read=names,
+        compared=compared_globals(traced, free, names),
         released=tuple(released),
         row_gradients=_row_gradients(program, traced, released, redraw),
         noise_aware=_noise_aware(program, traced, read.size)

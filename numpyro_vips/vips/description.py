@@ -1,12 +1,12 @@
 """What `explain`, diagnostics and warnings say of a conjugate program."""
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.conjugacy.structure.latents import known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import is_real
+from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.vips.e_step.local_quadrature import integrated_latents
 from numpyro_vips.vips.program.program import ConjugateProgram
@@ -14,9 +14,6 @@ from numpyro_vips.vips.program.waiting_globals import WAITING
 
 # Coordinates of a joint covariance from which on `explain` points it out.
 _LARGE_COVARIANCE = 300
-
-# How many values the latents of a row have together, for a sum over all of them.
-_MOST_SUMMED = 4096
 
 # Errors of early steps that are worth a word, in standard deviations of the posterior.
 _LEFT = 0.25
@@ -98,14 +95,14 @@ def _has_components(program: ConjugateProgram) -> bool:
 
 
 def _can_be_summed_out(program: ConjugateProgram) -> bool:
-    """Whether rows have latents of their own that are discrete, and few values."""
-    latents = program.structure.latents.values()
-    # Auxiliary ones of an augmentation have a family from the start.
-    own = [x for x in latents if x.role == "local" and x.family is None]
-    if not own or any(x.states is None for x in own):
-        return False
-    values = [len(x.states) ** math.prod(x.shape) for x in own if x.states is not None]
-    return math.prod(values) <= _MOST_SUMMED
+    """Whether all latents of rows are discrete, and few enough for DPVI's sum."""
+    count = num_joint_states(program.graph)
+    return (
+        _has_components(program)
+        and all(site.is_discrete for site in program.graph.latents("local"))
+        and count is not None
+        and count <= MAX_JOINT_STATES
+    )
 
 
 def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
