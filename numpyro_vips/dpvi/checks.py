@@ -17,7 +17,6 @@ from numpyro_vips.jax_tools.program_constants import (
 )
 from numpyro_vips.jax_tools.separate_rows import row_program
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.model.prior_centre import global_values, moved_supports
 
 
@@ -72,11 +71,10 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
     """Why DPVI cannot run the model, and what to do; None if nothing is in the way.
 
     Args:
-      graph: The model. Of its latents of single rows only the discrete ones are looked
-        at; without a guide, `find_locals_of_rows` says what to do about the others.
+      graph: The model. Without a guide, `find_locals_of_rows` says more of its latents
+        of single rows.
       has_guide: Whether the user has given a guide.
     """
-    count = num_joint_states(graph)
     local = graph.latents("local")
     is_solved = not has_guide and not all(site.is_discrete for site in local)
     for site in local:
@@ -87,7 +85,6 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
                 "numpyro.handlers.scale. Sum it out by hand, for example with "
                 "numpyro.distributions.MixtureSameFamily, and scale the observation."
             )
-        is_few = count is not None and count <= MAX_JOINT_STATES
         # Next to continuous ones the conjugacy layer may have them too.
         if site.is_discrete and site.num_states is None and not is_solved:
             return (
@@ -95,13 +92,6 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
                 f"states {site.name!r} under the plate {graph.unit!r} has. It knows "
                 "those of Bernoulli, of Categorical, and of DiscreteUniform from 0 to "
                 "a public Python int. Use one of these, or sum it out by hand, for "
-                "example with numpyro.distributions.MixtureSameFamily."
-            )
-        if site.is_discrete and not is_few and not is_solved:
-            return (
-                f"DPVI sums the discrete latents of a row out one joint state after "
-                f"the other, and with {site.name!r} under the plate {graph.unit!r} "
-                f"they have more than {MAX_JOINT_STATES}. Sum them out by hand, for "
                 "example with numpyro.distributions.MixtureSameFamily."
             )
     sites = graph.latents("global")

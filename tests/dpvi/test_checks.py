@@ -108,7 +108,8 @@ REASONS: dict[Callable[..., None], str | None] = {
     fine: None,
     discrete_global: "no gradient for the discrete latent 'k'",
     unknown_states: "does not know which states 'z'",
-    too_many_states: "with 'z' under the plate 'rows' they have more than",
+    # What sums over its latents, or refuses to, is looked for later.
+    too_many_states: None,
     scaled: "cannot sum out the discrete latent 'z' under numpyro.handlers.scale",
     nothing_to_fit: "there is nothing to fit",
     moving_support: "The support of 'm' depends on another latent",

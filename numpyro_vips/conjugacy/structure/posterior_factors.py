@@ -140,6 +140,15 @@ def _joint_discrete(
     return factors
 
 
+def are_summed_exactly(factors: Sequence[PosteriorFactor]) -> bool:
+    """Whether messages sum over all latents of these factors, as over a hidden chain.
+
+    Discrete latents in factors of their own may act on each other, and then a product
+    of these is no more than a bound.
+    """
+    return len(factors) == 1 and isinstance(factors[0].family, JointCategorical)
+
+
 def reachable(start: Collection[str], groups: Sequence[set[str]]) -> set[str]:
     """What is in a group with some of `start`, or with what is found so."""
     found = set(start)

@@ -16,8 +16,9 @@ they matter less: the scale of what a test measures came out at a quarter of its
 Where it is a bound, of one or two real latents, it only says where they lie, and the
 integral over them is taken by quadrature.
 
-Discrete latents of the row are summed out exactly as ever, with a bound in each of
-their joint states; only where these are too many does the layer have them too.
+Next to these, discrete latents of the row are summed out one joint state after the
+other, with a bound in each; only where they have too many does the layer have them too.
+Those of a chain alone are summed out by its messages.
 """
 
 import dataclasses
@@ -32,7 +33,10 @@ import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Shaped
 
 from numpyro_vips.conjugacy.structure.log_joint import symbolic_log_joint
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    are_summed_exactly,
+)
 from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
 from numpyro_vips.dpvi.row_latents.quadrature import (
     NUM_NODES,
@@ -68,22 +72,32 @@ class ConjugateLocals:
 
     Attributes:
       solved: Names of the latents that the layer solves for.
+      sums_by_messages: Whether all latents are discrete, and summed over exactly.
       method: What of it stands for log p(row | globals): it is `"exact"`, only a
         `"bound"`, or the middle of the nodes of a `"quadrature"`.
     """
 
-    def __init__(self, graph: ModelGraph, *, sweeps: int | None = None) -> None:
+    def __init__(
+        self,
+        graph: ModelGraph,
+        *,
+        sweeps: int | None = None,
+        lists_states: bool = True,
+    ) -> None:
         """Compiles and certifies the rows' latents; no private value is read.
 
         Args:
-          graph: A model with continuous latents of single rows.
+          graph: A model with latents of single rows.
           sweeps: Over a row's latents where they act on each other.
+          lists_states: Whether joint states of discrete latents are listed, if they
+            are few, and summed over one by one.
 
         Raises:
           NotConjugate: They are not conjugate given the globals, with the reasons.
         """
         count = num_joint_states(graph)
-        is_enumerated = count is not None and count <= MAX_JOINT_STATES
+        is_few = count is not None and count <= MAX_JOINT_STATES
+        is_enumerated = lists_states and is_few
         self.solved = tuple(
             site.name
             for site in graph.latents("local")
@@ -96,7 +110,11 @@ class ConjugateLocals:
             if graph.sites[name].distributed.kind is dist.Unit:
                 raise NotConjugate({name: "a numpyro.factor of latents of a row"})
         self._in_single = self._compiled()
-        self.method = _method(self._in_single.structure)
+        structure = self._in_single.structure
+        self.method = _method(structure)
+        self.sums_by_messages = are_summed_exactly(
+            list(structure.posterior_factors_of("local"))
+        )
         with jax.enable_x64(True):
             self._in_double = self._compiled()
             self._certify(self._in_double)

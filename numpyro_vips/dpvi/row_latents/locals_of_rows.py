@@ -1,4 +1,4 @@
-"""What DPVI does about the continuous latents of single rows."""
+"""What DPVI does about latents of single rows, beside listing their states."""
 
 from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.row_latents.conjugate_locals import ConjugateLocals
@@ -13,13 +13,18 @@ from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 LocalsOfRows = ConjugateLocals | IntegratedLocals
 
 
+# The most joint states of discrete latents that are listed where the conjugacy layer
+# can sum over them, too: of a chain by messages, in as many steps as the chain has.
+MOST_LISTED = 64
+
+
 def find_locals_of_rows(
     graph: ModelGraph, *, sweeps: int | None = None
 ) -> LocalsOfRows | None:
-    """What solves for the continuous latents of a row; None if a row has none.
+    """What solves for a row's latents; None if it has none, or few joint states.
 
-    They are solved for where they are conjugate given the globals. Where they are not,
-    or only a bound would be, one or two of them are integrated out.
+    Continuous ones are solved for where they are conjugate given the globals. Where
+    they are not, or only a bound would be, one or two of them are integrated out.
 
     Args:
       graph: The model.
@@ -30,7 +35,7 @@ def find_locals_of_rows(
     """
     continuous = [s.name for s in graph.latents("local") if not s.is_discrete]
     if not continuous:
-        return None
+        return _summed_by_messages(graph, sweeps)
     reason = not_integrable(graph)
     count = num_joint_states(graph)
     if reason is None and (count is None or count > MAX_JOINT_STATES):
@@ -51,3 +56,29 @@ def find_locals_of_rows(
     if conjugate.method == "bound" and reason is None:
         return IntegratedLocals(graph)
     return conjugate
+
+
+def _summed_by_messages(graph: ModelGraph, sweeps: int | None) -> LocalsOfRows | None:
+    """What sums over latents that are all discrete, where they have many joint states.
+
+    Raises:
+      UnsafeModelError: They are too many to be listed, and the sum is not known.
+    """
+    count = num_joint_states(graph)
+    if count is None or count <= MOST_LISTED:
+        return None
+    try:
+        found = ConjugateLocals(graph, sweeps=sweeps, lists_states=False)
+    except NotConjugate:
+        found = None
+    if found is not None and found.sums_by_messages:
+        return found
+    if count <= MAX_JOINT_STATES:
+        return None
+    name = next(site.name for site in graph.latents("local"))
+    raise UnsafeModelError(
+        f"DPVI sums the discrete latents of a row out one joint state after the other, "
+        f"or along a chain, and with {name!r} under the plate {graph.unit!r} they have "
+        f"more than {MAX_JOINT_STATES} and are no chain. Sum them out by hand, for "
+        "example with numpyro.distributions.MixtureSameFamily."
+    )
