@@ -233,7 +233,8 @@ class PrivateVIResult:
           their marginals.
 
         Raises:
-          ValueError: The result was loaded without its model, or DPVI made it.
+          ValueError: The result was loaded without its model; or DPVI made it, and VIPS
+            cannot run the model.
         """
         return dict(self.posterior.local_posterior(self._query(args, kwargs)))
 

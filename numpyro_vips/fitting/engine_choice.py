@@ -19,6 +19,7 @@ from numpyro_vips.fitting.schedule import (
 )
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
+from numpyro_vips.fitting.summed_latents import is_better_summed_out
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
@@ -72,6 +73,8 @@ class PreparedFit:
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
       avoids_curvature: Whether that was done.
+      sums_out_latents: Whether `engine_choice="auto"` has taken DPVI because it sums
+        over latents of rows, see `summed_latents`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -86,6 +89,7 @@ class PreparedFit:
     curvature_noise: float = 0.0
     hides_curvature: bool = False
     avoids_curvature: bool = False
+    sums_out_latents: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -129,11 +133,16 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
-    without = None
-    if is_hidden and engine_choice == "auto":
-        without = _without_matrix(model, graph, options)
-    if without is not None:
-        settings, engine = without
+    dpvi, is_summed_out = None, False
+    if engine_choice == "auto" and is_hidden:
+        dpvi = _dpvi_instead(model, graph, options)
+    elif engine_choice == "auto" and is_better_summed_out(
+        engine, options, noise_multiplier
+    ):
+        dpvi = _dpvi_instead(model, graph, options, knows_noise=True)
+        is_summed_out = dpvi is not None
+    if dpvi is not None:
+        settings, engine = dpvi
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
@@ -149,7 +158,8 @@ def prepare_fit(
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
-        avoids_curvature=without is not None,
+        avoids_curvature=is_hidden and dpvi is not None,
+        sums_out_latents=is_summed_out,
     )
 
 
@@ -188,15 +198,25 @@ def hides_curvature(per_noise: float, noise_multiplier: float | None) -> bool:
     return noise_multiplier is not None and per_noise * noise_multiplier > HIDDEN
 
 
-def _without_matrix(
-    model: private, graph: ModelGraph, options: ScheduleOptions
+def _dpvi_instead(
+    model: private,
+    graph: ModelGraph,
+    options: ScheduleOptions,
+    *,
+    knows_noise: bool = False,
 ) -> tuple[EngineSettings, Engine] | None:
-    """DPVI, if it can run a model that VIPS can."""
+    """DPVI, if it can run a model that VIPS can.
+
+    Args:
+      model, graph, options: See `prepare_fit`.
+      knows_noise: Whether it is only taken with a posterior that knows of the noise, as
+        of not too many globals.
+    """
     if isinstance(options.clipping_norm, Mapping):
         return None  # The caller has VIPS' statistics in mind.
-    without = DPVI()
+    settings = DPVI()
     try:
-        return without, without.build_engine(
+        engine = settings.build_engine(
             model,
             graph,
             num_steps=options.num_steps,
@@ -205,6 +225,9 @@ def _without_matrix(
         )
     except UnsafeModelError:
         return None
+    if knows_noise and not engine.blocks("information"):
+        return None
+    return settings, engine
 
 
 def _build(

@@ -194,6 +194,13 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)
+    if prepared.sums_out_latents:
+        yield (
+            "VIPS can run this model, and DPVI was taken because it is predicted to be "
+            "more accurate: it sums over the discrete latents of rows, and what a row "
+            "then adds gets less noise than its expected classes. engine='vips' runs "
+            "VIPS all the same."
+        )
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:
         yield (

@@ -25,6 +25,7 @@ from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.summed_latents import affords_scores
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays
@@ -62,7 +63,8 @@ def prepared_fit(
     """A prepared fit and its plan, from what is kept or else by `prepare_fit`.
 
     Fits that differ by nothing but their budgets are alike, unless noise hides the
-    curvature of one of them alone. Which of their steps redraw rows is said each time.
+    curvature of one of them alone, or leaves the scores of one alone. Which of their
+    steps redraw rows is said each time.
 
     Returns:
       The fit with these arguments, and what `explain` says about it.
@@ -74,7 +76,8 @@ def prepared_fit(
         (model.fn, model.unit, model.public, engine_choice, options),
         (arguments.positional, arguments.keywords, dict(arguments.widths)),
     )
-    key = _key(found, arguments)
+    affords = affords_scores(arguments.public_num_rows, noise_multiplier)
+    key = (*_key(found, arguments), affords)
     with _lock:
         kept = _found(key, noise_multiplier)
     if kept is not None:
@@ -122,7 +125,7 @@ def forget_prepared_fits() -> None:
         _kept.clear()
 
 
-def _key(found: Fingerprint, arguments: ModelArguments) -> Hashable:
+def _key(found: Fingerprint, arguments: ModelArguments) -> tuple[Hashable, ...]:
     rows = tuple(
         (name, row.shape, str(row.dtype))
         for name, row in arguments.row_shapes().items()

@@ -4,7 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from numpyro_vips.conjugacy.structure.latents import known_family
-from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
+from numpyro_vips.conjugacy.structure.posterior_factors import (
+    PosteriorFactor,
+    are_summed_exactly,
+)
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -68,7 +71,7 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
                 "Look at what does not depend on the order of components. More rows, "
                 "fewer components or priors that tell them apart would help."
             )
-            if _can_be_summed_out(program):
+            if can_be_summed_out(program):
                 text += " So does engine='dpvi', which sums over rows' latents."
         else:
             text += (
@@ -94,14 +97,18 @@ def _has_components(program: ConjugateProgram) -> bool:
     return any(x.role == "local" and x.states is not None for x in latents)
 
 
-def _can_be_summed_out(program: ConjugateProgram) -> bool:
-    """Whether all latents of rows are discrete, and few enough for DPVI's sum."""
+def can_be_summed_out(program: ConjugateProgram) -> bool:
+    """Whether all latents of rows are discrete, and DPVI can sum over them.
+
+    That is where their joint states are few, or messages sum over them in one factor.
+    """
     count = num_joint_states(program.graph)
+    are_few = count is not None and count <= MAX_JOINT_STATES
+    of_rows = list(program.structure.posterior_factors_of("local"))
     return (
         _has_components(program)
         and all(site.is_discrete for site in program.graph.latents("local"))
-        and count is not None
-        and count <= MAX_JOINT_STATES
+        and (are_few or are_summed_exactly(of_rows))
     )
 
 
@@ -274,7 +281,7 @@ def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[
     """
     yield from _on_flat_priors(program)
     yield from _on_bounds(program)
-    if _can_be_summed_out(program):
+    if can_be_summed_out(program):
         yield (
             "Rows add what is expected of their own latents. engine='dpvi', which sums "
             "over them, adds less noise: its errors were two thirds to a quarter of "

@@ -11,6 +11,8 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.checks import not_supported
+from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
+from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.log_joint import num_joint_states, row_log_density
@@ -71,8 +73,8 @@ def test_too_many_joint_states_are_refused_with_the_remedy():
 
     graph = _graph(model)
     assert num_joint_states(graph) == 2**12
-    reason = not_supported(graph)
-    assert reason is not None and "'z'" in reason and "MixtureSameFamily" in reason
+    with pytest.raises(UnsafeModelError, match=r"'z'.*MixtureSameFamily"):
+        find_locals_of_rows(graph)
 
 
 @pytest.mark.thorough

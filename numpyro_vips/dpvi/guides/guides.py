@@ -17,7 +17,9 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
+from numpyro_vips.dpvi.guides import row_latents
 from numpyro_vips.dpvi.guides.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
+from numpyro_vips.dpvi.guides.row_latents import NO_POSTERIOR
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
@@ -261,13 +263,15 @@ class _GuidePosterior(abc.ABC):
             return self.sample(key, (number,))
 
     def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
-        """Refuses: the guide is what knows about latents of single rows."""
-        raise ValueError(
-            "DPVI has no posterior of its own for latents of single rows. With an "
-            "amortised guide, run Predictive(guide, params=result.posterior.points, "
-            "num_samples=...) on the rows; discrete latents follow from "
-            "numpyro.infer.infer_discrete at draws of the globals."
-        )
+        """The posterior of the latents of rows that the caller may see, by VIPS.
+
+        Raises:
+          ValueError: VIPS cannot run the model.
+        """
+        if self.points:  # Of parameters without a prior VIPS knows nothing.
+            raise ValueError(NO_POSTERIOR)
+        draws = self.sample(threefry_key(0), (row_latents.NUM_DRAWS,))
+        return row_latents.local_posterior(query, draws)
 
     def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The average of the rows' log densities over draws of the globals."""
@@ -501,6 +505,10 @@ class DrawsPosterior(_GuidePosterior):
             name: draws.reshape(*sample_shape, *draws.shape[1:])
             for name, draws in found.items()
         }
+
+    def local_posterior(self, query: RowQuery) -> Mapping[str, Any]:
+        """Refuses: the guide is what knows about latents of single rows."""
+        raise ValueError(NO_POSTERIOR)
 
     def moments(self) -> dict[str, MeanAndStddev]:
         """Mean and standard deviation by site, about: those of the saved draws."""

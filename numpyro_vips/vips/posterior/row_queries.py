@@ -5,11 +5,13 @@ test rows, or the caller's own. Nothing here is private, so nothing here is ever
 during a fit.
 """
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from numpyro_vips.conjugacy.densities import logistic_bounds
 from numpyro_vips.conjugacy.families.family import Moments, NewMoments
@@ -19,6 +21,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.model.row_queries import RowQuery, map_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
+from numpyro_vips.vips.compile.certificate import point_moments
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.e_step.coordinates import copies_array
 from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
@@ -27,6 +30,7 @@ from numpyro_vips.vips.program.expectations import expected_natural_of
 from numpyro_vips.vips.program.named_arrays import (
     ByStatistic,
     MomentsByFactor,
+    NewMomentsByFactor,
     Row,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
@@ -79,6 +83,24 @@ class RowQueryProgram:
         expected_natural = expected_natural_of(self._program.structure, of_globals)
         parts = map_rows(arguments, lambda rows: self._bounds(expected_natural, rows))
         return np.concatenate([np.asarray(part) for part in parts])
+
+    def moments_of(
+        self, draws: Mapping[str, Shaped[Array, "draws ..."]]
+    ) -> NewMomentsByFactor:
+        """The average statistics of some draws of the globals, by factor.
+
+        Args:
+          draws: By latent, along a first axis.
+
+        Raises:
+          KeyError: Draws of a latent are missing.
+        """
+        factors = self._program.structure.posterior_factors_of("global")
+
+        def of_draw(values: Mapping[str, Shaped[Array, "..."]]) -> NewMomentsByFactor:
+            return {factor.name: point_moments(factor, values) for factor in factors}
+
+        return jax.tree.map(lambda each: each.mean(0), jax.vmap(of_draw)(dict(draws)))
 
     def local_posterior(
         self, arguments: ModelArguments, of_globals: MomentsByFactor

@@ -1,0 +1,137 @@
+"""Where "auto" takes DPVI since it sums over discrete latents of rows."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
+from numpyro_vips.fitting.summed_latents import ROWS_PER_NOISE, affords_scores
+
+ROWS = 1000
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    forget_prepared_fits()
+    yield
+    forget_prepared_fits()
+
+
+def classes(y: Any) -> None:
+    """Two classes of rows, which say yes to three questions more or less often."""
+    share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+    with numpyro.plate("classes", 2, dim=-2), numpyro.plate("questions", 3):
+        yes: Any = numpyro.sample("yes", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        z = numpyro.sample("z", dist.Bernoulli(share), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Bernoulli(yes[z]).to_event(1), obs=y)
+
+
+def factors(y: Any) -> None:
+    """Rows have a latent that is a real number."""
+    scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        z = numpyro.sample("z", dist.Normal(0.0, 1.0))
+        numpyro.sample("y", dist.Normal(z[:, None], scale**0.5).to_event(1), obs=y)
+
+
+def no_latents(y: Any) -> None:
+    with numpyro.plate("questions", 3):
+        yes: Any = numpyro.sample("yes", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(yes).to_event(1), obs=y)
+
+
+def many_globals(y: Any) -> None:
+    """Too many for a posterior that knows of the noise in scores."""
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(50)))
+    with numpyro.plate("classes", 50, dim=-2), numpyro.plate("questions", 3):
+        yes: Any = numpyro.sample("yes", dist.Beta(2.0, 2.0))
+    with numpyro.plate("rows", len(y)):
+        z = numpyro.sample(
+            "z", dist.Categorical(share), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("y", dist.Bernoulli(yes[z]).to_event(1), obs=y)
+
+
+def chain(y: Any) -> None:
+    """Twelve days, with too many joint states to be listed."""
+    moves: Any = numpyro.sample("moves", dist.Dirichlet(jnp.ones((2, 2))).to_event(1))
+    shows: Any = numpyro.sample("shows", dist.Beta(jnp.ones(2), 2.0).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        z: Any = 0
+        for t in range(12):
+            z = numpyro.sample(
+                f"z{t}", dist.Categorical(moves[z]), infer={"enumerate": "parallel"}
+            )
+            numpyro.sample(f"y{t}", dist.Bernoulli(shows[z]), obs=y[:, t % 3])
+
+
+def plan_of(
+    fn: Any = classes, *, rows: int = ROWS, epsilon: float = 1.0, **options: Any
+) -> nv.Plan:
+    vi = nv.PrivateVI(
+        nv.private(fn, unit="rows"),
+        budget=nv.PrivacyBudget(epsilon, 1e-5),
+        progress_bar=False,
+        **options,
+    )
+    return vi.explain(np.zeros((rows, 3), np.int32))
+
+
+@pytest.mark.parametrize("fn", [classes, chain])
+def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
+    plan = plan_of(fn)
+    assert plan.engine == "dpvi"
+    assert not plan.reasons  # VIPS could run it.
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "sums over the discrete latents" in note
+    assert "engine='vips' runs VIPS all the same" in note
+    local = [site for site in plan.sites if site["role"] == "local"]
+    assert all("summed out" in site["posterior"] for site in local)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"engine": "vips"},
+        {"engine": nv.VIPS()},
+        {"num_steps": 5},
+        {"clipping_norm": 3.0},
+        {"noise_multiplier": 20.0},
+        {"sampling": nv.Poisson(0.5)},
+        {"epsilon": math.inf},
+        {"rows": 100},
+        {"epsilon": 0.1},
+    ],
+    ids=str,
+)
+def test_vips_stays(options: Any) -> None:
+    """Where the caller chose it, or its steps; without noise; and for few rows."""
+    plan = plan_of(**options)
+    assert plan.engine == "vips"
+    assert not any("DPVI was taken" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("fn", [factors, no_latents, many_globals])
+def test_vips_runs_other_models(fn: Any) -> None:
+    assert plan_of(fn).engine == "vips"
+
+
+def test_the_budget_decides_anew_in_every_fit() -> None:
+    """Prepared fits are kept: the one for many rows is not that for few."""
+    engines = [plan_of(epsilon=e).engine for e in (1.0, 0.1, 1.0, 0.1)]
+    assert engines == ["dpvi", "vips"] * 2
+
+
+def test_rows_are_enough_or_not() -> None:
+    assert affords_scores(math.ceil(4 * ROWS_PER_NOISE), 4.0)
+    assert not affords_scores(math.floor(4 * ROWS_PER_NOISE) - 1, 4.0)
+    assert not affords_scores(10**9, None)
