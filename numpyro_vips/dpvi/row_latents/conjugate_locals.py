@@ -18,7 +18,8 @@ integral over them is taken by quadrature.
 
 Next to these, discrete latents of the row are summed out one joint state after the
 other, with a bound in each; only where they have too many does the layer have them too.
-Those of a chain alone are summed out by its messages.
+Those of a chain alone are summed out by its messages, and derivatives are exact, of any
+order.
 """
 
 import dataclasses
@@ -145,6 +146,8 @@ class ConjugateLocals:
             latents: Mapping[str, Any],
         ) -> tuple[Float[Array, ""], Bool[Array, ""]]:
             given = _given(graph, row, latents, params, self.solved)
+            if self.sums_by_messages:
+                return _log_sum(program, given, self._sweeps)
             fixed = jax.lax.stop_gradient(given)
             # For an integral of its own only the place is needed.
             factors = local_factors(
@@ -229,6 +232,24 @@ class ConjugateLocals:
         if not compared:
             reason = "the log density of no synthetic row is finite"
             raise NotConjugate({"certificate": reason})
+
+
+def _log_sum(
+    program: ConjugateProgram, given: Mapping[str, Any], sweeps: int
+) -> tuple[Float[Array, ""], Bool[Array, ""]]:
+    """The logarithm of the sum over a chain's states, and whether the row may count.
+
+    With q exact the bound is log Z(η) + ⟨terms − η, q⟩, where η are the natural
+    parameters of q and the terms' own coefficients. The second part is zero, whatever q
+    is held fixed at. So what is left is log Z(η), with all of its derivatives.
+    """
+    factors = {
+        name: (jax.lax.stop_gradient(moments), natural)
+        for name, (moments, natural) in local_factors(
+            program, {}, given, sweeps
+        ).items()
+    }
+    return row_bound_at(program, {}, given, factors)
 
 
 def _of_model(structure: Structure) -> dict[str, PosteriorFactor]:

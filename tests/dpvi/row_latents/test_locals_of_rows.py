@@ -111,7 +111,7 @@ VALUES = {
 
 @pytest.mark.parametrize("length", [8, STEPS])
 def test_a_chain_is_summed_over_by_messages(length: int, x64: None) -> None:
-    """In place of each of its 256 or 4,096 joint states; its gradient is exact, too."""
+    """In place of each of its 256 or 4,096 states; derivatives are exact, too."""
     rows = np.random.default_rng(0).integers(0, 3, (5, length))
     _, graph = graph_of(chain, (rows,))
     found = find_locals_of_rows(graph)
@@ -127,6 +127,9 @@ def test_a_chain_is_summed_over_by_messages(length: int, x64: None) -> None:
         ours, theirs = (jax.grad(f)(values, y) for f in (density, forward))
         for name in values:
             np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-7)
+    ours, theirs = (jax.hessian(f)(values, rows[0]) for f in (density, forward))
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-7)
 
 
 def test_few_joint_states_are_listed() -> None:
