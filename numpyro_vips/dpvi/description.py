@@ -81,7 +81,9 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
         yield (
             f"{', '.join(map(repr, late))} stay at the prior's centre in the first "
             f"{program.options.num_waiting} steps, in which components that could "
-            "change places go apart. This costs nothing."
+            "change places go apart. This costs nothing. Under noise there is a single "
+            "start, from which two components may end on the same rows, and no number "
+            "shows it: priors that tell components apart help."
         )
     if program.options.takes_newton_steps:
         yield "Newton steps until fresh draws leave the posterior where it is."

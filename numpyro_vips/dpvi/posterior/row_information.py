@@ -5,7 +5,9 @@ depend on: what the row adds to the posterior's precision (Louis 1982). Where la
 a row are solved for or integrated out, only the first derivative of what is left is
 exact; and where a density has an edge, as a Laplace distribution's has at its centre,
 all of the second derivative is in the edge. The outer product of the first one with
-itself stands in: over rows it has the same mean at the truth.
+itself stands in: over rows it has the same mean at the truth. So it does for a row of
+which the second derivative is not finite, as where a discrete latent that is summed out
+has states in which the row cannot be: log p of them is minus infinity.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -197,13 +199,18 @@ class RowInformation:
             value, in_support = run(*self._inputs(z, row))
             return value, (value, in_support)
 
-        gradient = jax.grad(density, has_aux=True)
+        def gradient(read: Float[Array, " read"]) -> tuple[Any, Any]:
+            first, found = jax.grad(density, has_aux=True)(read)
+            return first, (first, *found)
+
         read = point[:num_read]
         if self._has_second_derivative:
-            second, (value, in_support) = jax.jacfwd(gradient, has_aux=True)(read)
-            matrix = -second
+            second, found = jax.jacfwd(gradient, has_aux=True)(read)
+            first, value, in_support = found
+            outer = first[:, None] * first[None, :]
+            matrix = jnp.where(jnp.all(jnp.isfinite(second)), -second, outer)
         else:
-            first, (value, in_support) = gradient(read)
+            _, (first, value, in_support) = gradient(read)
             matrix = first[:, None] * first[None, :]
         in_range = indices_in_range(self._program, self._inputs(point, row))
         return _Matrix(matrix, in_range & in_support & jnp.isfinite(value))

@@ -244,6 +244,41 @@ def test_an_edge_has_the_information_of_its_slopes():
     np.testing.assert_allclose(found, X.T @ X / 0.25, rtol=1e-4)
 
 
+@private(unit="people")
+def seen_or_absent(y: Any):
+    """Capture and recapture: who is not there is never seen, at log p = -∞."""
+    share = numpyro.sample("share", dist.Beta(2.0, 2.0))
+    p: Any = numpyro.sample("p", dist.Beta(2.0, 2.0))
+    with numpyro.plate("people", y.shape[0]):
+        z: Any = numpyro.sample(
+            "z", dist.Bernoulli(share), infer={"enumerate": "parallel"}
+        )
+        numpyro.sample("y", dist.Bernoulli(p * z[:, None]).to_event(1), obs=y)
+
+
+def test_a_state_in_which_a_row_cannot_be_takes_no_information_away():
+    """Where it has no second derivative, the square of the score stands in."""
+    y = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 1]], np.int32)
+    engine = engine_of(seen_or_absent, y)
+    loc = np.array([0.4, -0.3])
+    units = np.outer(*2 * [[site.unit for site in engine.space.sites]])
+
+    def density(loc: Any, row: Any) -> Any:
+        share, p = jax.nn.sigmoid(loc)
+        seen = jnp.log(share) + jnp.sum(jnp.where(row, jnp.log(p), jnp.log1p(-p)))
+        absent = jnp.where(row.any(), -jnp.inf, jnp.log1p(-share))
+        return jnp.logaddexp(seen, absent)
+
+    for row in y:
+        (score, hessian) = (
+            np.asarray(f(density)(jnp.asarray(loc), row))
+            for f in (jax.grad, jax.hessian)
+        )
+        found = summed(engine, loc, {"y": row[None]}, math.inf)
+        possible = [np.outer(score, score), -hessian]
+        assert any(np.allclose(found, one * units, rtol=1e-4) for one in possible)
+
+
 def test_only_what_depends_on_the_globals_has_edges():
     def of_features(x: Any, w: Any) -> Any:
         return w * jnp.abs(x)
