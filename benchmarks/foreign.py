@@ -234,7 +234,9 @@ def line(foreign: Foreign, record: dict[str, Any], r_hat: float) -> str:
         if part["warnings"]
     ]
     engine = private.get("engine") or plain.get("engine") or "none"
-    bounds = private.get("bounds") or plain.get("bounds") or []
+    bounds = private.get("bounds") or []
+    if private.get("engine") in (None, plain.get("engine")):
+        bounds = bounds or plain.get("bounds") or []
     if bounds:
         engine += f", {', '.join(bounds)} bound"
     name = f"`{foreign.name}`" + (" *" if r_hat > 1.05 else "")
