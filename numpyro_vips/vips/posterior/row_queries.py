@@ -89,13 +89,16 @@ class RowQueryProgram:
     ) -> NewMomentsByFactor:
         """The average statistics of some draws of the globals, by factor.
 
-        Args:
-          draws: By latent, along a first axis.
+        Auxiliary variables of priors have none: rows do not depend on them.
 
-        Raises:
-          KeyError: Draws of a latent are missing.
+        Args:
+          draws: By latent of the model, along a first axis.
         """
-        factors = self._program.structure.posterior_factors_of("global")
+        factors = [
+            factor
+            for factor in self._program.structure.posterior_factors_of("global")
+            if draws.keys() >= set(factor.latents)
+        ]
 
         def of_draw(values: Mapping[str, Shaped[Array, "..."]]) -> NewMomentsByFactor:
             return {factor.name: point_moments(factor, values) for factor in factors}

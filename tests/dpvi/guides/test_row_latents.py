@@ -33,6 +33,14 @@ def own_rates(y: Any) -> None:
         numpyro.sample("y", dist.Poisson(rate), obs=y)
 
 
+def own_levels(y: Any) -> None:
+    """With a prior that is conjugate by an auxiliary variable, which has no draws."""
+    scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
+    with numpyro.plate("rows", len(y)):
+        level = numpyro.sample("level", dist.Normal(0.0, scale))
+        numpyro.sample("y", dist.Normal(level, 0.5), obs=y)
+
+
 def curved(y: Any) -> None:
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
     with numpyro.plate("rows", len(y)):
@@ -101,6 +109,16 @@ def test_real_latents_have_theirs() -> None:
     np.testing.assert_allclose(local.concentration, 2.0 + CASES)
     expected = 1.0 + float(np.mean(scale))
     np.testing.assert_allclose(local.rate, np.full(9, expected), rtol=0.02)
+
+
+@pytest.mark.thorough
+def test_auxiliary_variables_of_priors_need_no_draws() -> None:
+    y = np.random.default_rng(0).normal(size=500).astype(np.float32)
+    result = fitted(own_levels, y, 20)
+    scale = result.sample_posterior(jax.random.key(0), sample_shape=(2000,))["scale"]
+    share = 1.0 / (1.0 + 0.25 * float(np.mean(1.0 / np.asarray(scale) ** 2)))
+    local: Any = result.local_posterior(y[:5])["level"]
+    np.testing.assert_allclose(np.ravel(local.mean), share * y[:5], rtol=0.02)
 
 
 def test_of_other_models_vips_has_none_either() -> None:
