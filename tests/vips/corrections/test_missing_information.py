@@ -65,6 +65,7 @@ def fitted(model: Any, y: np.ndarray, epsilon: float = 1e5) -> nv.PrivateVIResul
     vi = nv.PrivateVI(
         nv.private(model, unit="rows", public=("n",)),
         budget=nv.PrivacyBudget(epsilon, 1e-5),
+        engine="vips",
         progress_bar=False,
         insecure_seed=0,
     )
@@ -395,6 +396,7 @@ def test_rows_are_simulated_where_a_sum_is_observed() -> None:
         vi = nv.PrivateVI(
             nv.private(caught, unit="rows"),
             budget=nv.PrivacyBudget(1.0, 1e-5),
+            engine="vips",
             progress_bar=False,
         )
         result = vi.run(jax.random.key(seed), y)
