@@ -124,6 +124,16 @@ def bounded_caches() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_prepared_fits() -> Iterator[None]:
+    """A test that starts without prepared fits, and leaves none."""
+    from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
+
+    forget_prepared_fits()
+    yield
+    forget_prepared_fits()
+
+
+@pytest.fixture
 def x64() -> Iterator[None]:
     """Float64 for one test; the package itself never switches it on."""
     with jax.enable_x64(True):

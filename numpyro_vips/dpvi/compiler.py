@@ -30,7 +30,6 @@ from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
-from numpyro_vips.dpvi.row_latents.conjugate_locals import ConjugateLocals
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
@@ -419,6 +418,7 @@ def _noise_aware(
         return jax.tree.leaves((space.split(point), row, threefry_key(0)))
 
     globals_in_program = jax.tree.leaves(space.split(program.start))
+    solved = program.locals_of_rows
     found = NoiseAware(
         traced,
         inputs,
@@ -426,7 +426,7 @@ def _noise_aware(
         space=space,
         num_read=num_read,
         prior_stddev=program.prior_scale,
-        has_second_derivative=_has_second_derivative(program)
+        has_second_derivative=(solved is None or solved.sums_by_messages)
         and not has_edges(traced, len(globals_in_program)),
     )
     check_derivatives(
@@ -438,14 +438,6 @@ def _noise_aware(
         what="model",
     )
     return found
-
-
-def _has_second_derivative(program: DpviProgram) -> bool:
-    """Whether nothing of a row is solved for, and then held fixed."""
-    solved = program.locals_of_rows
-    return solved is None or (
-        isinstance(solved, ConjugateLocals) and solved.sums_by_messages
-    )
 
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from numpyro_vips.dpvi.program import DpviProgram
-from numpyro_vips.dpvi.row_latents.conjugate_locals import ConjugateLocals
 from numpyro_vips.jax_tools.program_constants import listed
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -25,7 +24,7 @@ def _posterior_of(program: DpviProgram, name: str) -> str:
         is_drawn = name in (*user_guide.globals, *user_guide.locals)
         return "the given guide" if is_drawn else "summed out"
     if solved is not None and name in solved.solved:
-        if isinstance(solved, ConjugateLocals) and solved.sums_by_messages:
+        if solved.sums_by_messages:
             return "summed out, by messages"
         return {
             "exact": "conjugate, solved per row",

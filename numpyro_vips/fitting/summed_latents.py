@@ -6,8 +6,8 @@ and the product of this with each of its answers, to as many sums. All of these 
 noise for the row. Under DPVI the latent is summed out, and the row's score has one
 number for each global; scores add up to zero at the optimum, so that rows are clipped
 at smaller norms. With 1,000 rows at ε = 1 the errors of DPVI were .26 to .93 times
-those of VIPS, with 300 rows .44 to .66 times, see docs/intervals.md. A start from VIPS'
-posterior, found with a quarter of the budget, made them no smaller.
+those of VIPS, see docs/intervals.md. A start from VIPS' posterior, found with a quarter
+of the budget, made them no smaller.
 """
 
 from numpyro_vips.fitting.engine import Engine

@@ -48,15 +48,20 @@ class RowQuery:
         arguments = self.arguments.sparse(names)
         return dataclasses.replace(self, arguments=arguments)
 
-    def program(self, compiled: Callable[[], Any]) -> Any:
-        """What was compiled for a call that differs in its rows alone."""
+    def program(self, kind: str, compiled: Callable[[], Any]) -> Any:
+        """What was compiled for a call that differs in its rows alone.
+
+        Args:
+          kind: What the program is of; others are kept apart from it.
+          compiled: Makes it, where there is none yet.
+        """
         shapes = self.arguments.row_shapes()
         rows = sorted((k, v.shape, str(v.dtype)) for k, v in shapes.items())
         public = self.arguments.public.items()
         arrays = sorted((k, v.shape, str(v.dtype), v.tobytes()) for k, v in public)
         constants = sorted(self.arguments.constants.items())
         widths = sorted(self.arguments.widths.items())
-        key = repr((rows, arrays, constants, widths, jnp.result_type(float)))
+        key = repr((kind, rows, arrays, constants, widths, jnp.result_type(float)))
         if key not in self.programs:
             self.programs[key] = compiled()
         return self.programs[key]

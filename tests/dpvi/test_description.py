@@ -44,7 +44,7 @@ def program(**changes: Any) -> Any:
 
 
 def solved(method: str) -> SimpleNamespace:
-    return SimpleNamespace(solved=("z",), method=method)
+    return SimpleNamespace(solved=("z",), method=method, sums_by_messages=False)
 
 
 def test_globals_have_the_guides_family_and_observations_no_posterior() -> None:

@@ -1,7 +1,6 @@
 """Where noise would hide the curvature, `engine="auto"` takes DPVI, and says so."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -25,11 +24,7 @@ ROWS, COLUMNS = 500, FEW_COLUMNS + 2
 SMALL, LARGE = 1.0, 300.0
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
-    forget_prepared_fits()
-    yield
-    forget_prepared_fits()
+pytestmark = pytest.mark.usefixtures("no_prepared_fits")
 
 
 def logistic(X: Any, y: Any = None) -> None:

@@ -16,18 +16,13 @@ from jax.core import Tracer
 
 import numpyro_vips as nv
 from numpyro_vips.fitting import prepared_fits
-from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 
 SCALE = 2.0
 WEIGHTS = np.array([1.0, 2.0])
 SECRET = 1234.56789
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
-    forget_prepared_fits()
-    yield
-    forget_prepared_fits()
+pytestmark = pytest.mark.usefixtures("no_prepared_fits")
 
 
 @nv.private(unit="rows")

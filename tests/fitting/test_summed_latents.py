@@ -1,7 +1,6 @@
 """Where "auto" takes DPVI since it sums over discrete latents of rows."""
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,17 +10,12 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
 from numpyro_vips.fitting.summed_latents import ROWS_PER_NOISE, affords_scores
 
 ROWS = 1000
 
 
-@pytest.fixture(autouse=True)
-def nothing_kept() -> Iterator[None]:
-    forget_prepared_fits()
-    yield
-    forget_prepared_fits()
+pytestmark = pytest.mark.usefixtures("no_prepared_fits")
 
 
 def classes(y: Any) -> None:

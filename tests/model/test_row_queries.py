@@ -49,7 +49,7 @@ def test_a_program_is_kept_for_other_rows_and_not_for_other_public_numbers() -> 
             made.append(public)
             return len(made)
 
-        return query(x, programs, **public).program(compiled)
+        return query(x, programs, **public).program("any", compiled)
 
     offset, x = np.array([1.0, 2.0]), np.zeros(3)
     first = ask(x, offset=offset)
@@ -68,6 +68,6 @@ def test_a_program_is_kept_for_other_rows_and_not_for_other_public_numbers() -> 
 def test_public_arrays_of_other_types_are_others() -> None:
     programs: dict[str, Any] = {}
     x = np.zeros(3)
-    first = query(x, programs, offset=np.zeros(2, np.float32)).program(object)
-    second = query(x, programs, offset=np.zeros(2, np.int32)).program(object)
+    first = query(x, programs, offset=np.zeros(2, np.float32)).program("any", object)
+    second = query(x, programs, offset=np.zeros(2, np.int32)).program("any", object)
     assert first is not second

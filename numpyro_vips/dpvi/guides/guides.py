@@ -17,9 +17,12 @@ from jaxtyping import Array, Float, Float64, PRNGKeyArray
 from numpyro.distributions import biject_to, constraints
 from numpyro.distributions.transforms import AffineTransform, ComposeTransform
 
-from numpyro_vips.dpvi.guides import row_latents
 from numpyro_vips.dpvi.guides.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
-from numpyro_vips.dpvi.guides.row_latents import NO_POSTERIOR
+from numpyro_vips.dpvi.guides.row_queries import (
+    NO_POSTERIOR,
+    NUM_GLOBAL_DRAWS,
+    local_posterior,
+)
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
@@ -270,8 +273,8 @@ class _GuidePosterior(abc.ABC):
         """
         if self.points:  # Of parameters without a prior VIPS knows nothing.
             raise ValueError(NO_POSTERIOR)
-        draws = self.sample(threefry_key(0), (row_latents.NUM_DRAWS,))
-        return row_latents.local_posterior(query, draws)
+        draws = self.sample(threefry_key(0), (NUM_GLOBAL_DRAWS,))
+        return local_posterior(query, draws)
 
     def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The average of the rows' log densities over draws of the globals."""

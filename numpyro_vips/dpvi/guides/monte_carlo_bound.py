@@ -41,7 +41,7 @@ def monte_carlo_bound(
     Raises:
       ValueError: The rows have continuous latents which only a guide can draw.
     """
-    of_rows = query.program(lambda: _compiled(query))
+    of_rows = query.program("density", lambda: _compiled(query))
     parts = map_rows(
         query.arguments, lambda rows: of_rows(dict(draws), dict(points), rows)
     )

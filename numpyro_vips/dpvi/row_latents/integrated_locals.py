@@ -52,9 +52,11 @@ class IntegratedLocals:
     Attributes:
       solved: Names of these latents.
       method: `"integral"`.
+      sums_by_messages: No, the latents are real.
     """
 
     method = "integral"
+    sums_by_messages = False
 
     def __init__(self, graph: ModelGraph) -> None:
         """Lays the latents out; no private value is read.

@@ -137,13 +137,13 @@ class ConjugatePosterior:
 
     def local_posterior(self, query: RowQuery) -> dict[str, dist.Distribution]:
         """The posterior of the latents of rows that the caller may see."""
-        program = query.program(lambda: RowQueryProgram(query))
+        program = query.program(KIND, lambda: RowQueryProgram(query))
         return program.local_posterior(query.arguments, self._moments_by_factor())
 
     def elbo(self, query: RowQuery) -> Float[np.ndarray, " rows"]:
         """The bound on the log density of each row that the caller may see."""
         query = query.sparse()
-        program = query.program(lambda: RowQueryProgram(query))
+        program = query.program(KIND, lambda: RowQueryProgram(query))
         return program.elbo(query.arguments, self._moments_by_factor())
 
     def _moments_by_factor(self) -> NewMomentsByFactor:

@@ -4,7 +4,6 @@ DPVI sums or integrates them out. Where the model is conjugate, VIPS has their p
 at any moments of the globals, and DPVI's posterior has these as averages over draws.
 """
 
-import dataclasses
 from collections.abc import Mapping
 
 import numpyro.distributions as dist
@@ -16,9 +15,7 @@ from numpyro_vips.vips.posterior.row_queries import RowQueryProgram
 
 # Draws of the globals over which their statistics, such as log p of shares, are
 # averaged.
-NUM_DRAWS = 500
-# Where these programs are kept, apart from those of the bound.
-_PROGRAMS = "latents of rows"
+NUM_GLOBAL_DRAWS = 500
 
 NO_POSTERIOR = (
     "DPVI has no posterior of its own for latents of single rows. With an "
@@ -40,10 +37,8 @@ def local_posterior(
     Raises:
       ValueError: The model is not conjugate, so that VIPS has none either.
     """
-    programs = query.programs.setdefault(_PROGRAMS, {})
-    query = dataclasses.replace(query, programs=programs)
     try:
-        program = query.program(lambda: RowQueryProgram(query))
+        program = query.program("conjugate", lambda: RowQueryProgram(query))
     except NotConjugate:
         raise ValueError(NO_POSTERIOR) from None
     return program.local_posterior(query.arguments, program.moments_of(draws))
