@@ -19,7 +19,13 @@ from numpyro_vips.model.graph import ModelGraph
 
 # Newton's method has all rows in memory.
 MOST_ROW_NUMBERS = 2**27
-NUM_STARTS = 6
+# Starts as far from the prior's centre as the prior is wide.
+_NUM_FAR_STARTS = 5
+# Distances of starts near the centre, and near zero, where the prior is not narrower.
+# Priors may be far wider than the numbers at which rows are possible at all, as where
+# a logarithm has a standard deviation of 1,000, and their centres as far out.
+_NEAR_CENTRE = (1.0, 0.1, 0.01)
+_NEAR_ZERO = (1.0, 0.1)
 
 
 def may_take_newton_steps(graph: ModelGraph) -> bool:
@@ -47,7 +53,9 @@ def newton_states(
     assert program.guide is not None
     # The key decides about starts and draws, as it does about jitter elsewhere.
     rng = np.random.default_rng(np.asarray(jax.random.key_data(state.key)))
-    starts = _starts(state.variational.guide["loc"], program.prior_scale, rng)
+    first = np.asarray(state.variational.guide["loc"], np.float64)
+    around = _starts(np.asarray(program.start), program.prior_scale, rng)
+    starts = [VectorNormal(first, around[-1].tril), *around]
     tried = np.stack([start.loc for start in starts])
     target, per_second = compiled.log_joint.with_rows(arguments, tried)
     for fit in fit_normal(
@@ -68,13 +76,19 @@ def newton_states(
 
 
 def _starts(
-    loc: Float[Array, " size"],
+    centre: Float[np.ndarray, " size"],
     prior_scale: Float[np.ndarray, " size"],
     rng: np.random.Generator,
 ) -> list[VectorNormal]:
-    """Narrow Normals at a place, and as far from it as the prior is wide."""
-    centre = np.asarray(loc, np.float64)
-    tril = np.diag(LARGEST_SCALE * prior_scale)
-    others = rng.normal(size=(NUM_STARTS - 1, len(centre)))
-    places = (centre, *(centre + prior_scale * others))
-    return [VectorNormal(at, tril) for at in places]
+    """Narrow Normals near the prior's centre, near zero, and wherever the prior is."""
+    zero = np.zeros_like(centre)
+    around = [
+        *((centre, np.minimum(prior_scale, near)) for near in _NEAR_CENTRE),
+        *((zero, np.minimum(prior_scale, near)) for near in _NEAR_ZERO),
+        *(_NUM_FAR_STARTS * [(centre, prior_scale)]),
+    ]
+    noise = rng.normal(size=(len(around), len(centre)))
+    return [
+        VectorNormal(place + scale * mine, np.diag(LARGEST_SCALE * scale))
+        for (place, scale), mine in zip(around, noise, strict=True)
+    ]

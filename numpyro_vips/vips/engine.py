@@ -303,17 +303,19 @@ class VipsEngine:
     ) -> NewSums:
         """The chunk's clipped sum of every block in `scales`, not yet private.
 
-        See `fitting.engine.Engine.bounded_sum`. What has units is summed in these, and
-        no row is redrawn.
+        See `fitting.engine.Engine.bounded_sum`. What has units is released in these,
+        as noise of one size suits it there, and no row is redrawn.
         """
         assert row_keys is None
-        return self.on_rows.sum_of_rows(
+        sums = self.on_rows.sum_of_rows(
             state._replace(origins=state.next_origins, standards=state.next_standards),
             rows,
             mask,
             scales=scales,
             clipping_norm=clipping_norm,
         )
+        in_units = {n: sums[n] * state.units[n] for n in sums if n in state.units}
+        return sums | in_units
 
     def row_norms(
         self, state: VipsState, rows: Rows, names: Sequence[str]

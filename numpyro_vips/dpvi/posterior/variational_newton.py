@@ -166,8 +166,11 @@ def ascend(
     elbo = float(np.mean(values)) + q.entropy
     limit, moved, idle = 1.0, math.inf, 0
     while math.isfinite(elbo) and idle < patience:
-        slope = np.mean(gradients @ q.tril, axis=0)
-        step = _Step.of(slope, _curvature(target, q, draws.bases), diagonal=diagonal)
+        step = _Step.of(
+            _slope(q, gradients),
+            _curvature(target, q, draws.bases),
+            diagonal=diagonal,
+        )
         length = limit
         while length >= _SHORTEST_STEP:
             candidate = step.taken(q, length)
@@ -192,6 +195,20 @@ def ascend(
 _MOST_NARROWINGS = 8
 
 
+# Far out a log density may be as large as numbers get. A step that this leads astray is
+# not taken, so nobody needs to hear of it.
+_ignoring_overflow = np.errstate(over="ignore", invalid="ignore")
+
+
+@_ignoring_overflow
+def _slope(
+    q: VectorNormal, gradients: Float64[np.ndarray, "points size"]
+) -> Float64[np.ndarray, " size"]:
+    """The mean of ∇f over draws, in coordinates in which q is standard."""
+    return np.mean(gradients @ q.tril, axis=0)
+
+
+@_ignoring_overflow
 def _curvature(
     target: Target, q: VectorNormal, bases: Float64[np.ndarray, "bases size"]
 ) -> Float64[np.ndarray, "size size"]:
@@ -242,6 +259,7 @@ class _Step:
     gain: float
 
     @classmethod
+    @_ignoring_overflow
     def of(
         cls,
         slope: Float64[np.ndarray, " size"],

@@ -133,7 +133,8 @@ class RowPrograms:
         """A chunk's clipped sum of every block in `scales`, about `state.origins` and
         of features as by `state.standards`.
 
-        The covariates' moments are summed alone.
+        Rows are clipped in the units of `state.units`; the sums are as if there were
+        none. The covariates' moments are summed alone.
 
         Not yet private; see `fitting.engine.Engine.bounded_sum`. How often this is
         asked depends on what was released; how often that is, of private rows, depends
@@ -163,11 +164,7 @@ class RowPrograms:
             standards=jax.device_put(state.standards),
             units={name: of for name, of in state.units.items() if name in scales},
         )
-        sums = {name: np.asarray(found[name]) for name in scales}
-        in_units = {
-            name: sums[name] * state.units[name] for name in sums if name in state.units
-        }
-        return sums | in_units
+        return {name: np.asarray(found[name]) for name in scales}
 
     @functools.cached_property
     def simulator(self) -> RowSimulator | None:

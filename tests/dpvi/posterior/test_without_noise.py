@@ -28,7 +28,7 @@ KEY = jax.random.key(0)
 
 
 def fit(model: Any, *args: Any, unit: str = "rows", **options: Any) -> Any:
-    engine = options.pop("engine", nv.DPVI())
+    engine, rng_key = options.pop("engine", nv.DPVI()), options.pop("rng_key", KEY)
     vi = nv.PrivateVI(
         nv.private(model, unit=unit),
         budget=nv.PrivacyBudget(math.inf),
@@ -38,7 +38,7 @@ def fit(model: Any, *args: Any, unit: str = "rows", **options: Any) -> Any:
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return vi.run(KEY, *args)
+        return vi.run(rng_key, *args)
 
 
 def moments(result: Any, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -106,6 +106,52 @@ def test_a_poisson_regression_with_large_counts_agrees_with_laplace():
         found, spread = moments(result, name)
         assert abs(found - m) < 0.2 * s
         np.testing.assert_allclose(spread, s, rtol=0.1)
+
+
+def wide_poisson(x: Any, count: Any = None):
+    a: Any = numpyro.sample("a", dist.Normal(0, 1000))
+    b: Any = numpyro.sample("b", dist.Normal(0, 1000))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("count", dist.Poisson(jnp.exp(a + b * x)), obs=count)
+
+
+def vague_weibull(y: Any):
+    """The shape's prior has its centre at 693, where numbers of rows overflow."""
+    shape: Any = numpyro.sample("shape", dist.Exponential(0.001))
+    a: Any = numpyro.sample("a", dist.Normal(0, 100))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Weibull(jnp.exp(a), shape), obs=y)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("seed", range(3))
+def test_priors_far_wider_than_what_is_possible_are_no_obstacle(seed: int):
+    rng = np.random.default_rng(seed)
+    x = rng.uniform(2, 7, 300)
+    count = rng.poisson(np.exp(2.0 + 0.3 * x))
+    result = fit(wide_poisson, x, count, rng_key=jax.random.key(seed))
+    design = np.column_stack([np.ones(300), x])
+    mode = optimize.minimize(
+        lambda w: float(np.sum(np.exp(design @ w) - count * (design @ w))),
+        [np.log(count.mean()), 0.0],
+        tol=1e-10,
+    ).x
+    information = design.T * np.exp(design @ mode) @ design
+    for name, m, s in zip(
+        "ab", mode, np.sqrt(np.diag(np.linalg.inv(information))), strict=True
+    ):
+        found, spread = moments(result, name)
+        assert abs(found - m) < 0.2 * s
+        np.testing.assert_allclose(spread, s, rtol=0.1)
+    y = 0.5 * rng.weibull(2.5, 300)
+    result = fit(vague_weibull, y, rng_key=jax.random.key(seed))
+    shape, _, scale = stats.weibull_min.fit(y, floc=0)
+    # Asymptotic standard deviations of maximum likelihood, 0.78 and 1.05 / shape.
+    found, _ = moments(result, "shape")
+    assert abs(found - shape) < 0.3 * 0.78 * shape / math.sqrt(300)
+    found, _ = moments(result, "a")
+    assert abs(found - math.log(scale)) < 0.3 * 1.05 / shape / math.sqrt(300)
+    assert result.diagnostics["converged"]
 
 
 def grouped(group: Any, y: Any):
