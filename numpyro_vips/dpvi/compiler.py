@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordina
 from numpyro_vips.dpvi.guides.public_ranges import public_ranges
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
+from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
@@ -38,6 +39,7 @@ from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_joint import synthetic_row
 from numpyro_vips.model.prior_centre import (
+    WIDE_LOGARITHM,
     global_values,
     is_identity,
     unconstrained_scale,
@@ -77,6 +79,8 @@ class _UnconstrainedElbo:
       row_elbo: The same as a function of values.
       sites: The globals.
       centres, scales: Of their priors, by name, unconstrained.
+      logarithms: Names of those with wide priors whose exponential is taken, see
+        `logarithmic_globals`.
       params: The parameters without a prior, where they start, unconstrained.
       constraints: Of these parameters.
       row: A synthetic row.
@@ -89,6 +93,7 @@ class _UnconstrainedElbo:
     params: Mapping[str, Any]
     constraints: Mapping[str, Any]
     row: Mapping[str, Any]
+    logarithms: frozenset[str] = frozenset()
 
     def __call__(self, free: Any, params: Any, row: Any, key: Any) -> Any:
         """The bound, and whether what the row observes lies in the support."""
@@ -175,8 +180,9 @@ def _elbo_of(
     constraints = dict(graph.params)
     if user_guide is not None:
         constraints = user_guide.constraints | constraints
-    sites, centres, scales = _sites(graph, has_units=_has_units(graph, guide, options))
-    return _UnconstrainedElbo(
+    has_units = _has_units(graph, guide, options)
+    sites, centres, scales = _sites(graph, has_units=has_units)
+    elbo = _UnconstrainedElbo(
         row_elbo=RowElbo(
             graph=graph,
             user_guide=user_guide,
@@ -189,6 +195,21 @@ def _elbo_of(
         params=unconstrained_params(graph, user_guide, constraints, threefry_key(0)),
         constraints=constraints,
         row=row,
+    )
+    wide = {s.name for s in sites if np.any(s.units * scales[s.name] > WIDE_LOGARITHM)}
+    if not wide:
+        return elbo
+    traced = jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params)
+    logarithms = wide & logarithmic_globals(traced, elbo.centres)
+    if not logarithms:
+        return elbo
+    sites, centres, scales = _sites(graph, has_units=has_units, logarithms=logarithms)
+    return dataclasses.replace(
+        elbo,
+        sites=tuple(sites),
+        centres=centres,
+        scales=scales,
+        logarithms=frozenset(logarithms),
     )
 
 
@@ -211,6 +232,7 @@ def _program(
     start = np.where(np.isfinite(start), start, 0.0)
     start = jnp.asarray(start, jnp.result_type(float))
     prior_scale = _flat(space, elbo.scales)
+    reach = units_of_prior(_flat(space, _moderate(elbo.scales, elbo.logarithms)))
     normal_guide = None
     late: frozenset[str] = frozenset()
     if not callable(guide):
@@ -227,7 +249,7 @@ def _program(
         space=space,
         start=start,
         prior_scale=prior_scale,
-        reach=units_of_prior(prior_scale).astype(start.dtype),
+        reach=reach.astype(start.dtype),
         ranges=public_ranges(space, start),
         is_late=waiting_coordinates(space.sites, late),
         guide=normal_guide,
@@ -290,20 +312,27 @@ def _row_gradients(
 
 
 def _sites(
-    graph: ModelGraph, *, has_units: bool
+    graph: ModelGraph, *, has_units: bool, logarithms: Set[str] = frozenset()
 ) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any]]:
-    """The globals, with their priors' unconstrained centres and scales."""
+    """The globals, with their priors' unconstrained centres and scales.
+
+    Args:
+      graph: The model.
+      has_units: See `_has_units`.
+      logarithms: See `_UnconstrainedElbo`; they are in no units of wide priors.
+    """
     found = global_values(graph)
     sites = [
         _guide_site(site, found.supports[site.name]) for site in graph.latents("global")
     ]
     scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
     if has_units:
+        moderate = _moderate(scales, logarithms)
         sites = [
             dataclasses.replace(
                 s,
                 unit=_unit(
-                    s, np.asarray(scales[s.name]), np.asarray(found.centres[s.name])
+                    s, np.asarray(moderate[s.name]), np.asarray(found.centres[s.name])
                 ),
             )
             for s in sites
@@ -313,6 +342,14 @@ def _sites(
         lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
     )
     return sites, centres, scales
+
+
+def _moderate(scales: Mapping[str, Any], logarithms: Set[str]) -> dict[str, Any]:
+    """Scales of priors, those of logarithms cut short; see `logarithmic_globals`."""
+    return {
+        name: np.minimum(scale, WIDE_LOGARITHM) if name in logarithms else scale
+        for name, scale in scales.items()
+    }
 
 
 def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:

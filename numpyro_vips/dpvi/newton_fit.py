@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE

@@ -30,8 +30,9 @@ _QUANTILE_DRAWS = 2_000
 _MOST_MEDIAN_NUMBERS = 10_000_000
 # The distance between the quartiles of a standard Normal.
 _NORMAL_QUARTILES = 1.349
-# A vague prior of a scale, such as Gamma(0.001, 0.001), is hundreds of e-folds wide.
-_LARGEST_LOG_SCALE = 3.0
+# A vague prior of a scale, such as Gamma(0.001, 0.001), is hundreds of e-folds wide. At
+# more of them than these a prior of a logarithm says that little is known.
+WIDE_LOGARITHM = 3.0
 
 
 class GlobalValues(NamedTuple):
@@ -82,7 +83,7 @@ def unconstrained_scale(prior: Any) -> np.ndarray:
     low, high = (np.asarray(quartile, np.float64) for quartile in quartiles)
     scale = np.broadcast_to(abs(high - low) / _NORMAL_QUARTILES, shape)
     scale = np.where(np.isfinite(scale) & (scale > 0), scale, 1.0)
-    return scale if is_identity(transform) else np.minimum(scale, _LARGEST_LOG_SCALE)
+    return scale if is_identity(transform) else np.minimum(scale, WIDE_LOGARITHM)
 
 
 def moderate_draws(graph: ModelGraph, count: int, seed: int) -> dict[str, np.ndarray]:

@@ -32,11 +32,6 @@ from numpyro_vips.vips.steps.statistic_roles import StatisticRoles
 # Parameters beyond which a posterior does not say which part of its variance is noise.
 _MOST_IN_PARTS = 100_000
 
-# The share of the information that is missing up to which a fit without noise is
-# widened. Where nearly all is, the posterior is no Gaussian, and a wide product of
-# factors would be a worse summary of it than a narrow one.
-_MOST_MISSING_WITHOUT_NOISE = 0.9
-
 
 class ObservedSums(NamedTuple):
     """Sums as rows know them, with what they are uncertain by in their noise.
@@ -277,7 +272,7 @@ class Reading:
         sums, seen = self.sums_of(state)
         if not is_noisy(state.noise_stddev):
             natural = state.natural
-            if seen is not None and seen.missing <= _MOST_MISSING_WITHOUT_NOISE:
+            if seen is not None:
                 # Coordinate ascent has settled: widths alone are not right yet.
                 wider = Unclipped(state.statistics, seen.with_noise.noise_stddev)
                 natural = self._globals.natural_of(state, wider)
