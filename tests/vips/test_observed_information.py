@@ -58,6 +58,32 @@ def test_the_width_is_that_of_the_likelihood(model, trials) -> None:
     np.testing.assert_allclose(draws.std(0), wanted, rtol=0.08)
 
 
+def wide(X: Any, y: Any) -> None:
+    """Its curvature is released in units of the prior, which is far wider than rows."""
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 100.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        logits = w[0] + w[1] * X[:, 1] + w[2] * X[:, 2]
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
+def test_the_width_does_not_depend_on_the_units_of_the_prior() -> None:
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(ROWS, 3)).astype(np.float32)
+    X[:, 0] = 1.0
+    y = rng.binomial(1, 1.0 / (1.0 + np.exp(-X @ np.array([1.5, -1.0, 0.3]))))
+    vi = nv.PrivateVI(
+        nv.private(wide, unit="rows"),
+        budget=nv.PrivacyBudget(math.inf),
+        engine="vips",
+        progress_bar=False,
+    )
+    found = vi.run(jax.random.key(0), X, y.astype(np.int32)).posterior.moments()["w"]
+    shares = 1.0 / (1.0 + np.exp(-X @ found.mean))
+    information = (X * (shares * (1.0 - shares))[:, None]).T @ X + np.eye(3) / 1e4
+    wanted = np.sqrt(np.diagonal(np.linalg.inv(information)))
+    np.testing.assert_allclose(found.stddev, wanted, rtol=0.03)
+
+
 def test_no_private_fit_asks_rows_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(*_: Any) -> None:
         raise AssertionError("rows were asked without noise")

@@ -11,7 +11,6 @@ import numpyro.distributions as dist
 import pytest
 from _engine_fit import EngineFit
 from _repeated import (
-    BETWEEN,
     COMPLETE,
     OF_LEVEL,
     PRIOR,
@@ -78,7 +77,7 @@ def test_how_much_is_missing_is_what_rows_keep_to_themselves(made: EngineFit) ->
 
 
 def test_without_noise_only_the_width_is_that_of_what_rows_know(
-    made: EngineFit, monkeypatch: pytest.MonkeyPatch
+    made: EngineFit,
 ) -> None:
     state = released(made, 0.0)
     found = reading_of(made).posterior(state).moments()["mean"]
@@ -87,11 +86,6 @@ def test_without_noise_only_the_width_is_that_of_what_rows_know(
         float(state.moments["mean"]["x"][0]), rel=1e-4
     )
     assert float(found.stddev) ** 2 == pytest.approx(exact(0.0)[1], rel=0.02)
-    # Where more is missing than this, the product of factors stays as it is.
-    monkeypatch.setattr(module, "_MOST_MISSING_WITHOUT_NOISE", 0.5)
-    found = reading_of(made).posterior(state).moments()["mean"]
-    wanted = 1.0 / (ROWS / BETWEEN**2 + PRIOR**-2)
-    assert float(found.stddev) ** 2 == pytest.approx(wanted, rel=1e-5)
 
 
 def test_a_state_is_asked_about_once(
