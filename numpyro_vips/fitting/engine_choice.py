@@ -139,7 +139,7 @@ def prepare_fit(
     elif engine_choice == "auto" and is_better_summed_out(
         engine, options, noise_multiplier
     ):
-        dpvi = _dpvi_instead(model, graph, options, knows_noise=True)
+        dpvi = _dpvi_instead(model, graph, options, knows_noise=options.private)
         is_summed_out = dpvi is not None
     if dpvi is not None:
         settings, engine = dpvi

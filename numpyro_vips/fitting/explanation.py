@@ -189,6 +189,13 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
     return f"{hidden} engine='dpvi' releases no such matrix."
 
 
+def _gain(options: ScheduleOptions) -> str:
+    """What is gained where latents of rows are summed over."""
+    if options.private:
+        return "and what a row then adds gets less noise than its expected classes"
+    return "and its posterior has the correlations of the globals"
+
+
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     """What a person should know of a fit that no table of `explain` says."""
     engine, captured = prepared.engine, prepared.graph.captured
@@ -197,9 +204,8 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     if prepared.sums_out_latents:
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
-            "more accurate: it sums over the discrete latents of rows, and what a row "
-            "then adds gets less noise than its expected classes. engine='vips' runs "
-            "VIPS all the same."
+            f"more accurate: it sums over the discrete latents of rows, {_gain(options)}. "
+            "engine='vips' runs VIPS all the same."
         )
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:

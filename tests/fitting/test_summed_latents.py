@@ -80,9 +80,10 @@ def plan_of(
     return vi.explain(np.zeros((rows, 3), np.int32))
 
 
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
 @pytest.mark.parametrize("fn", [classes, chain])
-def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
-    plan = plan_of(fn)
+def test_dpvi_is_taken_and_explain_says_why(fn: Any, epsilon: float) -> None:
+    plan = plan_of(fn, epsilon=epsilon)
     assert plan.engine == "dpvi"
     assert not plan.reasons  # VIPS could run it.
     (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
@@ -101,14 +102,15 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
         {"clipping_norm": 3.0},
         {"noise_multiplier": 20.0},
         {"sampling": nv.Poisson(0.5)},
-        {"epsilon": math.inf},
+        {"epsilon": math.inf, "rows": 100},
+        {"epsilon": math.inf, "num_steps": 5},
         {"rows": 100},
         {"epsilon": 0.1},
     ],
     ids=str,
 )
 def test_vips_stays(options: Any) -> None:
-    """Where the caller chose it, or its steps; without noise; and for few rows."""
+    """Where the caller chose it, or its steps; and for few rows."""
     plan = plan_of(**options)
     assert plan.engine == "vips"
     assert not any("DPVI was taken" in note for note in plan.notes)

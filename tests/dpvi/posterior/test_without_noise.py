@@ -145,7 +145,8 @@ def test_priors_far_wider_than_what_is_possible_are_no_obstacle(seed: int):
         np.testing.assert_allclose(spread, s, rtol=0.1)
     y = 0.5 * rng.weibull(2.5, 300)
     result = fit(vague_weibull, y, rng_key=jax.random.key(seed))
-    shape, _, scale = stats.weibull_min.fit(y, floc=0)
+    fitted: Any = stats.weibull_min.fit(y, floc=0)
+    shape, _, scale = fitted
     # Asymptotic standard deviations of maximum likelihood, 0.78 and 1.05 / shape.
     found, _ = moments(result, "shape")
     assert abs(found - shape) < 0.3 * 0.78 * shape / math.sqrt(300)
