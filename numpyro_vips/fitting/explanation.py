@@ -204,8 +204,8 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     if prepared.sums_out_latents:
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
-            f"more accurate: it sums over the discrete latents of rows, {_gain(options)}. "
-            "engine='vips' runs VIPS all the same."
+            "more accurate: it sums over the discrete latents of rows, "
+            f"{_gain(options)}. engine='vips' runs VIPS all the same."
         )
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:

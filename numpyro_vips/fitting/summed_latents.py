@@ -20,8 +20,8 @@ from numpyro_vips.vips.engine import VipsEngine
 # budget is spent, below which VIPS stays: 260 at ε = 1 and δ = 1e-5. The posterior of
 # scores needs the rows' information, which is hidden by noise if they are few.
 ROWS_PER_NOISE = 70.0
-# Rows without noise below which VIPS stays: its families, such as Dirichlet, suit shares
-# of few rows better than a Normal does.
+# Rows without noise below which VIPS stays: its families, such as Dirichlet, suit the
+# shares of few rows better than a Normal does.
 FEWEST_ROWS = 200
 
 
