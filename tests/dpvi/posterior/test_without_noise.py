@@ -304,3 +304,33 @@ def test_the_best_start_is_not_the_one_that_fits_its_own_draws_best() -> None:
     few, many = fitted(8), fitted(256)
     assert few.elbo > many.elbo
     assert _best(target, [few.normal, many.normal], rng, 4096) is many.normal
+
+
+def grouped_shares(group: Any, total: Any, y: Any) -> None:
+    a: Any = numpyro.sample("a", dist.Normal(0.0, 1.5).expand([2]))
+    phi: Any = numpyro.sample("phi", dist.Exponential(1.0))
+    with numpyro.plate("rows", y.shape[0]):
+        share: Any = jax.nn.sigmoid(a[group])
+        size = phi + 2.0
+        shares = dist.BetaBinomial(share * size, (1.0 - share) * size, total)
+        numpyro.sample("y", shares, obs=y)
+
+
+@pytest.mark.optimized
+def test_a_gradient_that_xla_makes_wrong_is_not_gone_by() -> None:
+    rng = np.random.default_rng(0)
+    group, total = rng.integers(0, 2, 500), rng.integers(50, 900, 500)
+    y = rng.binomial(total, rng.beta(1.2, 2.0, 500))
+    result = fit(grouped_shares, group, total, y)
+
+    def loss(z: np.ndarray) -> float:
+        share, size = 1.0 / (1.0 + np.exp(-z[group])), np.exp(z[2]) + 2.0
+        found = stats.betabinom.logpmf(y, total, share * size, (1.0 - share) * size)
+        prior = -0.5 * np.sum((z[:2] / 1.5) ** 2) - np.exp(z[2]) + z[2]
+        return -float(np.sum(found) + prior)
+
+    mode: Any = optimize.minimize(loss, np.array([-0.5, -0.5, 0.0]), tol=1e-8)
+    found, _ = moments(result, "a")
+    # Standard deviations are about 0.06.
+    assert np.max(np.abs(found - mode.x[:2])) < 0.02
+    assert result.diagnostics["converged"]
