@@ -143,8 +143,8 @@ def x64() -> Iterator[None]:
 @pytest.fixture
 def coordinate_ascent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Posteriors as coordinate ascent leaves them, without what widens them then."""
-    reading = "numpyro_vips.vips.corrections.reading._MOST_MISSING_WITHOUT_NOISE"
-    monkeypatch.setattr(reading, -1.0)
+    reading = "numpyro_vips.vips.corrections.reading.Reading._as_observed"
+    monkeypatch.setattr(reading, lambda *_: None)
     engine = "numpyro_vips.vips.engine.VipsEngine.informed"
     monkeypatch.setattr(engine, lambda self, state, arguments: state)
 

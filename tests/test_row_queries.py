@@ -178,6 +178,7 @@ def test_padding_says_nothing() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("coordinate_ascent")
 def test_a_scaled_latent_is_so_many_copies() -> None:
     """c · log Σ_z p(z, x), as NumPyro enumerates, and not a sharper posterior."""
 

@@ -88,6 +88,7 @@ def test_a_posterior_that_a_bound_has_moved_is_said() -> None:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("coordinate_ascent")
 def test_independent_factors_that_are_too_narrow_are_said() -> None:
     sigma = np.array([15, 10, 16, 11, 9, 11, 10, 18], np.float32)
     y = np.array([28, 8, -3, 7, -1, 1, 18, 12], np.float32)

@@ -517,6 +517,7 @@ def test_released_statistics_have_the_stated_noise(max_batch_size: int | None) -
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("coordinate_ascent")
 def test_the_average_goes_on_from_the_random_start() -> None:
     """λ ← (1 − ρ) λ + ρ (prior + sum) also in the first step, whose λ is random."""
     program = uncertified(MODELS["topics"].fn, MODELS["topics"].rows(8))

@@ -128,6 +128,7 @@ def moved(result: Any, limit: tuple[float, float]) -> float:
 
 
 @pytest.mark.thorough
+@pytest.mark.usefixtures("coordinate_ascent")
 def test_a_fit_without_noise_goes_on_until_it_has_converged():
     limit = limit_of_overlapping()
     found = fit(overlapping, ROWS)
