@@ -180,8 +180,7 @@ def _elbo_of(
     constraints = dict(graph.params)
     if user_guide is not None:
         constraints = user_guide.constraints | constraints
-    has_units = _has_units(graph, guide, options)
-    sites, centres, scales = _sites(graph, has_units=has_units)
+    sites, centres, scales = _sites(graph)
     elbo = _UnconstrainedElbo(
         row_elbo=RowElbo(
             graph=graph,
@@ -196,21 +195,17 @@ def _elbo_of(
         constraints=constraints,
         row=row,
     )
-    wide = {s.name for s in sites if np.any(s.units * scales[s.name] > WIDE_LOGARITHM)}
+    elbo = dataclasses.replace(elbo, logarithms=_wide_logarithms(elbo))
+    return _in_units(elbo) if _has_units(graph, guide, options) else elbo
+
+
+def _wide_logarithms(elbo: _UnconstrainedElbo) -> frozenset[str]:
+    """See `_UnconstrainedElbo.logarithms`; traces nothing where no prior is wide."""
+    wide = {name for name, of in elbo.scales.items() if np.any(of > WIDE_LOGARITHM)}
     if not wide:
-        return elbo
+        return frozenset()
     traced = jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params)
-    logarithms = wide & logarithmic_globals(traced, elbo.centres)
-    if not logarithms:
-        return elbo
-    sites, centres, scales = _sites(graph, has_units=has_units, logarithms=logarithms)
-    return dataclasses.replace(
-        elbo,
-        sites=tuple(sites),
-        centres=centres,
-        scales=scales,
-        logarithms=frozenset(logarithms),
-    )
+    return logarithmic_globals(traced, elbo.centres) & wide
 
 
 def _program(
@@ -312,36 +307,36 @@ def _row_gradients(
 
 
 def _sites(
-    graph: ModelGraph, *, has_units: bool, logarithms: Set[str] = frozenset()
+    graph: ModelGraph,
 ) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any]]:
-    """The globals, with their priors' unconstrained centres and scales.
-
-    Args:
-      graph: The model.
-      has_units: See `_has_units`.
-      logarithms: See `_UnconstrainedElbo`; they are in no units of wide priors.
-    """
+    """The globals, with their priors' unconstrained centres and scales."""
     found = global_values(graph)
     sites = [
         _guide_site(site, found.supports[site.name]) for site in graph.latents("global")
     ]
     scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
-    if has_units:
-        moderate = _moderate(scales, logarithms)
-        sites = [
-            dataclasses.replace(
-                s,
-                unit=_unit(
-                    s, np.asarray(moderate[s.name]), np.asarray(found.centres[s.name])
-                ),
-            )
-            for s in sites
-        ]
-        scales = {s.name: scales[s.name] / s.units for s in sites}
     centres = evaluate_in_double(
         lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
     )
     return sites, centres, scales
+
+
+def _in_units(elbo: _UnconstrainedElbo) -> _UnconstrainedElbo:
+    """The bound as a function of numbers in units of how far steps go; see `_unit`."""
+    moderate, centres = _moderate(elbo.scales, elbo.logarithms), elbo.centres
+    sites = tuple(
+        dataclasses.replace(
+            s,
+            unit=_unit(s, np.asarray(moderate[s.name]), np.asarray(centres[s.name])),
+        )
+        for s in elbo.sites
+    )
+    return dataclasses.replace(
+        elbo,
+        sites=sites,
+        centres={s.name: centres[s.name] / s.units for s in sites},
+        scales={s.name: elbo.scales[s.name] / s.units for s in sites},
+    )
 
 
 def _moderate(scales: Mapping[str, Any], logarithms: Set[str]) -> dict[str, Any]:
@@ -503,7 +498,7 @@ def _unit(
     Args:
       site: The global, in units of 1.
       prior_scale: Standard deviations of its unconstrained numbers under the prior.
-      centre: The prior's, as a value of the global.
+      centre: The prior's, unconstrained.
     """
     units = units_of_prior(prior_scale)
     if is_identity(site.transform):
