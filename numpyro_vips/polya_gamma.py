@@ -70,7 +70,7 @@ class PolyaGamma(dist.Distribution):
             z = np.broadcast_to(c.astype(np.float64), shape).ravel()
             return _draw(h, z, random_state=rng).reshape(shape)
 
-        return call_on_host(draw, shape, seed, self.b, self.c, vmap_method="sequential")
+        return call_on_host(draw, shape, seed, self.b, self.c)
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """Log density, on the host; it has no gradient."""
@@ -83,9 +83,7 @@ class PolyaGamma(dist.Distribution):
             )
             return _density(x, h=h, z=z, return_log=True).reshape(shape)
 
-        return call_on_host(
-            density, shape, value, self.b, self.c, vmap_method="sequential"
-        )
+        return call_on_host(density, shape, value, self.b, self.c)
 
     @property
     def mean(self) -> jax.Array:

@@ -106,7 +106,8 @@ def release(
         return total
 
     batch = Batch(selection, arguments.num_rows, number, size)
-    noisy = reducer.release(mechanism, batch, sum_of_pieces, random)
+    with _values_unchecked():
+        noisy = reducer.release(mechanism, batch, sum_of_pieces, random)
     # The expected size of the batch is public; the realised one is not.
     rate = step.sampling.rate
     return {name: np.asarray(value / rate) for name, value in noisy.items()}
@@ -266,11 +267,12 @@ def _map_in_threads(
 
 @contextlib.contextmanager
 def _values_unchecked() -> Iterator[None]:
-    """Switches off JAX's checks that raise where some number is not finite.
+    """Switches off JAX's checks that raise where some number is not finite, and NumPy's
+    of what overflows or is too small.
 
-    Whether a private row makes one would show in the exception.
+    Whether a private row makes one would show in the exception, or in the warning.
     """
-    with jax.debug_nans(False), jax.debug_infs(False):
+    with jax.debug_nans(False), jax.debug_infs(False), np.errstate(all="ignore"):
         yield
 
 

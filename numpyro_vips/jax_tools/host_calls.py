@@ -1,6 +1,7 @@
 """Calls NumPy and SciPy functions from traced code."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -28,22 +29,21 @@ def is_own_callback(equation: jex_core.JaxprEqn) -> bool:
 
 
 def call_on_host(
-    function: Callable[..., Any],
-    shape: tuple[int, ...],
-    *arguments: Any,
-    vmap_method: str | None = None,
+    function: Callable[..., Any], shape: tuple[int, ...], *arguments: Any
 ) -> jax.Array:
     """`jax.pure_callback` for floats that is exact in double precision too.
 
     JAX runs callbacks in a thread of its own, where `with jax.enable_x64(True)` does
     not hold, and would round doubles to singles on their way. So they travel as bits.
-    Outside of traced code the function is simply called.
+    Outside of traced code the function is simply called. Within it the numbers may be
+    those of a private row, and an exception would show that it is such a row: where the
+    function raises, all of its result is NaN.
 
     Args:
       function: Gets NumPy arrays of the default float type; returns one of `shape`.
       shape: Shape of the result.
       *arguments: Arrays of floats.
-      vmap_method: As for `jax.pure_callback`.
+        Under `jax.vmap` the function is called for one row after the other.
     """
     dtype = np.dtype(jnp.result_type(float))
     is_double = dtype.itemsize == 8
@@ -55,7 +55,11 @@ def call_on_host(
         arrays = [np.asarray(bits, order="C").view(dtype) for bits in packed]
         if is_double:
             arrays = [array[..., 0] for array in arrays]
-        result = np.asarray(function(*arrays), dtype)
+        try:
+            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+                result = np.asarray(function(*arrays), dtype)
+        except Exception:
+            result = np.full(shape, np.nan, dtype)
         result = np.asarray(result[..., None] if is_double else result, order="C")
         return result.view(np.uint32)
 
@@ -68,6 +72,6 @@ def call_on_host(
         _OnHost(on_host),
         jax.ShapeDtypeStruct(bits_shape, np.uint32),
         *packed,
-        vmap_method=vmap_method,
+        vmap_method="sequential",
     )
     return jax.lax.bitcast_convert_type(bits, dtype)

@@ -62,6 +62,10 @@ _INSPECTION = (
     *(sys._getframe, sys._current_frames, inspect.currentframe, inspect.stack),
     *(inspect.trace, gc.get_objects, gc.get_referrers),
 )
+# The same, by names of attributes.
+_FRAMES = frozenset(
+    ("tb_frame", "f_back", "f_locals", "gi_frame", "cr_frame", "ag_frame")
+)
 _SHAPES_OF_DISTRIBUTIONS = {"_batch_shape", "_event_shape", "_indices"}
 # Iterators of NumPy, and where they keep their arrays.
 _ITERATORS = {np.flatiter: "base", np.nditer: "operands", np.broadcast: "iters"}
@@ -282,6 +286,9 @@ def _parts_of_function(fn: types.FunctionType) -> Parts:
 
 def _globals_of(code: types.CodeType, scope: Mapping[str, Any]) -> Parts:
     """The globals that the code loads, and what it loads from modules (`data.X`)."""
+    names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
+    for name in sorted(names & _FRAMES):
+        raise _inspecting(name)
     module, path = None, ""  # The module that the last instruction loaded.
     for instruction in dis.get_instructions(code):
         opcode, name = instruction.opname, instruction.argval
@@ -301,10 +308,7 @@ def _globals_of(code: types.CodeType, scope: Mapping[str, Any]) -> Parts:
         elif isinstance(value, types.ModuleType):
             module = value
         elif _is_among(value, _INSPECTION):
-            raise UnsafeModelError(
-                f"The model uses {path}, with which it could read the variables of its "
-                "callers, private rows among them. Take the call out."
-            )
+            raise _inspecting(path)
         elif _is_among(value, _LOOKUPS):
             yield from _looked_up(code, scope)
         elif value is not None:
@@ -315,6 +319,13 @@ def _globals_of(code: types.CodeType, scope: Mapping[str, Any]) -> Parts:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _globals_of(constant, scope)
+
+
+def _inspecting(name: str) -> UnsafeModelError:
+    return UnsafeModelError(
+        f"The model uses {name}, with which it could read the variables of its "
+        "callers, private rows among them. Take the call out."
+    )
 
 
 def _is_among(value: Any, known: Iterable[Any]) -> bool:

@@ -95,5 +95,7 @@ def _stacked(values: list[Any], row: RowType) -> np.ndarray:
         array = np.asarray(value)
         if array.shape != stacked.shape[1:]:
             raise ValueError("A record's array is not of the declared shape.")
-        stacked[number] = array
+        # A number that the dtype cannot hold must not warn: that depends on it.
+        with np.errstate(all="ignore"):
+            stacked[number] = array
     return stacked

@@ -18,6 +18,8 @@ import numpy as np
 from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.schema.columns import Column, Intercept
 
+# Bytes of a CSV file that Arrow may look at together.
+_LARGEST_BLOCK = 2**31 - 1
 _TRUTH_VALUES = {"true": 1.0, "false": 0.0}
 
 
@@ -85,9 +87,12 @@ def _csv(
             raise ValueError(
                 f"Expected the first line of the file to name a column {name!r}."
             )
-    # Bytes, since whether they are texts is for each cell.
+    # One block: a cell that is longer than a block is an error. Bytes, since whether
+    # they are texts is for each cell.
+    size = min(path.stat().st_size + 1, _LARGEST_BLOCK)
     table = csv.read_csv(
         path,
+        read_options=csv.ReadOptions(block_size=size),
         parse_options=options,
         convert_options=csv.ConvertOptions(
             include_columns=names,

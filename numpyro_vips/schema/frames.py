@@ -1,10 +1,13 @@
 """Columns of DataFrames, Arrow tables and mappings, as numbers or as texts.
 
 Whether a column is read or is an error follows from its name and its dtype. No value is
-an error: what cannot be read is missing, or a text that no category is.
+an error: what cannot be read is missing, or a text that no category is. A list has no
+dtype, and NumPy would make one of all its cells: one row would decide what the others
+become. So a list is read cell by cell.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,8 @@ def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
       ValueError: There is no such column.
     """
     column = _column(frame, name)
+    if isinstance(column, list):
+        return np.array([_number(cell) for cell in column], np.float64)
     if isinstance(column, np.ndarray):
         if column.dtype.kind not in "biuf":
             raise _wrong_dtype(name, column.dtype.type, _NUMBERS)
@@ -51,10 +56,10 @@ def texts(frame: Any, name: str) -> list[str | None]:
       ValueError: There is no such column.
     """
     column = _column(frame, name)
-    if isinstance(column, np.ndarray):
-        if column.dtype.kind not in "UTO":
+    if isinstance(column, list | np.ndarray):
+        if isinstance(column, np.ndarray) and column.dtype.kind not in "UTO":
             raise _wrong_dtype(name, column.dtype.type, _TEXTS)
-        cells = column.tolist()
+        cells = list(column)
         missing = [cell is None or _is_nan(cell) for cell in cells]
     else:
         import narwhals as nw
@@ -69,11 +74,22 @@ def texts(frame: Any, name: str) -> list[str | None]:
 
 
 def _is_nan(cell: Any) -> bool:
-    return isinstance(cell, float) and cell != cell
+    return isinstance(cell, float | np.floating) and bool(np.isnan(cell))
+
+
+def _number(cell: Any) -> float:
+    """A cell's number or truth value in double precision; NaN if it is neither."""
+    if not isinstance(cell, bool | int | float | np.bool | np.integer | np.floating):
+        return math.nan
+    try:
+        return float(cell)
+    except OverflowError:  # As of 10**400, which an array of floats cannot have.
+        return math.inf if cell > 0 else -math.inf
 
 
 def _column(frame: Any, name: str) -> Any:
-    """A column of a mapping as an array, of any other table as narwhals' series."""
+    """A column: of a mapping as an array, or as a list if it is one or a tuple; of any
+    other table as narwhals' series."""
     is_mapping = isinstance(frame, Mapping)
     table: Any = frame if is_mapping else _table(frame)
     names = [str(known) for known in (table if is_mapping else table.columns)]
@@ -83,6 +99,8 @@ def _column(frame: Any, name: str) -> Any:
         )
     if not is_mapping:
         return table[name]
+    if isinstance(table[name], Sequence) and not isinstance(table[name], str | bytes):
+        return list(table[name])
     column = np.asarray(table[name])
     if column.ndim != 1:
         raise ValueError(f"Expected column {name!r} to be an array with one axis.")

@@ -137,6 +137,17 @@ def test_an_exception_cannot_tell_that_some_number_is_not_finite() -> None:
             jax.jit(jnp.log)(-1.0)
 
 
+def test_an_exception_cannot_tell_that_some_number_is_too_small() -> None:
+    def on_sum(x: Any, mask: Any) -> None:
+        assert np.float64(1e-200) * np.float64(1e-200) == 0.0
+
+    with np.errstate(all="raise"):
+        for size in (None, 64):
+            released(step_of(nv.FullBatch()), PlainEngine(on_sum), max_batch_size=size)
+        with pytest.raises(FloatingPointError):
+            on_sum(None, None)
+
+
 def test_results_come_in_the_order_of_the_chunks_whichever_ends_first() -> None:
     ended = [threading.Event() for _ in range(4)]
     order: list[int] = []

@@ -28,3 +28,17 @@ def test_shapes_and_values_arrive_exactly(shape, double, compiled):
         found = jax.jit(function)(x, y) if compiled else function(x, y)
         assert found.dtype == x.dtype
         np.testing.assert_array_equal(found, np.stack([x + y, x * y]))
+
+
+def test_an_exception_cannot_tell_what_a_row_holds():
+    def picky(x: np.ndarray) -> np.ndarray:
+        if x < 0:
+            raise ValueError(f"Expected a positive number, got {x}.")
+        return np.log(x - 1.0)
+
+    rows = jnp.array([2.0, -1.0, 1.0])
+    with np.errstate(all="raise"):
+        found = jax.jit(jax.vmap(lambda x: call_on_host(picky, (), x)))(rows)
+    np.testing.assert_array_equal(found, [0.0, np.nan, -np.inf])
+    with pytest.raises(ValueError, match="positive"):
+        call_on_host(picky, (), -1.0)

@@ -202,3 +202,21 @@ def test_what_is_too_much_to_be_searched_is_refused(
     assert len(met({"a": [["word", i] for i in range(4)]})) > 5
     with pytest.raises(UnsafeModelError, match="more than 10 objects"):
         met({"a": [["word", i] for i in range(10)]})
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_a_model_that_walks_over_frames_is_refused(is_named: bool) -> None:
+    def walks() -> Any:
+        try:
+            raise KeyError
+        except KeyError as error:
+            return error.__traceback__.tb_frame  # type: ignore
+
+    def looks_up() -> Any:
+        try:
+            raise KeyError
+        except KeyError as error:
+            return getattr(error.__traceback__, "tb_frame")  # noqa: B009 # type: ignore
+
+    with pytest.raises(UnsafeModelError, match="uses tb_frame"):
+        met(walks if is_named else looks_up)

@@ -74,3 +74,11 @@ def test_the_first_record_does_not_decide_how_others_are_read():
 def test_what_cannot_be_read_by_number_is_refused(records):
     with pytest.raises(TypeError, match="records with a length"):
         RecordRows(records, ROW)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+@pytest.mark.parametrize("value", [1e300, np.nan, -np.inf])
+def test_a_number_that_the_dtype_cannot_hold_does_not_warn(dtype, value):
+    rows = RecordRows([{"x": value}], {"x": np.zeros((), dtype)})
+    with np.errstate(all="raise"):
+        assert rows.read(np.array([0]))["x"].dtype == dtype

@@ -107,3 +107,13 @@ def test_what_is_no_file_of_these_is_an_error(tmp_path):
     path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"ends in one of '\.csv'"):
         SCHEMA.encode(path)
+
+
+def test_a_long_cell_is_no_error(tmp_path):
+    """Arrow reads blocks of a million bytes, and a cell may be longer than that."""
+    path = tmp_path / "people.csv"
+    rows = "age,job,ill,region\n30,cook,1,1\n"
+    path.write_text(rows)
+    before = SCHEMA.encode(path)
+    path.write_text(f"{rows}40,{'x' * 3_000_000},1,1\n")
+    np.testing.assert_array_equal(SCHEMA.encode(path)[:1], before)

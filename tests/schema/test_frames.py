@@ -209,3 +209,33 @@ def test_without_narwhals_mappings_work_and_tables_say_what_to_install(monkeypat
     np.testing.assert_array_equal(SCHEMA.encode(MAPPING), EXPECTED)
     with pytest.raises(ImportError, match=r"pip install 'numpyro-vips\[tables\]'"):
         SCHEMA.encode(pd.DataFrame(MAPPING))
+
+
+@pytest.mark.parametrize(
+    "cell", [None, float("nan"), "cook", "", True, 2.0, np.float32("nan"), [], 2**64]
+)
+def test_a_cell_of_a_list_changes_its_own_row_alone(cell):
+    """Neighbouring tables of lists: NumPy would give all cells one dtype."""
+    others = {
+        "age": [30, 40.5, None, True, "50", 10**400, float("nan")],
+        "job": ["cook", float("nan"), True, 2.0, None, "spy", 3],
+        "region": [1, 2, None, "1", 2.0, True, 3.5],
+        "ill": [True, False, None, 1, 0.0, "yes", 2],
+        "sex": ["f", "m", None, 0, 1.0, True, "x"],
+    }
+    before = SCHEMA.encode(others)
+    for name in others:
+        more = {n: [*cells, cells[0]] for n, cells in others.items()}
+        more[name][-1] = cell
+        found = SCHEMA.encode(more)
+        np.testing.assert_array_equal(found[:-1], before)
+        assert np.all(np.abs(found) <= 1)
+
+
+def test_lists_and_tuples_are_encoded_as_arrays_are():
+    lists = {name: CELLS[name] for name in MAPPING}
+    np.testing.assert_array_equal(SCHEMA.encode(lists), EXPECTED)
+    tuples = {name: tuple(cells) for name, cells in lists.items()}
+    np.testing.assert_array_equal(SCHEMA.encode(tuples), EXPECTED)
+    with pytest.raises(ValueError, match="'age' to be an array with one axis"):
+        SCHEMA.encode({**lists, "age": "30"})

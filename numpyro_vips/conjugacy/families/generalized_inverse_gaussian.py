@@ -464,9 +464,7 @@ class _GIG(dist.Distribution):
             )
             return draws.reshape(shape) * np.sqrt(b / a)
 
-        return call_on_host(
-            draw, shape, seed, self.p, self.a, self.b, vmap_method="sequential"
-        )
+        return call_on_host(draw, shape, seed, self.p, self.a, self.b)
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> Float[Array, "..."]:
         natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
