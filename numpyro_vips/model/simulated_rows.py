@@ -13,6 +13,7 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro.distributions as dist
 from jaxtyping import Float64, Int64
 
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
@@ -77,7 +78,7 @@ class RowSimulator:
                     latents[site.name] = jnp.zeros(site.shape, site.dtype)
             for number, site in enumerate(sites):
                 fn = graph.run(rows, latents)[site.name]["fn"]
-                value = fn.sample(jax.random.fold_in(key, number))
+                value = _as_wide(fn, site.shape).sample(jax.random.fold_in(key, number))
                 if site.is_latent:
                     latents[site.name] = value
                 for name, here, there in copies.get(site.name, ()):
@@ -192,6 +193,28 @@ class RowSimulator:
                 blank[name].reshape(count, -1)[:, places] = given
             start += len(places)
         return blank, latents, jax.random.split(threefry_key(seed), count)
+
+
+def _as_wide(fn: Any, shape: tuple[int, ...]) -> Any:
+    """The distribution of a value of this shape, of which each number is a draw.
+
+    A density broadcasts where an axis of an event has length 1, as that of
+    `Exponential(rate[:, None]).to_event(1)` does; a sampler draws one number for all.
+
+    Raises:
+      NotImplementedError: Its numbers are not drawn one by one.
+    """
+    if fn.shape() == shape:
+        return fn
+    if isinstance(fn, dist.Independent):
+        return dist.Independent(
+            _as_wide(fn.base_dist, shape), fn.reinterpreted_batch_ndims
+        )
+    if isinstance(fn, dist.MaskedDistribution):
+        return _as_wide(fn.base_dist, shape)
+    if fn.event_dim:
+        raise NotImplementedError("A vector is observed in the place of several.")
+    return fn.expand(shape)
 
 
 def _with_solved(row: jax.Array, value: jax.Array, solved: SolvedEntries) -> jax.Array:

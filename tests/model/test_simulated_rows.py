@@ -121,3 +121,31 @@ def test_covariates_of_such_rows_stay_as_they_are() -> None:
     drawn = simulator.rows_at(rows, {"slope": np.full(200, 50.0)}, 0)
     np.testing.assert_array_equal(np.asarray(drawn["X"]), x)
     np.testing.assert_allclose(np.asarray(drawn["y"]), 50.0 * x, atol=5.0)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_an_event_axis_that_is_broadcast_is_drawn_number_by_number(
+    masked: bool,
+) -> None:
+    def repeated(n: int, Y: Any) -> None:
+        rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+        with numpyro.plate("rows", n):
+            u = numpyro.sample("u", dist.Gamma(100.0, 100.0))
+            fn: Any = dist.Exponential((rate * u)[:, None]).to_event(1)
+            numpyro.sample("Y", fn.mask(Y[:, 0] > -1.0) if masked else fn, obs=Y)
+
+    rows = rows_of(repeated, {"rate": 2.0}, 5, np.ones((5, 3), np.float32))["Y"]
+    np.testing.assert_allclose(rows.mean(0), 0.5, rtol=0.1)
+    # The rates of rows differ by a tenth, so that their numbers are nearly independent.
+    assert np.all(np.abs(np.corrcoef(rows.T)[np.triu_indices(3, 1)]) < 0.1)
+
+
+def test_a_vector_in_the_place_of_several_is_not_drawn() -> None:
+    def vectors(n: int, Y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", n):
+            one = dist.MultivariateNormal(mean * jnp.ones(2), jnp.eye(2))
+            fn = one.expand([Y.shape[0], 1]).to_event(1)
+            numpyro.sample("Y", fn, obs=Y)
+
+    assert RowSimulator.of(graph_of(vectors, 5, np.ones((5, 3, 2), np.float32))) is None
