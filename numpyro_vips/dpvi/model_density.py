@@ -75,7 +75,7 @@ class ModelDensity:
 
     def with_rows(
         self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
-    ) -> tuple[Target, int]:
+    ) -> tuple[Target, int, float]:
         """The density of rows and globals, and its gradient; only without privacy.
 
         Args:
@@ -83,6 +83,7 @@ class ModelDensity:
           tried: Points. A row that is invalid at all of them counts as zero.
 
         Returns:
-          The density, and at how many points it takes about a second.
+          The density, at how many points it takes about a second, and which share of
+          the rows counts as zero.
         """
         return self._log_joint.with_rows(arguments, tried)

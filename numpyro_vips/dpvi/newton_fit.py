@@ -3,6 +3,7 @@ states."""
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +11,12 @@ import numpy as np
 from jaxtyping import Float
 
 from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.description import on_zero_rows
 from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
+from numpyro_vips.jax_tools.row_sums import ZERO_ROWS
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 
@@ -57,7 +60,7 @@ def newton_states(
     around = _starts(np.asarray(program.start), program.prior_scale, rng)
     starts = [VectorNormal(first, around[-1].tril), *around]
     tried = np.stack([start.loc for start in starts])
-    target, per_second = compiled.log_joint.with_rows(arguments, tried)
+    target, per_second, share = compiled.log_joint.with_rows(arguments, tried)
     for fit in fit_normal(
         target,
         starts,
@@ -71,8 +74,19 @@ def newton_states(
             variational=variational,
             average=variational,
             step=jnp.asarray(fit.num_steps),
-            diagnostics=fit.diagnostics,
+            diagnostics=_with_zero_rows(fit.diagnostics, share),
         )
+
+
+def _with_zero_rows(
+    diagnostics: dict[str, Any] | None, share: float
+) -> dict[str, Any] | None:
+    """Diagnostics of a fit, in which this share of the rows counted as zero."""
+    if diagnostics is None or not share:
+        return diagnostics
+    texts = [*diagnostics.get("warnings", ()), *on_zero_rows(share)]
+    reported = {"share": share, "stddev": 0.0}
+    return {**diagnostics, ZERO_ROWS: reported, "warnings": texts}
 
 
 def _starts(

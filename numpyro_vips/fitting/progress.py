@@ -93,7 +93,9 @@ class Progress:
             )
             for name in DIAGNOSTICS
         }
-        return dataclasses.replace(self, reports=(*self.reports, report))
+        # Without noise the last one says it all.
+        earlier = self.reports if step.noise_multiplier else ()
+        return dataclasses.replace(self, reports=(*earlier, report))
 
     @property
     def shares(self) -> dict[str, NoisyShare]:

@@ -58,14 +58,15 @@ def warnings_on_rows(
             f"{_what_was_cut(prepared, step, effect)} {_consequence(step, effect)} "
             f"{_remedies(prepared, options, progress, step, effect)}"
         )
-    if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING):
+    if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING if options.private else 0.0):
         sites = prepared.graph.sites.values()
         observed = [repr(site.name) for site in sites if site.role == "observed"]
         found.append(
             f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
             "that is not finite, or an observation or an index that the model "
-            f"cannot have. Look at how {_listed(_arguments(prepared))} were made, and "
-            f"at the support of {_listed(observed)}."
+            f"cannot have.{_still_counted(prepared)} Look at how "
+            f"{_listed(_arguments(prepared))} were made, and at the support of "
+            f"{_listed(observed)}. What is missing is said by numpyro.handlers.mask."
         )
     if progress.unseen:
         known = {p.name: p.reference for p in prepared.parts} | dict(progress.norms)
@@ -81,6 +82,16 @@ def warnings_on_rows(
             "and priors in these units."
         )
     return found
+
+
+def _still_counted(prepared: PreparedFit) -> str:
+    """What VIPS makes of rows that add nothing: sums over a public number of rows."""
+    if prepared.engine.is_one_vector:
+        return ""
+    return (
+        " The public number of rows has them all the same, so that estimates are drawn "
+        "towards zero, and intervals are those of so many rows."
+    )
 
 
 def _is_notable(share: NoisyShare | None, limit: float) -> bool:

@@ -227,7 +227,7 @@ class _Planner:
         # What a full batch with the whole budget would have for a noise multiplier.
         self._unit = 1.0 if options.private else 0.0
         self._full = FullBatch(relation=options.sampling.relation)
-        self._reports = options.private and options.diagnostics
+        self._reports = options.diagnostics
         self._unknown = [p for p in parts if not (p.is_fixed or p.is_late)]
         # Norms that depend on the globals, and those that depend on a point.
         self._refreshed = self._unknown_of(_names(self.releases.adaptive))
@@ -392,6 +392,8 @@ class _Planner:
         first = self._bounded(blocks, self._parts, noise, sampling)
         recentred = self._shared_norms(blocks, self._recentred)
         silent = total - max(1, math.floor(REPORTING * total))
+        if not self._options.private:
+            silent = 0  # Reports cost nothing, and any step may be the last one.
         for number, size in enumerate(step_sizes):
             for steps in between:
                 self.steps += steps.get(number, ())

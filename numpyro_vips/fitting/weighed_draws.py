@@ -81,7 +81,7 @@ def weighed_draws(
     log_q, points = np.asarray(log_q), np.asarray(points)
     if not np.all(np.isfinite(points)):
         return {}
-    target, per_second = density.with_rows(arguments, points[:_TRIED])
+    target, per_second, _ = density.with_rows(arguments, points[:_TRIED])
     count = min(_MOST_DRAWS, _SECONDS * per_second)
     if count < _FEWEST_DRAWS:
         return {}

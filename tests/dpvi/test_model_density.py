@@ -40,7 +40,7 @@ def density_at_draws(fn) -> tuple[ModelDensity, np.ndarray]:
     density = ModelDensity(build_graph(model, arguments))
     with jax.enable_x64(True):
         points, volumes = density.unconstrained(jax.tree.map(jnp.asarray, DRAWS))
-    target, _ = density.with_rows(arguments, np.asarray(points))
+    target, *_ = density.with_rows(arguments, np.asarray(points))
     values, _ = target(np.asarray(points))
     return density, values - np.asarray(volumes)
 

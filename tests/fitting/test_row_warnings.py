@@ -177,3 +177,27 @@ def test_a_prior_that_disagrees_stands_in_the_statement():
     (text,) = (text for text in texts if "'mean' and the data disagree" in text)
     assert text in result.privacy.remarks
     assert text in str(result.privacy)
+
+
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+@pytest.mark.parametrize("num_odd", [0, 1])
+def test_without_noise_a_single_odd_row_is_told(engine: str, num_odd: int) -> None:
+    def mean(y: Any) -> None:
+        mu = numpyro.sample("mu", dist.Normal(0.0, 3.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
+
+    y = RNG.normal(size=200).astype(np.float32)
+    y[:num_odd] = np.nan
+    result = nv.PrivateVI(
+        nv.private(mean, unit="rows"),
+        budget=nv.PrivacyBudget(np.inf),
+        engine=engine,
+        progress_bar=False,
+    ).run(jax.random.key(0), y)
+    texts = [t for t in result.diagnostics["warnings"] if "counted as zero" in t]
+    assert len(texts) == num_odd
+    if num_odd:
+        share = result.diagnostics["rows that count as zero"]
+        assert share == {"share": pytest.approx(1 / 200), "stddev": 0.0}
+        assert ("number of rows has them" in texts[0]) == (engine == "vips")

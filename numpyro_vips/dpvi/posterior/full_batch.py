@@ -60,7 +60,7 @@ class FullBatchDensity:
 
     def with_rows(
         self, arguments: ModelArguments, tried: Float64[np.ndarray, "points size"]
-    ) -> tuple[Target, int]:
+    ) -> tuple[Target, int, float]:
         """The density of these rows and the globals, and its gradient.
 
         Args:
@@ -68,7 +68,8 @@ class FullBatchDensity:
           tried: Points. A row that is invalid at all of them counts as zero.
 
         Returns:
-          The density, and at how many points it takes about a second.
+          The density, at how many points it takes about a second, and which share of
+          the rows counts as zero.
         """
         with jax.enable_x64(True):
             taken = dense_rows(arguments.take(range(arguments.num_rows)))
@@ -83,6 +84,7 @@ class FullBatchDensity:
             # An invalid row gives way to a valid one and is not counted: what is not
             # finite times zero is not zero, in a gradient.
             first = jnp.argmax(valid)
+            share_of_zeros = 1.0 - float(jnp.mean(valid.astype(float)))
             rows = {
                 name: jnp.where(
                     valid.reshape(-1, *(1,) * (row.ndim - 1)), row, row[first]
@@ -103,7 +105,7 @@ class FullBatchDensity:
                     gradients.append(np.asarray(gradient)[:number])
             return np.concatenate(values), np.concatenate(gradients)
 
-        return target, per_second
+        return target, per_second, share_of_zeros
 
     def _rows(
         self, z: Float[Array, " size"], rows: Mapping[str, Shaped[Array, "rows ..."]]
