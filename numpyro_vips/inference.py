@@ -1,4 +1,4 @@
-"""`PrivateVI`: plans a fit, charges for it, and runs the loop over its steps."""
+"""`PrivateVI`: plans a fit, charges for it, and has `FitLoop` run its steps."""
 
 import contextlib
 import dataclasses

@@ -161,8 +161,7 @@ class DpviEngine:
 
         Raises:
           UnsafeModelError: For the reason that `not_supported` or
-            `find_locals_of_rows`
-            gives, or because the guide does not fit the model.
+            `find_locals_of_rows` gives, or because the guide does not fit the model.
         """
         if num_particles is None:
             num_particles = 1 if loss is None else loss.num_particles

@@ -309,7 +309,7 @@ class Engine(Protocol):
     def recentre(self, state: Any) -> Any:
         """The state from which `recentred` blocks are released about where globals are.
 
-        It is asked for once at most, before a histogram of the norms about there.
+        It is asked for after each pilot, before a histogram of the norms about there.
         """
         ...
 

@@ -77,19 +77,19 @@ class ScheduleOptions:
         return is_open and not self.private
 
 
-# Shares of Σ 1/σ², σ being noise multipliers, which full batches spend of the budget:
-# of a single release of the "once" statistics where there are also "adaptive" ones,
+# Shares are parts of Σ 1/σ², σ being noise multipliers, which full batches spend of the
+# budget. That of a single release of "once" statistics beside "adaptive" ones.
 ONCE_SHARE = 0.3
-# of each release of the "refreshed" statistics,
+# Share of each release of "refreshed" statistics.
 CURVATURE_SHARE = 0.04
-# of each pilot before these (see `Engine.pilots`),
+# Share of each pilot before these; see `Engine.pilots`.
 PILOT_OF_CURVATURE_SHARE = 0.03
-# of the first histogram of norms, before anything else,
+# Share of the first histogram of norms, and of those after pilots.
 BOUNDS_SHARE = 0.03
-# of that of columns, where they are few, which comes before it,
+# Share of the histogram of columns, where they are few, which comes before that.
 COLUMNS_SHARE = 0.02
-# and of each further one of norms, where norms depend on the globals, or of those of
-# what is released for intervals.
+# Share of each other histogram of norms: where norms depend on the globals, and of what
+# is released for intervals.
 REFRESH_SHARE = 0.01
 # Of the pilot of statistics that are released about its means. With a tenth of the
 # budget its means are within three times the noise of those of the whole, and what they

@@ -85,14 +85,17 @@ class ModelGraph:
     """The sites of a model and its program for one row.
 
     Attributes:
+      unit: Name of the unit plate.
       sites: In the order of the model.
+      arguments: The model's, of which only shapes and types are looked at.
       program: Takes (rows, public arrays, latents), each a dict of arrays, and
         returns for every site a dict with "parameters" (nested as `Distributed`),
         "value" (of an observed site), "mask" and "scale". Its rows have a leading
         axis of length 1.
-      row_log_joint, prior_log_joint: NumPyro's own log density of the sites under
-        the unit plate, respectively of the others, for any number of rows.
+      program_outputs, program_inputs: The tree of what it returns, and that of what it
+        takes, in the order in which the flat program has them.
       captured: Arrays that the model holds itself; they are treated as public.
+      run: The model with these rows and latents: the message of every site.
       params: The constraint of every `numpyro.param`, which has no prior and is
         estimated by a point.
     """
@@ -120,11 +123,11 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
     """Finds the sites of `model` and its program for one row.
 
     Raises:
-      ValueError: The unit plate is missing or has another size than the data, or
-        nothing is observed under it.
-      UnsafeModelError: No engine may run the model: a global depends on private
-        data or on the number of rows, something outside the unit plate is observed,
-        or the model cannot be traced.
+      ValueError: The unit plate has another size than the data, or nothing is observed
+        under it.
+      UnsafeModelError: No engine may run the model: the unit plate is missing, a global
+        depends on private data or on the number of rows, something outside the unit
+        plate is observed, or the model cannot be traced.
     """
     assert model.fn is not None
     captured = captured_arrays(model.fn, arguments.num_rows)

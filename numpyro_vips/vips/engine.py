@@ -85,7 +85,7 @@ NUM_STARTS = 5
 
 
 class VipsEngine:
-    """Runs a compiled conjugate model; the loop over steps is in `inference`.
+    """Runs a compiled conjugate model; the loop over steps is in `fitting.fit_loop`.
 
     Args:
       program: The model.
@@ -164,8 +164,8 @@ class VipsEngine:
 
     @property
     def recentred(self) -> frozenset[str]:
-        """See `StatisticRoles.recentred`; and the moments of covariates that are
-        features."""
+        """Blocks that pilots recentre, see `StatisticRoles.recentred`, and the moments
+        of covariates that are features."""
         found = self._roles.recentred
         if found and self._num_covariates and self.on_rows.covariates_that_are_features:
             found |= {COVARIATES}
@@ -183,7 +183,8 @@ class VipsEngine:
 
     @property
     def pilots(self) -> int:
-        """See `whitening`; one where only means are recentred."""
+        """How many pilots there are: two of a curvature, three of many features (see
+        `whitening`), one where only means are recentred, else none."""
         if self._roles.whitened_factors:
             return CURVATURE_PILOTS
         features = self.program.features
@@ -202,8 +203,8 @@ class VipsEngine:
 
     @property
     def columns(self) -> dict[str, Columns]:
-        """Of vectors of several residuals, see `column_units`, and of the products of
-        several features, see `feature_units`."""
+        """Columns that get units of their own: those of vectors of several residuals,
+        see `column_units`, and the features of a block, see `feature_units`."""
         sizes = {s.name: math.prod(s.block_shape) for s in self.statistics}
         of_residuals = {
             name: Columns(sizes[name])
@@ -617,8 +618,8 @@ class VipsEngine:
         return diagnostics_of(self.program, self._roles, state, seen)
 
     def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
-        """See `clipping_direction.pulls_of_clipping`, and `clipping_bias` for what is
-        added back."""
+        """Which way clipping draws each global, see `clipping_direction`, and whether
+        what it took off was added back, see `clipping_bias`."""
         pulls = pulls_of_clipping(self.program.structure, names, self.recentred)
         sites = self.program.graph.sites
         of_sites: dict[str, Pull] = {k: v for k, v in pulls.items() if k in sites}

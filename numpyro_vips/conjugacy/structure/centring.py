@@ -16,11 +16,10 @@ steps are the pilot. These factors are *recentred*.
 
 **About the current mean, in every step.** A logistic likelihood has a quadratic bound
 in the logit ψ = xᵀw, with the curvature ω: 1/4, or the mean of a Pólya-Gamma variable.
-What a row adds to the linear statistic is
-κx of its label, or (κ + f'(ψ))x; what is left of it when ωψx is taken away is the
-residual (y - σ(ψ))x, which is at most 1 times x. Over all rows ωψx adds up to Σ ωxxᵀ
-times the mean of the weights, and so follows from the quadratic statistic. Written in
-second moments about the public mean m,
+What a row adds to the linear statistic is κx of its label, or (κ + f'(ψ))x; what is
+left of it when ωψx is taken away is the residual (y - σ(ψ))x, which is at most 1 times
+x. Over all rows ωψx adds up to Σ ωxxᵀ times the mean of the weights, and so follows
+from the quadratic statistic. Written in second moments about the public mean m,
 
     ww' = (w - m)(w' - m') + mw' + wm' - mm',
 

@@ -53,7 +53,7 @@ from numpyro_vips.model.sparse_rows import SparseRows, dense_rows
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SiteLogDensity:
-    """The expected log density of one site, summed over its elements.
+    """The log density of one site as a form, summed over its elements.
 
     `mask` and `scale` are what it has been multiplied by already; `unweighted` is the
     form without them, of a `numpyro.factor`.

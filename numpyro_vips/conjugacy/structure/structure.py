@@ -48,7 +48,7 @@ class Structure:
     """What was found in a model.
 
     Attributes:
-      factors: The factors of the posterior, by name.
+      posterior_factors: The factors of the posterior, by name.
       statistics: What rows release.
       factor_of: The name of each latent's factor.
       latents: All latents, auxiliary ones included.

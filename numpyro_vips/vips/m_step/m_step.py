@@ -127,7 +127,7 @@ def _widened(
     share: _Share,
     moments: MomentsByFactor,
 ) -> NewMoments:
-    """The share as a posterior has it that knows of the noise.
+    """The rows' share, made less informative by the noise in it.
 
     See `Family.share_under_noise`.
 
