@@ -462,8 +462,8 @@ def _noise_aware(
         and not has_edges(traced, len(globals_in_program)),
     )
     check_derivatives(
-        found.of_row,
-        program.start,
+        found.information.of_row,
+        (program.start, np.eye(num_read, dtype=program.start.dtype)),
         program.row,
         density=traced,
         arguments=program.graph.arguments,

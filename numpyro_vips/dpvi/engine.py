@@ -50,6 +50,7 @@ from numpyro_vips.dpvi.description import (
     on_hidden,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
+from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.guides import DrawsPosterior
@@ -78,6 +79,8 @@ from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
     INFORMATION,
+    SECOND_MOMENTS,
+    SQUARES,
     ClippingEffect,
     Columns,
     Kept,
@@ -96,6 +99,8 @@ LONGEST_STEP = 2.0
 # to where they add up to zero clipped, which may be far off, as where few rows have an
 # event.
 REDRAWN_AFTER = 0.2
+# How many pilots there are of the rows' information.
+NUM_PILOTS = 2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
 _NOT_NOISE_AWARE = (
@@ -130,6 +135,7 @@ class DpviEngine:
         local_steps: int | None = None,
         num_steps: int | None = None,
         until_converged: bool = False,
+        has_norms: bool = False,
     ) -> None:
         """Traces the model on a single synthetic row; no private value is read.
 
@@ -158,6 +164,8 @@ class DpviEngine:
           until_converged: Whether the fit is without noise and free to run until it has
             converged. With few globals, no parameters beside them and no settings that
             say how to go, this is by Newton's method, see `without_noise.py`.
+          has_norms: Whether the caller gave clipping norms, which are in the globals'
+            own units.
 
         Raises:
           UnsafeModelError: For the reason that `not_supported` or
@@ -198,6 +206,7 @@ class DpviEngine:
             num_waiting=math.floor(WAITING * num_planned),
             num_approaching=math.ceil(APPROACH * num_planned),
         )
+        self._has_norms = has_norms
         self._num_before_redrawing = math.ceil(REDRAWN_AFTER * num_planned)
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program
@@ -228,8 +237,8 @@ class DpviEngine:
 
     @property
     def pilots(self) -> int:
-        """None: no statistics are "refreshed"."""
-        return 0
+        """How many pilots find coordinates; no statistics are "refreshed"."""
+        return NUM_PILOTS if self._has_coordinates else 0
 
     @property
     def lasting(self) -> frozenset[str]:
@@ -270,8 +279,15 @@ class DpviEngine:
 
     @property
     def recentred(self) -> frozenset[str]:
-        """No block: gradients are taken where the globals are, in every step."""
-        return frozenset()
+        """The gradient in the globals, whose coordinates pilots find; see
+        `coordinates.py`."""
+        return self.balanced if self._has_coordinates else frozenset()
+
+    @property
+    def _has_coordinates(self) -> bool:
+        """Whether gradients are in coordinates that pilots find."""
+        own = self.program.options.has_own_optimizer or self._has_norms
+        return self.compiled.noise_aware is not None and not own
 
     @property
     def together(self) -> tuple[Together, ...]:
@@ -279,12 +295,26 @@ class DpviEngine:
         return ()
 
     def recentre(self, state: DpviState) -> DpviState:
-        """The state unchanged: no block is released about another point."""
-        return state
+        """The state whose gradients are taken in coordinates that a pilot has found.
+
+        What the optimiser knows of gradients in the coordinates before is forgotten.
+        """
+        if state.pilot is None or state.coordinates is None:
+            return state
+        num_rows = self.program.graph.arguments.public_num_rows
+        variational: Any = state.variational
+        return state._replace(
+            coordinates=state.coordinates.whitened(state.pilot, num_rows),
+            optimizer_state=self._optimizer.init(variational),
+            pilot=None,
+        )
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:
-        """No block: nothing is recentred, so that no norm grows by it."""
-        return {}
+        """By what gradients, and their squares, are longer in new coordinates."""
+        if state.coordinates is None:
+            return {}
+        growth = float(state.coordinates.growth)
+        return {"loc": growth, SECOND_MOMENTS: growth**2}
 
     def expected_squares(self, state: DpviState) -> Mapping[str, float]:
         """No sums of squared norms, as earlier releases do not estimate them.
@@ -300,8 +330,11 @@ class DpviEngine:
         parameters without a prior; with `perturb="all"` there is every parameter of the
         guide in place of `"loc"`. Only what observations depend on is released.
         """
-        if release == "information" and self.compiled.noise_aware is not None:
-            return (self.compiled.noise_aware.block,)
+        noise_aware = self.compiled.noise_aware
+        if release == "information" and noise_aware is not None:
+            return (noise_aware.information.block,)
+        if release == "pilot" and noise_aware is not None and self._has_coordinates:
+            return (noise_aware.second_moments.block,)
         if release != "adaptive":
             return ()
         return tuple(released.block for released in self.compiled.released)
@@ -346,6 +379,11 @@ class DpviEngine:
             score=None
             if self.compiled.noise_aware is None
             else self.compiled.noise_aware.no_score(self.program.start.dtype),
+            coordinates=Coordinates.of_globals(
+                self.compiled.noise_aware.num_read, self.program.start.dtype
+            )
+            if self._has_coordinates and self.compiled.noise_aware is not None
+            else None,
         )
 
     def bounded_sum(
@@ -389,18 +427,20 @@ class DpviEngine:
         Returns:
           The sum of every block in `scales`, not yet private.
         """
-        if INFORMATION in scales and self.compiled.noise_aware is not None:
+        if squares := SQUARES & scales.keys():
             # The joint vector is this block, at scale 1.
-            point = state.average.guide["loc"]
-            found = self._rows.clipped_information(
-                point, dict(rows), mask, float(clipping_norm)
+            (name,) = squares
+            point, units = self._place(state, name), self._units(state)
+            found = self._rows.clipped_matrix(
+                name, point, units, dict(rows), mask, float(clipping_norm)
             )
-            return {INFORMATION: np.asarray(found)}
+            return {name: np.asarray(found)}
         key, draws = self.program.draws(state.key, state.step)
         found = self._rows.clipped_sum(
             state.variational,
             key,
             draws,
+            self._units(state),
             dict(rows),
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
@@ -465,6 +505,12 @@ class DpviEngine:
             decides what drift counts as convergence.
           step_size: Factor on the optimiser's update.
         """
+        if SECOND_MOMENTS in released:
+            pilot = Information(
+                np.asarray(released[SECOND_MOMENTS], np.float64),
+                noise_stddev[SECOND_MOMENTS],
+            )
+            return state._replace(pilot=pilot)
         if INFORMATION in released:
             limit = state.information_limit
             information = Information(
@@ -492,7 +538,8 @@ class DpviEngine:
         """
         key, draws = self.program.draws(state.key, state.step)
         variational, rows = state.variational, dict(rows)
-        found = self._rows.norms(variational, key, draws, rows)
+        units = self._units(state)
+        found = self._rows.norms(variational, key, draws, units, rows)
         if "loc" in variational.guide:
             loc = variational.guide["loc"]
             for noise in np.random.default_rng(0).normal(size=(MOVES, len(loc))):
@@ -500,7 +547,7 @@ class DpviEngine:
                     break
                 moved = loc + jnp.asarray(self.program.prior_scale * noise, loc.dtype)
                 at = variational._replace(guide={**variational.guide, "loc": moved})
-                found = self._rows.norms(at, key, draws, rows)
+                found = self._rows.norms(at, key, draws, units, rows)
         return {name: np.asarray(found[name]) for name in names}
 
     def norm_counts(
@@ -517,19 +564,30 @@ class DpviEngine:
 
         See `fitting.engine.Engine.norm_counts`.
         """
-        if INFORMATION in parts:
-            found = self._rows.information_counts(
-                state.average.guide["loc"],
+        if squares := SQUARES & parts.keys():
+            (name,) = squares
+            found = self._rows.matrix_counts(
+                name,
+                self._place(state, name),
+                self._units(state),
                 dict(rows),
                 mask,
-                increasing_edges(edges[INFORMATION]),
+                increasing_edges(edges[name]),
             )
-            return {INFORMATION: np.asarray(found)}
+            return {name: np.asarray(found)}
         key, draws = self.program.draws(state.key, state.step)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
-            state.variational, key, draws, dict(rows), mask, double, row_keys, names
+            state.variational,
+            key,
+            draws,
+            self._units(state),
+            dict(rows),
+            mask,
+            double,
+            row_keys,
+            names,
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
@@ -652,7 +710,7 @@ class DpviEngine:
         )
         try:
             found = noise_aware.normal(
-                state.score, state.information, state.kept, start
+                state.score, state.information, state.kept, start, state.coordinates
             )
         except np.linalg.LinAlgError:
             return None
@@ -660,6 +718,20 @@ class DpviEngine:
         if found is None or noise_aware.posterior(found).problems():
             return None
         return found
+
+    def _place(self, state: DpviState, name: str) -> Any:
+        """Where rows are asked for a matrix: on the way at the last iterate."""
+        at = state.variational if name == SECOND_MOMENTS else state.average
+        return at.guide["loc"]
+
+    def _units(self, state: DpviState) -> Any:
+        """What coordinates are multiplied with in which rows are asked."""
+        if state.coordinates is not None:
+            return state.coordinates.units
+        noise_aware = self.compiled.noise_aware
+        if noise_aware is None:
+            return None
+        return np.eye(noise_aware.num_read, dtype=self.program.start.dtype)
 
     @property
     def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
@@ -673,7 +745,7 @@ class DpviEngine:
 
     def describe_statistics(self) -> list[dict[str, Any]]:
         """The rows of `Plan.statistics`, one for each block; see `description`."""
-        kinds: tuple[Release, ...] = ("adaptive", "information")
+        kinds: tuple[Release, ...] = ("adaptive", "pilot", "information")
         return describe_statistics({kind: self.blocks(kind) for kind in kinds})
 
     def notes(self) -> Iterable[str]:

@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float
 
 from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.noisy_adam import LEARNING_RATE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.dpvi.program import DpviProgram, Draws
@@ -42,11 +43,17 @@ def stepped(
         # The optimiser's averages go back over many steps. With another clipping norm
         # gradients are of another size, but not so in units of their noise.
         unit = jnp.where(noise_stddev > 0, noise_stddev, unit)
-    gradient = elbo_gradient(compiled, state.variational, draws, released)
+    coordinates = state.coordinates
+    in_globals = released
+    if coordinates is not None:
+        in_globals = {**released, "loc": released["loc"] @ coordinates.inverse}
+    gradient = elbo_gradient(compiled, state.variational, draws, in_globals)
     # Noise may have led where the prior overflows: such coordinates stay put.
     loss_gradient = jax.tree.map(
         lambda g: _squarable(jnp.where(jnp.isfinite(g), -g / unit, 0.0)), gradient
     )
+    if coordinates is not None:
+        loss_gradient = _with_loc(loss_gradient, coordinates.units)
     params: Any = state.variational  # optax's types know no named tuples.
     updates, optimizer_state = optimizer.update(
         loss_gradient, state.optimizer_state, params
@@ -58,6 +65,8 @@ def stepped(
         lambda u: step_size * jnp.where(jnp.isfinite(u), u, instead), updates
     )
     if program.guide is not None and not program.options.has_own_optimizer:
+        if coordinates is not None:
+            updates = _with_loc(updates, coordinates.units)
         loc = program.reach_of_step(state.step) * updates.guide["loc"]
         loc = loc - _pull_of_prior(program, state, step_size, noise_stddev)
         updates = updates._replace(guide={**updates.guide, "loc": loc})
@@ -86,7 +95,22 @@ def stepped(
             approach=program.options.num_approaching,
         )
     return DpviState(
-        variational, average, optimizer_state, state.key, step, score=score
+        variational,
+        average,
+        optimizer_state,
+        state.key,
+        step,
+        score=score,
+        coordinates=coordinates,
+    )
+
+
+def _with_loc(found: Variational, matrix: Units) -> Variational:
+    """What belongs to the globals that rows depend on, times a symmetric matrix."""
+    loc = found.guide["loc"]
+    read = loc[: len(matrix)] @ matrix
+    return found._replace(
+        guide={**found.guide, "loc": jnp.concatenate([read, loc[len(matrix) :]])}
     )
 
 
@@ -101,6 +125,10 @@ def _pull_of_prior(
     it moves the globals by little, and only on the way to where the scores count.
     """
     walk = LEARNING_RATE * step_size * program.reach_of_step(state.step)
+    if state.coordinates is not None:
+        units = state.coordinates.units
+        lengths = jnp.sqrt(jnp.sum(units**2, axis=1)).astype(walk.dtype)
+        walk = walk.at[: len(units)].multiply(lengths)
     pull = 0.5 * (walk / program.prior_scale) ** 2
     is_on_its_way = state.step < program.options.num_approaching
     pull = jnp.where((noise_stddev > 0) & is_on_its_way, jnp.minimum(pull, 1.0), 0.0)

@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
+from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
@@ -46,6 +47,10 @@ class DpviState(NamedTuple):
       is_noisy: Whether there was noise in what was released.
       diagnostics: What a fit by Newton's method knows of how good it is.
       score: Averages of what the steps released; None where no posterior is made of it.
+      coordinates: Those that rows' gradients are taken in; None where they are always
+        the globals' own.
+      pilot: The information that the next coordinates are to be found by; None where
+        none was released since the last ones.
       information: The release near the end, see `noise_aware.py`; None before.
       information_limit: See `Information.limit`, of the next release of it; None before
         its bound is known.
@@ -63,6 +68,8 @@ class DpviState(NamedTuple):
     is_noisy: bool = False
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
+    coordinates: Coordinates | None = None
+    pilot: Information | None = None
     information: Information | None = None
     information_limit: float | None = None
     kept: Kept | None = None
@@ -75,6 +82,7 @@ def for_program(state: DpviState) -> DpviState:
         recent=(),
         is_noisy=False,
         diagnostics=None,
+        pilot=None,
         information=None,
         information_limit=None,
         kept=None,
@@ -96,6 +104,7 @@ def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> Dpvi
         drift=drift,
         recent=recent,
         is_noisy=is_noisy,
+        pilot=before.pilot,
         information=before.information,
         kept=before.kept,
     )

@@ -18,6 +18,7 @@ from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
+from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.guides.automatic_guides import NormalGuide
 from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
@@ -172,13 +173,22 @@ class DpviProgram:
         return self.space.split(z), params
 
     def shared(
-        self, variational: Variational, key: PRNGKeyArray, draws: Draws
+        self,
+        variational: Variational,
+        key: PRNGKeyArray,
+        draws: Draws,
+        units: Units | None = None,
     ) -> Shared:
-        """What the rows of a step need to know, at the step's key and draws."""
+        """What the rows of a step need to know, at the step's key and draws.
+
+        Args:
+          variational, key, draws: Those of the step.
+          units: See `Shared`.
+        """
         z = self.start
         if self.perturbs_location:
             z = self.value(variational, draws[0])
-        return Shared(self.tree(variational, z), draws, key)
+        return Shared(self.tree(variational, z), draws, key, units)
 
 
 def unconstrained_params(

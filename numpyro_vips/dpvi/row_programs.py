@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
 from numpyro_vips.dpvi.compiler import CompiledModel
+from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.row_information import Point
 from numpyro_vips.dpvi.program import Draws
@@ -21,23 +22,24 @@ class RowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
-      clipped_sum, clipped_information, norms, counts, information_counts: The methods
-        below, compiled.
+      clipped_sum, clipped_matrix, norms, counts, matrix_counts: The methods below,
+        compiled.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
         self.clipped_sum = jit_ahead(self._clipped_sum)
-        self.clipped_information = jit_ahead(self._clipped_information)
+        self.clipped_matrix = jit_ahead(self._clipped_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
-        self.counts = jit_ahead(self._counts, static_argnums=7)
-        self.information_counts = jit_ahead(self._information_counts)
+        self.counts = jit_ahead(self._counts, static_argnums=8)
+        self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
 
     def _clipped_sum(
         self,
         variational: Variational,
         key: PRNGKeyArray,
         draws: Draws,
+        units: Units | None,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
@@ -45,22 +47,24 @@ class RowPrograms:
         row_keys: UInt32[Array, "rows 2"] | None,
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
-        shared = self._compiled.program.shared(variational, key, draws)
+        shared = self._compiled.program.shared(variational, key, draws, units)
         return self._compiled.row_gradients.clipped_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm, row_keys
         )
 
-    def _clipped_information(
+    def _clipped_matrix(
         self,
+        name: str,
         point: Point,
+        units: Units,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
     ) -> Float[Array, "read read"]:
-        """The clipped sum of a chunk's information; see `NoiseAware.clipped_sum`."""
+        """The sum of a chunk's matrices; see `RowInformation.clipped_sum`."""
         assert self._compiled.noise_aware is not None
-        return self._compiled.noise_aware.clipped_sum(
-            point, self._as_traced(rows), mask, clipping_norm
+        return self._compiled.noise_aware.matrix(name).clipped_sum(
+            point, units, self._as_traced(rows), mask, clipping_norm
         )
 
     def _norms(
@@ -68,11 +72,12 @@ class RowPrograms:
         variational: Variational,
         key: PRNGKeyArray,
         draws: Draws,
+        units: Units | None,
         rows: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of every block in each row; NaN where the row would count as zero."""
-        shared = self._compiled.program.shared(variational, key, draws)
+        shared = self._compiled.program.shared(variational, key, draws, units)
         return self._compiled.row_gradients.norms(
             shared, self._as_traced(rows), row_keys
         )
@@ -82,6 +87,7 @@ class RowPrograms:
         variational: Variational,
         key: PRNGKeyArray,
         draws: Draws,
+        units: Units | None,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Any],
@@ -89,19 +95,22 @@ class RowPrograms:
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
         """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
-        norms = self._norms(variational, key, draws, rows, row_keys)
+        norms = self._norms(variational, key, draws, units, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
-    def _information_counts(
+    def _matrix_counts(
         self,
+        name: str,
         point: Point,
+        units: Units,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Float[Array, " _edges"],
     ) -> Float[Array, " _bins"]:
-        """How many of the norms of a chunk's information lie in which bin."""
+        """How many of the norms of a chunk's matrices lie in which bin."""
         assert self._compiled.noise_aware is not None
-        norms = self._compiled.noise_aware.norms(point, self._as_traced(rows))
+        of_row = self._compiled.noise_aware.matrix(name)
+        norms = of_row.norms(point, units, self._as_traced(rows))
         with jax.enable_x64(True):
             return counts_in_bins(norms, mask, edges)
 

@@ -88,6 +88,7 @@ class DPVI:
           graph: What `build_graph` found in it.
           num_steps: Number of steps, if the caller fixed it.
           until_converged: Whether the fit is free to run until it has converged.
+          has_norms: Whether the caller gave clipping norms.
 
         Raises:
           UnsafeModelError: DPVI cannot run the model, or not with this guide.
@@ -103,6 +104,7 @@ class DPVI:
             local_steps=self.local_steps,
             num_steps=num_steps,
             until_converged=until_converged,
+            has_norms=has_norms,
         )
 
     @property

@@ -12,6 +12,7 @@ from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
+from numpyro_vips.fitting.marginal_latents import is_better_marginal
 from numpyro_vips.fitting.schedule import (
     CURVATURE_SHARE,
     ScheduleOptions,
@@ -19,7 +20,6 @@ from numpyro_vips.fitting.schedule import (
 )
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
-from numpyro_vips.fitting.summed_latents import is_better_summed_out
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
@@ -73,8 +73,8 @@ class PreparedFit:
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
       avoids_curvature: Whether that was done.
-      sums_out_latents: Whether `engine_choice="auto"` has taken DPVI because it sums
-        over latents of rows, see `summed_latents`.
+      marginalises_latents: Whether `engine_choice="auto"` has taken DPVI because it
+        sums over latents of rows, or integrates them out; see `marginal_latents`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -89,7 +89,7 @@ class PreparedFit:
     curvature_noise: float = 0.0
     hides_curvature: bool = False
     avoids_curvature: bool = False
-    sums_out_latents: bool = False
+    marginalises_latents: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -133,14 +133,14 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
-    dpvi, is_summed_out = None, False
+    dpvi, is_marginal = None, False
     if engine_choice == "auto" and is_hidden:
         dpvi = _dpvi_instead(model, graph, options)
-    elif engine_choice == "auto" and is_better_summed_out(
+    elif engine_choice == "auto" and is_better_marginal(
         engine, options, noise_multiplier
     ):
         dpvi = _dpvi_instead(model, graph, options, knows_noise=options.private)
-        is_summed_out = dpvi is not None
+        is_marginal = dpvi is not None
     if dpvi is not None:
         settings, engine = dpvi
     _check_norms(engine, options)
@@ -159,7 +159,7 @@ def prepare_fit(
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
         avoids_curvature=is_hidden and dpvi is not None,
-        sums_out_latents=is_summed_out,
+        marginalises_latents=is_marginal,
     )
 
 

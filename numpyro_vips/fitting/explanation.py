@@ -189,11 +189,19 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
     return f"{hidden} engine='dpvi' releases no such matrix."
 
 
-def _gain(options: ScheduleOptions) -> str:
-    """What is gained where latents of rows are summed over."""
+def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
+    """What is gained where rows are known without their own latents."""
+    if not any(site.is_discrete for site in prepared.graph.latents("local")):
+        return (
+            "integrates out the latents of rows, which stand beside globals that VIPS "
+            "would find by turns with them"
+        )
+    summed = "sums over the discrete latents of rows, and"
     if options.private:
-        return "and what a row then adds gets less noise than its expected classes"
-    return "and its posterior has the correlations of the globals"
+        return (
+            f"{summed} what a row then adds gets less noise than its expected classes"
+        )
+    return f"{summed} its posterior has the correlations of the globals"
 
 
 def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
@@ -201,11 +209,11 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)
-    if prepared.sums_out_latents:
+    if prepared.marginalises_latents:
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
-            "more accurate: it sums over the discrete latents of rows, "
-            f"{_gain(options)}. engine='vips' runs VIPS all the same."
+            f"more accurate: it {_gain(prepared, options)}. engine='vips' runs VIPS "
+            "all the same."
         )
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:
@@ -231,7 +239,13 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
             "the coefficients. Columns of very unequal size should be scaled "
             "beforehand by public constants."
         )
-    if any(step.recentres for step in prepared.steps):
+    if engine.is_one_vector and any(step.is_pilot for step in prepared.steps):
+        yield (
+            "Pilots find coordinates of the globals in which rows say about as much "
+            "along every direction, as far as that stands out of the noise. What is "
+            "released afterwards is clipped in these."
+        )
+    elif any(step.recentres for step in prepared.steps):
         yield (
             f"{', '.join(sorted(engine.recentred))} are released about means that "
             "earlier releases have found, so that their noise is that of the rows' "

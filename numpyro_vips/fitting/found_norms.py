@@ -18,7 +18,7 @@ from numpyro_vips.fitting.bounds.norm_histogram import (
     seen_norms,
 )
 from numpyro_vips.fitting.step import Step
-from numpyro_vips.privacy.releases import INFORMATION, Kept
+from numpyro_vips.privacy.releases import SQUARES, Kept
 
 # From parts of the joint vector whose rows noise hides, and their noisy counts, to the
 # norms that priors say; see `prior_norms`.
@@ -83,8 +83,9 @@ def found_norms(
             part.grid,
             noise_stddev=noise_stddev(part),
             num_rows=num_rows,
-            # About other points norms are others.
-            is_known=part.name in norms and not histogram.recentres,
+            # About other points norms are others. A gradient's, in other coordinates,
+            # is known up to a factor, see `Engine.stretched`.
+            is_known=part.name in norms and (is_one_vector or not histogram.recentres),
             reference=reference,
             hidden=_hidden(part, norms, expected_squares),
         )
@@ -159,7 +160,7 @@ def _norm(
       later: The steps after the histogram.
       noise: See `_relative_noise`.
     """
-    if INFORMATION in part.blocks:
+    if SQUARES & set(part.blocks):
         return min(seen.least_harm(noise), seen.least_loss(noise))
     if not part.is_balanced:
         return seen.least_harm(noise)

@@ -22,10 +22,10 @@ from numpyro_vips.fitting.engine_choice import (
     prepare_fit,
 )
 from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
+from numpyro_vips.fitting.marginal_latents import affords_scores
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
-from numpyro_vips.fitting.summed_latents import affords_scores
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays

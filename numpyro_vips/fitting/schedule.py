@@ -101,6 +101,8 @@ SEVERAL_PILOTS_SHARE = 0.04
 # Of a step that has no part in the result, to one that has. It finds where the others
 # start, and with less noise it finds no better place.
 FORGOTTEN_SHARE = 0.2
+# Of each pilot of rows' gradients, by which coordinates are found.
+COORDINATES_SHARE = 0.04
 # When these are: after which part of the adaptive steps.
 REFRESHED_AFTER = (0.2, 0.5)
 # The same where rows may be redrawn from the first of them on: on the way to where the
@@ -111,6 +113,7 @@ REFRESHED_WHERE_REDRAWN = (0.2, 0.3, 0.5)
 # `Step.recentres`.
 RECENTRED_AFTER = (0.2,)
 RECENTRED_TWICE_AFTER = (0.1, 0.2)
+COORDINATES_AFTER = (0.5,)
 # Of the release for the posterior's intervals, by what it is of, after this part of the
 # adaptive steps, when the globals are near to where they end.
 INFORMATION_SHARES = {INFORMATION: 0.06, COVARIATES: 0.03}
@@ -150,8 +153,9 @@ def plan_steps(
     planner.release_once(share_of_pilots)
     curvature = planner.release_curvature()
     if planner.releases.adaptive:
-        information = planner.release_information()
-        planner.release_adaptive([information, curvature, planner.count_norms_again()])
+        between = [planner.release_information(), planner.release_coordinates()]
+        between += [curvature, planner.count_norms_again()]
+        planner.release_adaptive(between)
     steps = planner.steps
     if options.private and options.noise_multiplier is not None and steps:
         steps = _with_fixed_noise(steps, options.noise_multiplier)
@@ -235,6 +239,8 @@ class _Planner:
         # What is of one size about that point shares a norm from then on.
         self._recentred = joined(parts, engine.together) if self._moved else parts
         ends = RECENTRED_TWICE_AFTER if engine.pilots > 1 else RECENTRED_AFTER
+        if engine.blocks("pilot"):
+            ends = COORDINATES_AFTER
         self._recentrings = self._refreshes_after(ends) if self._moved else frozenset()
         redraws = engine.redrawn_after is not None
         after = REFRESHED_WHERE_REDRAWN if redraws else REFRESHED_AFTER
@@ -370,12 +376,43 @@ class _Planner:
         blocks = self.releases.information
         if not blocks:
             return {}
-        late = [part for part in self._parts if part.is_late]
         share = sum(INFORMATION_SHARES[block.name] for block in blocks)
+        steps = self._counted_and_released(blocks, share)
+        return {math.floor(INFORMED_AFTER * self._num_steps): steps}
+
+    def release_coordinates(self) -> dict[int, list[Step]]:
+        """Pilots of what finds coordinates, right before norms are counted in them.
+
+        Returns:
+          The releases between adaptive steps.
+        """
+        blocks = self._engine.blocks("pilot")
+        if not blocks:
+            return {}
+        found: dict[int, list[Step]] = {}
+        for number in self._recentrings:
+            found[number] = []
+            for index in range(self._engine.pilots):
+                *counted, pilot = self._counted_and_released(blocks, COORDINATES_SHARE)
+                found[number] += [
+                    *(dataclasses.replace(h, recentres=index > 0) for h in counted),
+                    dataclasses.replace(pilot, is_pilot=True),
+                ]
+        return found
+
+    def _counted_and_released(
+        self, blocks: Sequence[Block], share: float
+    ) -> list[Step]:
+        """A release from all rows, after a histogram where nobody knows its norm."""
+        late = [
+            part
+            for part in self._parts
+            if part.is_late and _names(blocks) & set(part.blocks)
+        ]
         steps = [self._norms(late, REFRESH_SHARE)] if late else []
         steps.append(self._from_all_rows(blocks, share, self._parts))
         self.share -= share + (REFRESH_SHARE if late else 0.0)
-        return {math.floor(INFORMED_AFTER * self._num_steps): steps}
+        return steps
 
     def release_adaptive(self, between: Sequence[Mapping[int, Sequence[Step]]]) -> None:
         """What depends on the globals, in steps that share all that is left.

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # A single time, as it does not depend on the globals; rarely, as its noise only slows
-# the fit; in every step; or once near the end, for the posterior's intervals.
-Release = Literal["once", "refreshed", "adaptive", "information"]
+# the fit; in every step; early, for the coordinates of what is released in later steps;
+# or once near the end, for the posterior's intervals.
+Release = Literal["once", "refreshed", "adaptive", "pilot", "information"]
 
 # What blocks of the last kind are called: rows' information about the globals, and the
 # second moments of their covariates.
 INFORMATION = "information"
 COVARIATES = "covariates' second moments"
+# What the block of pilots is called: the second moments of rows' gradients.
+SECOND_MOMENTS = "gradients' second moments"
+# Blocks that are the square of a row's gradient, about.
+SQUARES = frozenset({INFORMATION, SECOND_MOMENTS})
 
 
 class Columns(NamedTuple):

@@ -94,6 +94,8 @@ class NoisyShare:
     def __str__(self) -> str:
         """In per cent, such as "31 % ± 2 %"."""
         share, stddev = 100 * self.share, 100 * self.stddev
+        if not stddev:
+            return f"{share:.2g} %"
         digits = max(0, 1 - math.floor(math.log10(stddev))) if 0 < stddev < 10 else 0
         return f"{share:.{digits}f} % ± {stddev:.{digits}f} %"
 

@@ -176,9 +176,9 @@ def test_dpvi_says_which_site_and_why():
     text = str(plan)
     assert text.startswith("Engine: dpvi\nVIPS cannot run it:\n  y: tanh of 'hidden'")
     assert "mean-field" in text
-    gradient, information = plan.statistics
+    gradient, moments, information = plan.statistics
     assert gradient["shape"] == [8]
-    assert information["shape"] == [8, 8]
+    assert moments["shape"] == information["shape"] == [8, 8]
     assert gradient["bound"] == information["bound"] == "histogram"
     # Asked for by the user: nothing prevents VIPS.
     assert "VIPS cannot" not in str(plan_of(logistic, engine="dpvi"))

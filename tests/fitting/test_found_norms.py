@@ -144,7 +144,8 @@ def test_a_norm_that_no_histogram_has_shown_is_as_large_as_priors_say():
 
 
 def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
-    """The steps of a fit by DPVI that redraws rows, and its two parts."""
+    """The steps of a fit by DPVI that redraws rows, and two norms: of gradients, and of
+    the information."""
 
     @nv.private(unit="rows")
     def durations(y: Any) -> None:
@@ -155,7 +156,7 @@ def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
 
     vi = nv.PrivateVI(durations, budget=nv.PrivacyBudget(1.0, 1e-5), engine="dpvi")
     prepared = vi._prepare_fit((np.ones(num_rows, np.float32),), {})[0]
-    part, information = prepared.parts
+    part, _, information = prepared.parts
     steps = tuple(step.scaled(4.0) for step in prepared.steps)
     steps = with_redrawn_rows(
         steps, prepared.engine, num_rows=num_rows, noise_multiplier=1.0
@@ -166,7 +167,7 @@ def redrawing_fit(num_rows: int) -> tuple[Any, Any, Any]:
 def test_norms_of_a_fit_that_redraws_rows() -> None:
     """On the way the middle, then the least variance, but not far above the middle."""
     steps, part, _ = redrawing_fit(10_000)
-    first, *_, last = (i for i, step in enumerate(steps) if part in step.counted)
+    first, _, last, _ = (i for i, step in enumerate(steps) if part in step.counted)
     assert [steps[first].redraws, steps[last].redraws] == [False, True]
 
     def found(number: int, counts: np.ndarray, known: Any) -> FoundNorms:

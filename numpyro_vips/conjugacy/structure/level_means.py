@@ -28,7 +28,7 @@ def level_means(
       rewritten: The same with some effects as levels.
     """
     found: dict[str, str] = {}
-    effects = [x for x in log_joint.latents.values() if _is_effect(x)]
+    effects = [x for x in log_joint.latents.values() if is_effect(x)]
     for effect in effects:
         beside = {
             name
@@ -41,7 +41,7 @@ def level_means(
         means = [
             latent.name
             for latent in log_joint.latents.values()
-            if latent.name in beside and _is_mean(latent, effect)
+            if latent.name in beside and is_mean(latent, effect)
         ]
         for mean in means:
             trial = {**found, effect.name: mean}
@@ -53,11 +53,12 @@ def level_means(
     return found
 
 
-def _is_effect(latent: Latent) -> bool:
+def is_effect(latent: Latent) -> bool:
+    """Whether it is a row's own, a real number or vector, and no auxiliary variable."""
     return latent.role == "local" and latent.family is None and is_real(latent)
 
 
-def _is_mean(latent: Latent, effect: Latent) -> bool:
+def is_mean(latent: Latent, effect: Latent) -> bool:
     """Whether a latent may be the mean of an effect, by its role and shape."""
 
     def long_axes(latent: Latent) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
 
+from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.factored_gradients import FactoredProgram
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.random_keys import as_threefry
@@ -85,11 +86,14 @@ class Shared(NamedTuple):
       tree: The arrays in which gradients are taken.
       draws: The guide's draws, one entry per particle.
       key: The step's key.
+      units: What the globals' coordinates are multiplied with in which gradients are
+        taken, see `coordinates.py`; None for the globals' own.
     """
 
     tree: Any
     draws: Shaped[Array, "particles ..."]
     key: PRNGKeyArray
+    units: Units | None = None
 
 
 class _RowGradient(NamedTuple):
@@ -186,7 +190,10 @@ class RowGradients:
           coordinates, and whether the row may count: its observations lie in their
           supports, its indices in range, and its ELBO is finite at every draw.
         """
-        tree, draws, key = shared
+        tree, draws, key, units = shared
+        if units is not None:
+            # Products of other coordinates are none of these.
+            program = self._whole
         # Of the row's content, not its place in the batch: otherwise taking one row
         # away would change what the others contribute.
         row_key = jax.random.fold_in(key, _fingerprint(row))
@@ -220,8 +227,23 @@ class RowGradients:
             for entry in self._released
             for leaf in entry.leaves
         }
+        if units is not None:
+            leaves = self._in_coordinates(leaves, units)
         frames = jax.tree.map(lambda x: x[0], found.frames)
         return _RowGradient(leaves, frames, jnp.all(found.is_valid))
+
+    def _in_coordinates(
+        self,
+        leaves: dict[int, Float[Array, "..."]],
+        units: Units,
+    ) -> dict[int, Float[Array, "..."]]:
+        """The gradient in coordinates u of the globals, z = units u."""
+        (entry,) = self._released
+        gradient = jnp.ravel(entry.joined(leaves)) @ units
+        parts = [jnp.zeros_like(leaves[leaf]) for leaf in entry.leaves]
+        moved = entry._replace(leaves=tuple(range(len(parts))))
+        moved.place(parts, gradient)
+        return {**leaves, **dict(zip(entry.leaves, parts, strict=True))}
 
     def _pair_of_gradients(
         self, shared: Shared, row_and_key: tuple[Mapping[str, Any], UInt32[Array, "2"]]
@@ -299,7 +321,8 @@ class RowGradients:
         """
         is_double, pieces = self._is_double(), self._pieces(rows, row_keys)
         is_redrawn = "keys" in pieces
-        uses = {} if is_redrawn else self._program.uses
+        is_whole = is_redrawn or shared.units is not None
+        uses = {} if is_whole else self._program.uses
         like = jax.tree.leaves(shared.tree)
         leaf_scales = {
             leaf: scales[entry.block.name]

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
+from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.posterior.score_likelihood import (
@@ -25,8 +26,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
-from numpyro_vips.privacy.gaussian_mechanism import Block
-from numpyro_vips.privacy.releases import Kept
+from numpyro_vips.privacy.releases import SECOND_MOMENTS, Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
 
 # A matrix of more globals than these is mostly noise, and slow to make.
@@ -81,8 +81,9 @@ class NoiseAware:
     """What DPVI releases for its posterior, and what this becomes.
 
     Attributes:
-      block: The information.
-      of_row, norms, clipped_sum: Those of `RowInformation`.
+      num_read: Number of globals that rows depend on, which come first.
+      information: What is released near the end.
+      second_moments: What pilots release, see `coordinates.py`.
     """
 
     def __init__(
@@ -104,28 +105,37 @@ class NoiseAware:
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
         """
-        rows = RowInformation(
+        self.information = RowInformation(
             program,
             inputs,
             num_read=num_read,
             has_second_derivative=has_second_derivative,
         )
-        self.block: Block = rows.block
+        # Far from where the rows are, second derivatives may have any sign.
+        self.second_moments = RowInformation(
+            program,
+            inputs,
+            num_read=num_read,
+            has_second_derivative=False,
+            name=SECOND_MOMENTS,
+        )
         self._space = space
         self._prior_stddev = prior_stddev
-        self._num_read = num_read
-        self.of_row = rows.of_row
-        self.norms = rows.norms
-        self.clipped_sum = rows.clipped_sum
+        self.num_read = num_read
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
         return RunningScore(
-            jnp.zeros(self._num_read, dtype),
+            jnp.zeros(self.num_read, dtype),
             jnp.zeros(self._space.size, dtype),
             jnp.zeros((), dtype),
         )
+
+    def matrix(self, name: str) -> RowInformation:
+        """What releases the block of this name."""
+        by_name = {x.block.name: x for x in (self.information, self.second_moments)}
+        return by_name[name]
 
     # --- what is public ---------------------------------------------------------------
 
@@ -135,6 +145,7 @@ class NoiseAware:
         information: Information,
         kept: Kept | None,
         start: VectorNormal,
+        coordinates: Coordinates | None,
     ) -> NoiseAwareNormal | None:
         """The posterior on the unconstrained space; None if it, what was released, or
         the prior at the start is not finite.
@@ -144,6 +155,8 @@ class NoiseAware:
           information: The release.
           kept: What clipping leaves of the scores; None for all.
           start: Where to look for it first.
+          coordinates: Those of the gradients and of the information; None for the
+            globals' own.
         """
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
@@ -155,7 +168,12 @@ class NoiseAware:
         if kept is not None:
             averages, information = before_clipping(averages, information, kept)
         return normal_of(
-            averages, information, self._log_prior, start, self._prior_stddev
+            averages,
+            information,
+            self._log_prior,
+            start,
+            self._prior_stddev,
+            None if coordinates is None else coordinates.of_all(self._space.size),
         )
 
     def posterior(self, found: NoiseAwareNormal) -> NoiseAwarePosterior:

@@ -18,6 +18,7 @@ import jax.extend.core as jex_core
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 from numpyro_vips.jax_tools.row_sums import (
@@ -107,6 +108,7 @@ class RowInformation:
         *,
         num_read: int,
         has_second_derivative: bool,
+        name: str = INFORMATION,
     ) -> None:
         """Traces nothing yet.
 
@@ -115,26 +117,28 @@ class RowInformation:
           inputs: The program's inputs at unconstrained globals and a row.
           num_read: Number of coordinates that rows depend on, the first ones.
           has_second_derivative: Whether the program is the log density itself, rather
-            than something that has the same gradient, and has no edges.
+            than something that has the same gradient, and has no edges. Else outer
+            products of gradients are taken.
+          name: That of the block.
         """
         shape = (num_read, num_read)
-        self.block = Block(
-            name=INFORMATION, shape=shape, symmetric=True, directions=num_read
-        )
+        self.block = Block(name=name, shape=shape, symmetric=True, directions=num_read)
         self._program = program
         self._inputs = inputs
         self._has_second_derivative = has_second_derivative
         self.of_row = jax.jit(self._matrix_of_row)
         self._of_rows = over_rows(self.of_row)
 
-    def norms(self, point: Point, rows: Mapping[str, Any]) -> Float[Array, " rows"]:
+    def norms(
+        self, point: Point, units: Units, rows: Mapping[str, Any]
+    ) -> Float[Array, " rows"]:
         """Frobenius norm of each row's matrix; NaN where the row would add zero.
 
         In double precision, and as they are clipped by. They are not yet private.
         """
 
         def of_piece(rows: Any) -> Float[Array, " piece"]:
-            return _norms(*self._matrices(point, rows, is_double))
+            return _norms(*self._matrices(point, units, rows, is_double))
 
         is_double = jnp.result_type(float) == jnp.float64
         with jax.enable_x64(True):
@@ -143,6 +147,7 @@ class RowInformation:
     def clipped_sum(
         self,
         point: Point,
+        units: Units,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
@@ -157,7 +162,7 @@ class RowInformation:
         """
 
         def of_piece(rows: Any, mask: Bool[Array, " piece"]) -> Float[Array, "r r"]:
-            matrices, is_valid = self._matrices(point, rows, is_double)
+            matrices, is_valid = self._matrices(point, units, rows, is_double)
             norms = _norms(matrices, is_valid)
             counts = mask & jnp.isfinite(norms)
             factors = clipping_factor(norms, in_double(clipping_norm))
@@ -182,35 +187,40 @@ class RowInformation:
         size, _ = self.block.shape
         return piece_length(size**2, _MOST_NUMBERS)
 
-    def _matrices(self, point: Point, rows: Any, is_double: bool) -> _Matrix:
+    def _matrices(
+        self, point: Point, units: Units, rows: Any, is_double: bool
+    ) -> _Matrix:
         """The rows' matrices in double precision."""
         with jax.enable_x64(is_double):
             # Else XLA may work out a number twice, for the norm and for the sum, and
             # round it in two ways.
-            found = jax.lax.optimization_barrier(self._of_rows(point, rows))
+            found = jax.lax.optimization_barrier(self._of_rows((point, units), rows))
         return _Matrix(in_double(found.matrix), found.is_valid)
 
-    def _matrix_of_row(self, point: Point, row: Mapping[str, Any]) -> _Matrix:
+    def _matrix_of_row(
+        self, place: tuple[Point, Units], row: Mapping[str, Any]
+    ) -> _Matrix:
         num_read, _ = self.block.shape
         run = jex_core.jaxpr_as_fun(self._program)
+        point, units = place
 
-        def density(read: Float[Array, " read"]) -> tuple[Any, Any]:
-            z = jnp.concatenate([read, point[num_read:]])
+        def density(away: Float[Array, " read"]) -> tuple[Any, Any]:
+            z = jnp.concatenate([point[:num_read] + units @ away, point[num_read:]])
             value, in_support = run(*self._inputs(z, row))
             return value, (value, in_support)
 
-        def gradient(read: Float[Array, " read"]) -> tuple[Any, Any]:
-            first, found = jax.grad(density, has_aux=True)(read)
+        def gradient(away: Float[Array, " read"]) -> tuple[Any, Any]:
+            first, found = jax.grad(density, has_aux=True)(away)
             return first, (first, *found)
 
-        read = point[:num_read]
+        here = jnp.zeros_like(point[:num_read])
         if self._has_second_derivative:
-            second, found = jax.jacfwd(gradient, has_aux=True)(read)
+            second, found = jax.jacfwd(gradient, has_aux=True)(here)
             first, value, in_support = found
             outer = first[:, None] * first[None, :]
             matrix = jnp.where(jnp.all(jnp.isfinite(second)), -second, outer)
         else:
-            _, (first, value, in_support) = gradient(read)
+            _, (first, value, in_support) = gradient(here)
             matrix = first[:, None] * first[None, :]
         in_range = indices_in_range(self._program, self._inputs(point, row))
         return _Matrix(matrix, in_range & in_support & jnp.isfinite(value))

@@ -103,6 +103,7 @@ def normal_of(
     log_prior: Target,
     start: VectorNormal,
     prior_stddev: Float64[np.ndarray, " size"],
+    units: Float64[np.ndarray, "size size"] | None = None,
 ) -> NoiseAwareNormal | None:
     """The posterior of all globals.
 
@@ -112,13 +113,20 @@ def normal_of(
         gradient.
       start: The average of the iterates, where the posterior is looked for first.
       prior_stddev: How wide the prior is, by coordinate.
+      units: U, where the score's gradient and the information are in coordinates u with
+        globals U u; None where they are in the globals themselves.
 
     Returns:
       The Normal with the largest ELBO; None if it, or the prior at the start, is not
       finite.
     """
     size, num_read = len(score.place), len(score.gradient)
-    prior_precision = prior_stddev[:num_read] ** -2.0
+    units = np.eye(size) if units is None else units
+    to_coordinates = np.linalg.inv(units)
+    score = score._replace(place=to_coordinates @ score.place)
+    start = _moved(start, to_coordinates)
+    within = units[:num_read, :num_read]
+    prior_precision = (within.T * prior_stddev[:num_read] ** -2.0) @ within
     found = rows_information(information, prior_precision, score.variance)
     total = np.where(found.values > 0, found.values + score.variance, 1.0)
     slope = found.matrix(found.values / total) @ score.gradient
@@ -127,11 +135,11 @@ def normal_of(
     def log_joint(
         points: Float64[np.ndarray, "points size"],
     ) -> tuple[Float64[np.ndarray, " points"], Float64[np.ndarray, "points size"]]:
-        values, gradients = log_prior(points)
+        values, gradients = log_prior(points @ units.T)
+        gradients = gradients @ units
         away = (points - score.place)[:, :num_read]
         pulled = away @ precision
         values = values + away @ slope - 0.5 * np.sum(away * pulled, axis=1)
-        gradients = gradients.copy()
         gradients[:, :num_read] += slope - pulled
         return values, gradients
 
@@ -154,7 +162,15 @@ def normal_of(
     root = np.linalg.inv(normal.tril)
     without_noise = root.T @ root
     without_noise[:num_read, :num_read] += found.matrix(found.values) - precision
-    data_stddev = np.sqrt(np.diag(np.linalg.inv(without_noise)))
+    covariance = units @ np.linalg.inv(without_noise) @ units.T
+    data_stddev = np.sqrt(np.diag(covariance))
+    normal = _moved(normal, units)
     if not np.isfinite(normal.loc).all() or not np.isfinite(data_stddev).all():
         return None
     return NoiseAwareNormal(normal, np.minimum(data_stddev, normal.stddev))
+
+
+def _moved(normal: VectorNormal, by: Float64[np.ndarray, "size size"]) -> VectorNormal:
+    """The distribution of a normal vector times a matrix."""
+    root = np.asarray(np.linalg.qr((by @ normal.tril).T, mode="r")).T
+    return VectorNormal(by @ normal.loc, root * np.sign(np.diag(root)))

@@ -34,7 +34,7 @@ from numpyro_vips.model.synthetic_rows import (
     rows_of_unit_size,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import INFORMATION, Columns, Release, Together
+from numpyro_vips.privacy.releases import SQUARES, Columns, Release, Together
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
@@ -124,7 +124,8 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
                 reference=_squared(reference),
                 is_late=True,
             )
-            for block in engine.blocks("information")
+            for kind in ("pilot", "information")
+            for block in engine.blocks(kind)
         )
         return (part, *late)
     largest = {name: float(np.max(typical[name])) for name in names}
@@ -383,8 +384,9 @@ def bounded_blocks(
       The blocks, and the bound on their joint norm.
     """
     if is_one_vector:
-        if INFORMATION in norms and blocks[0].name == INFORMATION:
-            return tuple(blocks), norms[INFORMATION]
+        name = blocks[0].name
+        if name in SQUARES and name in norms:
+            return tuple(blocks), norms[name]
         return tuple(blocks), _norm_of_vector(blocks, norms[WHOLE_VECTOR])
     part_of = {name: part for part in parts for name in part.blocks}
     members: dict[str, list[Block]] = {}
@@ -456,7 +458,7 @@ def _norm_of_vector(blocks: Sequence[Block], norm: float) -> float:
     At the truth a row's information is on average the gradient's outer product with
     itself.
     """
-    if any(block.name == INFORMATION for block in blocks):
+    if any(block.name in SQUARES for block in blocks):
         return _squared(norm)
     return norm
 

@@ -59,6 +59,9 @@ LEAST_OF_MIDDLE = 2.0
 # By how many standard deviations half of the rows have to stand out of the noise in a
 # sum over half of the bins.
 MIDDLE_STANDS_OUT = 3.0
+# Which part of what is clipped off differences to redrawn rows adds up, as the model is
+# not quite right.
+UNBALANCED = 0.1
 # Variances of estimates that are so much larger than the least count as equal to it.
 NEARLY = 1.05
 # Bins above the last one that stands out which may have rows under their noise, and
@@ -156,8 +159,10 @@ class SeenNorms(NamedTuple):
         The norms are those of differences g − g* to the scores of rows that the model
         redraws. If the model is right, clipping does not bias these. It makes the sum
         move less with the globals, by `Kept.slope`, and the variance of an estimate is
-        that of the noise and the rows together over the slope's square. Of norms that
-        are nearly as good the largest is taken: it does best where the model is wrong.
+        that of the noise and the rows together over the slope's square. No model is
+        quite right: a part of what is clipped off does not add up to zero, which counts
+        the more the more rows there are. Of norms that are nearly as good the largest
+        is taken.
 
         Args:
           relative_noise: See `least_harm`.
@@ -166,8 +171,10 @@ class SeenNorms(NamedTuple):
         slopes, squares = np.array(kept).T
         size = float(np.maximum(self.rows, 0.0) @ self._middles**2)
         # Half of a difference's square is the row's own.
+        longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
+        bias = UNBALANCED * (np.maximum(self.rows, 0.0) @ longer)
         variances = (relative_noise * self.uppers) ** 2 + 0.5 * size * squares
-        variances = variances / slopes**2
+        variances = (variances + bias**2) / slopes**2
         nearly = variances <= NEARLY * variances.min()
         return float(self.uppers[np.flatnonzero(nearly)[-1]])
 

@@ -93,10 +93,17 @@ class Spectrum(NamedTuple):
         return (self.axes * values) @ self.axes.T
 
     def along(
-        self, diagonal: Float64[np.ndarray, " read"] | float
+        self, matrix: Float64[np.ndarray, "..."] | float
     ) -> Float64[np.ndarray, " read"]:
-        """The quadratic form of a diagonal matrix along each axis, (read,)."""
-        return self.axes.T**2 @ np.broadcast_to(diagonal, self.values.shape)
+        """The quadratic form of a matrix along each axis, (read,).
+
+        Args:
+          matrix: It, or its diagonal where the rest is zero; one number for all of
+            this.
+        """
+        if np.ndim(matrix) == 2:
+            return np.sum(self.axes * (matrix @ self.axes), axis=0)
+        return self.axes.T**2 @ np.broadcast_to(matrix, self.values.shape)
 
 
 def known_precision(
@@ -128,7 +135,7 @@ def share_known(
 def share_heard(
     found: Spectrum,
     information: Information,
-    prior_precision: Float64[np.ndarray, " read"],
+    prior_precision: Float64[np.ndarray, "..."],
     variance: Float64[np.ndarray, " read"] | float,
 ) -> Float64[np.ndarray, " read"]:
     """How far rows can have led iterates along each eigenvector, from 0 to 1.
@@ -140,7 +147,7 @@ def share_heard(
     Args:
       found: The rows' information.
       information: What was released of it.
-      prior_precision: Of each coordinate.
+      prior_precision: Of each coordinate, or of all as a matrix.
       variance: Of the noise in an entry of the score.
     """
     stddev = np.sqrt(2.0 * np.diag(information.noise_between(found.axes)))
@@ -154,7 +161,7 @@ def share_heard(
 
 def rows_information(
     information: Information,
-    prior_precision: Float64[np.ndarray, " read"],
+    prior_precision: Float64[np.ndarray, "..."],
     variance: Float64[np.ndarray, " read"] | float,
 ) -> Spectrum:
     """The information that the rows have, given what was released of it.
@@ -169,7 +176,7 @@ def rows_information(
 
     Args:
       information: The release.
-      prior_precision: Of each coordinate.
+      prior_precision: Of each coordinate, or of all as a matrix.
       variance: Of the noise in an entry of the score.
     """
     values, axes = np.linalg.eigh(information.matrix)

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from numpyro_vips.fitting.bounds import norm_histogram
 from numpyro_vips.fitting.bounds.norm_histogram import (
     GRID_FACTOR,
     LARGEST_NORM,
@@ -390,8 +391,9 @@ def test_what_is_seen_is_not_looked_for_elsewhere():
     assert _of_residuals(share, Hidden(0.0, 20.0)) == without
 
 
-def test_the_norm_of_redrawn_steps_has_the_least_variance():
+def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
     """Of a Gaussian mean, by brute force: simulated sums, at many norms."""
+    monkeypatch.setattr(norm_histogram, "UNBALANCED", 0.0)  # The model is right.
     rng = np.random.default_rng(0)
     edges, number, repetitions = norm_grid(1.0), 400, 4_000
     rows = rng.normal(size=(20_000, 2)) @ np.array([1.0, -1.0])
@@ -418,6 +420,22 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance():
     assert variance(chosen) < 1.1 * least
     # Much noise makes it small, and none makes it large; small ones are nearly alike.
     assert few.least_variance(1e4) < 0.3 < 2.5 < few.least_variance(1e-3)
+
+
+def test_with_many_rows_redrawn_steps_clip_next_to_nothing():
+    """No model is quite right, and a bias does not become smaller with more rows."""
+    edges = norm_grid(1.0)
+    rows = np.random.default_rng(0).lognormal(0.0, 1.0, 20_000)
+    found = seen_norms(
+        counts_of(rows, edges), edges, noise_stddev=0.0, num_rows=len(rows)
+    )
+    assert found is not None
+    clipped = []
+    for factor in (0.01, 1.0, 100.0):
+        many = SeenNorms(found.uppers, factor * found.rows)
+        clipped.append(np.mean(rows > many.least_variance(30.0)))
+    assert clipped[0] > 0.3 > 0.05 > clipped[1] > clipped[2]
+    assert clipped[2] < 0.001
 
 
 @pytest.mark.parametrize("noise", [0.1, 30.0, 1e3, 1e6])

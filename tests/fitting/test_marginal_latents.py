@@ -10,7 +10,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.summed_latents import ROWS_PER_NOISE, affords_scores
+from numpyro_vips.fitting.marginal_latents import ROWS_PER_NOISE, affords_scores
 
 ROWS = 1000
 

@@ -1,0 +1,92 @@
+"""Coordinates in which rows say about as much of the globals along every direction.
+
+A row's gradient is clipped by its length, and gets noise of one size in every
+direction. Where a covariate is far from zero, as an age in years is, a row says
+thousands of times more of the sum of intercept and slope than of their difference: the
+former decides about the clipping norm, and the noise at that norm hides the latter.
+
+So a fit under noise asks for the rows' information early, in a pilot. From then on
+gradients are taken in coordinates u of the globals, z = U u, in which directions that
+stand out of the pilot's noise are as long as the others. Nothing but a released matrix
+enters. Where the pilot is wrong the coordinates are less good, and no less private: a
+row's gradient in u is clipped and priced as one in z is.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from numpyro_vips.vips.m_step.noisy_information import Information
+
+# What the coordinates of the globals that rows depend on are multiplied with.
+Units = Float[Array | np.ndarray, "read read"]
+
+
+class Coordinates(NamedTuple):
+    """z = U u, for the globals z that rows depend on; public.
+
+    Attributes:
+      units: U, symmetric.
+      inverse: Its inverse.
+      growth: By about how much rows' gradients are longer than in the coordinates
+        before.
+    """
+
+    units: Units
+    inverse: Units
+    growth: float = 1.0
+
+    @classmethod
+    def of_globals(cls, number: int, dtype: Any) -> "Coordinates":
+        """The globals' own, before anything is known of the rows."""
+        one = np.eye(number, dtype=dtype)
+        return cls(one, one)
+
+    def whitened(self, information: Information, num_rows: int) -> "Coordinates":
+        """Those in which strong directions are shortened to the others' length.
+
+        A direction is left as it is if its information does not exceed that of one unit
+        for each row, or what the noise alone may make of a matrix.
+
+        Args:
+          information: The pilot, in the coordinates before.
+          num_rows: Public number of rows.
+        """
+        units = np.asarray(self.units, np.float64)
+        values, axes = np.linalg.eigh(information.matrix)
+        noise = float(np.max(np.asarray(information.noise_stddev), initial=0.0))
+        # The largest eigenvalue of noise alone, of this size on the diagonal.
+        hidden = noise * math.sqrt(2.0 * len(values))
+        # What it leaves of the strongest direction in others, by turning it.
+        leak = hidden**2 / max(hidden, float(np.max(values)))
+        least = max(math.sqrt(hidden * leak), float(num_rows), float(np.min(values)))
+        lengths = np.sqrt(least / np.maximum(values, least))
+        strong = np.maximum(values, least)
+        # Symmetric, so that a coordinate stays near the global that it had been.
+        changed = units @ (axes * lengths) @ axes.T
+        root = _symmetric(changed)
+        growth = math.sqrt(float(np.sum(strong * lengths**2) / np.sum(strong)))
+        dtype = np.asarray(self.units).dtype
+        return Coordinates(
+            root.astype(dtype),
+            np.linalg.inv(root).astype(dtype),
+            growth,
+        )
+
+    def of_all(self, size: int) -> Float64[np.ndarray, "size size"]:
+        """U with further globals, which no row depends on and which are as they were.
+
+        Args:
+          size: Number of all coordinates; the first ones are those of U.
+        """
+        found = np.eye(size)
+        found[: len(self.units), : len(self.units)] = self.units
+        return found
+
+
+def _symmetric(root: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n n"]:
+    """The symmetric positive matrix with the same product with its transpose."""
+    values, axes = np.linalg.eigh(root @ root.T)
+    return (axes * np.sqrt(values)) @ axes.T
