@@ -132,9 +132,15 @@ def contribution(
     *,
     is_information: bool = False,
     is_redrawn: bool = False,
+    in_coordinates: bool = False,
 ) -> np.ndarray:
     """What rows add, all of which have the same key where they are redrawn."""
     engine, state = start
+    if in_coordinates:
+        noise = np.random.default_rng(6).normal(size=(COLUMNS, COLUMNS))
+        units = (np.eye(COLUMNS) + 0.1 * (noise + noise.T)).astype(np.float32)
+        coordinates = state.coordinates._replace(units=units)
+        state = state._replace(coordinates=coordinates)
     blocks = engine.blocks("information") if is_information else blocks_of(engine)
     sums = engine.bounded_sum(
         state,
@@ -175,7 +181,14 @@ def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.quick_with("dpvi-is_information", "dpvi-is_redrawn")
 @pytest.mark.parametrize(
     ("engine", "way"),
-    [("vips", ""), ("dpvi", ""), ("dpvi", "is_information"), ("dpvi", "is_redrawn")],
+    [
+        ("vips", ""),
+        ("dpvi", ""),
+        ("dpvi", "is_information"),
+        ("dpvi", "is_redrawn"),
+        ("dpvi", "in_coordinates"),
+        ("dpvi", "is_information in_coordinates"),
+    ],
 )
 def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
     engine: str, way: str
@@ -190,7 +203,7 @@ def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
             X = jnp.asarray(np.tile(row, (length, 1)))
             found = [
                 contribution(
-                    start, X, np.arange(length) == i, **({way: True} if way else {})
+                    start, X, np.arange(length) == i, **dict.fromkeys(way.split(), True)
                 )
                 for i in places
             ]

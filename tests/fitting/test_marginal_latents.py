@@ -1,4 +1,4 @@
-"""Where "auto" takes DPVI since it sums over discrete latents of rows."""
+"""Where "auto" takes DPVI since it knows rows without their own latents."""
 
 import math
 from typing import Any
@@ -28,12 +28,46 @@ def classes(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(yes[z]).to_event(1), obs=y)
 
 
-def factors(y: Any) -> None:
-    """Rows have a latent that is a real number."""
+def levels(y: Any) -> None:
+    """Rows have a level, and the only global beside it is its mean."""
+    scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        z = numpyro.sample("z", dist.Normal(mean, 1.0))
+        numpyro.sample("y", dist.Normal(z[:, None], scale**0.5).to_event(1), obs=y)
+
+
+def effects(y: Any) -> None:
+    """The mean is written beside an effect, and taken for the mean of a level."""
+    scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        centre = mean + u[:, None]
+        numpyro.sample("y", dist.Normal(centre, scale**0.5).to_event(1), obs=y)
+
+
+def mixed(y: Any) -> None:
+    """An effect of each row beside a vector of coefficients."""
+    scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        u = numpyro.sample("u", dist.Normal(0.0, 1.0))
+        X = jnp.stack([jnp.ones_like(y[:, 1:]), 1.0 * y[:, :2]], -1)
+        centre = X @ w + u[:, None]
+        numpyro.sample(
+            "y", dist.Normal(centre, scale**0.5).to_event(1), obs=1.0 * y[:, 1:]
+        )
+
+
+def loadings(y: Any) -> None:
+    """One factor, with a loading for each question."""
+    load = numpyro.sample("load", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
     with numpyro.plate("rows", len(y)):
         z = numpyro.sample("z", dist.Normal(0.0, 1.0))
-        numpyro.sample("y", dist.Normal(z[:, None], scale**0.5).to_event(1), obs=y)
+        centre = load * z[:, None]
+        numpyro.sample("y", dist.Normal(centre, scale**0.5).to_event(1), obs=1.0 * y)
 
 
 def no_latents(y: Any) -> None:
@@ -116,7 +150,17 @@ def test_vips_stays(options: Any) -> None:
     assert not any("DPVI was taken" in note for note in plan.notes)
 
 
-@pytest.mark.parametrize("fn", [factors, no_latents, many_globals])
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+@pytest.mark.parametrize("fn", [mixed, loadings])
+def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> None:
+    plan = plan_of(fn, epsilon=epsilon)
+    assert plan.engine == "dpvi"
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "integrates out the latents of rows" in note
+    assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
+
+
+@pytest.mark.parametrize("fn", [levels, effects, no_latents, many_globals])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
 

@@ -245,3 +245,48 @@ def test_a_rows_draws_depend_on_what_it_holds_and_not_on_its_place() -> None:
         changed[place] = np.nextafter(changed[place], np.float32(9))
         others.append(_fingerprint({**first, "x": changed}))
     assert number not in others and len(set(map(int, others))) == 4
+
+
+# --- in other coordinates -------------------------------------------------------------
+
+UNITS = np.array([[1.0, 0.2, 0, 0], [0.2, 0.1, 0, 0], [0, 0, 0.5, 0], [0, 0, 0, 0.01]])
+
+
+def sum_in_coordinates(rows: Any, mask: Any, norm: float, keys: Any = None) -> Any:
+    row_gradients, shared = gradients(redraw=None if keys is None else redraw)
+    released = [ReleasedLeaves(Block(name="loc", shape=(4,)), (0, 1))]
+    row_gradients._released = released
+    at = shared._replace(units=jnp.asarray(UNITS, jnp.float32))
+    arrays = {name: jnp.asarray(array) for name, array in rows.items()}
+    mask = jnp.asarray(mask)
+    found = row_gradients.clipped_sum(at, arrays, mask, {"loc": 1.0}, norm, keys)
+    return np.asarray(found["loc"], np.float64)
+
+
+def test_gradients_are_clipped_in_the_coordinates() -> None:
+    bound = 0.8
+    of_w, of_b = by_hand(ROWS)
+    # d/du at z = U u, of w and b in one vector.
+    of_u = np.column_stack([of_w, of_b]) @ UNITS
+    weights = np.minimum(1.0, bound / np.linalg.norm(of_u, axis=1))
+    assert 0 < np.sum(weights < 0.99) < 9
+    everyone = np.ones(9, bool)
+    found = sum_in_coordinates(ROWS, everyone, bound)
+    np.testing.assert_allclose(found, weights @ of_u, rtol=1e-4)
+    row_gradients, shared = gradients()
+    row_gradients._released = [ReleasedLeaves(Block(name="loc", shape=(4,)), (0, 1))]
+    at = shared._replace(units=jnp.asarray(UNITS, jnp.float32))
+    norms = row_gradients.norms(at, ROWS)["loc"]
+    np.testing.assert_allclose(norms, np.linalg.norm(of_u, axis=1), rtol=1e-4)
+
+
+@pytest.mark.parametrize("keys", [None, KEYS], ids=["as they are", "redrawn"])
+def test_one_row_moves_a_sum_in_coordinates_by_no_more_than_the_bound(
+    keys: Any,
+) -> None:
+    bound, moved = 0.01, []
+    all_rows = sum_in_coordinates(ROWS, np.ones(9, bool), bound, keys)
+    for left_out in range(9):
+        others = sum_in_coordinates(ROWS, np.arange(9) != left_out, bound, keys)
+        moved.append(np.linalg.norm(all_rows - others))
+    assert 0.999 * bound < max(moved) <= bound

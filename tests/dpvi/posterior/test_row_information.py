@@ -16,7 +16,7 @@ from numpyro_vips.dpvi.posterior.row_information import has_edges
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.privacy.releases import INFORMATION
+from numpyro_vips.privacy.releases import INFORMATION, SECOND_MOMENTS
 
 NUM_ROWS = 70
 
@@ -296,3 +296,55 @@ def test_only_what_depends_on_the_globals_has_edges():
     for function, expected in functions:
         program = jax.make_jaxpr(lambda w, x, f=function: f(x, w))(1.0, 2.0)
         assert has_edges(program, 1) == expected
+
+
+def test_in_coordinates_it_is_the_hessian_there_and_a_row_adds_as_much_at_most():
+    X, y = table()
+    engine = engine_of(logistic, X, y)
+    rows, bound = {"X": X, "y": y}, 0.05
+    units = np.array([[1.0, 0.3, 0.0], [0.3, 0.2, 0.1], [0.0, 0.1, 0.7]], np.float32)
+    own = state_at(engine, LOC)
+    assert own.coordinates is not None
+    state = own._replace(coordinates=own.coordinates._replace(units=units))
+
+    def sum_at(state, rows, norm):
+        found = engine.bounded_sum(
+            state,
+            rows,
+            everyone(rows),
+            scales={INFORMATION: 1.0},
+            clipping_norm=norm,
+        )
+        return np.asarray(found[INFORMATION])
+
+    np.testing.assert_allclose(
+        sum_at(state, rows, np.inf),
+        units.T @ sum_at(own, rows, np.inf) @ units,
+        rtol=1e-4,
+        atol=1e-4,
+    )
+    without = {"X": np.delete(X, 5, 0), "y": np.delete(y, 5, 0)}
+    X[5] = 1.0
+    difference = sum_at(state, rows, bound) - sum_at(state, without, bound)
+    assert 0.999 * bound < np.linalg.norm(difference) <= bound
+
+
+def test_pilots_release_outer_products_of_gradients():
+    X, y = table()
+    engine = engine_of(logistic, X, y)
+    (block,) = engine.blocks("pilot")
+    assert (block.name, block.shape, block.symmetric) == (SECOND_MOMENTS, (3, 3), True)
+    state = engine.initial_state(jax.random.key(0))
+    loc = np.asarray(state.variational.guide["loc"], np.float64)[:3]
+    unit = float(np.max(engine.space.sites[0].units))
+    residuals = y - expit(X @ (unit * loc))
+    expected = unit**2 * (X.T * residuals**2) @ X
+    found = engine.bounded_sum(
+        state,
+        {"X": X, "y": y},
+        np.ones(len(y), bool),
+        scales={SECOND_MOMENTS: 1.0},
+        clipping_norm=np.inf,
+    )
+    np.testing.assert_allclose(found[SECOND_MOMENTS], expected, rtol=1e-4)
+    assert engine_of(logistic, X, y, has_norms=True).blocks("pilot") == ()

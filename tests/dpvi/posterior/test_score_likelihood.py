@@ -192,3 +192,35 @@ def test_iterates_count_if_so_many_rows_can_be_heard(limit, least, most):
     kept = np.linalg.norm(found.normal.loc) / np.linalg.norm(iterates)
     assert least <= kept <= most
     assert (found.normal.stddev > 0.5).all()
+
+
+def test_without_noise_in_the_matrix_coordinates_make_no_difference():
+    """Scores and information in u, with globals U u, say the same of the globals."""
+    rng = np.random.default_rng(7)
+    root = rng.normal(size=(3, 6))
+    matrix, stddev = root @ root.T, np.array([1.0, 2.0, 0.5, 3.0])
+    gradient, place = rng.normal(size=3), rng.normal(size=4)
+    mean = np.array([0.2, -0.4, 0.1, 1.0])
+    start = VectorNormal(rng.normal(size=4), 0.1 * np.eye(4))
+    units = np.eye(4)
+    units[:3, :3] = np.array([[0.5, 0.1, 0.0], [0.1, 0.2, 0.0], [0.0, 0.0, 2.0]])
+    within = units[:3, :3]
+    found = [
+        normal_of(
+            Score(by.T @ gradient, place, 0.0),
+            Information(by.T @ matrix @ by, 0.0),
+            gaussian_prior(mean, stddev),
+            start,
+            stddev,
+            of_all,
+        )
+        for by, of_all in ((np.eye(3), None), (within, units))
+    ]
+    assert found[0] is not None and found[1] is not None
+    own, other = found[0].normal, found[1].normal
+    np.testing.assert_allclose(other.loc, own.loc, atol=1e-3)
+    np.testing.assert_allclose(
+        other.tril @ other.tril.T, own.tril @ own.tril.T, rtol=1e-2, atol=1e-3
+    )
+    assert np.all(np.diag(other.tril) > 0)
+    np.testing.assert_allclose(found[1].data_stddev, found[0].data_stddev, rtol=1e-2)
