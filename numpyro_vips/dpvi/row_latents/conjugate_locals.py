@@ -60,6 +60,7 @@ from numpyro_vips.model.trace import site_outputs
 from numpyro_vips.vips.compile.certificate import row_and_validity
 from numpyro_vips.vips.e_step.e_step import DEFAULT_LOCAL_SWEEPS, local_factors
 from numpyro_vips.vips.e_step.evidence_bound import row_bound_at
+from numpyro_vips.vips.program.named_arrays import LocalFactor
 from numpyro_vips.vips.program.program import ConjugateProgram, program_of
 
 Method = Literal["exact", "quadrature", "bound"]
@@ -159,7 +160,8 @@ class ConjugateLocals:
             )
             factors = jax.lax.stop_gradient(factors)
             if self.method != "quadrature":
-                return row_bound_at(program, {}, given, factors)
+                bound, is_valid = row_bound_at(program, {}, given, factors)
+                return bound, is_valid & (_is_exact(factors) | (not is_double))
 
             def density(
                 mine: Mapping[str, Any],
@@ -232,6 +234,24 @@ class ConjugateLocals:
         if not compared:
             reason = "the log density of no synthetic row is finite"
             raise NotConjugate({"certificate": reason})
+
+
+# By how much the bound on a row may be rounded, in nats.
+_MOST_ROUNDED = 1.0
+
+
+def _is_exact(factors: Mapping[str, LocalFactor]) -> Bool[Array, ""]:
+    """Whether the bound on a row is more than what rounding leaves of it.
+
+    Where a latent is known far better than it is large, its terms cancel: at a scale of
+    1e-20 what is left is noise, and may be above all else. Fits without noise look for
+    the largest value, and in double precision.
+    """
+    size = jnp.zeros(())
+    for moments, natural in factors.values():
+        for name in natural.keys() & moments.keys():
+            size += jnp.sum(jnp.abs(natural[name] * moments[name]))
+    return jnp.finfo(size.dtype).eps * size <= _MOST_ROUNDED
 
 
 def _log_sum(

@@ -10,7 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 from _models import three_locals
-from scipy import special
+from scipy import special, stats
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -311,3 +311,33 @@ def test_a_fit_explains_itself_and_bounds_rows():
     line = np.asarray(draws["w"]) @ X[:5].T
     density = dist.Normal(np.tanh(line) + line, scale[:, None]).log_prob(y[:5])
     np.testing.assert_allclose(result.elbo(X[:5], y[:5]), density.mean(0), atol=0.05)
+
+
+def density_at_spread(spread: float) -> tuple[Any, Any]:
+    """The log density of y = 2 about an effect with mean 1.5, in double precision."""
+
+    def levels(y: Any = None) -> None:
+        mean, scale = _weights((1,)), _positive("spread")
+        with numpyro.plate("people", y.shape[0]):
+            z: Any = numpyro.sample("z", dist.Normal(mean[0], scale))
+            numpyro.sample("y", dist.Normal(z, 1.0), obs=y)
+
+    model = private(levels, unit="people")
+    arguments = bind_arguments(model, (np.full(2, 2.0, np.float32),), {})
+    solved = find_locals_of_rows(build_graph(model, arguments))
+    assert solved is not None
+    with jax.enable_x64(True):
+        values = {"w": jnp.array([1.5]), "spread": jnp.array(spread)}
+        return solved(values, {"y": jnp.array(2.0)}, {})
+
+
+def test_a_bound_that_rounding_decides_is_none():
+    """At a scale of 1e-20 its terms cancel, and fits without noise would go there."""
+    found = {}
+    for spread in (1e-20, 0.5):
+        log_density, is_valid = density_at_spread(spread)
+        found[spread] = bool(is_valid), float(log_density)
+    assert not found[1e-20][0] and found[0.5][0]
+    # Of y ~ Normal(1.5, sqrt(spread² + 1)), at y = 2.
+    expected = stats.norm.logpdf(2.0, 1.5, np.hypot(0.5, 1.0))
+    assert found[0.5][1] == pytest.approx(expected)
