@@ -5,11 +5,11 @@ direction. Where a covariate is far from zero, as an age in years is, a row says
 thousands of times more of the sum of intercept and slope than of their difference: the
 former decides about the clipping norm, and the noise at that norm hides the latter.
 
-So a fit under noise asks for the rows' information early, in a pilot. From then on
-gradients are taken in coordinates u of the globals, z = U u, in which directions that
-stand out of the pilot's noise are as long as the others. Nothing but a released matrix
-enters. Where the pilot is wrong the coordinates are less good, and no less private: a
-row's gradient in u is clipped and priced as one in z is.
+So a fit under noise asks for the second moments of rows' gradients at half time, in
+pilots. From then on gradients are taken in coordinates u of the globals, z = U u, in
+which directions that stand out of the pilots' noise are as long as the others. Nothing
+but released matrices enters. Where a pilot is wrong the coordinates are less good, and
+no less private: a row's gradient in u is clipped and priced as one in z is.
 """
 
 import math
@@ -22,6 +22,10 @@ from numpyro_vips.vips.m_step.noisy_information import Information
 
 # What the coordinates of the globals that rows depend on are multiplied with.
 Units = Float[Array | np.ndarray, "read read"]
+
+
+# By how much a pilot may shorten a direction, so that the matrix has an inverse.
+_SHORTEST = 1e-5
 
 
 class Coordinates(NamedTuple):
@@ -63,10 +67,9 @@ class Coordinates(NamedTuple):
         leak = hidden**2 / max(hidden, float(np.max(values)))
         least = max(math.sqrt(hidden * leak), float(num_rows), float(np.min(values)))
         lengths = np.sqrt(least / np.maximum(values, least))
+        lengths = np.maximum(lengths, _SHORTEST)
         strong = np.maximum(values, least)
-        # Symmetric, so that a coordinate stays near the global that it had been.
-        changed = units @ (axes * lengths) @ axes.T
-        root = _symmetric(changed)
+        root = _symmetric(units @ (axes * lengths) @ axes.T)
         growth = math.sqrt(float(np.sum(strong * lengths**2) / np.sum(strong)))
         dtype = np.asarray(self.units).dtype
         return Coordinates(
@@ -87,6 +90,9 @@ class Coordinates(NamedTuple):
 
 
 def _symmetric(root: Float64[np.ndarray, "n n"]) -> Float64[np.ndarray, "n n"]:
-    """The symmetric positive matrix with the same product with its transpose."""
-    values, axes = np.linalg.eigh(root @ root.T)
-    return (axes * np.sqrt(values)) @ axes.T
+    """The symmetric positive matrix with the same product with its transpose.
+
+    So a coordinate stays near the global that it had been.
+    """
+    axes, values, _ = np.linalg.svd(root)
+    return (axes * values) @ axes.T

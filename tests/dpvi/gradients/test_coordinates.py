@@ -62,6 +62,15 @@ def test_a_second_pilot_sees_what_the_first_one_hid():
     assert inside.max() / inside.min() < 50 < values.max() / values.min() / 100
 
 
+def test_pilots_of_any_size_leave_coordinates_that_can_be_inverted():
+    found = own(2)
+    for _ in range(2):
+        values = np.array([-1e60, 1e60])
+        found = found.whitened(Information(second_moments(values, axes_of(2)), 1.0), N)
+        product = np.asarray(found.units) @ np.asarray(found.inverse)
+        np.testing.assert_allclose(product, np.eye(2), atol=1e-4)
+
+
 def test_globals_that_no_row_depends_on_keep_their_units():
     values = np.array([1.0, 1e4]) * N
     moments = second_moments(values, axes_of(2))
