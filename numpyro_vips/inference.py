@@ -503,7 +503,10 @@ class PrivateVI:
         prepared, engine = fit.prepared, fit.prepared.engine
         posterior = engine.posterior(state)
         jax.block_until_ready(posterior.params)
-        on_rows = warnings_on_rows(prepared, self.schedule_options, state, progress)
+        of_engine = engine.diagnostics(state)
+        on_rows = warnings_on_rows(
+            prepared, self.schedule_options, state, progress, of_engine
+        )
         return PrivateVIResult(
             posterior=posterior,
             privacy=statement_of(
@@ -520,7 +523,7 @@ class PrivateVI:
             engine=engine.name,
             plan=str(fit.plan),
             settings=self._settings_used(prepared, fit.num_planned),
-            diagnostics=_diagnostics(engine.diagnostics(state), progress, on_rows),
+            diagnostics=_diagnostics(of_engine, progress, on_rows),
             seconds={**fit.seconds, "running": time.perf_counter() - fit.compiled},
             axis_labels=prepared.axis_labels,
             model=self.model,

@@ -127,19 +127,6 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
         )
 
 
-def on_zero_rows(share: float) -> Iterable[str]:
-    """What is said, without noise, of rows that the model cannot have.
-
-    Args:
-      share: Which part of all rows these are.
-    """
-    yield (
-        f"{share:.1%} of the rows counted as zero: they hold something that is not "
-        "finite, or an observation or an index that the model cannot have. Look at how "
-        "the arguments were made. What is missing is said by numpyro.handlers.mask."
-    )
-
-
 def late_names(program: DpviProgram) -> list[str]:
     """Names of the globals that wait in the first steps, in the guide's order."""
     if not program.is_late.any():

@@ -50,7 +50,7 @@ from numpyro_vips.dpvi.description import (
     on_hidden,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
-from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.guides import DrawsPosterior
@@ -58,6 +58,7 @@ from numpyro_vips.dpvi.guides.late_globals import WAITING
 from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
     DpviState,
+    Variational,
     drift_of_iterates,
     for_program,
     largest_by_name,
@@ -67,7 +68,7 @@ from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
-from numpyro_vips.dpvi.program import Perturb, ProgramOptions
+from numpyro_vips.dpvi.program import Draws, Perturb, ProgramOptions
 from numpyro_vips.dpvi.row_programs import RowPrograms
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
@@ -99,7 +100,7 @@ LONGEST_STEP = 2.0
 # to where they add up to zero clipped, which may be far off, as where few rows have an
 # event.
 REDRAWN_AFTER = 0.2
-# How many pilots there are of the rows' information.
+# How many pilots there are of the second moments of rows' gradients.
 NUM_PILOTS = 2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
@@ -333,7 +334,7 @@ class DpviEngine:
         noise_aware = self.compiled.noise_aware
         if release == "information" and noise_aware is not None:
             return (noise_aware.information.block,)
-        if release == "pilot" and noise_aware is not None and self._has_coordinates:
+        if release == "pilot" and self._has_coordinates and noise_aware is not None:
             return (noise_aware.second_moments.block,)
         if release != "adaptive":
             return ()
@@ -435,12 +436,8 @@ class DpviEngine:
                 name, point, units, dict(rows), mask, float(clipping_norm)
             )
             return {name: np.asarray(found)}
-        key, draws = self.program.draws(state.key, state.step)
         found = self._rows.clipped_sum(
-            state.variational,
-            key,
-            draws,
-            self._units(state),
+            *self._asked(state),
             dict(rows),
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
@@ -536,10 +533,9 @@ class DpviEngine:
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
         """
-        key, draws = self.program.draws(state.key, state.step)
-        variational, rows = state.variational, dict(rows)
-        units = self._units(state)
-        found = self._rows.norms(variational, key, draws, units, rows)
+        variational, *asked = self._asked(state)
+        rows = dict(rows)
+        found = self._rows.norms(variational, *asked, rows)
         if "loc" in variational.guide:
             loc = variational.guide["loc"]
             for noise in np.random.default_rng(0).normal(size=(MOVES, len(loc))):
@@ -547,7 +543,7 @@ class DpviEngine:
                     break
                 moved = loc + jnp.asarray(self.program.prior_scale * noise, loc.dtype)
                 at = variational._replace(guide={**variational.guide, "loc": moved})
-                found = self._rows.norms(at, key, draws, units, rows)
+                found = self._rows.norms(at, *asked, rows)
         return {name: np.asarray(found[name]) for name in names}
 
     def norm_counts(
@@ -575,19 +571,10 @@ class DpviEngine:
                 increasing_edges(edges[name]),
             )
             return {name: np.asarray(found)}
-        key, draws = self.program.draws(state.key, state.step)
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
-            state.variational,
-            key,
-            draws,
-            self._units(state),
-            dict(rows),
-            mask,
-            double,
-            row_keys,
-            names,
+            *self._asked(state), dict(rows), mask, double, row_keys, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
@@ -720,18 +707,20 @@ class DpviEngine:
         return found
 
     def _place(self, state: DpviState, name: str) -> Any:
-        """Where rows are asked for a matrix: on the way at the last iterate."""
+        """Where rows are asked for a matrix: on the way at the last iterate, near the
+        end at the average."""
         at = state.variational if name == SECOND_MOMENTS else state.average
         return at.guide["loc"]
 
-    def _units(self, state: DpviState) -> Any:
-        """What coordinates are multiplied with in which rows are asked."""
-        if state.coordinates is not None:
-            return state.coordinates.units
-        noise_aware = self.compiled.noise_aware
-        if noise_aware is None:
-            return None
-        return np.eye(noise_aware.num_read, dtype=self.program.start.dtype)
+    def _asked(self, state: DpviState) -> tuple[Variational, Any, Draws, Units | None]:
+        """Where, and in which coordinates, rows are asked for gradients."""
+        key, draws = self.program.draws(state.key, state.step)
+        return state.variational, key, draws, self._units(state)
+
+    def _units(self, state: DpviState) -> Units | None:
+        """What coordinates are multiplied with in which rows are asked; None where they
+        are the globals' own."""
+        return None if state.coordinates is None else state.coordinates.units
 
     @property
     def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:

@@ -11,7 +11,6 @@ import numpy as np
 from jaxtyping import Float
 
 from numpyro_vips.dpvi.compiler import CompiledModel
-from numpyro_vips.dpvi.description import on_zero_rows
 from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
@@ -84,9 +83,7 @@ def _with_zero_rows(
     """Diagnostics of a fit, in which this share of the rows counted as zero."""
     if diagnostics is None or not share:
         return diagnostics
-    texts = [*diagnostics.get("warnings", ()), *on_zero_rows(share)]
-    reported = {"share": share, "stddev": 0.0}
-    return {**diagnostics, ZERO_ROWS: reported, "warnings": texts}
+    return {**diagnostics, ZERO_ROWS: {"share": share, "stddev": 0.0}}
 
 
 def _starts(

@@ -21,7 +21,7 @@ at the best of the optima that some random starts lead to; that of DPVI has the 
 correlations.
 """
 
-from numpyro_vips.conjugacy.structure.level_means import is_effect, is_mean
+from numpyro_vips.conjugacy.structure.level_means import beside, is_effect, is_mean
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps
 from numpyro_vips.fitting.engine import Engine
@@ -85,17 +85,10 @@ def has_effects_beside_globals(program: ConjugateProgram) -> bool:
     effects = [latent for latent in latents.values() if latent.role == "local"]
     if not effects or not all(map(is_effect, effects)):
         return False
-    beside: dict[str, set[str]] = {effect.name: set() for effect in effects}
-    for term in program.row_terms:
-        names = {atom.latent for atom in term.atoms}
-        for name in names & beside.keys():
-            beside[name] |= {
-                other
-                for other in names
-                if latents[other].role == "global" and is_real(latents[other])
-            }
     for effect in effects:
-        others = [latents[name] for name in beside[effect.name]]
+        names = beside(effect, program.row_terms)
+        others = [latents[name] for name in names if latents[name].role == "global"]
+        others = [latent for latent in others if is_real(latent)]
         is_about_mean = len(others) == 1 and is_mean(others[0], effect)
         if others and not is_about_mean and effect.name not in program.level_means:
             return True

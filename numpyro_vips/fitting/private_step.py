@@ -93,7 +93,6 @@ def release(
         here = min(expected, size * max(0, min(len(pieces), number - first)))
         total = TreeSum()
         with (
-            _values_unchecked(),
             arguments.chunks(pieces, size) as read,
             contextlib.closing(
                 _map_in_threads(sum_of, enumerate(read, first), number)

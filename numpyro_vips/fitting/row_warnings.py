@@ -32,7 +32,11 @@ _MOST_NAMES = 6
 
 
 def warnings_on_rows(
-    prepared: PreparedFit, options: ScheduleOptions, state: Any, progress: Progress
+    prepared: PreparedFit,
+    options: ScheduleOptions,
+    state: Any,
+    progress: Progress,
+    of_engine: Mapping[str, Any],
 ) -> list[str]:
     """What the caller should know before using the posterior: a sentence or some each.
 
@@ -41,9 +45,13 @@ def warnings_on_rows(
       options: The caller's choices, which decide about what helps.
       state: The engine's state.
       progress: What was reported of the rows.
+      of_engine: The engine's diagnostics, in which a fit without noise may have the
+        share of rows that counted as zero.
     """
     found = []
     shares = progress.shares
+    if ZERO_ROWS in of_engine:
+        shares[ZERO_ROWS] = NoisyShare(**of_engine[ZERO_ROWS])
     limit = _WORTH_A_WARNING
     reporting = [step for step in progress.steps if step.reports]
     if progress.balanced:

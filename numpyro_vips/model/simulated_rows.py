@@ -13,12 +13,12 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 from jaxtyping import Float64, Int64
 
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.drawn_observations import are_drawn
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.linear_observations import SolvedEntries, linear_observations
@@ -206,15 +206,10 @@ def _as_wide(fn: Any, shape: tuple[int, ...]) -> Any:
     """
     if fn.shape() == shape:
         return fn
-    if isinstance(fn, dist.Independent):
-        return dist.Independent(
-            _as_wide(fn.base_dist, shape), fn.reinterpreted_batch_ndims
-        )
-    if isinstance(fn, dist.MaskedDistribution):
-        return _as_wide(fn.base_dist, shape)
-    if fn.event_dim:
+    plain, _ = unwrapped(fn)
+    if plain.event_dim:
         raise NotImplementedError("A vector is observed in the place of several.")
-    return fn.expand(shape)
+    return plain.expand(shape)
 
 
 def _with_solved(row: jax.Array, value: jax.Array, solved: SolvedEntries) -> jax.Array:

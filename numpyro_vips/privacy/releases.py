@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 # A single time, as it does not depend on the globals; rarely, as its noise only slows
-# the fit; in every step; early, for the coordinates of what is released in later steps;
-# or once near the end, for the posterior's intervals.
+# the fit; in every step; at half time, for the coordinates of what is released in later
+# steps; or once near the end, for the posterior's intervals.
 Release = Literal["once", "refreshed", "adaptive", "pilot", "information"]
 
 # What blocks of the last kind are called: rows' information about the globals, and the

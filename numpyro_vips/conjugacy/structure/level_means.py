@@ -6,8 +6,9 @@ l ~ Normal(b, s). It is the same model (hierarchical centring, Gelfand, Sahu and
 take the mean hardly moves, however far it is off, while the levels go with the rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
+from numpyro_vips.conjugacy.algebra.terms import Term
 from numpyro_vips.conjugacy.structure.latents import Latent
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint
 from numpyro_vips.conjugacy.structure.structure import is_real, normal_terms
@@ -30,18 +31,17 @@ def level_means(
     found: dict[str, str] = {}
     effects = [x for x in log_joint.latents.values() if is_effect(x)]
     for effect in effects:
-        beside = {
-            name
+        terms = (
+            term
             for density in log_joint.densities
             if density.is_row and density.site != effect.name
             for term in normal_terms(density.form.terms, log_joint.latents)
-            if effect.name in (names := {atom.latent for atom in term.atoms})
-            for name in names
-        }
+        )
+        others = beside(effect, terms)
         means = [
             latent.name
             for latent in log_joint.latents.values()
-            if latent.name in beside and is_mean(latent, effect)
+            if latent.name in others and is_mean(latent, effect)
         ]
         for mean in means:
             trial = {**found, effect.name: mean}
@@ -51,6 +51,12 @@ def level_means(
                 found = trial
                 break
     return found
+
+
+def beside(effect: Latent, terms: Iterable[Term]) -> set[str]:
+    """Names of the latents that some terms have with an effect, its own among them."""
+    names = ({atom.latent for atom in term.atoms} for term in terms)
+    return set().union(*(mine for mine in names if effect.name in mine))
 
 
 def is_effect(latent: Latent) -> bool:

@@ -130,7 +130,7 @@ class RowInformation:
         self._of_rows = over_rows(self.of_row)
 
     def norms(
-        self, point: Point, units: Units, rows: Mapping[str, Any]
+        self, point: Point, units: Units | None, rows: Mapping[str, Any]
     ) -> Float[Array, " rows"]:
         """Frobenius norm of each row's matrix; NaN where the row would add zero.
 
@@ -147,7 +147,7 @@ class RowInformation:
     def clipped_sum(
         self,
         point: Point,
-        units: Units,
+        units: Units | None,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
@@ -188,7 +188,7 @@ class RowInformation:
         return piece_length(size**2, _MOST_NUMBERS)
 
     def _matrices(
-        self, point: Point, units: Units, rows: Any, is_double: bool
+        self, point: Point, units: Units | None, rows: Any, is_double: bool
     ) -> _Matrix:
         """The rows' matrices in double precision."""
         with jax.enable_x64(is_double):
@@ -198,14 +198,17 @@ class RowInformation:
         return _Matrix(in_double(found.matrix), found.is_valid)
 
     def _matrix_of_row(
-        self, place: tuple[Point, Units], row: Mapping[str, Any]
+        self, place: tuple[Point, Units | None], row: Mapping[str, Any]
     ) -> _Matrix:
         num_read, _ = self.block.shape
         run = jex_core.jaxpr_as_fun(self._program)
         point, units = place
 
+        def moved(away: Float[Array, " read"]) -> Float[Array, " read"]:
+            return away if units is None else jnp.asarray(units) @ away
+
         def density(away: Float[Array, " read"]) -> tuple[Any, Any]:
-            z = jnp.concatenate([point[:num_read] + units @ away, point[num_read:]])
+            z = jnp.concatenate([point[:num_read] + moved(away), point[num_read:]])
             value, in_support = run(*self._inputs(z, row))
             return value, (value, in_support)
 

@@ -161,7 +161,8 @@ class ConjugateLocals:
             factors = jax.lax.stop_gradient(factors)
             if self.method != "quadrature":
                 bound, is_valid = row_bound_at(program, {}, given, factors)
-                return bound, is_valid & (_is_exact(factors) | (not is_double))
+                is_valid = is_valid & _is_exact(factors) if is_double else is_valid
+                return bound, is_valid
 
             def density(
                 mine: Mapping[str, Any],
