@@ -4,6 +4,7 @@ Bounds on sensitivity hold for real numbers. Computers round, numbers may be too
 or too large for their type, and what is added last depends on what was added before.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _setups import NAMES, setup
+from _setups import NAMES, Setup, setup
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.gradients import clipped_gradients
@@ -56,6 +57,91 @@ def test_numbers_of_every_size_are_clipped(name: str) -> None:
     largest = 0.0
     for number in range(count):
         change = this.bounded_sum(rows, np.arange(count) == number, NORM)
+        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
+        assert norm <= NORM
+        largest = max(largest, norm)
+    assert largest > 0.9 * NORM
+
+
+def of_counts(y: Any) -> None:
+    rate = numpyro.sample("rate", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Poisson(rate), obs=y)
+
+
+def of_proportions(n: Any, y: Any) -> None:
+    p = numpyro.sample("p", dist.Beta(1.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Binomial(n, p), obs=y)
+
+
+def of_integer_columns(X: Any, y: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    tau = numpyro.sample("tau", dist.Gamma(1.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0 / jnp.sqrt(tau)), obs=y)
+
+
+def of_weights(c: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=c):
+        numpyro.sample("y", dist.Normal(mean, 1.0), obs=y)
+
+
+def integers_of_all_sizes(
+    rng: np.random.Generator, shape: tuple[int, ...], dtype: Any
+) -> np.ndarray:
+    """Half of them powers of two, whose squares are zero where they overflow."""
+    most = np.iinfo(dtype).max
+    bits = rng.uniform(0.0, np.log2(most), shape)
+    sizes = np.where(rng.random(shape) < 0.5, 2.0 ** np.floor(bits), 2.0**bits)
+    found = np.minimum(sizes, float(most)).astype(np.int64)
+    if np.iinfo(dtype).min < 0:
+        found *= rng.choice([1, 1, 1, -1], shape)
+    found = np.where(rng.random(shape) < 0.1, np.iinfo(dtype).min, found)
+    return np.minimum(found, most).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.int32])
+@pytest.mark.parametrize(
+    "fn", [of_counts, of_proportions, of_integer_columns, of_weights]
+)
+def test_integers_of_every_size_are_clipped(fn: Any, dtype: Any) -> None:
+    """Products of integers wrap around, and 65536 squared is zero in 32 bits."""
+    rng, count = np.random.default_rng(5), 64
+    names = list(inspect.signature(fn).parameters)
+    rows = tuple(
+        integers_of_all_sizes(rng, (count, 3) if name == "X" else (count,), dtype)
+        for name in names
+    )
+    this = Setup(fn, rows)
+    largest = 0.0
+    for number in range(count):
+        change = this.bounded_sum(this.rows, np.arange(count) == number, NORM)
+        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
+        assert norm <= NORM
+        largest = max(largest, norm)
+    assert largest > 0.9 * NORM
+
+
+def weighted_regression(c: Any, X: Any, y: Any) -> None:
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)), numpyro.handlers.scale(scale=c):
+        numpyro.sample("y", dist.Normal(X @ w, 1.0), obs=y)
+
+
+@pytest.mark.parametrize("size", [30, 100])
+def test_products_of_numbers_of_all_sizes_are_clipped(size: int, x64: None) -> None:
+    """Double precision has numbers whose squares are zero, beside large ones."""
+    rng, count = np.random.default_rng(6), 64
+    c, y = 10.0 ** rng.uniform(size / 2, size, (2, count))
+    X = 10.0 ** rng.uniform(-1.7 * size, -size, (count, 1)) * [1.0, 0.0]
+    for of in (c, X, y):
+        of[::8] = 1.0
+    this = Setup(weighted_regression, (c, X, y))
+    largest = 0.0
+    for number in range(count):
+        change = this.bounded_sum(this.rows, np.arange(count) == number, NORM)
         (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
         assert norm <= NORM
         largest = max(largest, norm)

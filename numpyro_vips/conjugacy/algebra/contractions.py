@@ -97,6 +97,7 @@ def contract(
     An operand may be longer than its labels say, if it is zero from there on, as are
     those that are `padded` for speed. So may the result be, unless it is to be cut.
     """
+    operands = [x if isinstance(x, OneHot) else (as_real(x[0]), x[1]) for x in operands]
     densified = _densified(scale, operands, output)
     if densified is not None:
         return densified
@@ -113,8 +114,6 @@ def contract(
             arrays = _selected(arrays, target, one_hots)
     arrays = _equally_long(arrays)
     arrays = _without_public_vectors(arrays, output)
-    # The sum of truth values is a number, and einsum's own is whether there is any.
-    arrays = [(array * 1.0 if array.dtype == bool else array, x) for array, x in arrays]
     all_public = all(is_public(array) for array, _ in arrays)
     xp: Any = np if all_public else jnp
     if not arrays:
@@ -140,6 +139,16 @@ def contract(
     result = expand_to(result * scale, kept, output)
     sizes = zip(output, result.shape, strict=True)
     return xp.broadcast_to(result, [max(label.size, n) for label, n in sizes])
+
+
+def as_real(array: ArrayLike) -> ArrayLike:
+    """An array of real numbers, as products and sums are to be made of.
+
+    Integers of a row, such as counts, would be multiplied as integers: 65536 squared is
+    zero in 32 bits, so that a row could have any size at a norm of zero. And the sum of
+    truth values is a number, where einsum's own is whether there is any.
+    """
+    return array if jnp.issubdtype(array.dtype, jnp.floating) else array * 1.0
 
 
 def padded(array: jax.Array) -> jax.Array:

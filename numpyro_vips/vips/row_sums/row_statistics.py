@@ -14,13 +14,14 @@ import functools
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from numpyro_vips.conjugacy.algebra.contractions import contract
+from numpyro_vips.conjugacy.algebra.contractions import as_real, contract
 from numpyro_vips.conjugacy.algebra.terms import (
     ArrayLike,
     Label,
@@ -103,8 +104,10 @@ def row_contribution(
     """A row's contribution, from which norm and sum are made.
 
     Both are made of the same numbers and in double precision, where no product of a
-    few of them is too large or too small. In single precision squares of small numbers
-    are zero: a row could count with a norm of zero and not be clipped.
+    few of them is too large or too small: they have sizes that single precision has,
+    and are zero, or the row is not valid, where they are smaller or larger. Squares of
+    smaller ones would be zero, and a row could count with a norm of zero and not be
+    clipped.
 
     Args:
       program: The compiled model.
@@ -114,15 +117,47 @@ def row_contribution(
       scales: Scale of each block that is released; the others are left out.
       means: The points about which statistics are taken, by latent; may be empty.
     """
+    tokens = {slot.token for term in program.row_terms for slot in term.slots}
+    numbers = {token: array for token, array in arrays.items() if token in tokens}
+    (arrays, local_moments), valid = _of_single_size((numbers, local_moments), valid)
     scattered = scattered_statistics(
         program.structure,
         terms_with(program, arrays, means),
         local_moments,
         scales,
     )
-    tokens = {slot.token for term in program.row_terms for slot in term.slots}
-    numbers = {token: array for token, array in arrays.items() if token in tokens}
-    return RowContribution(numbers, local_moments, scattered, valid, rounding_unit())
+    return RowContribution(arrays, local_moments, scattered, valid, rounding_unit())
+
+
+_SINGLE = jnp.finfo(jnp.float32)
+
+
+def _of_single_size(numbers: Any, valid: Bool[Array, ""]) -> tuple[Any, Any]:
+    """A row's numbers in the range of single precision, and whether it is valid so.
+
+    Args:
+      numbers: A tree of arrays. In single precision they are returned as they are.
+      valid: Whether the row was valid.
+
+    Returns:
+      The same tree, with zeros for what is too small, and zeros alone if something is
+      too large; and whether the row is valid still.
+    """
+    if jnp.result_type(float) != jnp.float64:
+        return numbers, valid
+
+    def is_real(array: Array) -> bool:
+        return jnp.issubdtype(jnp.result_type(array), jnp.floating)
+
+    for array in filter(is_real, jax.tree.leaves(numbers)):
+        valid = valid & jnp.all(jnp.abs(array) <= _SINGLE.max)
+
+    def limited(array: Array) -> Array:
+        if not is_real(array):
+            return array
+        return jnp.where(valid & (jnp.abs(array) >= _SINGLE.tiny), array, 0.0)
+
+    return jax.tree.map(limited, numbers), valid
 
 
 def terms_with(program: ConjugateProgram, numbers: Numbers, means: Means) -> list[Term]:
@@ -331,6 +366,8 @@ def _operands(
 
 
 def _magnitude(array: ArrayLike) -> ArrayLike:
+    # The absolute value of the least integer is negative.
+    array = as_real(array)
     # What is public stays a NumPy array, and is contracted before what is private.
     return np.abs(array) if is_public(array) else jnp.abs(array)
 
