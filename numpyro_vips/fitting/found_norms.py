@@ -263,7 +263,10 @@ def _relative_noise(
     parts: Sequence[NormPart],
     is_one_vector: bool,
 ) -> float:
-    """L2 norm of the noise in the average of a part's releases, over its norm."""
+    """L2 norm of the noise in the average of a part's releases, over its norm.
+
+    Zero if there are none.
+    """
     squares = []
     for step in steps:
         unit = {p.name: 1.0 for p in (*parts, *step.parts)}
@@ -277,4 +280,6 @@ def _relative_noise(
             if block.name in part.blocks
         )
         squares.append(square / step.sampling.rate**2)
+    if not squares:
+        return 0.0  # In a fit of few steps nothing of the part is released any more.
     return math.sqrt(1.0 / sum(1.0 / square for square in squares))

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -226,3 +227,24 @@ def test_few_rows_with_most_of_the_information_do_not_say_its_norm() -> None:
     )
     assert np.median(norms) < found.norms[part.name] < 3.0 * np.median(norms)
     assert found.norms[gradient.name] == 3.0
+
+
+def test_a_histogram_after_the_last_release_of_its_part_is_no_error() -> None:
+    """With two steps the curvature is not released again after the norms are."""
+
+    def heavy_tails(X: Any, y: Any) -> None:
+        w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.StudentT(3.0, X @ w, 1.0), obs=y)
+
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(200, 3)), rng.normal(size=200)
+    vi = nv.PrivateVI(
+        nv.private(heavy_tails, unit="rows"),
+        budget=nv.PrivacyBudget(5.0, 1e-6),
+        engine="vips",
+        sampling=nv.FullBatch(relation="replace_one"),
+        num_steps=2,
+        progress_bar=False,
+    )
+    assert vi.run(jax.random.key(0), *rows).engine == "vips"

@@ -70,10 +70,11 @@ class Reading:
 
     def sums_of(self, state: VipsState) -> tuple[Unclipped, ObservedSums | None]:
         """The sums without clipping, and as rows know them; None where not known."""
-        if self._last is None or self._last[0] is not state:
+        last = self._last  # Another fit may replace it meanwhile.
+        if last is None or last[0] is not state:
             sums = self._sums_without_clipping(state)
-            self._last = state, (sums, self._as_observed(state, sums))
-        return self._last[1]
+            self._last = last = state, (sums, self._as_observed(state, sums))
+        return last[1]
 
     def _sums_without_clipping(self, state: VipsState) -> Unclipped:
         """The sums that the posterior is read off.
