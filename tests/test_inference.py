@@ -292,6 +292,7 @@ def test_wrong_order_of_arguments_is_explained(budget):
         vi.run(KEY, Y, X)
     note = "".join(caught.value.__notes__)
     assert "X: private float32[60]" in note
+    assert "in line" in note and "of test_inference.py" in note
     assert "Nothing was charged" in note
 
 

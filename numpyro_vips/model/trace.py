@@ -2,10 +2,7 @@
 
 import dataclasses
 import functools
-import linecache
-import traceback
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,13 +13,13 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import Distributed, in_support, take_apart
+from numpyro_vips.model.model_errors import log_prob, traced
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.sparse_rows import SparseRows
 
@@ -162,11 +159,11 @@ class Trace:
             plates = tuple(unit_plate.plate_names)
             return outputs, _Noted(sites, unit_plate.seen, plates)
 
-        self.drawn, (latents, _) = _traced(
+        self.drawn, (latents, _) = traced(
             lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
         )
         self.inputs = (rows, latents)
-        self.closed, (self.output_shapes, noted) = _traced(
+        self.closed, (self.output_shapes, noted) = traced(
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
         self.sites: dict[str, TracedSite] = noted.sites
@@ -186,7 +183,7 @@ class Trace:
 
     def programs(self) -> list[Any]:
         """All that the model computes: its draws, its parameters, its densities."""
-        densities = _traced(lambda: jax.make_jaxpr(self._densities)(*self.inputs))
+        densities = traced(lambda: jax.make_jaxpr(self._densities)(*self.inputs))
         for program in (self.drawn, densities):
             check_row_program(program)
         return [self.drawn, self.closed, densities]
@@ -195,7 +192,7 @@ class Trace:
         messages, _ = self._run(rows, latents=latents)
         with numpyro.validation_enabled(False):
             return {
-                name: msg["fn"].log_prob(msg["value"])
+                name: log_prob(name, msg)
                 for name, msg in _of_type("sample", messages).items()
             }
 
@@ -286,42 +283,3 @@ def site_outputs(msg: Mapping[str, Any]) -> tuple[Distributed, dict[str, Any]]:
     if msg["scale"] is not None:
         outputs["scale"] = jnp.asarray(msg["scale"])
     return structure, outputs
-
-
-def _traced(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.NonConcreteBooleanIndexError,
-    ) as error:
-        raise UnsafeModelError(
-            "The model looks at the value of a latent variable or of private data "
-            "while it runs (an `if`, a float(), a NumPy function or a boolean index "
-            "on a traced array, or a NumPy array indexed by one)"
-            f"{_line_of(error)}. What it computes would depend on single records in "
-            "ways that no clipping bounds. Use jnp functions such as jnp.where "
-            "instead. A size, as in len(np.unique(group)) or int(np.max(x)) + 1, must "
-            "be public: pass the number of groups to the model as a Python int. JAX "
-            f"reports {type(error).__name__}."
-        ) from None
-
-
-# Whose lines are not the user's.
-_LIBRARIES = ("numpyro_vips", "numpyro", "jax", "numpy", "scipy", "contextlib")
-
-
-def _line_of(error: BaseException) -> str:
-    """Where the model failed: the last line that is neither ours nor a library's."""
-    frames = []
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if module not in _LIBRARIES:
-            frames.append((frame.f_code.co_filename, number))
-    if not frames:
-        return ""
-    filename, number = frames[-1]
-    code = linecache.getline(filename, number).strip()
-    where = f", in line {number} of {Path(filename).name}"
-    return f"{where}, `{code}`" if code else where
