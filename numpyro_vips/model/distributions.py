@@ -27,6 +27,18 @@ def unwrapped(fn: Distribution) -> tuple[Any, list[Distribution]]:
     return fn, wrappers
 
 
+def shape_as_written(fn: Distribution) -> tuple[int, ...]:
+    """The batch shape of a distribution's parameters, before anything expands it."""
+    plain, wrappers = unwrapped(fn)
+    events = sum(
+        wrapper.reinterpreted_batch_ndims
+        for wrapper in wrappers
+        if isinstance(wrapper, dist.Independent)
+    )
+    shape = tuple(plain.batch_shape)
+    return shape[: max(0, len(shape) - events)]
+
+
 def in_support(fn: Distribution, value: Any) -> jax.Array:
     """Whether each element of a value lies in the support, masked out or not."""
     if isinstance(fn, dist.Unit):

@@ -134,8 +134,9 @@ def _of_a_plate(error: Exception, where: str) -> str:
     """What is wrong with a site whose axes do not fit the plates that it is under."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         plate, message = frame.f_locals.get("self"), frame.f_locals.get("msg")
-        is_site = isinstance(message, dict) and message.get("type") == "sample"
-        if isinstance(plate, numpyro.plate) and is_site:
+        if not (isinstance(plate, numpyro.plate) and isinstance(message, dict)):
+            continue
+        if message.get("type") == "sample":
             fn = message["fn"]
             return (
                 f"The distribution of {message['name']!r} does not fit the plate "

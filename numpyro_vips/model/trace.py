@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
@@ -14,11 +13,15 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.distributions import Distributed, in_support, take_apart
+from numpyro_vips.model.distributions import (
+    Distributed,
+    in_support,
+    shape_as_written,
+    take_apart,
+)
 from numpyro_vips.model.model_errors import log_prob, traced
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.sparse_rows import SparseRows
@@ -60,6 +63,7 @@ class TracedSite:
       event_dim: The number of its event axes.
       support: What it has probability on; None of a `numpyro.factor`. Its bounds are
         variables of the trace where they are no numbers, and then mean nothing else.
+      parameters_shape: The batch shape of its parameters, before plates expand it.
       is_reparametrised: Whether gradients pass through its draws.
       structure: What it is made of.
       constraint: What a parameter without a prior keeps to; None of others.
@@ -72,6 +76,7 @@ class TracedSite:
     distribution: type[dist.Distribution] | None = None
     event_dim: int = 0
     support: Any = None
+    parameters_shape: tuple[int, ...] = ()
     is_reparametrised: bool = False
     structure: Distributed | None = None
     constraint: Any = None
@@ -101,6 +106,7 @@ def _traced_site(msg: Mapping[str, Any], structure: Distributed | None) -> Trace
         distribution=type(fn),
         event_dim=fn.event_dim,
         support=None if isinstance(fn, dist.Unit) else fn.support,
+        parameters_shape=shape_as_written(fn),
         is_reparametrised=bool(fn.has_rsample),
         structure=structure,
     )
@@ -227,46 +233,6 @@ class Trace:
         if "value" in outputs:
             return tuple(outputs["value"].shape)
         return tuple(self.inputs[1][name].shape)
-
-
-# What to do about a quantity that is computed from all rows.
-PUBLIC_IN_ITS_PLACE = (
-    "Put a public number in the place of what is computed from all rows; for a mean "
-    "that is taken off, as in X - X.mean(0), zero will do where the model has an "
-    "intercept. What was computed from public data is passed in public=."
-)
-
-# Operations along axes, and where their programs say along which.
-_ALONG = ("axes", "axis", "dimension")
-
-
-def takes_all_rows(two: Trace, three: Trace) -> bool:
-    """Whether the model computes something of all rows at once, such as a mean.
-
-    It is a hint for people: a model that does so in another way is refused later, by
-    what its log density is.
-
-    Args:
-      two, three: The model on so many rows.
-    """
-    programs = (equations_of(trace.closed) for trace in (two, three))
-    for pair in zip(*programs, strict=False):
-        if pair[0].primitive.name != pair[1].primitive.name:
-            return False  # They differ in more than their number.
-        lengths = [_lengths_along(eqn) for eqn in pair]
-        if lengths[0] != lengths[1]:
-            return True
-    return False
-
-
-def _lengths_along(eqn: jex_core.JaxprEqn) -> list[int]:
-    """The lengths that an operation reduces, accumulates or sorts."""
-    name = eqn.primitive.name
-    if not name.startswith(("reduce_", "arg", "cum", "sort")) or "and" in name:
-        return []
-    shape = aval_of(eqn.invars[0]).shape
-    along = next((eqn.params[key] for key in _ALONG if key in eqn.params), ())
-    return [shape[axis] for axis in np.atleast_1d(np.asarray(along, int))]
 
 
 def _of_type(kind: str, messages: Mapping[str, Any]) -> dict[str, Any]:
