@@ -67,6 +67,26 @@ class PricedSteps:
     delta: float
 
 
+def warning_of_delta(priced: PricedSteps, num_rows: int) -> str | None:
+    """What is said, before anything is charged, of a delta that promises nothing.
+
+    Args:
+      priced: The steps and what they cost.
+      num_rows: The public number of rows.
+
+    Returns:
+      The warning; None if the delta is below one over the number of rows.
+    """
+    if not priced.steps or math.isinf(priced.epsilon) or priced.delta * num_rows < 1:
+        return None
+    return (
+        f"delta={priced.delta:.3g} is not below 1 / num_rows = {1 / num_rows:.3g}. "
+        "To publish some rows as they are, each with this probability, would be "
+        "allowed by it, so that it promises nothing to the individuals. Choose a delta "
+        "well below, such as 1e-6: a small one costs little accuracy."
+    )
+
+
 def price(
     steps: Sequence[Step],
     budget: PrivacyBudget,
