@@ -36,6 +36,7 @@ from numpyro_vips.fitting.pricing import (
     price,
     statement_of,
     warning_of_delta,
+    warning_of_no_globals,
 )
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
@@ -436,9 +437,12 @@ class PrivateVI:
         )
         compiled = time.perf_counter()
         if self.schedule_options.private and resumed is None:
-            told = warning_of_delta(priced, prepared.arguments.public_num_rows)
-            if told is not None:
-                warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
+            for told in (
+                warning_of_no_globals(prepared.graph),
+                warning_of_delta(priced, prepared.arguments.public_num_rows),
+            ):
+                if told is not None:
+                    warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
         fit = _RunningFit(

@@ -426,6 +426,17 @@ def test_a_delta_above_one_over_the_rows_is_warned_of_before_it_is_charged():
     assert not budget.charges
 
 
+def test_a_prior_under_the_plate_of_individuals_is_warned_of(budget):
+    def model(X, y):
+        with numpyro.plate("patients", X.shape[0]):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(X[:, 0] * w, 1.0), obs=y)
+
+    with pytest.warns(UserWarning, match=r"nothing is fitted.*\('w'\).*outside"):
+        fitted(model, X, Y, budget=budget)
+    assert budget.spent().epsilon == 0.0
+
+
 def test_a_model_whose_draws_are_fixed_is_refused(budget):
     with pytest.raises(TypeError, match=r"handlers\.seed.*keys of its own"):
         fitted(marked(numpyro.handlers.seed(logistic, 0)), X, Y, budget=budget)

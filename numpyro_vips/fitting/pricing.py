@@ -11,6 +11,7 @@ from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.statement import PrivacyStatement
 
@@ -65,6 +66,22 @@ class PricedSteps:
     steps: tuple[Step, ...]
     epsilon: float
     delta: float
+
+
+def warning_of_no_globals(graph: ModelGraph) -> str | None:
+    """What is said of a model in which every latent is a row's own.
+
+    Nothing is released then. It may be meant, to ask for the latents of single rows, or
+    priors stand under the plate by mistake.
+    """
+    if graph.latents("global") or graph.params:
+        return None
+    own = quoted((site.name for site in graph.latents("local")), "none")
+    return (
+        "The model has no latent that all rows share, so that nothing is fitted or "
+        f"released. Under the plate {graph.unit!r} every row has latents of its own "
+        f"({own}): to share one among the rows, sample it outside the plate."
+    )
 
 
 def warning_of_delta(priced: PricedSteps, num_rows: int) -> str | None:

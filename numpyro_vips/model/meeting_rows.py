@@ -164,7 +164,7 @@ def _kind_of_index(two: jex_core.JaxprEqn, three: jex_core.JaxprEqn) -> str | No
 def _kind_of_number(two: jex_core.JaxprEqn, three: jex_core.JaxprEqn) -> str | None:
     for pair in zip(two.invars, three.invars, strict=False):
         numbers = [a.val for a in pair if isinstance(a, jex_core.Literal)]
-        if len(numbers) == 2 and not np.array_equal(*map(np.asarray, numbers)):
+        if len(numbers) == 2 and not np.array_equal(numbers[0], numbers[1]):
             return "number"
     return None
 
