@@ -18,6 +18,7 @@ from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import (
     Distributed,
+    check_parameters,
     in_support,
     shape_as_written,
     take_apart,
@@ -160,6 +161,7 @@ class Trace:
             for name, msg in messages.items():
                 structure = None
                 if msg["type"] == "sample":
+                    check_parameters(name, msg["fn"])
                     structure, outputs[name] = site_outputs(msg)
                 sites[name] = _traced_site(msg, structure)
             plates = tuple(unit_plate.plate_names)
