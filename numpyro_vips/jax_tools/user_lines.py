@@ -1,16 +1,13 @@
 """Which line of the user's code an error, or an operation of a program, comes from."""
 
-import contextlib
 import importlib.util
 import linecache
+import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
 
 import jax.extend.core as jex_core
-
-# Whose lines are not the user's.
-_LIBRARIES = ("numpyro_vips", "numpyro", "jax", "jaxlib", "numpy", "scipy")
 
 
 def line_of_error(error: BaseException) -> str:
@@ -32,7 +29,9 @@ def line_of_equation(equation: jex_core.JaxprEqn) -> str:
 
 
 def _text(frames: Iterable[tuple[str, int]]) -> str:
-    lines = [(name, number) for name, number in frames if _is_of_user(name)]
+    lines = [(name, number) for name, number in frames if not _is_in(name, _OURS)]
+    # Unless the model itself is in a library, such as one of the user's own.
+    lines = [line for line in lines if not _is_in(line[0], _INSTALLED)] or lines
     if not lines:
         return ""
     filename, number = lines[-1]
@@ -41,13 +40,17 @@ def _text(frames: Iterable[tuple[str, int]]) -> str:
     return f"{where}, `{code}`" if code else where
 
 
-def _is_of_user(filename: str) -> bool:
-    path = Path(filename)
-    return path != Path(contextlib.__file__) and not any(
-        folder in path.parents for folder in _folders()
-    )
-
-
-def _folders() -> list[Path]:
-    specs = map(importlib.util.find_spec, _LIBRARIES)
+def _folders(packages: Iterable[str]) -> list[Path]:
+    specs = map(importlib.util.find_spec, packages)
     return [Path(spec.origin).parent for spec in specs if spec and spec.origin]
+
+
+# Whose lines are never the user's, and where those of libraries and of Python lie.
+_OURS = _folders(("numpyro_vips", "numpyro", "jax", "jaxlib", "numpy", "scipy"))
+_INSTALLED = [
+    Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")
+]
+
+
+def _is_in(filename: str, folders: Iterable[Path]) -> bool:
+    return any(folder in Path(filename).parents for folder in folders)

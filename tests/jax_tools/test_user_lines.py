@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 from numpyro_vips.jax_tools.user_lines import line_of_equation, line_of_error
@@ -31,3 +32,14 @@ def test_an_error_comes_from_the_last_line_of_the_users() -> None:
 
 def test_an_error_without_a_line_of_the_users_has_none() -> None:
     assert line_of_error(ValueError("raised nowhere")) == ""
+
+
+def test_a_line_of_a_library_is_told_only_where_there_is_no_other() -> None:
+    with pytest.raises(KeyError) as caught:
+        pd.Series([1, 2])[7]  # From here.
+    error = caught.value
+    assert line_of_error(error).endswith("# From here.`")
+    assert error.__traceback__ is not None
+    inside = error.with_traceback(error.__traceback__.tb_next)
+    assert ", in line " in line_of_error(inside)
+    assert "From here" not in line_of_error(inside)
