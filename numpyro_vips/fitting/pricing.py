@@ -76,12 +76,17 @@ def warning_of_no_globals(graph: ModelGraph) -> str | None:
     """
     if graph.latents("global") or graph.params:
         return None
-    own = quoted((site.name for site in graph.latents("local")), "none")
-    return (
+    message = (
         "The model has no latent that all rows share, so that nothing is fitted or "
-        f"released. Under the plate {graph.unit!r} every row has latents of its own "
-        f"({own}): to share one among the rows, sample it outside the plate."
+        "released."
     )
+    own = [site.name for site in graph.latents("local")]
+    if own:
+        message += (
+            f" Under the plate {graph.unit!r} every row has latents of its own "
+            f"({quoted(own)}): to share one among all, sample it outside the plate."
+        )
+    return message
 
 
 def warning_of_delta(priced: PricedSteps, num_rows: int) -> str | None:
