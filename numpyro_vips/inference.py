@@ -279,6 +279,13 @@ class PrivateVI:
                 "Expected across to be nv.Processes(), nv.SimulatedParties(number) or "
                 f"None, got {across!r}."
             )
+        if callback is not None and not callable(callback):
+            raise TypeError(
+                "Expected callback to be a function of the step and the result so far, "
+                f"got {type(callback).__name__}."
+            )
+        if label is not None:
+            _validate.text(label=label)
         if num_rows is not None:
             _validate.positive_integer(num_rows=num_rows)
             num_rows = int(num_rows)

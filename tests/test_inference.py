@@ -348,6 +348,8 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         ValueError,
         r"clipping_norm= to name statistics of the model, got \['w'\]; it has \['⟨w",
     ),
+    "a callback": ({"callback": "x"}, TypeError, "callback to be a function.*got str"),
+    "a label": ({"label": 5}, TypeError, "label=5 to be a text"),
     "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
     "share of the budget": (
         {"epsilon": 2.0},
