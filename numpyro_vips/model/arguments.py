@@ -346,7 +346,14 @@ def _named_arguments(
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"The arguments do not fit the model: {error}.") from None
+            parameters = ", ".join(signature.parameters) or "none"
+            hint = ""
+            if any(isinstance(value, jax.Array) and is_key(value) for value in args):
+                hint = " A random key is given to run() alone, before them."
+            raise TypeError(
+                f"The arguments do not fit the model: {error}. Its parameters are "
+                f"{parameters}.{hint}"
+            ) from None
         names = list(_positional_names(signature, args))
         parameters = tuple(signature.parameters)
     named: dict[int | str, tuple[str, Any]] = {

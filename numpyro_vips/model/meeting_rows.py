@@ -30,8 +30,9 @@ _PAIRS = (
     "number of rows: make both (N,), with X[:, 0] or .squeeze(-1). "
 )
 _SERIES = (
-    "Rows that follow each other, such as visits or the times of a series, belong to "
-    "one individual: make them one row, of shape (N, T) for all."
+    "A number of another row, or one that is computed from all of them, must be public "
+    "to be used for a row. Rows that follow each other, such as visits or the times of "
+    "a series, belong to one individual: make them one row, of shape (N, T) for all."
 )
 _NUMBER = "Pass the number of rows as a public number of its own, a Python int."
 

@@ -43,12 +43,14 @@ _VALUES: Mapping[type[Exception], str] = {
     # The most general comes last.
     jax.errors.ConcretizationTypeError: (
         "int(), float() and .item() take a value out: leave them out, or use "
-        f".astype(...).{_SIZE}"
+        ".astype(...). How long the results of jnp.unique, jnp.nonzero and "
+        f"jnp.bincount are depends on values: do without, or say a public size=.{_SIZE}"
     ),
 }
 
 # What JAX says of an index that is no integer, or no single one.
 _INTEGER_INDEX = re.compile(r"(indexer|indices) must (have|be).*\binteger", re.I)
+_SHAPES = "Shapes must be 1D sequences of concrete values"
 _SINGLE_INTEGER = "Only integer scalar arrays can be converted"
 
 
@@ -88,7 +90,7 @@ def _plain(error: Exception) -> type[Exception]:
 def _in_terms_of_the_model(error: Exception) -> str:
     """What is wrong where an error is known to mean that, else an empty text."""
     where, text = line_of_error(error), str(error)
-    if isinstance(error, ValueError) and (reason := _of_a_plate(error, where)):
+    if reason := _of_a_plate(error, where):
         return reason
     if not where:
         return ""
@@ -100,6 +102,13 @@ def _in_terms_of_the_model(error: Exception) -> str:
             "values, and of private rows none may be shown: leave the text out, or "
             "keep it for runs of the plain model."
         )
+    if "unhashable type" in text and "Tracer" in text:
+        return (
+            f"The model looks up a dict or a set by an array{where}. Make an array of "
+            "what is in it, jnp.asarray([...])[index]."
+        )
+    if text.startswith(_SHAPES):
+        return f"The model makes an array whose size it computes{where}.{_SIZE}"
     if text.startswith(_SINGLE_INTEGER):
         return (
             f"The model indexes a Python list or tuple by an array{where}. Make an "
@@ -134,9 +143,16 @@ def _of_a_plate(error: Exception, where: str) -> str:
     """What is wrong with a site whose axes do not fit the plates that it is under."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         plate, message = frame.f_locals.get("self"), frame.f_locals.get("msg")
-        if not (isinstance(plate, numpyro.plate) and isinstance(message, dict)):
+        if not isinstance(plate, numpyro.plate):
             continue
-        if message.get("type") == "sample":
+        size = frame.f_locals.get("size", 1)
+        if frame.f_code.co_name == "__init__" and not isinstance(size, int):
+            return (
+                f"The size of the plate {frame.f_locals.get('name')!r} is of type "
+                f"{type(size).__name__}{where}. Expected a Python int, such as "
+                "X.shape[0] or len(y)."
+            )
+        if isinstance(message, dict) and message.get("type") == "sample":
             fn = message["fn"]
             return (
                 f"The distribution of {message['name']!r} does not fit the plate "
@@ -161,6 +177,7 @@ def log_prob(name: str, message: Mapping[str, Any]) -> Any:
         return fn.log_prob(value)
     except (TypeError, ValueError) as error:
         dtype = getattr(value, "dtype", type(value).__name__)
+        shape = tuple(getattr(value, "shape", ()))
         remedy = ""
         if _INTEGER_INDEX.search(str(error)):
             remedy = (
@@ -168,6 +185,7 @@ def log_prob(name: str, message: Mapping[str, Any]) -> Any:
                 ".astype(int)."
             )
         raise _plain(error)(
-            f"The distribution of {name!r} has no log density for its value, which is "
-            f"of dtype {dtype}.{remedy} The error was: {error}"
+            f"The distribution of {name!r}, of batch shape {tuple(fn.batch_shape)} and "
+            f"event shape {tuple(fn.event_shape)}, has no log density for its value, "
+            f"of dtype {dtype} and shape {shape}.{remedy} The error was: {error}"
         ) from None

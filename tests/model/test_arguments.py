@@ -386,8 +386,11 @@ def test_arguments_that_do_not_fit_the_model():
     def model(X, y):
         pass
 
-    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+    with pytest.raises(TypeError, match="missing a required argument: 'y'") as caught:
         bind(X(), fn=model)
+    assert str(caught.value).endswith("Its parameters are X, y.")
+    with pytest.raises(TypeError, match=r"key is given to run\(\) alone"):
+        bind(jax.random.key(0), X(), np.ones(ROWS), fn=model)
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         bind(X(), np.ones(ROWS), z=1, fn=model)
     with pytest.raises(TypeError, match="holds no model"):

@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+import pandas as pd
 import pytest
 
 import numpyro_vips as nv
@@ -73,6 +74,36 @@ def raising(group, y):
     raise ValueError("the integer index that the model itself complains of")
 
 
+def up_to_largest(group, y):
+    observed(jnp.zeros(group.max() + 1)[group], y)
+
+
+def looked_up(group, y):
+    observed(levels()[0] * {0: 1.0}[group], y)
+
+
+def sized_by(size):
+    def model(group, y):
+        with numpyro.plate("rows", size(y)):
+            numpyro.sample("y", dist.Normal(levels()[0], 1.0), obs=y)
+
+    return model
+
+
+def of_uniques(group, y):
+    observed(jnp.unique(group)[0], y)
+
+
+def in_a_library(group, y):
+    observed(pd.Series(y).mean(), y)
+
+
+def of_other_points(group, y):
+    with numpyro.plate("rows", y.shape[0]):
+        points = dist.MultivariateNormal(levels(), jnp.eye(4))
+        numpyro.sample("point", points, obs=jnp.stack([y] * 3, -1))
+
+
 @pytest.mark.parametrize(
     ("model", "group", "kind", "told"),
     [
@@ -83,6 +114,11 @@ def raising(group, y):
         (printing, CODES, TypeError, r"array as text, in line .*`print\("),
         (as_series, CODES, AttributeError, r"arrays of JAX.*no attribute.*values"),
         (of_points, CODES, ValueError, r"'y' does not fit .*'rows'.*to_event\(1\)"),
+        (up_to_largest, CODES, TypeError, r"size it computes, in line .* Python int"),
+        (looked_up, CODES, TypeError, r"dict or a set by an array, in line .*asarray"),
+        (sized_by(lambda y: y.shape), CODES, TypeError, r"'rows' is of type tuple"),
+        (sized_by(lambda y: y), CODES, ValueError, r"'rows' .*Tracer.* len\(y\)"),
+        (of_other_points, CODES, TypeError, r"'point'.*shape \(4,\).*shape \(2, 3\)"),
         (of_classes, CODES, TypeError, r"'class'.*float32.*integers.*astype\(int\)"),
     ],
 )
@@ -98,6 +134,8 @@ def test_what_is_wrong_and_what_to_write_is_told(model, group, kind, told) -> No
         (indexed, CODES > 0, r"truth values.*0 and 1, with \.astype\(int\)"),
         (from_table, CODES, r"jnp\.asarray\(table\)\[index\]"),
         (up_to, CODES, r"range\(\).*must be public"),
+        (of_uniques, CODES, r"jnp\.unique.*public size="),
+        (in_a_library, CODES, r"`observed\(pd\.Series\(y\)\.mean\(\), y\)`"),
         (deciding, CODES, r"`if`.*jnp\.where"),
     ],
 )
