@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex_core
 import numpy as np
 
-from numpyro_vips.jax_tools.jaxprs import called_program, programs_in
+from numpyro_vips.jax_tools.jaxprs import aval_of, called_program, programs_in
 from numpyro_vips.jax_tools.user_lines import line_of_equation
 
 # What to do about a quantity that is computed from all rows.
@@ -97,13 +97,13 @@ def _found(two: Any, three: Any, kind_of: _KindOf) -> Iterator[tuple[str, str]]:
         if pair[0].primitive.name != pair[1].primitive.name:
             return
         calls = [called_program(eqn) for eqn in pair]
-        kind = kind_of(*pair) if calls[0] is None else None
+        is_call = None not in calls
+        kind = None if is_call else kind_of(*pair)
         if kind is not None:
             yield kind, line_of_equation(pair[0])
             continue
         # Programs inside may have been traced for another call, in another line.
-        inside = [calls] if calls[0] is not None else zip(*_inner(pair), strict=False)
-        for a, b in inside:
+        for a, b in [calls] if is_call else zip(*_inner(pair), strict=False):
             for kind, where in _found(a, b, kind_of):
                 yield kind, line_of_equation(pair[0]) or where
 
@@ -118,37 +118,37 @@ def _growing(two: Any, three: Any) -> set[int]:
     return {i for i, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b}
 
 
-def _axes(eqn: jex_core.JaxprEqn) -> tuple[list[Any], list[Any]]:
-    return list(eqn.invars), list(eqn.outvars)
-
-
 def _kind_of(two: jex_core.JaxprEqn, three: jex_core.JaxprEqn) -> str | None:
     """How rows meet in an operation, if they do."""
-    (ins, outs), (ins_3, outs_3) = _axes(two), _axes(three)
-    grown = [_growing(a, b) for a, b in zip(ins, ins_3, strict=False)]
-    grown_out = [_growing(a, b) for a, b in zip(outs, outs_3, strict=False)]
-    name, params = two.primitive.name, two.params
-    most = max(map(len, grown), default=0)
-    if max(map(len, grown_out), default=0) > max(1, most):
+    name, params, array = two.primitive.name, two.params, two.outvars[0]
+    ins = [_growing(*atoms) for atoms in zip(two.invars, three.invars, strict=False)]
+    outs = [_growing(*atoms) for atoms in zip(two.outvars, three.outvars, strict=False)]
+    most = max(map(len, ins), default=0)
+    if max(map(len, outs), default=0) > max(1, most):
         return "pairs"
     if most == 0:
         return None
     if name.startswith(("cum", "sort", "top_k", "approx_top_k")):
-        along = {params.get("axis", params.get("dimension", -1))}
-        along = {axis % max(1, len(ins[0].aval.shape)) for axis in along}
-        return "order" if along & grown[0] else None
+        axis = params.get("axis", params.get("dimension", -1))
+        along = axis % max(1, len(aval_of(two.invars[0]).shape))
+        return "order" if along in ins[0] else None
     if name == "scan" and params["length"] != three.params["length"]:
         return "order"
-    moves = name in ("slice", "dynamic_slice", "concatenate", "pad", "rev")
-    if moves:
-        is_same = name != "rev" or not set(params["dimensions"]) & grown[0]
-        lengths = [_lengths(v, g) for v, g in zip(ins, grown, strict=True) if g]
-        return (
-            None if is_same and lengths[0] == _lengths(outs[0], grown[0]) else "others"
+    if name == "rev":
+        return "others" if ins[0] & set(params["dimensions"]) else None
+    if name in _MOVES:
+        kept = (
+            _lengths(v, g) == _lengths(array, g)
+            for v, g in zip(two.invars, ins, strict=True)
         )
-    if not any(grown_out):
+        return None if all(kept) else "others"
+    if not any(outs):
         return "others" if name == "gather" else "all"
     return None
+
+
+# Operations that put rows elsewhere if they change how many there are.
+_MOVES = ("slice", "dynamic_slice", "concatenate", "pad")
 
 
 def _lengths(var: Any, axes: set[int]) -> list[int]:
