@@ -177,9 +177,19 @@ def check_marked(model: Any) -> None:
     """Checks that a model says whose records are protected.
 
     Raises:
-      TypeError: It is not marked with `private`, or `private` is not the outermost.
+      TypeError: It is not marked with `private`, `private` is not the outermost, or
+        the model's draws are fixed.
     """
     if isinstance(model, private) and model.fn is not None:
+        handler: Any = model.fn
+        while isinstance(handler, Messenger):
+            if isinstance(handler, numpyro.handlers.seed):
+                raise TypeError(
+                    "The model is under numpyro.handlers.seed, so that it would draw "
+                    "the same numbers in every step. Pass it without: a fit gives it "
+                    "keys of its own, from that of run(rng_key, ...)."
+                )
+            handler = handler.fn
         return
     inner = getattr(model, "fn", None)
     if isinstance(model, private):

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import inspect
 import os
 import time
 import warnings
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
-from numpyro_vips.errors import UnusablePosteriorError
+from numpyro_vips.errors import UnusablePosteriorError, did_you_mean
 from numpyro_vips.fitting.checkpoint import Checkpoint, opened, priced_by_first
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
@@ -34,6 +35,8 @@ from numpyro_vips.fitting.pricing import (
     noise_of_one_release,
     price,
     statement_of,
+    warning_of_delta,
+    warning_of_no_globals,
 )
 from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
@@ -59,6 +62,13 @@ _P = ParamSpec("_P")
 
 # Where else a setting belongs that is none of `PrivateVI`.
 _PLACES = {
+    "batch_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
+    "subsample_size": "sampling=nv.Poisson(0.1) for a tenth of the rows in each step",
+    "learning_rate": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
+    "optim": "engine=nv.DPVI(optimizer=optax.adam(0.01))",
+    "rng_key": "run(rng_key, X, y)",
+    "unit": "nv.private(model, unit='patients') in place of the model",
+    "public": "nv.private(model, unit='patients', public=('times',)) for the model",
     "sampling_rate": "sampling=nv.Poisson(0.1)",
     "relation": "sampling=nv.FullBatch(relation='replace_one')",
     "accountant": "budget=nv.PrivacyBudget(epsilon, delta, accountant='moments')",
@@ -78,13 +88,24 @@ _PLACES = {
 def _naming_places(
     init: Callable[Concatenate[Any, _P], None],
 ) -> Callable[Concatenate[Any, _P], None]:
-    """Lets the error about a keyword say where that setting belongs."""
+    """Lets errors about keywords say which there is, and where a setting belongs."""
+    known = inspect.signature(init).parameters.keys() - {"self", "model"}
 
     @functools.wraps(init)
     def checked(self: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
         for name in kwargs:
             if name in _PLACES:
                 raise TypeError(f"PrivateVI has no {name}=: write {_PLACES[name]}.")
+            if name not in known and name != "model":
+                hint = did_you_mean(name, known)
+                hint = hint or f"It has {', '.join(f'{k}=' for k in sorted(known))}."
+                raise TypeError(f"PrivateVI has no {name}=. {hint}")
+        if "budget" not in kwargs:
+            raise TypeError(
+                "PrivateVI needs budget=nv.PrivacyBudget(epsilon, delta), such as "
+                "nv.PrivacyBudget(1.0, 1e-6), the ledger that pays for all fits on the "
+                "same people. Its own epsilon= and delta= are one fit's share of it."
+            )
         init(self, *args, **kwargs)
 
     return checked
@@ -258,6 +279,13 @@ class PrivateVI:
                 "Expected across to be nv.Processes(), nv.SimulatedParties(number) or "
                 f"None, got {across!r}."
             )
+        if callback is not None and not callable(callback):
+            raise TypeError(
+                "Expected callback to be a function of the step and the result so far, "
+                f"got {type(callback).__name__}."
+            )
+        if label is not None:
+            _validate.text(label=label)
         if num_rows is not None:
             _validate.positive_integer(num_rows=num_rows)
             num_rows = int(num_rows)
@@ -416,6 +444,12 @@ class PrivateVI:
         )
         compiled = time.perf_counter()
         if self.schedule_options.private and resumed is None:
+            for told in (
+                warning_of_no_globals(prepared.graph),
+                warning_of_delta(priced, prepared.arguments.public_num_rows),
+            ):
+                if told is not None:
+                    warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
         fit = _RunningFit(

@@ -292,6 +292,7 @@ def test_wrong_order_of_arguments_is_explained(budget):
         vi.run(KEY, Y, X)
     note = "".join(caught.value.__notes__)
     assert "X: private float32[60]" in note
+    assert ", in line " in note and "X.shape[1]" in note
     assert "Nothing was charged" in note
 
 
@@ -347,6 +348,8 @@ BAD_SETTINGS: dict[str, tuple[dict, type[Exception], str]] = {
         ValueError,
         r"clipping_norm= to name statistics of the model, got \['w'\]; it has \['⟨w",
     ),
+    "a callback": ({"callback": "x"}, TypeError, "callback to be a function.*got str"),
+    "a label": ({"label": 5}, TypeError, "label=5 to be a text"),
     "seed": ({"insecure_seed": 1.5}, TypeError, "insecure_seed"),
     "share of the budget": (
         {"epsilon": 2.0},
@@ -388,6 +391,10 @@ MOVED = {
     **dict.fromkeys(("augmentation", "local_steps"), "engine=nv.VIPS("),
     **dict.fromkeys(("guide", "optimizer", "loss"), "engine=nv.DPVI("),
     **dict.fromkeys(("perturb", "averaging"), "engine=nv.DPVI("),
+    **dict.fromkeys(("learning_rate", "optim"), "engine=nv.DPVI(optimizer="),
+    **dict.fromkeys(("batch_size", "subsample_size"), "sampling=nv.Poisson(0.1)"),
+    "rng_key": "run(rng_key, X, y)",
+    **dict.fromkeys(("unit", "public"), "nv.private(model, unit="),
 }
 
 
@@ -397,6 +404,44 @@ def test_a_setting_of_another_object_is_sent_there(name, place, budget):
     with pytest.raises(TypeError, match=expected):
         fitted(logistic, X, Y, budget=budget, **{name: None})
     assert name not in inspect.signature(nv.PrivateVI).parameters
+
+
+def test_an_unknown_setting_is_told_the_nearest_one_or_all(budget):
+    with pytest.raises(TypeError, match=r"no num_step=\. Did you mean 'num_steps'\?"):
+        fitted(logistic, X, Y, budget=budget, num_step=3)
+    with pytest.raises(TypeError, match=r"no zzz=\. It has across=, budget=, "):
+        fitted(logistic, X, Y, budget=budget, zzz=3)
+
+
+def test_a_missing_ledger_is_told_apart_from_a_share_of_it():
+    expected = r"needs budget=nv\.PrivacyBudget\(epsilon, delta\).*one fit's share"
+    with pytest.raises(TypeError, match=expected):
+        nv.PrivateVI(marked(logistic), epsilon=1.0, delta=1e-6)  # pyright: ignore
+
+
+def test_a_delta_above_one_over_the_rows_is_warned_of_before_it_is_charged():
+    budget = nv.PrivacyBudget(1.0, 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"delta=0\.1 is not below"):
+            fitted(logistic, X, Y, budget=budget, num_steps=1)
+    assert not budget.charges
+
+
+def test_a_prior_under_the_plate_of_individuals_is_warned_of(budget):
+    def model(X, y):
+        with numpyro.plate("patients", X.shape[0]):
+            w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+            numpyro.sample("y", dist.Normal(X[:, 0] * w, 1.0), obs=y)
+
+    with pytest.warns(UserWarning, match=r"nothing is fitted.*\('w'\).*outside"):
+        fitted(model, X, Y, budget=budget)
+    assert budget.spent().epsilon == 0.0
+
+
+def test_a_model_whose_draws_are_fixed_is_refused(budget):
+    with pytest.raises(TypeError, match=r"handlers\.seed.*keys of its own"):
+        fitted(marked(numpyro.handlers.seed(logistic, 0)), X, Y, budget=budget)
 
 
 def test_fits_with_equal_settings_can_be_recognised(budget):

@@ -21,6 +21,7 @@ from numpyro_vips.fitting.schedule import (
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.user_lines import line_of_error
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.graph import ModelGraph, build_graph
@@ -127,8 +128,8 @@ def prepare_fit(
             # Perhaps the model's own, as after arguments in the wrong order.
             error.add_note(
                 "This happened while the model was tried on synthetic arrays shaped "
-                f"like its arguments, {arguments!r}, with fewer rows. Nothing was "
-                "charged to the privacy budget."
+                f"like its arguments, {arguments!r}, but with one, two or three rows"
+                f"{line_of_error(error)}. Nothing was charged to the privacy budget."
             )
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)

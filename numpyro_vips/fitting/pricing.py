@@ -11,6 +11,7 @@ from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.jax_tools.program_constants import listed
+from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.statement import PrivacyStatement
 
@@ -65,6 +66,47 @@ class PricedSteps:
     steps: tuple[Step, ...]
     epsilon: float
     delta: float
+
+
+def warning_of_no_globals(graph: ModelGraph) -> str | None:
+    """What is said of a model in which every latent is a row's own.
+
+    Nothing is released then. It may be meant, to ask for the latents of single rows, or
+    priors stand under the plate by mistake.
+    """
+    if graph.latents("global") or graph.params:
+        return None
+    message = (
+        "The model has no latent that all rows share, so that nothing is fitted or "
+        "released."
+    )
+    own = [site.name for site in graph.latents("local")]
+    if own:
+        message += (
+            f" Under the plate {graph.unit!r} every row has latents of its own "
+            f"({quoted(own)}): to share one among all, sample it outside the plate."
+        )
+    return message
+
+
+def warning_of_delta(priced: PricedSteps, num_rows: int) -> str | None:
+    """What is said, before anything is charged, of a delta that promises nothing.
+
+    Args:
+      priced: The steps and what they cost.
+      num_rows: The public number of rows.
+
+    Returns:
+      The warning; None if the delta is below one over the number of rows.
+    """
+    if not priced.steps or math.isinf(priced.epsilon) or priced.delta * num_rows < 1:
+        return None
+    return (
+        f"delta={priced.delta:.3g} is not below 1 / num_rows = {1 / num_rows:.3g}. "
+        "To publish some rows as they are, each with this probability, would be "
+        "allowed by it, so that it promises nothing to the individuals. Choose a delta "
+        "well below, such as 1e-6: a small one costs little accuracy."
+    )
 
 
 def price(

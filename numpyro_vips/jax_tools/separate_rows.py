@@ -44,6 +44,7 @@ from numpyro_vips.jax_tools.jaxprs import (
     without_dead_code,
 )
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
+from numpyro_vips.jax_tools.user_lines import line_of_equation
 
 _Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
@@ -153,35 +154,38 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
             if is_own_callback(equation):
                 continue
             raise UnsafeModelError(
-                f"The model or guide calls back to Python ({name}), as jax.debug.print "
-                "and jax.pure_callback do. Single records would be shown to code that "
-                "no clipping bounds and no budget pays for. Take the call out, or keep "
-                "it for runs of the plain model."
+                "The model or guide calls back to Python "
+                f"({name}){line_of_equation(equation)}, as jax.debug.print and "
+                "jax.pure_callback do. Single records would be shown to code that no "
+                "clipping bounds and no budget pays for. Take the call out, or keep it "
+                "for runs of the plain model."
             )
         if name == "custom_vmap_call":
             if _is_safe_batching(equation):
                 continue
             raise UnsafeModelError(
-                "The model or guide has a jax.custom_batching.custom_vmap function, "
-                "whose rule sees all rows of a batch at once: one record could act on "
-                "what another one contributes. Take the decorator off, so that JAX "
-                "maps the function itself, or use sequential_vmap."
+                "The model or guide has a jax.custom_batching.custom_vmap function"
+                f"{line_of_equation(equation)}, whose rule sees all rows of a batch at "
+                "once: one record could act on what another one contributes. Take the "
+                "decorator off, so that JAX maps the function itself, or use "
+                "sequential_vmap."
             )
         if name == "empty":
             # From `jnp.empty` since JAX 0.12; in `numpyro.factor` it has no entries.
             if not any(math.prod(aval_of(x).shape) for x in equation.outvars):
                 continue
             raise UnsafeModelError(
-                "The model or guide uses jnp.empty, whose entries are what stood in "
-                "memory before, other records too. Use jnp.zeros."
+                f"The model or guide uses jnp.empty{line_of_equation(equation)}, whose "
+                "entries are what stood in memory before, other records too. Use "
+                "jnp.zeros."
             )
         if _operation(equation) not in _allowed() or _is_hidden(equation):
             raise UnsafeModelError(
-                f"The model or guide uses the operation {name!r}, and it is not known "
-                "that it treats the records of a batch one by one. Foreign calls, "
-                "kernels, collectives, mutable arrays and primitives of one's own are "
-                "not supported. Write it with functions of jax.numpy, jax.scipy, "
-                "jax.lax and jax.random."
+                f"The model or guide uses the operation {name!r}"
+                f"{line_of_equation(equation)}, and it is not known that it treats the "
+                "records of a batch one by one. Foreign calls, kernels, collectives, "
+                "mutable arrays and primitives of one's own are not supported. Write "
+                "it with functions of jax.numpy, jax.scipy, jax.lax and jax.random."
             )
         for variable in (*equation.invars, *equation.outvars):
             aval = aval_of(variable)

@@ -346,7 +346,14 @@ def _named_arguments(
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"The arguments do not fit the model: {error}.") from None
+            parameters = ", ".join(signature.parameters) or "none"
+            hint = ""
+            if any(isinstance(value, jax.Array) and is_key(value) for value in args):
+                hint = " A random key is given to run() alone, before them."
+            raise TypeError(
+                f"The arguments do not fit the model: {error}. Its parameters are "
+                f"{parameters}.{hint}"
+            ) from None
         names = list(_positional_names(signature, args))
         parameters = tuple(signature.parameters)
     named: dict[int | str, tuple[str, Any]] = {
@@ -510,11 +517,17 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
             "tuple or a dict, and records, a mapping each, as nv.RecordRows(...)."
         )
     if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
+        is_column = getattr(value, "ndim", 2) == 1
+        encode = (
+            "Encode the table that it is a column of by public facts, "
+            "Schema(...).encode(table)"
+            if is_column
+            else f"Encode it by public facts, Schema(...).encode({name})"
+        )
         raise TypeError(
-            f"The argument {name!r} is a {_type_name(value)}. Encode it by public "
-            f"facts, Schema(...).encode({name}), or pass its numbers, "
-            f"{name}.to_numpy(), one array per dtype, with categories coded by public "
-            "lists."
+            f"The argument {name!r} is a {_type_name(value)}. {encode}, or pass its "
+            f"numbers, {name}.to_numpy(), one array per dtype, with categories coded "
+            "by public lists. Rows are taken in their order, whatever their index."
         )
     if scipy.sparse.issparse(value):
         _refuse_sparse(name, value, public=public)
@@ -563,11 +576,36 @@ def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
     elif not isinstance(value, (np.ndarray, jax.Array)):
         raise TypeError(
             f"The argument {name!r} has type {_type_name(value)}. Pass arrays, tuples "
-            "or dicts of arrays, or Python numbers and strings. Give the model "
-            "anything else, such as a function or a network, beforehand with "
-            "functools.partial."
+            "or dicts of arrays, or Python numbers and strings. "
+            f"{_instead_of(name, value)}"
         )
     _refuse_dtype(name, value.dtype)
+
+
+def _instead_of(name: str, value: Any) -> str:
+    """What to pass in place of an object that is no array."""
+    if isinstance(value, Mapping):
+        return f"Of this mapping pass a copy that is a dict, dict({name})."
+    if isinstance(value, Iterator):
+        return f"Pass what it yields as an array, np.asarray(list({name}))."
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = [field.name for field in dataclasses.fields(value)]
+        as_dict = "vars" if hasattr(value, "__dict__") else "dataclasses.asdict"
+        return (
+            f"Pass the fields of this dataclass ({', '.join(fields)}) one by one, or "
+            f"in a dict, {as_dict}({name}); or make it a typing.NamedTuple, whose "
+            "fields may be arrays."
+        )
+    if any(isinstance(part, (np.ndarray, jax.Array)) for part in _held_by(value)):
+        return f"Pass the arrays that it holds one by one, or in a dict, vars({name})."
+    return (
+        "Give the model anything else, such as a function or a network, beforehand "
+        "with functools.partial."
+    )
+
+
+def _held_by(value: Any) -> list[Any]:
+    return list(getattr(value, "__dict__", {}).values())
 
 
 def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:
@@ -585,11 +623,24 @@ def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:
 
 
 def _refuse_dtype(name: str, dtype: Any) -> None:
-    if dtype.kind in "USOT":
+    if dtype.kind == "O":
+        raise TypeError(
+            f"The argument {name!r} is an array of dtype object, of anything. A model "
+            f"computes with numbers: if it holds numbers alone, pass "
+            f"{name}.astype(float); code text by its position in a public list of "
+            "categories; and make one numeric array out of objects of equal shape."
+        )
+    if dtype.kind in "UST":
         raise TypeError(
             f"The argument {name!r} is an array of dtype {dtype}. A model computes "
             "with numbers: code text by its position in a public list of categories, "
-            "and make one numeric array out of objects of equal shape."
+            "or numbers that were read as text with .astype(float)."
+        )
+    if dtype.names is not None:
+        raise TypeError(
+            f"The argument {name!r} is a structured array with the fields "
+            f"{quoted(dtype.names)}. Pass a dict of its columns, "
+            f"{{key: {name}[key] for key in {name}.dtype.names}}."
         )
     if dtype.kind in "Mm":
         raise TypeError(

@@ -27,6 +27,49 @@ def unwrapped(fn: Distribution) -> tuple[Any, list[Distribution]]:
     return fn, wrappers
 
 
+def shape_as_written(fn: Distribution) -> tuple[int, ...]:
+    """The batch shape of a distribution's parameters, before anything expands it."""
+    plain, wrappers = unwrapped(fn)
+    events = sum(
+        wrapper.reinterpreted_batch_ndims
+        for wrapper in wrappers
+        if isinstance(wrapper, dist.Independent)
+    )
+    shape = tuple(plain.batch_shape)
+    return shape[: max(0, len(shape) - events)]
+
+
+def check_parameters(name: str, fn: Distribution) -> None:
+    """Looks at the parameters of a site that are plain numbers of the model.
+
+    NumPyro looks at none unless it is asked to, and a density that is no number would
+    show only when a fit has been paid for. The ends of a range count as in it, as of
+    improper priors such as Gamma(0, 0).
+
+    Raises:
+      ValueError: One is outside the range of the parameter.
+    """
+    plain, _ = unwrapped(fn)
+    for parameter, constraint in plain.arg_constraints.items():
+        value = vars(plain).get(parameter)
+        bounds = [getattr(constraint, f"{end}_bound", None) for end in _ENDS]
+        if not isinstance(value, int | float | np.ndarray | np.generic):
+            continue
+        low, high = (
+            bound if isinstance(bound, int | float) else end
+            for bound, end in zip(bounds, _ENDS.values(), strict=True)
+        )
+        if not np.all((np.asarray(value) >= low) & (np.asarray(value) <= high)):
+            raise ValueError(
+                f"Expected the parameter {parameter!r} of {name!r}, a "
+                f"{type(plain).__name__}, to be from {low} to {high}: a number of the "
+                "model is not. Nothing can be fitted to a density that is no number."
+            )
+
+
+_ENDS = {"lower": -np.inf, "upper": np.inf}
+
+
 def in_support(fn: Distribution, value: Any) -> jax.Array:
     """Whether each element of a value lies in the support, masked out or not."""
     if isinstance(fn, dist.Unit):

@@ -19,7 +19,7 @@ import jax.extend.core as jex_core
 import numpy as np
 import numpyro
 
-from numpyro_vips.errors import UnsafeModelError, did_you_mean
+from numpyro_vips.errors import UnsafeModelError, did_you_mean, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.program_constants import (
@@ -30,13 +30,9 @@ from numpyro_vips.jax_tools.program_constants import (
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.distributions import Distributed
+from numpyro_vips.model.meeting_rows import first_meeting, in_rows
 from numpyro_vips.model.run import run_model
-from numpyro_vips.model.trace import (
-    PUBLIC_IN_ITS_PLACE,
-    Trace,
-    abstract_rows,
-    takes_all_rows,
-)
+from numpyro_vips.model.trace import Trace, abstract_rows
 
 Role = Literal["global", "local", "observed"]
 
@@ -157,10 +153,12 @@ def build_graph(model: private, arguments: ModelArguments) -> ModelGraph:
             "with one entry per row instead."
         )
     if not any(site.role == "observed" for site in sites.values()):
+        local = [name for name, site in sites.items() if site.row_axis is not None]
         raise ValueError(
             f"Nothing is observed under the plate {model.unit!r}: every sample "
-            "statement in it has obs=None. Pass the observations, as in "
-            "run(rng_key, X, y)."
+            f"statement in it ({quoted(local)}) has obs=None. Pass the observations, "
+            "as in run(rng_key, X, y), and give them to their site, as in "
+            f"numpyro.sample({(local or ['y'])[-1]!r}, ..., obs=y)."
         )
     captured = with_captured_constants(captured, model.fn, one, arguments)
     return ModelGraph(
@@ -202,8 +200,11 @@ def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
     nearest = did_you_mean(unit, names)
     if nearest:
         message += f" {nearest}"
-    elif names:
-        message += f" Its plates are {', '.join(map(repr, dict.fromkeys(names)))}."
+    if names:
+        message += (
+            f" Its plates are {quoted(dict.fromkeys(names))}. If the rows of one are "
+            f"the protected individuals, name it, as in private(unit={names[-1]!r})."
+        )
     else:
         message += (
             " It has no plate at all: put the sample statements of one row under "
@@ -213,8 +214,24 @@ def _missing_plate(unit: str, two: Trace, three: Trace) -> UnsafeModelError:
         shapes = two.shape(name), three.shape(name)
         event = two.samples[name].event_dim
         if event and shapes[0][-event:] != shapes[1][-event:]:
-            message += f" As it stands, {name!r} cannot be. {_ONE_DENSITY}"
-    return UnsafeModelError(message)
+            return UnsafeModelError(
+                f"{message} As it stands, {name!r} cannot be. {_ONE_DENSITY}"
+            )
+    return UnsafeModelError(message + _beside(two, three, "order", "pairs"))
+
+
+def _beside(two: Trace, three: Trace, *kinds: str) -> str:
+    """What else has to change where rows meet that are not under their plate yet.
+
+    Args:
+      two, three: The model's traces on so many rows.
+      kinds: The kinds of meetings that are told. A total may be that of a density, and
+        a row is also picked by an index.
+    """
+    meeting = first_meeting(*(without_dead_code(t.closed) for t in (two, three)))
+    if meeting is None or meeting.kind not in kinds:
+        return ""
+    return f" And the rows may not act on each other. {meeting.advice}"
 
 
 _ONE_DENSITY = (
@@ -259,9 +276,7 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     shapes = two.shape(name), three.shape(name)
     differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=False)) if a != b]
     if row_axis is None and (differs or len(shapes[0]) != len(shapes[1])):
-        also = ""
-        if takes_all_rows(two, three):
-            also = f" And the rows may not act on each other. {PUBLIC_IN_ITS_PLACE}"
+        also = _beside(two, three, "all", "order")
         raise UnsafeModelError(
             f"{name!r} has an axis with one entry per row but stands outside the "
             f"plate {unit!r}. {_where_to_put(batch, differs, plates, unit)}{also}"
@@ -269,17 +284,7 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     if row_axis is not None and (
         differs != [row_axis] or [s[row_axis] for s in shapes] != [2, 3]
     ):
-        is_column = differs and row_axis not in differs and shapes[0][row_axis] == 1
-        hint = (
-            " Of a column, of shape (n, 1), pass y.ravel(), or give the plate dim=-2."
-            if is_column
-            else ""
-        )
-        raise UnsafeModelError(
-            f"{name!r} under the plate {unit!r} must have one entry per row along the "
-            f"plate's axis and no other axis that grows with the rows; its shapes for "
-            f"2 and 3 rows are {shapes[0]} and {shapes[1]}.{hint}"
-        )
+        raise UnsafeModelError(_misfit(name, unit, row_axis, batch, two, three))
     role: Role
     if traced.is_observed:
         # A factor of globals observes nothing; `_check_globals` looks for rows in it.
@@ -310,6 +315,63 @@ def _site(name: str, unit: str, one: Trace, two: Trace, three: Trace) -> Site:
     )
 
 
+def _misfit(
+    name: str, unit: str, row_axis: int, batch: int, two: Trace, three: Trace
+) -> str:
+    """Which axes a site under the unit plate has in place of one of rows, and why.
+
+    Args:
+      name: The site.
+      unit: The unit plate.
+      row_axis: Where the plate has its axis among those of the site's value.
+      batch: The number of the site's batch axes.
+      two, three: The model's traces on so many rows.
+    """
+    shapes = [trace.shape(name)[:batch] for trace in (two, three)]
+    written = [trace.samples[name].parameters_shape for trace in (two, three)]
+    what = "factor" if two.samples[name].is_factor else "value"
+    told = (
+        f"{name!r} stands under the plate {unit!r} and must have one entry per row "
+        f"along axis {row_axis - batch}, but with N rows its {what} has shape "
+        f"{in_rows(*shapes)}"
+    )
+    if what == "value":
+        told += f", and the parameters of its distribution have {in_rows(*written)}"
+    differs = [axis for axis, (a, b) in enumerate(zip(*shapes, strict=True)) if a != b]
+    is_column = [axis for axis, n in enumerate(shapes[0]) if axis not in differs]
+    if len(differs) > 1:
+        remedy = (
+            "It pairs every row with every other, as happens where shapes such as "
+            "(N, 1) and (N,) are combined: make both (N,), with X[:, 0] or .ravel()."
+        )
+    elif not differs:
+        remedy = (
+            "It has no axis of rows: give it one entry per row, or put it outside the "
+            "plate if all rows share it."
+        )
+    elif differs == [0] and is_column and shapes[0][-1] == 1:
+        remedy = (
+            "Under the plate (N, 1) becomes (N, N), every row paired with every other. "
+            "Of a column, of shape (N, 1), pass y.ravel(), with parameters of shape "
+            "(N,), too; or give the plate dim=-2."
+        )
+    elif len(shapes[0]) > 1:
+        remedy = (
+            "If a row has several numbers, take their axis into the event with "
+            ".to_event(1), or give it a plate of its own and the plate of the rows "
+            "dim=-2."
+        )
+        support = two.samples[name].support
+        if support is not None and support.is_discrete:
+            remedy += " Of a class that is written in indicators pass y.argmax(-1)."
+    else:
+        remedy = (
+            "Let the plate be without dim=, or give the values and parameters the axes "
+            "that it leaves to other plates, as in y[:, None]."
+        )
+    return f"{told}. {remedy}"
+
+
 def _where_to_put(
     batch: int, differs: Sequence[int], plates: Mapping[int, str], unit: str
 ) -> str:
@@ -327,7 +389,8 @@ def _where_to_put(
     if others:
         return (
             f"It is under the plate {', '.join(others)}, whose length is that of the "
-            f"rows. Rows have one plate: put it under {unit!r} in its place."
+            f"rows. Rows have one plate: put it under {unit!r} in its place, or give "
+            "private() the name of the other plate if that is the one of individuals."
         )
     return "Put it under the plate."
 
@@ -379,18 +442,22 @@ def _check_globals(
             arguments = sorted(trace.inputs[0])
             for argument, is_used in zip(arguments, used, strict=False):
                 if is_used:
-                    raise _depends_on_rows(site, argument, unit)
+                    beside = _beside(two, three, "order", "pairs")
+                    raise _depends_on_rows(site, argument, unit, beside)
             programs.append(str(program))
         if programs[0] != programs[1]:
             raise _depends_on_number(site, unit)
 
 
-def _depends_on_rows(site: Site, argument: str, unit: str) -> UnsafeModelError:
+def _depends_on_rows(
+    site: Site, argument: str, unit: str, beside: str
+) -> UnsafeModelError:
     if not site.is_latent:
         return UnsafeModelError(
             f"The factor {site.name!r} stands outside the plate {unit!r} and depends "
             f"on the private argument {argument!r}, so no bound on one row's influence "
-            "covers it. Put what belongs to a row under the plate."
+            "covers it. Put what belongs to a row under the plate, one number for each "
+            f"row and not their sum.{beside}"
         )
     return UnsafeModelError(
         f"The distribution of {site.name!r}, which all rows share, depends on the "

@@ -18,7 +18,7 @@ import numpyro
 from numpyro.distributions import biject_to
 from numpyro.primitives import Messenger
 
-from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.errors import UnsafeModelError, quoted
 from numpyro_vips.handlers import in_own_structure, private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
@@ -36,14 +36,15 @@ class UnitPlate(Messenger):
         self.index = jnp.arange(num_rows) if index is None else index
         self.seen = False
         self.plate_names: list[str] = []
+        self._fits: dict[str, bool] = {}  # Whether plates are as long as the rows.
+        self._wrong_size: Any = None
         self._scale = 1.0  # What the plate multiplies log densities by.
         super().__init__()
 
     def process_message(self, msg: Any) -> None:
         """Gives the unit plate its rows, and takes its factor off what is in it.
 
-        Raises:
-          ValueError: The plate is as long as neither the rows nor all of them.
+        A unit plate of a wrong size stays as it is; see `problem`.
         """
         inside = msg["type"] == "sample" and any(
             frame.name == self.unit for frame in msg["cond_indep_stack"]
@@ -54,25 +55,48 @@ class UnitPlate(Messenger):
             msg["scale"] = None if is_one else scale
         if msg["type"] != "plate":
             return
-        self.plate_names.append(msg["name"])
-        if msg["name"] != self.unit:
-            return
         size, subsample_size = msg["args"]
         # A model may know the number of all rows, as a public number of its own.
-        rows_given = self.num_rows in (size, subsample_size) or size == self.all_rows
-        if not rows_given:
-            raise ValueError(
-                f"Expected the unit plate {self.unit!r} to have one entry per row, but "
-                f"its size is {size} when the model is given {self.num_rows} rows. "
-                f"Write numpyro.plate({self.unit!r}, X.shape[0]), with X one of the "
-                "private arguments, or with their number, a Python int."
-            )
+        fits = self.num_rows in (size, subsample_size) or size == self.all_rows
+        self.plate_names.append(msg["name"])
+        self._fits.setdefault(msg["name"], fits)
+        if msg["name"] != self.unit:
+            return
+        if not fits:
+            self._wrong_size = size
+            return
         self.seen = True
         # The engine draws the rows and scales their sum, so the plate covers exactly
         # the rows that it is given and scales nothing.
         self._scale = size / self.num_rows
         msg["args"] = (self.num_rows, self.num_rows)
         msg["value"] = self.index
+
+    def problem(self) -> ValueError | None:
+        """The unit plate is as long as neither the rows nor all of them, if it is so.
+
+        Asked for when the model has run, since it names the plate that fits.
+        """
+        if self._wrong_size is None:
+            return None
+        message = (
+            f"Expected the unit plate {self.unit!r} to have one entry per row, but its "
+            f"size is {self._wrong_size} when the model is given {self.num_rows} of "
+            f"the {self.all_rows} rows, to try it. "
+        )
+        others = [name for name, fits in self._fits.items() if fits]
+        if others:
+            message += (
+                f"Of its plates {quoted(others)} has one entry per row: if its rows "
+                f"are the protected individuals, write private(unit={others[0]!r}). "
+                "Otherwise write"
+            )
+        else:
+            message += "Write"
+        return ValueError(
+            f"{message} numpyro.plate({self.unit!r}, X.shape[0]), with X one of the "
+            "private arguments, or with their number, a Python int."
+        )
 
 
 class _Substitute(Messenger):
@@ -199,6 +223,9 @@ def run_model(
     Latents that are not given are drawn, and parameters that are not given have their
     initial values, both with `rng_key` or else with a fixed key. The index of the unit
     plate is 0, 1, ... unless it is given.
+
+    Raises:
+      ValueError: The unit plate has another size than the rows.
     """
     args, kwargs = arguments.call(rows)
     count = next(iter(rows.values())).shape[0]
@@ -216,5 +243,13 @@ def run_model(
             numpyro.validation_enabled(False),
         ):
             assert model.fn is not None
-            with_fresh_integers(model.fn)(*args, **kwargs)
+            try:
+                with_fresh_integers(model.fn)(*args, **kwargs)
+            except Exception:
+                # Arrays that do not fit each other follow from a wrong plate.
+                if problem := unit_plate.problem():
+                    raise problem from None
+                raise
+    if problem := unit_plate.problem():
+        raise problem
     return dict(trace), unit_plate

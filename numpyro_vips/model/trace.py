@@ -2,27 +2,28 @@
 
 import dataclasses
 import functools
-import linecache
-import traceback
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
-from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
 from numpyro_vips.jax_tools.plate_index import picks_rows_only
 from numpyro_vips.jax_tools.separate_rows import check_row_program
 from numpyro_vips.model.arguments import ModelArguments
-from numpyro_vips.model.distributions import Distributed, in_support, take_apart
+from numpyro_vips.model.distributions import (
+    Distributed,
+    check_parameters,
+    in_support,
+    shape_as_written,
+    take_apart,
+)
+from numpyro_vips.model.model_errors import log_prob, traced
 from numpyro_vips.model.run import run_model
 from numpyro_vips.model.sparse_rows import SparseRows
 
@@ -63,6 +64,7 @@ class TracedSite:
       event_dim: The number of its event axes.
       support: What it has probability on; None of a `numpyro.factor`. Its bounds are
         variables of the trace where they are no numbers, and then mean nothing else.
+      parameters_shape: The batch shape of its parameters, before plates expand it.
       is_reparametrised: Whether gradients pass through its draws.
       structure: What it is made of.
       constraint: What a parameter without a prior keeps to; None of others.
@@ -75,6 +77,7 @@ class TracedSite:
     distribution: type[dist.Distribution] | None = None
     event_dim: int = 0
     support: Any = None
+    parameters_shape: tuple[int, ...] = ()
     is_reparametrised: bool = False
     structure: Distributed | None = None
     constraint: Any = None
@@ -104,6 +107,7 @@ def _traced_site(msg: Mapping[str, Any], structure: Distributed | None) -> Trace
         distribution=type(fn),
         event_dim=fn.event_dim,
         support=None if isinstance(fn, dist.Unit) else fn.support,
+        parameters_shape=shape_as_written(fn),
         is_reparametrised=bool(fn.has_rsample),
         structure=structure,
     )
@@ -157,16 +161,17 @@ class Trace:
             for name, msg in messages.items():
                 structure = None
                 if msg["type"] == "sample":
+                    check_parameters(name, msg["fn"])
                     structure, outputs[name] = site_outputs(msg)
                 sites[name] = _traced_site(msg, structure)
             plates = tuple(unit_plate.plate_names)
             return outputs, _Noted(sites, unit_plate.seen, plates)
 
-        self.drawn, (latents, _) = _traced(
+        self.drawn, (latents, _) = traced(
             lambda: jax.make_jaxpr(drawn, return_shape=True)(rows)
         )
         self.inputs = (rows, latents)
-        self.closed, (self.output_shapes, noted) = _traced(
+        self.closed, (self.output_shapes, noted) = traced(
             lambda: jax.make_jaxpr(program, return_shape=True)(rows, latents)
         )
         self.sites: dict[str, TracedSite] = noted.sites
@@ -186,7 +191,7 @@ class Trace:
 
     def programs(self) -> list[Any]:
         """All that the model computes: its draws, its parameters, its densities."""
-        densities = _traced(lambda: jax.make_jaxpr(self._densities)(*self.inputs))
+        densities = traced(lambda: jax.make_jaxpr(self._densities)(*self.inputs))
         for program in (self.drawn, densities):
             check_row_program(program)
         return [self.drawn, self.closed, densities]
@@ -195,7 +200,7 @@ class Trace:
         messages, _ = self._run(rows, latents=latents)
         with numpyro.validation_enabled(False):
             return {
-                name: msg["fn"].log_prob(msg["value"])
+                name: log_prob(name, msg)
                 for name, msg in _of_type("sample", messages).items()
             }
 
@@ -232,46 +237,6 @@ class Trace:
         return tuple(self.inputs[1][name].shape)
 
 
-# What to do about a quantity that is computed from all rows.
-PUBLIC_IN_ITS_PLACE = (
-    "Put a public number in the place of what is computed from all rows; for a mean "
-    "that is taken off, as in X - X.mean(0), zero will do where the model has an "
-    "intercept. What was computed from public data is passed in public=."
-)
-
-# Operations along axes, and where their programs say along which.
-_ALONG = ("axes", "axis", "dimension")
-
-
-def takes_all_rows(two: Trace, three: Trace) -> bool:
-    """Whether the model computes something of all rows at once, such as a mean.
-
-    It is a hint for people: a model that does so in another way is refused later, by
-    what its log density is.
-
-    Args:
-      two, three: The model on so many rows.
-    """
-    programs = (equations_of(trace.closed) for trace in (two, three))
-    for pair in zip(*programs, strict=False):
-        if pair[0].primitive.name != pair[1].primitive.name:
-            return False  # They differ in more than their number.
-        lengths = [_lengths_along(eqn) for eqn in pair]
-        if lengths[0] != lengths[1]:
-            return True
-    return False
-
-
-def _lengths_along(eqn: jex_core.JaxprEqn) -> list[int]:
-    """The lengths that an operation reduces, accumulates or sorts."""
-    name = eqn.primitive.name
-    if not name.startswith(("reduce_", "arg", "cum", "sort")) or "and" in name:
-        return []
-    shape = aval_of(eqn.invars[0]).shape
-    along = next((eqn.params[key] for key in _ALONG if key in eqn.params), ())
-    return [shape[axis] for axis in np.atleast_1d(np.asarray(along, int))]
-
-
 def _of_type(kind: str, messages: Mapping[str, Any]) -> dict[str, Any]:
     return {name: msg for name, msg in messages.items() if msg["type"] == kind}
 
@@ -286,42 +251,3 @@ def site_outputs(msg: Mapping[str, Any]) -> tuple[Distributed, dict[str, Any]]:
     if msg["scale"] is not None:
         outputs["scale"] = jnp.asarray(msg["scale"])
     return structure, outputs
-
-
-def _traced(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except (
-        jax.errors.ConcretizationTypeError,
-        jax.errors.TracerArrayConversionError,
-        jax.errors.NonConcreteBooleanIndexError,
-    ) as error:
-        raise UnsafeModelError(
-            "The model looks at the value of a latent variable or of private data "
-            "while it runs (an `if`, a float(), a NumPy function or a boolean index "
-            "on a traced array, or a NumPy array indexed by one)"
-            f"{_line_of(error)}. What it computes would depend on single records in "
-            "ways that no clipping bounds. Use jnp functions such as jnp.where "
-            "instead. A size, as in len(np.unique(group)) or int(np.max(x)) + 1, must "
-            "be public: pass the number of groups to the model as a Python int. JAX "
-            f"reports {type(error).__name__}."
-        ) from None
-
-
-# Whose lines are not the user's.
-_LIBRARIES = ("numpyro_vips", "numpyro", "jax", "numpy", "scipy", "contextlib")
-
-
-def _line_of(error: BaseException) -> str:
-    """Where the model failed: the last line that is neither ours nor a library's."""
-    frames = []
-    for frame, number in traceback.walk_tb(error.__traceback__):
-        module = str(frame.f_globals.get("__name__", "")).split(".")[0]
-        if module not in _LIBRARIES:
-            frames.append((frame.f_code.co_filename, number))
-    if not frames:
-        return ""
-    filename, number = frames[-1]
-    code = linecache.getline(filename, number).strip()
-    where = f", in line {number} of {Path(filename).name}"
-    return f"{where}, `{code}`" if code else where

@@ -13,6 +13,7 @@ from numpyro_vips.fitting.pricing import (
     PricedSteps,
     noise_of_one_release,
     price,
+    warning_of_delta,
 )
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import events_of
@@ -94,3 +95,13 @@ def test_one_release_with_the_whole_share_has_the_gaussian_mechanisms_noise() ->
 def test_a_share_is_checked(share: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(share))):
         BudgetShare(**share)
+
+
+def test_a_delta_that_would_allow_rows_to_be_published_is_warned_of() -> None:
+    found = priced(nv.PrivacyBudget(1.0, 0.01))
+    told = warning_of_delta(found, 100)
+    assert told is not None and "delta=0.01 is not below 1 / num_rows = 0.01" in told
+    assert warning_of_delta(found, 99) is None
+    without_noise = PricedSteps(steps=found.steps, epsilon=math.inf, delta=0.5)
+    assert warning_of_delta(without_noise, 100) is None
+    assert warning_of_delta(PricedSteps(steps=(), epsilon=0.0, delta=0.5), 100) is None

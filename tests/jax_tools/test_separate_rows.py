@@ -529,3 +529,16 @@ def test_checks_for_numbers_that_are_not_finite_show_no_row(engine: str) -> None
     X[0, 0] = np.nan
     with jax.debug_nans(True), jax.debug_infs(True):
         private_vi(model, engine=engine).run(jax.random.key(0), X)
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [
+        (lambda x: jax.debug.print("{}", x[0]) or x, "Python (debug_print), in line "),
+        (lambda x: jax.new_ref(x)[...], "operation 'new_ref', in line "),
+    ],
+)
+def test_a_refused_operation_is_told_with_its_line(function, line) -> None:
+    with pytest.raises(nv.UnsafeModelError) as caught:
+        check_row_program(jax.make_jaxpr(function)(np.ones((1, 3))))
+    assert line in str(caught.value) and "of test_separate_rows" in str(caught.value)

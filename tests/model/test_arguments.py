@@ -1,5 +1,6 @@
 import argparse
 import collections
+import dataclasses
 import functools
 import tracemalloc
 import types
@@ -18,6 +19,21 @@ from numpyro_vips.model.arguments import bind_arguments
 
 Visit = collections.namedtuple("Visit", ["age", "weight"])
 ROWS = 6
+
+
+@dataclasses.dataclass
+class Record:
+    age: Any
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    age: Any
+
+
+class Holder:
+    def __init__(self, age: Any):
+        self.age = age
 
 
 def X(dtype: Any = np.float32, columns=3):
@@ -275,21 +291,26 @@ SECRET = 31415926
         (jnp.array(1.0), r"single float32.*y\.item\(\)"),
         (np.float64(SECRET), r"single float64.*y\.item\(\)"),
         (np.array(["a"] * ROWS), "array of dtype <U1.*public list of categories"),
-        (np.array([None] * ROWS), "array of dtype object"),
+        (np.array([None] * ROWS), r"dtype object.*y\.astype\(float\)"),
         (np.array(["a"] * ROWS, dtype="S1"), "array of dtype"),
         (np.zeros(ROWS, "datetime64[D]"), "dates or durations.*public date"),
         (np.zeros(ROWS, "timedelta64[D]"), "dates or durations"),
         (np.zeros(ROWS, complex), "is complex"),
-        (np.zeros(ROWS, [("a", int)]), "Expected booleans, integers"),
+        (np.zeros(ROWS, [("a", int)]), r"fields 'a'.*\{key: y\[key\] for key in"),
         (np.zeros(ROWS, np.longdouble), "Expected booleans, integers"),
         (pd.DataFrame({"a": np.ones(ROWS)}), r"pandas\.DataFrame.*Schema.*to_numpy"),
-        (pd.Series(np.ones(ROWS)), r"pandas\.Series.*y\.to_numpy\(\)"),
+        (pd.Series(np.ones(ROWS)), r"pandas\.Series.*encode\(table\).*y\.to_numpy\(\)"),
         (pd.Categorical(["a"] * ROWS), r"pandas\.Categorical"),
         (jax.random.key(0), "random key"),
         (jax.random.split(jax.random.key(0), ROWS), "random key"),
         (np.ma.masked_array(np.ones(ROWS)), r"masked array.*filled"),
         (jnp.exp, "functools.partial"),
-        (object(), "has type object"),
+        (Record(np.ones(ROWS)), r"dataclass \(age\).*vars\(y\).*NamedTuple"),
+        (Slotted(np.ones(ROWS)), r"dataclass \(age\).*dataclasses\.asdict\(y\)"),
+        (Holder(np.ones(ROWS)), r"arrays that it holds.*vars\(y\)"),
+        (types.MappingProxyType({"a": X}), r"mappingproxy.*dict\(y\)"),
+        (iter([1.0, 2.0]), r"iterator.*np\.asarray\(list\(y\)\)"),
+        (object(), "has type object.*functools.partial"),
         (b"text", "has type bytes"),
     ],
 )
@@ -298,6 +319,11 @@ def test_what_is_neither_rows_nor_a_constant_is_refused(value, message):
         with pytest.raises(TypeError, match=message) as caught:
             bind(X(), value, public=public)
         assert str(SECRET) not in str(caught.value)
+
+
+def test_columns_in_an_object_are_taken_as_the_refusal_says():
+    arguments = bind(X(), vars(Record(np.ones(ROWS))))
+    assert list(arguments.private) == ["X", "y.age"]
 
 
 def test_tracers_are_refused():
@@ -360,8 +386,11 @@ def test_arguments_that_do_not_fit_the_model():
     def model(X, y):
         pass
 
-    with pytest.raises(TypeError, match="missing a required argument: 'y'"):
+    with pytest.raises(TypeError, match="missing a required argument: 'y'") as caught:
         bind(X(), fn=model)
+    assert str(caught.value).endswith("Its parameters are X, y.")
+    with pytest.raises(TypeError, match=r"key is given to run\(\) alone"):
+        bind(jax.random.key(0), X(), np.ones(ROWS), fn=model)
     with pytest.raises(TypeError, match="unexpected keyword argument 'z'"):
         bind(X(), np.ones(ROWS), z=1, fn=model)
     with pytest.raises(TypeError, match="holds no model"):

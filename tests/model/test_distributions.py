@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 import numpyro.distributions as dist
 import pytest
 from numpyro.distributions.transforms import (
@@ -13,6 +15,7 @@ from numpyro.distributions.transforms import (
 )
 
 from numpyro_vips.model.distributions import (
+    check_parameters,
     in_support,
     take_apart,
     unmasked_in_support,
@@ -133,3 +136,47 @@ def test_a_value_outside_of_the_support_counts_unless_it_is_masked() -> None:
 
 def test_a_factor_has_no_value_that_could_lie_outside() -> None:
     assert bool(in_support(dist.Unit(jnp.zeros(3)), jnp.zeros((3, 0))))
+
+
+@pytest.mark.parametrize(
+    ("fn", "parameter"),
+    [
+        (lambda: dist.Normal(0.0, -1.0), "scale"),
+        (lambda: dist.Normal(0.0, -1.0).expand([3]).to_event(1), "scale"),
+        (lambda: dist.Beta(1.0, -2.0).mask(True), "concentration0"),
+        (lambda: dist.Bernoulli(probs=1.5), "probs"),
+        (lambda: dist.Gamma(np.array([1.0, -1.0]), 1.0), "concentration"),
+        (lambda: dist.Poisson(float("nan")), "rate"),
+    ],
+)
+def test_a_parameter_out_of_its_range_is_refused_by_its_name(fn, parameter):
+    with numpyro.validation_enabled(False):
+        made = fn()
+    with pytest.raises(ValueError, match=f"'{parameter}' of 'x', a .* to be from 0"):
+        check_parameters("x", made)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda: dist.Gamma(0.0, 0.0),  # Improper, and meant.
+        lambda: dist.Normal(0.0, np.inf),
+        lambda: dist.Bernoulli(logits=-3.0),
+        lambda: dist.Bernoulli(probs=1),
+        lambda: dist.Categorical(np.full(3, 1 / 3, np.float32)),
+        lambda: dist.Unit(0.0),
+    ],
+)
+def test_a_parameter_at_the_end_of_its_range_passes(fn):
+    with numpyro.validation_enabled(False):
+        check_parameters("x", fn())
+
+
+def test_a_parameter_that_is_traced_is_not_looked_at():
+    def density(scale):
+        with numpyro.validation_enabled(False):
+            fn = dist.Normal(0.0, scale)
+            check_parameters("x", fn)
+            return fn.log_prob(0.0)
+
+    jax.make_jaxpr(density)(-1.0)

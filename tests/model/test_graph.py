@@ -110,3 +110,138 @@ def test_the_number_of_all_rows_may_be_a_public_number():
 def test_a_unit_plate_of_any_other_size_is_refused(number):
     with pytest.raises(ValueError, match="one entry per row"):
         graph_of(with_number, Y, number)
+
+
+def observing(mean, **plate):
+    """A model of an array whose mean is made from the latents and `x`."""
+
+    def model(x, y):
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+        with numpyro.plate("rows", x.shape[0], **plate):
+            numpyro.sample("y", dist.Normal(mean(x, w), 1.0), obs=y)
+
+    return model
+
+
+def pairing(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.factor("y", -((y - x @ w) ** 2))
+
+
+def classes(x, y):
+    chance = numpyro.sample("chance", dist.Dirichlet(jnp.ones(4)))
+    with numpyro.plate("rows", x.shape[0]):
+        numpyro.sample("y", dist.Categorical(chance), obs=y)
+
+
+X = np.zeros((7, 3))
+COLUMN = Y[:, None]
+
+
+@pytest.mark.parametrize(
+    ("model", "y", "told"),
+    [
+        (
+            observing(lambda x, w: x @ w),
+            COLUMN,
+            r"shape \(N, 1\), .*parameters .* have \(N,\).*\(N, N\).*y\.ravel\(\)",
+        ),
+        (observing(lambda x, w: (x @ w)[:, None]), COLUMN, r"have \(N, 1\).*y\.ravel"),
+        (observing(lambda x, w: w[0]), COLUMN, r"\(N, 1\), .*have \(\).*y\.ravel\(\)"),
+        (pairing, COLUMN, r"factor has shape \(N, N\)\. It pairs every row"),
+        (observing(lambda x, w: w[0]), X, r"\(N, 3\).*to_event\(1\)"),
+        (observing(lambda x, w: x @ w, dim=-2), Y, r"axis -2,.*\(N,\).*without dim="),
+        (observing(lambda x, w: x @ w), 1.0, r"shape \(\),.* no axis of rows"),
+        (classes, np.zeros((7, 4), int), r"indicators pass y\.argmax\(-1\)"),
+    ],
+)
+def test_a_site_that_does_not_fit_its_plate_is_told_with_its_shapes(model, y, told):
+    with pytest.raises(UnsafeModelError, match=f"(?s)^'y' .*'rows' .*{told}"):
+        graph_of(model, X, y)
+
+
+def test_only_classes_are_told_of_indicators():
+    with pytest.raises(UnsafeModelError) as caught:
+        graph_of(observing(lambda x, w: w[0]), X, X)
+    assert "indicators" not in str(caught.value)
+
+
+def partial_likelihood(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    risk = x @ w
+    total = jnp.cumsum(jnp.exp(risk))
+    numpyro.factor("partial", (risk - jnp.log(total)).sum())
+
+
+def partial_likelihood_beside_a_plate(x, y):
+    with numpyro.plate("rows", len(y)):
+        pass
+    partial_likelihood(x, y)
+
+
+@pytest.mark.parametrize(
+    "model", [partial_likelihood, partial_likelihood_beside_a_plate]
+)
+def test_a_density_of_ordered_rows_without_the_plate_is_told_what_stays_wrong(model):
+    with pytest.raises(UnsafeModelError, match=r"(?s)may not act.*Cox") as caught:
+        graph_of(model, X, Y)
+    assert "of test_graph.py, `total = jnp.cumsum(jnp.exp(risk))`" in str(caught.value)
+
+
+def sum_beside_a_plate(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        pass
+    numpyro.factor("f", -((y - x @ w) ** 2).sum())
+
+
+def test_a_sum_of_the_rows_own_is_told_to_be_left_to_the_plate():
+    with pytest.raises(UnsafeModelError, match="each row and not their sum") as caught:
+        graph_of(sum_beside_a_plate, X, Y)
+    assert "act on each other" not in str(caught.value)
+
+
+def test_a_model_that_observes_nothing_is_told_its_sites():
+    def forgetful(x, y):
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("score", dist.Normal(0.0, 1.0))
+
+    with pytest.raises(ValueError, match=r"\('score'\).*'score', \.\.\., obs=y"):
+        graph_of(forgetful, X, Y)
+
+
+def by_group(group, y, num_groups=4):
+    with numpyro.plate("groups", num_groups):
+        level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("people", len(y)):
+        numpyro.sample("y", dist.Normal(level[group], 1.0), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("unit", "num_groups", "kind", "told"),
+    [
+        ("groups", 4, ValueError, r"size is 4 .*'people' has one .*unit='people'\)"),
+        ("groups", 7, UnsafeModelError, r"'people', whose.*name of the other plate"),
+        ("units", 4, UnsafeModelError, r"plates are 'groups', 'people'\. If the rows"),
+    ],
+)
+def test_the_plate_of_individuals_is_told_where_another_is_named(
+    unit, num_groups, kind, told
+):
+    model = private(by_group, unit=unit)
+    arguments = bind_arguments(model, (np.zeros(7, int), Y, num_groups), {})
+    with pytest.raises(kind, match=f"(?s){told}"):
+        build_graph(model, arguments)
+
+
+def test_a_wrong_plate_is_told_before_the_arrays_that_it_spoils():
+    def model(x, y):
+        with numpyro.plate("rows", 5):
+            numpyro.sample("y", dist.Normal(x[:, 0], 1.0), obs=y)
+
+    with pytest.raises(
+        ValueError, match=r"size is 5 when .* 2 of the 7 rows"
+    ) as caught:
+        graph_of(model, X, Y)
+    assert caught.value.__suppress_context__

@@ -13,7 +13,7 @@ from numpyro.distributions import constraints
 
 import numpyro_vips as nv
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.trace import Trace, takes_all_rows
+from numpyro_vips.model.trace import Trace
 
 
 def model(x, y=None):
@@ -97,16 +97,6 @@ def test_nothing_of_the_tracing_is_kept() -> None:
             waiting += gc.get_referents(value)
     assert len(seen) > 20
     assert not tracers
-
-
-def test_only_what_adds_up_rows_takes_all_of_them() -> None:
-    def centred(x, y=None):
-        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
-        with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", dist.Normal((x - x.mean(0)) @ w, 1.0), obs=y)
-
-    assert takes_all_rows(*(traced(centred, n) for n in (2, 3)))
-    assert not takes_all_rows(*(traced(model, n) for n in (2, 3)))
 
 
 def test_a_model_that_looks_at_a_row_is_told_the_line() -> None:

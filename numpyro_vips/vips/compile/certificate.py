@@ -30,9 +30,9 @@ from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
+from numpyro_vips.model.refused_rows import why_rows_meet
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import synthetic_latents, with_synthetic_rows
-from numpyro_vips.model.trace import PUBLIC_IN_ITS_PLACE
 from numpyro_vips.vips.e_step.coordinates import copies_array, divided_by_weight
 from numpyro_vips.vips.e_step.e_step import entropy
 from numpyro_vips.vips.program.expectations import expected, natural_parameters
@@ -124,7 +124,7 @@ def check_rows_are_separate(graph: ModelGraph) -> None:
         then act on the contributions of others. Or the model uses an operation by which
         rows could meet or leave; see `separate_rows`.
     """
-    graph = at_initial_params(graph)
+    unchanged, graph = graph, at_initial_params(graph)
     with jax.enable_x64(True):
         rows: dict[str, Any] = dict(
             with_synthetic_rows(graph.arguments, NUM_ROWS, 0).private
@@ -153,9 +153,8 @@ def check_rows_are_separate(graph: ModelGraph) -> None:
     if not _close(together, apart):
         raise UnsafeModelError(
             "The rows act on each other: the log density of several rows is not the "
-            "sum of their own (as with a mean over rows, or a likelihood that sums "
-            "over rows). No bound on one row's influence holds then. "
-            f"{PUBLIC_IN_ITS_PLACE}"
+            "sum of their own, and no bound on one row's influence holds then. "
+            f"{why_rows_meet(unchanged)}"
         )
 
 
