@@ -1,6 +1,7 @@
 """From a traced model to what DPVI runs: its layout, its gradients, its information."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -19,6 +20,7 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import (
     RowGradients,
 )
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.gradients.prior_coordinates import prior_coordinates
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
@@ -32,6 +34,7 @@ from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
 from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
+from numpyro_vips.dpvi.silent_directions import SilentDirections, silent_directions
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
@@ -45,7 +48,13 @@ from numpyro_vips.model.prior_centre import (
     unconstrained_scale,
     units_of_prior,
 )
+from numpyro_vips.model.synthetic_rows import rows_of_unit_size
 from numpyro_vips.privacy.gaussian_mechanism import Block
+
+# Synthetic rows on which directions of which rows say nothing are looked for.
+_SILENT_ROWS = 16
+# And how many guesses there are at what observations look like.
+_GUESSES = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,7 +163,7 @@ def compile_model(
         compared=compared_globals(traced, free, names),
         released=tuple(released),
         row_gradients=_row_gradients(program, traced, released, redraw),
-        noise_aware=_noise_aware(program, traced, read.size)
+        noise_aware=_noise_aware(program, elbo, traced, read)
         if is_noise_aware
         else None,
         log_joint=FullBatchDensity(
@@ -435,16 +444,20 @@ def _is_noise_aware(program: DpviProgram, num_read: int) -> bool:
 
 
 def _noise_aware(
-    program: DpviProgram, traced: jex_core.ClosedJaxpr, num_read: int
+    program: DpviProgram,
+    elbo: _UnconstrainedElbo,
+    traced: jex_core.ClosedJaxpr,
+    read: UnconstrainedSpace,
 ) -> NoiseAware:
     """What makes the posterior know of the noise, see `_is_noise_aware`.
 
     Args:
       program: The model's layout.
+      elbo: With the globals in the order of the layout.
       traced: A row's ELBO in globals, parameters, row and key.
-      num_read: How many unconstrained globals observations depend on.
+      read: The globals that observations depend on.
     """
-    space = program.space
+    space, num_read = program.space, read.size
 
     def inputs(point: Point, row: Mapping[str, Any]) -> list[Any]:
         return jax.tree.leaves((space.split(point), row, threefry_key(0)))
@@ -457,6 +470,16 @@ def _noise_aware(
         log_prior=lambda z: program.public_elbo.log_prior(z, {}),
         space=space,
         num_read=num_read,
+        units=prior_coordinates(
+            lambda z: program.public_elbo.log_prior(z, {}),
+            np.asarray(program.start, np.float64),
+            np.repeat(
+                [site.is_real for site in space.sites],
+                [math.prod(site.unconstrained_shape) for site in space.sites],
+            ),
+            num_read,
+        ),
+        silent=_silent(elbo, traced, read),
         prior_stddev=program.prior_scale,
         has_second_derivative=(solved is None or solved.sums_by_messages)
         and not has_edges(traced, len(globals_in_program)),
@@ -470,6 +493,29 @@ def _noise_aware(
         what="model",
     )
     return found
+
+
+def _silent(
+    elbo: _UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
+) -> SilentDirections:
+    """See `silent_directions`."""
+
+    def density(free: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
+        return elbo({**elbo.centres, **free}, {}, row, threefry_key(0))[0]
+
+    arguments = elbo.row_elbo.graph.arguments
+    shapes = arguments.row_shapes()
+    # Some of them are valid observations, be they counts, labels or real numbers.
+    guesses = itertools.islice(rows_of_unit_size(arguments, _SILENT_ROWS), _GUESSES)
+    several = [*guesses]
+    rows = {name: np.concatenate([g[name] for g in several]) for name in shapes}
+    return silent_directions(
+        density,
+        traced,
+        read.sites,
+        {site.name: elbo.centres[site.name] for site in read.sites},
+        {name: np.asarray(of, shapes[name].dtype) for name, of in rows.items()},
+    )
 
 
 def _reads(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -103,6 +103,23 @@ def on_compared(names: Sequence[str]) -> Iterable[str]:
         )
 
 
+def on_turning(pairs: Sequence[tuple[str, str]]) -> Iterable[str]:
+    """What follows where rows say nothing of a direction that is never the same.
+
+    Args:
+      pairs: See `SilentDirections.turning`.
+    """
+    for one, other in pairs:
+        yield (
+            f"Rows know {one!r} and {other!r} only together, and how much of the one "
+            "makes up for the other depends on other globals, as in mean + scale * "
+            "z[group]. Noise leads such a fit astray: intervals of these globals may "
+            "not hold. Write the effects themselves: a ~ Normal(0, scale) and mean + "
+            "a[group], in place of z ~ Normal(0, 1) or LocScaleReparam. In these the "
+            "direction is one, and the fit keeps its noise out."
+        )
+
+
 # How many times as wide noise makes an interval before it is worth a warning. In the
 # gallery (`docs/foreign_models.md`) globals far outside of their intervals, unwarned,
 # stood beside others with ratios of 17 to 60; fits without such errors had 7 at most,

@@ -93,6 +93,11 @@ class Drift(NamedTuple):
         """The standard deviation of every coordinate late in the run."""
         return np.sqrt(self._within())
 
+    def apart(self) -> Float64[np.ndarray, " size"]:
+        """How far the means of the two stretches are apart, over the root of 2."""
+        means = [block.total / block.number for block in self.blocks[-2:]]
+        return abs(means[1] - means[0]) / math.sqrt(2.0)
+
     def _within(self) -> Float64[np.ndarray, " size"]:
         variances = []
         for block in self.blocks[-2:]:
@@ -136,6 +141,7 @@ LARGEST_DISTANCE = 3.0
 def diagnostics_of(
     r_hat: Mapping[str, float] | None,
     fluctuation: Mapping[str, float],
+    apart: Mapping[str, float],
     *,
     num_steps: int,
     is_private: bool,
@@ -147,6 +153,7 @@ def diagnostics_of(
       r_hat: The largest R̂ by name of what is fitted; None if there is none.
       fluctuation: The largest fluctuation by name, in standard deviations of the
         posterior.
+      apart: How far the two stretches are apart, in the same unit.
       num_steps: How many steps there were.
       is_private: Whether there was noise.
       distance: How far the posterior's mean is from the average of the iterates, by
@@ -172,7 +179,7 @@ def diagnostics_of(
         and away <= NEAR
         and (
             fluctuation.get(name, 0.0) >= WANDERING
-            or _apart(r_hat.get(name, 1.0), fluctuation.get(name, 0.0)) <= SMALL_DRIFT
+            or apart.get(name, 0.0) <= SMALL_DRIFT
         )
     }
     moving = [
@@ -196,11 +203,6 @@ def diagnostics_of(
         text = _on_far(far, max(distance.values()), num_steps)
         return found | {"warnings": [text]}
     return found | {"converged": True, "warnings": []}
-
-
-def _apart(r_hat: float, fluctuation: float) -> float:
-    """How far two stretches are apart, in the unit of their fluctuation."""
-    return fluctuation * math.sqrt(max(r_hat**2 - 1.0, 0.0))
 
 
 def _on_moving(

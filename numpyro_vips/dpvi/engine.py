@@ -48,6 +48,7 @@ from numpyro_vips.dpvi.description import (
     notes,
     on_compared,
     on_hidden,
+    on_turning,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
@@ -381,7 +382,9 @@ class DpviEngine:
             if self.compiled.noise_aware is None
             else self.compiled.noise_aware.no_score(self.program.start.dtype),
             coordinates=Coordinates.of_globals(
-                self.compiled.noise_aware.num_read, self.program.start.dtype
+                self.compiled.noise_aware.units,
+                self.compiled.noise_aware.silent,
+                self.program.start.dtype,
             )
             if self._has_coordinates and self.compiled.noise_aware is not None
             else None,
@@ -507,7 +510,7 @@ class DpviEngine:
                 np.asarray(released[SECOND_MOMENTS], np.float64),
                 noise_stddev[SECOND_MOMENTS],
             )
-            return state._replace(pilot=pilot)
+            return state._replace(pilot=_of_rows(state, pilot))
         if INFORMATION in released:
             limit = state.information_limit
             information = Information(
@@ -515,7 +518,7 @@ class DpviEngine:
                 noise_stddev[INFORMATION],
                 math.inf if limit is None else limit,
             )
-            return state._replace(information=information)
+            return state._replace(information=_of_rows(state, information))
         stddev = noise_stddev.get("loc", 0.0)
         updated = self._after(state, released, float(step_size), stddev)
         is_noisy = any(stddev > 0 for stddev in noise_stddev.values())
@@ -614,7 +617,10 @@ class DpviEngine:
 
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
-        return _warned(self._of_iterates(state), on_compared(self.compiled.compared))
+        more = [*on_compared(self.compiled.compared)]
+        if state.is_noisy and self.compiled.noise_aware is not None:
+            more += on_turning(self.compiled.noise_aware.turning)
+        return _warned(self._of_iterates(state), more)
 
     def _of_iterates(self, state: DpviState) -> dict[str, Any]:
         """What iterates tell of it."""
@@ -753,3 +759,10 @@ def _warned(found: dict[str, Any], more: Iterable[str]) -> dict[str, Any]:
     if not texts:
         return found
     return {**found, "warnings": [*found.get("warnings", ()), *texts]}
+
+
+def _of_rows(state: DpviState, information: Information) -> Information:
+    """See `Coordinates.of_rows`."""
+    if state.coordinates is None:
+        return information
+    return state.coordinates.of_rows(information)

@@ -5,8 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.gradients.coordinates import Units
@@ -46,6 +47,7 @@ def stepped(
     coordinates = state.coordinates
     in_globals = released
     if coordinates is not None:
+        released = {**released, "loc": coordinates.heard(released["loc"])}
         in_globals = {**released, "loc": released["loc"] @ coordinates.inverse}
     gradient = elbo_gradient(compiled, state.variational, draws, in_globals)
     # Noise may have led where the prior overflows: such coordinates stay put.
@@ -71,6 +73,9 @@ def stepped(
         loc = loc - _pull_of_prior(program, state, step_size, noise_stddev)
         updates = updates._replace(guide={**updates.guide, "loc": loc})
     variational: Any = optax.apply_updates(params, updates)
+    if compiled.noise_aware is not None and compiled.noise_aware.silent.size:
+        silent = compiled.noise_aware.silent
+        variational = _at_prior_along(program, variational, draws, silent)
     if program.guide is not None:
         held = program.ranges.holding(variational.guide)
         variational = variational._replace(guide=held)
@@ -103,6 +108,40 @@ def stepped(
         score=score,
         coordinates=coordinates,
     )
+
+
+def _at_prior_along(
+    program: DpviProgram,
+    variational: Variational,
+    draws: Draws,
+    silent: Float64[np.ndarray, "read directions"],
+) -> Variational:
+    """The iterate moved to where the prior wants it in directions that rows leave open.
+
+    No noise is in the way, and gradient steps as long as others need would take
+    thousands: where rows say much of all other directions these are far steeper. It is
+    a Newton step, or none where the prior is no peak.
+
+    Args:
+      program, variational, draws: Those of the step.
+      silent: The directions, as orthonormal columns.
+    """
+    loc = variational.guide["loc"]
+    directions = jnp.zeros((len(loc), silent.shape[1]), loc.dtype)
+    directions = directions.at[: len(silent)].set(silent)
+    params = program.constrained(variational.params)
+
+    def moved(by: Float[Array, " directions"]) -> dict[str, Any]:
+        return {**variational.guide, "loc": loc + directions @ by}
+
+    def bound(by: Float[Array, " directions"]) -> Float[Array, ""]:
+        return program.public_elbo(moved(by), params, draws)
+
+    here = jnp.zeros(silent.shape[1], loc.dtype)
+    root = jnp.linalg.cholesky(-jax.hessian(bound)(here))
+    by = jax.scipy.linalg.cho_solve((root, True), jax.grad(bound)(here))
+    by = jnp.where(jnp.all(jnp.isfinite(by)), by, 0.0)
+    return variational._replace(guide=moved(by))
 
 
 def _with_loc(found: Variational, matrix: Units) -> Variational:

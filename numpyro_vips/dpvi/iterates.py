@@ -128,19 +128,20 @@ def drift_of_iterates(
     if drift is None:
         return {}
     r_hat = drift.r_hat()
-    relative = np.zeros(0)
+    fluctuation, apart = np.zeros(0), np.zeros(0)
     if r_hat is not None:
-        relative = drift.fluctuation()
         # Parameters without a prior have no standard deviation.
-        relative[: len(stddev)] /= stddev
-        relative[len(stddev) :] = 0.0
+        unit = np.full(len(r_hat), np.inf)
+        unit[: len(stddev)] = stddev
+        fluctuation, apart = drift.fluctuation() / unit, drift.apart() / unit
     distance = None
     if loc is not None:
         away = abs(loc - np.asarray(state.average.guide["loc"], np.float64)) / stddev
         distance = largest_by_name(state.variational, sizes, away)
     return diagnostics_of(
         None if r_hat is None else largest_by_name(state.variational, sizes, r_hat),
-        largest_by_name(state.variational, sizes, relative),
+        largest_by_name(state.variational, sizes, fluctuation),
+        largest_by_name(state.variational, sizes, apart),
         num_steps=int(state.step),
         is_private=state.is_noisy,
         distance=distance,

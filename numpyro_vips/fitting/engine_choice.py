@@ -12,7 +12,12 @@ from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
-from numpyro_vips.fitting.marginal_latents import is_better_marginal
+from numpyro_vips.fitting.group_effects import has_group_effects
+from numpyro_vips.fitting.marginal_latents import (
+    affords_scores,
+    is_better_marginal,
+    is_left_open,
+)
 from numpyro_vips.fitting.schedule import (
     CURVATURE_SHARE,
     ScheduleOptions,
@@ -27,9 +32,13 @@ from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.graph import ModelGraph, build_graph
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
+from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.settings import VIPS
 
 EngineChoice = VIPS | DPVI | Literal["auto"]
+# What DPVI is better at, where VIPS could run the model; see `curvature_noise`,
+# `marginal_latents` and `group_effects`.
+Advantage = Literal["no curvature", "marginal latents", "group effects"]
 
 
 def as_engine_choice(engine: Any) -> EngineChoice:
@@ -73,9 +82,8 @@ class PreparedFit:
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
-      avoids_curvature: Whether that was done.
-      marginalises_latents: Whether `engine_choice="auto"` has taken DPVI because it
-        sums over latents of rows, or integrates them out; see `marginal_latents`.
+      advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
+        model; None where it has not.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -89,8 +97,7 @@ class PreparedFit:
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     curvature_noise: float = 0.0
     hides_curvature: bool = False
-    avoids_curvature: bool = False
-    marginalises_latents: bool = False
+    advantage: Advantage | None = None
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -134,16 +141,17 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
-    dpvi, is_marginal = None, False
-    if engine_choice == "auto" and is_hidden:
-        dpvi = _dpvi_instead(model, graph, options)
-    elif engine_choice == "auto" and is_better_marginal(
-        engine, options, noise_multiplier
-    ):
-        dpvi = _dpvi_instead(model, graph, options, knows_noise=options.private)
-        is_marginal = dpvi is not None
-    if dpvi is not None:
-        settings, engine = dpvi
+    advantage = None
+    if engine_choice == "auto":
+        advantage = "no curvature" if is_hidden else None
+        advantage = advantage or _advantage(engine, options, noise_multiplier)
+    if advantage is not None:
+        knows_noise = options.private and advantage != "no curvature"
+        dpvi = _dpvi_instead(model, graph, options, knows_noise=knows_noise)
+        if dpvi is None:
+            advantage = None
+        else:
+            settings, engine = dpvi
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
@@ -159,9 +167,27 @@ def prepare_fit(
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
-        avoids_curvature=is_hidden and dpvi is not None,
-        marginalises_latents=is_marginal,
+        advantage=advantage,
     )
+
+
+def _advantage(
+    engine: Engine, options: ScheduleOptions, noise_multiplier: float | None
+) -> Advantage | None:
+    """What DPVI is predicted to be better at than VIPS, but for the curvature.
+
+    Args:
+      engine: The one that would run the model.
+      options, noise_multiplier: See `prepare_fit`.
+    """
+    if not isinstance(engine, VipsEngine):
+        return None
+    if is_better_marginal(engine, options, noise_multiplier):
+        return "marginal latents"
+    is_noisy = options.private and is_left_open(options)
+    if is_noisy and affords_scores(engine.num_rows, noise_multiplier):
+        return "group effects" if has_group_effects(engine.program) else None
+    return None
 
 
 def _curvature_noise(

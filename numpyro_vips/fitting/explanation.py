@@ -180,7 +180,7 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
         f"than {HIDDEN:g} times an average eigenvalue. Few directions get to their "
         "optimum."
     )
-    if prepared.avoids_curvature:
+    if prepared.advantage == "no curvature":
         return (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate. {hidden} DPVI releases no such matrix. engine='vips' runs "
@@ -190,7 +190,13 @@ def _on_hidden_curvature(prepared: PreparedFit) -> str:
 
 
 def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
-    """What is gained where rows are known without their own latents."""
+    """What is gained by DPVI where VIPS could run the model."""
+    if prepared.advantage == "group effects":
+        return (
+            "gets a gradient with one number for each effect of a group, where VIPS "
+            "releases the products of all indicators of groups and columns, behind "
+            "each of which few rows stand"
+        )
     if not any(site.is_discrete for site in prepared.graph.latents("local")):
         return (
             "integrates out the latents of rows, which stand beside globals that VIPS "
@@ -209,7 +215,7 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)
-    if prepared.marginalises_latents:
+    if prepared.advantage in ("marginal latents", "group effects"):
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate: it {_gain(prepared, options)}. engine='vips' runs VIPS "

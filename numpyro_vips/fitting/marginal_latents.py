@@ -24,7 +24,6 @@ correlations.
 from numpyro_vips.conjugacy.structure.level_means import beside, is_effect, is_mean
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps
-from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.vips.description import can_be_summed_out
 from numpyro_vips.vips.engine import VipsEngine
@@ -53,7 +52,7 @@ def affords_scores(num_rows: int, noise_multiplier: float | None) -> bool:
 
 
 def is_better_marginal(
-    engine: Engine, options: ScheduleOptions, noise_multiplier: float | None
+    engine: VipsEngine, options: ScheduleOptions, noise_multiplier: float | None
 ) -> bool:
     """Whether DPVI is predicted to be more accurate than this engine.
 
@@ -65,18 +64,19 @@ def is_better_marginal(
       options: The caller's choices.
       noise_multiplier: See `affords_scores`.
     """
-    if not isinstance(engine, VipsEngine):
-        return False
     program = engine.program
     if not (can_be_summed_out(program) or has_effects_beside_globals(program)):
         return False
     if not options.private:
         is_small = may_take_newton_steps(program.graph)
         return options.until_converged and is_small and engine.num_rows >= FEWEST_ROWS
+    return is_left_open(options) and affords_scores(engine.num_rows, noise_multiplier)
+
+
+def is_left_open(options: ScheduleOptions) -> bool:
+    """Whether the caller chose neither steps, norms, noise nor batches."""
     given = options.num_steps, options.clipping_norm, options.noise_multiplier
-    is_open = given == (None, None, None)
-    is_full = options.sampling.scheme == "full"
-    return is_open and is_full and affords_scores(engine.num_rows, noise_multiplier)
+    return given == (None, None, None) and options.sampling.scheme == "full"
 
 
 def has_effects_beside_globals(program: ConjugateProgram) -> bool:

@@ -45,7 +45,7 @@ def test_blocks_are_those_of_the_late_iterates():
 
 def test_few_steps_say_nothing():
     assert drift_of(np.zeros((10, 1))).r_hat() is None
-    found = diagnostics_of(None, {}, num_steps=10, is_private=True)
+    found = diagnostics_of(None, {}, {}, num_steps=10, is_private=True)
     assert not found["converged"]
     assert "too few" in found["warnings"][0]
 
@@ -53,6 +53,7 @@ def test_few_steps_say_nothing():
 def test_the_limit_is_higher_under_noise():
     settings: Any = {"r_hat": {"w": 1.5, "b": 1.0}, "num_steps": 100}
     settings["fluctuation"] = {"w": 4.0, "b": 1.0}
+    settings["apart"] = {"w": 5.0, "b": 0.0}
     assert diagnostics_of(**settings, is_private=True)["converged"]
     found = diagnostics_of(**settings, is_private=False)
     assert not found["converged"]
@@ -66,6 +67,7 @@ def test_iterates_that_go_to_and_fro_have_not_converged():
     np.testing.assert_allclose(drift.fluctuation(), [1.0, 30.0], rtol=0.2)
     fluctuation = dict(zip("ab", drift.fluctuation().tolist(), strict=True))
     settings: Any = {"r_hat": {"a": 1.0, "b": 1.0}, "fluctuation": fluctuation}
+    settings["apart"] = {"a": 0.0, "b": 0.0}
     found = diagnostics_of(**settings, num_steps=200, is_private=False)
     assert not found["converged"]
     assert "'b' went to and fro" in found["warnings"][0]
@@ -97,6 +99,7 @@ def test_a_posterior_made_of_scores_is_not_where_iterates_wander(
     settings: Any = {
         "r_hat": {"w": r_hat},
         "fluctuation": {"w": fluctuation},
+        "apart": {"w": fluctuation * math.sqrt(max(r_hat**2 - 1.0, 0.0))},
         "num_steps": 200,
     }
     found = diagnostics_of(**settings, distance={"w": distance}, is_private=True)

@@ -34,19 +34,49 @@ class Coordinates(NamedTuple):
     Attributes:
       units: U, symmetric.
       inverse: Its inverse.
+      silent: Directions of which no row says anything, as orthonormal columns in u;
+        see `silent_directions.py`.
       growth: By about how much rows' gradients are longer than in the coordinates
         before.
     """
 
     units: Units
     inverse: Units
+    silent: Float[Array | np.ndarray, "read directions"]
     growth: float = 1.0
 
     @classmethod
-    def of_globals(cls, number: int, dtype: Any) -> "Coordinates":
-        """The globals' own, before anything is known of the rows."""
-        one = np.eye(number, dtype=dtype)
-        return cls(one, one)
+    def of_globals(
+        cls,
+        units: Float64[np.ndarray, "read read"],
+        silent: Float64[np.ndarray, "read directions"],
+        dtype: Any,
+    ) -> "Coordinates":
+        """Those that the prior suggests, before anything is known of the rows.
+
+        Args:
+          units: See `prior_coordinates`.
+          silent: Directions of the globals of which no row says anything, as columns.
+          dtype: Of the arrays.
+        """
+        inverse = np.linalg.inv(units)
+        silent = np.linalg.qr(inverse @ silent)[0]
+        return cls(units.astype(dtype), inverse.astype(dtype), silent.astype(dtype))
+
+    def heard(
+        self, gradient: Float[Array | np.ndarray, " read"]
+    ) -> Float[Array | np.ndarray, " read"]:
+        """A noisy gradient in u without what is noise for certain."""
+        return gradient - self.silent @ (self.silent.T @ gradient)
+
+    def of_rows(self, information: Information) -> Information:
+        """A noisy matrix in u without what is noise for certain."""
+        silent = np.asarray(self.silent, np.float64)
+        if not silent.shape[1]:
+            return information
+        heard = np.eye(len(silent)) - silent @ silent.T
+        matrix = heard @ information.matrix @ heard
+        return information._replace(matrix=matrix, silent=silent)
 
     def whitened(self, information: Information, num_rows: int) -> "Coordinates":
         """Those in which strong directions are shortened to the others' length.
@@ -72,10 +102,11 @@ class Coordinates(NamedTuple):
         root = _symmetric(units @ (axes * lengths) @ axes.T)
         growth = math.sqrt(float(np.sum(strong * lengths**2) / np.sum(strong)))
         dtype = np.asarray(self.units).dtype
+        inverse = np.linalg.inv(root)
+        in_globals = np.asarray(self.units, np.float64) @ self.silent
+        silent = np.linalg.qr(inverse @ in_globals)[0]
         return Coordinates(
-            root.astype(dtype),
-            np.linalg.inv(root).astype(dtype),
-            growth,
+            root.astype(dtype), inverse.astype(dtype), silent.astype(dtype), growth
         )
 
     def of_all(self, size: int) -> Float64[np.ndarray, "size size"]:

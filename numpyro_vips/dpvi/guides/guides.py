@@ -26,6 +26,7 @@ from numpyro_vips.dpvi.guides.row_queries import (
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
+from numpyro_vips.model.prior_centre import is_identity
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.points import named_points, paths_of_points, points_at
 from numpyro_vips.posterior import MeanAndStddev, register_posterior
@@ -140,6 +141,11 @@ class GuideSite:
         else:
             scaled = _InUnits(0.0, self.units)
         return ComposeTransform([scaled, biject_to(self.support)])
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its value may be any number."""
+        return is_identity(biject_to(self.support))
 
     @property
     def units(self) -> Float64[np.ndarray, "..."]:

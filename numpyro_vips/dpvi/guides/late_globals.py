@@ -17,12 +17,11 @@ from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
-from numpyro.distributions import biject_to, constraints
+from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.guides.guides import GuideSite
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.model.exchangeable import Axes, exchangeable_axes
-from numpyro_vips.model.prior_centre import is_identity
 
 # Which part of the steps, the first ones. Of ten fits of five overlapping clusters at
 # epsilon 4, 9 come within 0.03 of the true density, and 10 with twice as long a wait.
@@ -53,7 +52,7 @@ def late_globals(
       centres: Their unconstrained values at the prior's centre.
       row_density: Log density of a synthetic row, by values of the globals; traceable.
     """
-    late = {site.name for site in sites if not _is_real(site)}
+    late = {site.name for site in sites if not site.is_real}
     # Where nothing could wait there is nothing to try.
     if not late or sum(np.size(centres[s.name]) for s in sites) > _MOST_NUMBERS:
         return frozenset()
@@ -61,7 +60,7 @@ def late_globals(
     axes = exchangeable_axes(trace_in_double(row_density, values), values)
     shares = {s.name for s in sites if s.name in axes and _is_shares(s, axes[s.name])}
     components = [s for s in sites if s.name in axes and s.name not in shares]
-    if any(map(_is_real, components)):
+    if any(site.is_real for site in components):
         return frozenset(late)
     return frozenset(shares if components else ())
 
@@ -89,10 +88,6 @@ def _distinct_values(
     return evaluate_in_double(
         lambda free: {s.name: s.transform(free[s.name]) for s in sites}, near
     )
-
-
-def _is_real(site: GuideSite) -> bool:
-    return is_identity(biject_to(site.support))
 
 
 def _is_shares(site: GuideSite, axes: Axes) -> bool:

@@ -25,6 +25,7 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     normal_of,
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
+from numpyro_vips.dpvi.silent_directions import SilentDirections
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.releases import SECOND_MOMENTS, Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
@@ -82,6 +83,8 @@ class NoiseAware:
 
     Attributes:
       num_read: Number of globals that rows depend on, which come first.
+      units: What the first coordinates are multiplied with; see `prior_coordinates`.
+      silent, turning: What no row says anything of; see `silent_directions.py`.
       information: What is released near the end.
       second_moments: What pilots release, see `coordinates.py`.
     """
@@ -96,6 +99,8 @@ class NoiseAware:
         num_read: int,
         prior_stddev: Float64[np.ndarray, " size"],
         has_second_derivative: bool,
+        units: Float64[np.ndarray, "read read"],
+        silent: SilentDirections,
     ) -> None:
         """Traces nothing yet.
 
@@ -104,7 +109,11 @@ class NoiseAware:
           log_prior: Log density of the unconstrained globals.
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
+          units: What coordinates are multiplied with at the start.
+          silent: What no row says anything of.
         """
+        self.units = units
+        self.silent, self.turning = silent
         self.information = RowInformation(
             program,
             inputs,

@@ -25,7 +25,7 @@ def axes_of(number: int) -> np.ndarray:
 
 
 def own(number: int) -> Coordinates:
-    return Coordinates.of_globals(number, np.float64)
+    return Coordinates.of_globals(np.eye(number), np.zeros((number, 0)), np.float64)
 
 
 def test_without_noise_all_directions_become_alike():

@@ -1,0 +1,142 @@
+"""Directions of the globals of which no row says anything, whatever it holds.
+
+In a predictor μ + a[group] any number may be added to μ and taken from all of a: rows
+know their sums alone, and the prior the rest. Noise knows nothing of that. In a
+released gradient it points along such a direction, too, and iterates follow it.
+
+In μ + τ z[group] there is such a direction at each place, another one where τ is
+another. Nothing is made of it, but a fit can tell that the model may be written so that
+there is one: with a[group] for τ z[group].
+
+That a row's gradient has nothing there is not assumed: it is tried, on random rows and
+at random places of the globals. No private value is read.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+
+from numpyro_vips.dpvi.guides.guides import GuideSite
+from numpyro_vips.jax_tools.jaxprs import equations_of
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+
+# Globals beyond which nobody looks.
+_MOST_GLOBALS = 12
+# Places at which gradients are looked at, each on rows of its own.
+_TRIALS = 4
+# What is left of a sum that is zero, in single precision, relative to its parts.
+_ROUNDING = 1e-4
+_GATHERS = frozenset(("gather", "dynamic_slice"))
+
+
+class SilentDirections(NamedTuple):
+    """What rows say nothing of, in the globals that they depend on.
+
+    Attributes:
+      directions: An orthonormal basis of directions that are the same everywhere, as
+        columns.
+      turning: Pairs of globals between which there is a direction at each place of the
+        globals, but not the same one.
+    """
+
+    directions: Float64[np.ndarray, "read directions"]
+    turning: tuple[tuple[str, str], ...] = ()
+
+
+def silent_directions(
+    density: Callable[[Mapping[str, Any], Mapping[str, Any]], Float[Array, ""]],
+    program: jex_core.ClosedJaxpr,
+    sites: Sequence[GuideSite],
+    start: Mapping[str, Any],
+    rows: Mapping[str, Any],
+) -> SilentDirections:
+    """The directions that are found.
+
+    They are differences between two real globals, each moved as a whole. Nobody looks
+    where a row takes no entry of an array by its number, as that of its group.
+
+    Args:
+      density: A row's log density, of the globals that it depends on and of the row.
+      program: The same, traced.
+      sites: These globals, in the order of the layout.
+      start: Where the trials are, about.
+      rows: Synthetic rows.
+    """
+    size = sum(math.prod(site.unconstrained_shape) for site in sites)
+    pairs = [*_pairs(sites)]
+    gathers = any(e.primitive.name in _GATHERS for e in equations_of(program))
+    if not pairs or not gathers:
+        return SilentDirections(np.zeros((size, 0)))
+    rng = np.random.default_rng(3)
+    gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))
+    found: list[Float64[np.ndarray, "rows size"]] = []
+    for _ in range(_TRIALS):
+        place = {n: v + rng.normal(size=np.shape(v)) for n, v in start.items()}
+        place = {n: jnp.asarray(v, jnp.result_type(float)) for n, v in place.items()}
+        of_rows = gradients(place, rows)
+        number = len(next(iter(rows.values())))
+        parts = [np.reshape(of_rows[site.name], (number, -1)) for site in sites]
+        gradient = np.concatenate(parts, axis=1).astype(np.float64)
+        found.append(gradient[np.isfinite(gradient).all(1)])
+    silent, turning = [], []
+    for one, other in pairs:
+        ratios = [_ratio(gradient, one.moved, other.moved) for gradient in found]
+        if not np.isfinite(ratios).all():
+            continue
+        if np.ptp(ratios) <= _ROUNDING * np.max(np.abs(ratios)):
+            silent.append(one.moved - ratios[0] * other.moved)
+        else:
+            turning.append((one.name, other.name))
+    basis = np.zeros((size, 0))
+    if silent:
+        basis, values, _ = np.linalg.svd(np.stack(silent, 1), full_matrices=False)
+        basis = basis[:, values > 1e-9 * values[0]]
+    return SilentDirections(basis, tuple(turning))
+
+
+class _Whole(NamedTuple):
+    """A global of which all entries are moved by one."""
+
+    name: str
+    moved: Float64[np.ndarray, " size"]
+
+
+def _pairs(sites: Sequence[GuideSite]) -> Iterator[tuple[_Whole, _Whole]]:
+    """Two real globals at a time."""
+    sizes = [math.prod(site.unconstrained_shape) for site in sites]
+    ends = np.cumsum(sizes)
+    moved = []
+    for site, size, end in zip(sites, sizes, ends, strict=True):
+        if not site.is_real:
+            continue
+        whole = np.zeros(ends[-1])
+        whole[end - size : end] = 1.0 / np.broadcast_to(np.ravel(site.units), size)
+        moved.append(_Whole(site.name, whole))
+    if len(moved) <= _MOST_GLOBALS:
+        yield from itertools.combinations(moved, 2)
+
+
+def _ratio(
+    gradients: Float64[np.ndarray, "rows size"],
+    one: Float64[np.ndarray, " size"],
+    other: Float64[np.ndarray, " size"],
+) -> float:
+    """By how much a second direction undoes a first one in every row; NaN if it does
+    not, or no row depends on one of them."""
+    first, second = gradients @ one, gradients @ other
+    total = np.sum(second**2)
+    if not total > 0:
+        return math.nan
+    ratio = np.sum(first * second) / total
+    sizes = np.abs(gradients) @ np.abs(one) + abs(ratio) * np.abs(gradients) @ np.abs(
+        other
+    )
+    is_undone = np.all(np.abs(first - ratio * second) <= _ROUNDING * sizes)
+    return float(ratio) if is_undone and ratio != 0 else math.nan

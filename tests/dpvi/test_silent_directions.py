@@ -1,0 +1,177 @@
+"""Directions of the globals that rows say nothing of are found, and hold no noise."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _models import graph_of
+
+import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.vips.m_step.noisy_information import Information
+
+GROUPS = 5
+NUM_ROWS = 400
+
+
+def effects(name: str, scale: Any = 1.0, mean: Any = 0.0) -> Any:
+    with numpyro.plate(f"{name}s", GROUPS):
+        return numpyro.sample(name, dist.Normal(mean, scale))
+
+
+def beside_a_mean(g: Any, h: Any, x: Any, y: Any) -> None:
+    # Priors of other widths are other units.
+    mean = numpyro.sample("mean", dist.Normal(0.0, 40.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    a = effects("a", 0.3)
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Poisson(jnp.exp(mean + a[g] + slope * x)), obs=y)
+
+
+def crossed(g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    a, b = effects("a"), effects("b")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, mean + a[g] + b[h], 1.0), obs=y)
+
+
+def slopes(g: Any, h: Any, x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, slope * x + a[g] * x, 1.0), obs=y)
+
+
+def without_a_mean(g: Any, h: Any, x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, slope * x + a[g], 1.0), obs=y)
+
+
+def not_centred(g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, mean + scale * a[g], 1.0), obs=y)
+
+
+def rows(num_rows: int = NUM_ROWS) -> tuple[np.ndarray, ...]:
+    rng = np.random.default_rng(0)
+    g, h = rng.integers(0, GROUPS, (2, num_rows)).astype(np.int32)
+    x = rng.normal(size=num_rows).astype(np.float32)
+    return g, h, x, rng.poisson(3.0, num_rows).astype(np.float32)
+
+
+def engine_of(fn: Any) -> DpviEngine:
+    return DpviEngine(graph_of(fn, rows())[1])
+
+
+@pytest.mark.parametrize(
+    ("fn", "number"),
+    [(beside_a_mean, 1), (crossed, 2), (slopes, 1), (without_a_mean, 0)],
+)
+def test_rows_have_no_gradient_along_them_whatever_they_hold(
+    fn: Any, number: int
+) -> None:
+    engine = engine_of(fn)
+    noise_aware = engine.compiled.noise_aware
+    assert noise_aware is not None
+    silent = noise_aware.silent
+    assert silent.shape == (noise_aware.num_read, number)
+    np.testing.assert_allclose(silent.T @ silent, np.eye(number), atol=1e-9)
+    assert not noise_aware.turning
+    state = engine.initial_state(jax.random.key(0))
+    names = ("g", "h", "x", "y")
+    held = dict(zip(names, map(jnp.asarray, rows(32)), strict=True))
+    found = engine.bounded_sum(
+        state, held, np.ones(32, bool), scales={"loc": 1.0}, clipping_norm=np.inf
+    )
+    coordinates = state.coordinates
+    assert coordinates is not None
+    of_globals = found["loc"] @ coordinates.inverse
+    np.testing.assert_allclose(
+        silent.T @ of_globals, 0.0, atol=1e-4 * np.linalg.norm(of_globals)
+    )
+
+
+def test_a_direction_that_turns_is_none_but_is_told() -> None:
+    noise_aware = engine_of(not_centred).compiled.noise_aware
+    assert noise_aware is not None
+    assert noise_aware.silent.shape[1] == 0
+    assert noise_aware.turning == (("mean", "a"),)
+    vi = nv.PrivateVI(
+        nv.private(not_centred, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        num_steps=20,
+        progress_bar=False,
+    )
+    with pytest.warns(UserWarning, match="Write the effects themselves"):
+        result = vi.run(jax.random.key(0), *rows())
+    warnings = result.diagnostics["warnings"]
+    assert any("'mean' and 'a' only together" in text for text in warnings)
+
+
+def test_what_is_noise_for_certain_is_taken_out() -> None:
+    silent = np.array([[1.0], [-1.0], [0.0]]) / np.sqrt(2.0)
+    units = np.diag([1.0, 2.0, 1.0])
+    coordinates = Coordinates.of_globals(units, silent, np.float64)
+    noise = np.random.default_rng(1).normal(size=3)
+    heard = coordinates.heard(noise)
+    # In the globals: g = (Uᵀ)⁻¹ of the gradient in the coordinates.
+    np.testing.assert_allclose(silent.T @ coordinates.inverse @ heard, 0.0, atol=1e-12)
+    matrix = np.eye(3)
+    found = coordinates.of_rows(Information(matrix, 1.0))
+    there = coordinates.inverse @ found.matrix @ coordinates.inverse
+    np.testing.assert_allclose(there @ silent, 0.0, atol=1e-12)
+    assert found.silent is not None
+    # The one of before has nothing more to lose.
+    again = coordinates.of_rows(found)
+    np.testing.assert_allclose(again.matrix, found.matrix, atol=1e-12)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("num_rows", [2_000, 20_000])
+def test_the_prior_decides_along_them(num_rows: int) -> None:
+    """The mean of twelve groups, of which rows know the mean of all effects alone."""
+
+    def model(g: Any, x: Any, y: Any) -> None:
+        mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+        slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+        scale = numpyro.sample("scale", dist.HalfNormal(2.0))
+        sigma = numpyro.sample("sigma", dist.HalfNormal(3.0))
+        with numpyro.plate("groups", 12):
+            a = numpyro.sample("a", dist.Normal(0.0, scale))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Normal(mean + slope * x + a[g], sigma), obs=y)
+
+    rng = np.random.default_rng(3)
+    g = rng.integers(0, 12, num_rows)
+    x = rng.normal(size=num_rows)
+    a = rng.normal(size=12)
+    a -= a.mean()
+    y = 5.0 + x + a[g] + 1.5 * rng.normal(size=num_rows)
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+    )
+    result = vi.run(jax.random.key(0), g, x, y)
+    assert result.engine == "dpvi"
+    moments = result.posterior.moments()
+    mean, effect = moments["mean"], moments["a"]
+    assert abs(float(mean.mean) - 5.0) < 0.45
+    assert 0.15 < float(mean.stddev) < 0.7
+    # Rows do know what they add up to.
+    draws = result.sample_posterior(jax.random.key(1), (2000,))
+    total = np.asarray(draws["mean"]) + np.asarray(draws["a"]).mean(1)
+    assert abs(total.mean() - 5.0) < 4.0 * total.std() + 0.02
+    assert total.std() < 0.5 * float(mean.stddev)
+    assert np.all(np.asarray(effect.stddev) < 1.0)
+    assert abs(float(moments["sigma"].mean) - 1.5) < 0.3

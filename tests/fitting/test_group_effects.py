@@ -1,0 +1,108 @@
+"""Where "auto" takes DPVI because of effects of groups."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+
+import numpyro_vips as nv
+
+pytestmark = pytest.mark.usefixtures("no_prepared_fits")
+
+ROWS = 1000
+
+
+def effects(name: str, mean: Any = 0.0) -> Any:
+    with numpyro.plate(f"{name}s", 4):
+        return numpyro.sample(name, dist.Normal(mean, 1.0))
+
+
+def beside_a_mean(g: Any, h: Any, X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(mean + a[g], 1.0), obs=y)
+
+
+def crossed(g: Any, h: Any, X: Any, y: Any) -> None:
+    tau = numpyro.sample("tau", dist.Gamma(2.0, 2.0))
+    a, b = effects("a"), effects("b")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + b[h], 1.0 / jnp.sqrt(tau)), obs=y)
+
+
+def with_slopes(g: Any, h: Any, X: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    a = effects("a", mean)
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + X @ w, 1.0), obs=y)
+
+
+def alone(g: Any, h: Any, X: Any, y: Any) -> None:
+    """The groups' mean is no coefficient of a row."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    a = effects("a", mean)
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g], 1.0), obs=y)
+
+
+def regression(g: Any, h: Any, X: Any, y: Any) -> None:
+    b = numpyro.sample("b", dist.Normal(0.0, 10.0))
+    w: Any = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(b + X @ w, 1.0), obs=y)
+
+
+def logistic(g: Any, h: Any, X: Any, y: Any) -> None:
+    """Takes Newton steps, which know of such directions."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=mean + a[g]), obs=y)
+
+
+def plan_of(fn: Any, *, rows: int = ROWS, epsilon: float = 1.0, **more: Any) -> Any:
+    vi = nv.PrivateVI(
+        nv.private(fn, unit="rows"),
+        budget=nv.PrivacyBudget(epsilon, 1e-5),
+        progress_bar=False,
+        **more,
+    )
+    codes = np.zeros(rows, np.int32)
+    return vi.explain(codes, codes, np.zeros((rows, 2)), np.zeros(rows))
+
+
+@pytest.mark.parametrize("fn", [beside_a_mean, crossed, with_slopes])
+def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
+    plan = plan_of(fn)
+    assert plan.engine == "dpvi"
+    assert not plan.reasons  # VIPS could run it.
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "for each effect of a group" in note
+
+
+@pytest.mark.parametrize("fn", [alone, regression, logistic])
+def test_vips_runs_other_models(fn: Any) -> None:
+    assert plan_of(fn).engine == "vips"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"engine": "vips"},
+        {"num_steps": 5},
+        {"clipping_norm": 3.0},
+        {"sampling": nv.Poisson(0.5)},
+        {"epsilon": math.inf},
+        {"rows": 100},
+    ],
+    ids=str,
+)
+def test_vips_stays(more: Any) -> None:
+    """Where the caller chose it, or its steps; without noise; and for few rows."""
+    assert plan_of(crossed, **more).engine == "vips"
