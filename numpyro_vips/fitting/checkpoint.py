@@ -88,8 +88,9 @@ class Checkpoint:
             header = _json_line(file)
             if header is None or header.get("format") != _FORMAT:
                 raise ValueError(
-                    f"Expected {str(self._path)!r} to be a checkpoint of a fit, or not "
-                    "to be there. Nothing was charged."
+                    f"Expected {str(self._path)!r} to be a checkpoint of a fit in the "
+                    f"format {_FORMAT!r}, or not to be there; "
+                    f"{_format_named(header)}. Nothing was charged."
                 )
             found = self._budget.fit_in_steps(header["name"])
             records = list(_records(file))
@@ -270,6 +271,13 @@ def _json_line(file: io.BufferedReader) -> dict[str, Any] | None:
     except ValueError:
         return None
     return {**found, "end": file.tell()} if isinstance(found, dict) else None
+
+
+def _format_named(header: dict[str, Any] | None) -> str:
+    """What a file that is no checkpoint is, without a value of any other file."""
+    found = str((header or {}).get("format"))
+    known = found.startswith(_FORMAT.rstrip("0123456789"))
+    return f"its format is {found!r}" if known else "it is something else"
 
 
 def _packed(released: Released) -> bytes:
