@@ -155,7 +155,9 @@ def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That comes after the last release, and ends in warnings alone.
     """
-    monkeypatch.setattr("numpyro_vips.inference.prior_disagreements", lambda *_: [])
+    monkeypatch.setattr(
+        "numpyro_vips.fitting.results.prior_disagreements", lambda *_: []
+    )
 
 
 @pytest.fixture

@@ -207,6 +207,7 @@ TESTED_ELSEWHERE = {
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
+    "fitting/results.py": "by what fits return, test_inference.py",
     "posterior.py": "a protocol; its registry, test_result_file.py",
     "privacy/budget_table.py": "by ledgers that are printed, privacy/test_budget.py",
     "privacy/charge_checks.py": "by what ledgers refuse, privacy/test_budget.py",

@@ -173,6 +173,36 @@ class Checkpoint:
         self.released.append(released)
 
 
+def check_may_be_resumed(
+    budget: PrivacyBudget, *, is_private: bool, is_repeatable: bool
+) -> None:
+    """Refuses a checkpoint of a fit that could not go on from it.
+
+    Args:
+      budget: The ledger that pays.
+      is_private: Whether there is noise.
+      is_repeatable: Whether the noise comes from a seed.
+
+    Raises:
+      ValueError: There is no noise, or it is repeatable, or the ledger is no file.
+    """
+    if not is_private:
+        raise ValueError(
+            "Expected checkpoint= with a private fit: what is kept is what steps "
+            "have released. Run a fit without noise anew."
+        )
+    if is_repeatable:
+        raise ValueError(
+            "Expected checkpoint= without insecure_seed=: a fit that goes on would "
+            "draw the same noise again."
+        )
+    if budget.path is None:
+        raise ValueError(
+            "Expected checkpoint= with a ledger that is a file, which counts the "
+            "steps that were released: PrivacyBudget(..., path=...)."
+        )
+
+
 @contextlib.contextmanager
 def opened(
     path: Path, budget: PrivacyBudget, steps: Sequence[Step], about: str
