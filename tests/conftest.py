@@ -47,6 +47,7 @@ CALL_NUMPYRO = [
     "numpyro_vips.dpvi.newton_fit",
     "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
+    "numpyro_vips.dpvi.reading",
     "numpyro_vips.dpvi.guides.user_guides",
     "numpyro_vips.vips.compile.certificate",
     "numpyro_vips.vips.posterior.posterior",

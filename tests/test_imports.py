@@ -204,6 +204,7 @@ TESTED_ELSEWHERE = {
     "dpvi/guides/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
     "dpvi/newton_fit.py": "posterior/test_without_noise.py",
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
+    "dpvi/reading.py": "by its posteriors, posterior/test_noise_aware.py",
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
