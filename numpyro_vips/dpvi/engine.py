@@ -538,7 +538,7 @@ class DpviEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.engine.Engine.norm_counts`.
+        See `fitting.abilities.ClippingNorms.norm_counts`.
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares

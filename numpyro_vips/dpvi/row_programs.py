@@ -94,7 +94,7 @@ class RowPrograms:
         row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
-        """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
+        """In how many of the rows each norm lies in which bin, not yet private."""
         norms = self._norms(variational, key, draws, units, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
