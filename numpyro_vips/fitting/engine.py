@@ -211,6 +211,6 @@ class EngineSettings(Protocol):
         """The engine for a model; reads shapes, not values.
 
         Raises:
-          NotConjugate, UnsafeModelError: The engine cannot run the model.
+          NotConjugateError, UnsafeModelError: The engine cannot run the model.
         """
         ...
