@@ -37,7 +37,6 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.log_joint import synthetic_row
 from numpyro_vips.model.prior_centre import (
     WIDE_LOGARITHM,
     global_values,
@@ -45,6 +44,7 @@ from numpyro_vips.model.prior_centre import (
     unconstrained_scale,
     units_of_prior,
 )
+from numpyro_vips.model.synthetic_rows import synthetic_row
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 

@@ -49,7 +49,7 @@ from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import (
+from numpyro_vips.model.log_density import (
     MAX_JOINT_STATES,
     num_joint_states,
     row_log_density,

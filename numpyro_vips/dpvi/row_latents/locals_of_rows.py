@@ -7,7 +7,7 @@ from numpyro_vips.dpvi.row_latents.integrated_locals import (
 )
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
+from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 
 LocalsOfRows = ConjugateLocals | IntegratedLocals
 
