@@ -412,11 +412,11 @@ class DpviEngine:
             # The joint vector is this block, at scale 1.
             (name,) = squares
             point, units = self._place(state, name), self._units(state)
-            found = self._rows.clipped_matrix(
+            found = self._rows.bounded_matrix(
                 name, point, units, dict(rows), mask, float(clipping_norm)
             )
             return {name: np.asarray(found)}
-        found = self._rows.clipped_sum(
+        found = self._rows.bounded_sum(
             *self._asked(state),
             dict(rows),
             mask,

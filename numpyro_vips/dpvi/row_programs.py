@@ -22,19 +22,19 @@ class RowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
-      clipped_sum, clipped_matrix, norms, counts, matrix_counts: The methods below,
+      bounded_sum, bounded_matrix, norms, counts, matrix_counts: The methods below,
         compiled.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
-        self.clipped_sum = jit_ahead(self._clipped_sum)
-        self.clipped_matrix = jit_ahead(self._clipped_matrix, static_argnums=0)
+        self.bounded_sum = jit_ahead(self._bounded_sum)
+        self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
         self.counts = jit_ahead(self._counts, static_argnums=8)
         self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
 
-    def _clipped_sum(
+    def _bounded_sum(
         self,
         variational: Variational,
         key: PRNGKeyArray,
@@ -48,11 +48,11 @@ class RowPrograms:
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
         shared = self._compiled.program.shared(variational, key, draws, units)
-        return self._compiled.row_gradients.clipped_sum(
+        return self._compiled.row_gradients.bounded_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm, row_keys
         )
 
-    def _clipped_matrix(
+    def _bounded_matrix(
         self,
         name: str,
         point: Point,
@@ -61,9 +61,9 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
     ) -> Float[Array, "read read"]:
-        """The sum of a chunk's matrices; see `RowInformation.clipped_sum`."""
+        """The sum of a chunk's matrices; see `RowInformation.bounded_sum`."""
         assert self._compiled.noise_aware is not None
-        return self._compiled.noise_aware.matrix(name).clipped_sum(
+        return self._compiled.noise_aware.matrix(name).bounded_sum(
             point, units, self._as_traced(rows), mask, clipping_norm
         )
 
