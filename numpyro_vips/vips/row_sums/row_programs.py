@@ -154,15 +154,22 @@ class RowPrograms:
             # Rarely released, so at the best globals that there are.
             expected_natural = self.expected_natural_of(state.moments)
             moments = state.moments
-        found = self._bounded_sum(
+        inputs = RowInputs(
             expected_natural=expected_natural,
+            means=self._means(moments, state.origins, state.standards),
+            units={
+                name: jax.device_put(of)
+                for name, of in state.units.items()
+                if name in scales
+            },
+            standards=jax.device_put(state.standards),
+        )
+        found = self._bounded_sum(
+            inputs=inputs,
             rows=dict(rows),
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=self._means(moments, state.origins, state.standards),
-            standards=jax.device_put(state.standards),
-            units={name: of for name, of in state.units.items() if name in scales},
         )
         return {name: np.asarray(found[name]) for name in scales}
 
