@@ -30,7 +30,12 @@ from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
-from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
+from numpyro_vips.dpvi.program import (
+    DpviProgram,
+    ProgramOptions,
+    RowInputs,
+    unconstrained_params,
+)
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
@@ -288,9 +293,8 @@ def _row_gradients(
         redraw=redraw,
     )
     key = threefry_key(0)
-    shared = jax.eval_shape(
-        program.shared, program.initial(key), *program.draws(key, np.int32(0))
-    )
+    inputs = RowInputs(program.initial(key), *program.draws(key, np.int32(0)))
+    shared = jax.eval_shape(program.shared, inputs)
     programs: list[tuple[Any, Any]] = [(found.of_row, program.row)]
     if found.of_pair is not None:
         programs.append((found.of_pair, (program.row, np.zeros(2, np.uint32))))

@@ -55,13 +55,12 @@ from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
 from numpyro_vips.dpvi.guides.late_globals import WAITING
 from numpyro_vips.dpvi.iterates import (
     DpviState,
-    Variational,
     for_program,
     with_drift,
 )
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
-from numpyro_vips.dpvi.program import Draws, Perturb, ProgramOptions
+from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
 from numpyro_vips.dpvi.row_programs import RowPrograms
 from numpyro_vips.dpvi.step_sizes import (
@@ -417,7 +416,7 @@ class DpviEngine:
             )
             return {name: np.asarray(found)}
         found = self._rows.bounded_sum(
-            *self._asked(state),
+            self._inputs(state),
             dict(rows),
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
@@ -513,17 +512,17 @@ class DpviEngine:
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
         """
-        variational, *asked = self._asked(state)
-        rows = dict(rows)
-        found = self._rows.norms(variational, *asked, rows)
-        if "loc" in variational.guide:
-            loc = variational.guide["loc"]
+        inputs, rows = self._inputs(state), dict(rows)
+        found = self._rows.norms(inputs, rows)
+        guide = inputs.variational.guide
+        if "loc" in guide:
+            loc = guide["loc"]
             for noise in np.random.default_rng(0).normal(size=(MOVES, len(loc))):
                 if any(np.any(np.asarray(found[name]) > 0) for name in names):
                     break
                 moved = loc + jnp.asarray(self.program.prior_scale * noise, loc.dtype)
-                at = variational._replace(guide={**variational.guide, "loc": moved})
-                found = self._rows.norms(at, *asked, rows)
+                at = inputs.variational._replace(guide={**guide, "loc": moved})
+                found = self._rows.norms(inputs._replace(variational=at), rows)
         return {name: np.asarray(found[name]) for name in names}
 
     def norm_counts(
@@ -554,7 +553,7 @@ class DpviEngine:
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
-            *self._asked(state), dict(rows), mask, double, row_keys, names
+            self._inputs(state), dict(rows), mask, double, row_keys, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
@@ -636,10 +635,10 @@ class DpviEngine:
         at = state.variational if name == SECOND_MOMENTS else state.average
         return at.guide["loc"]
 
-    def _asked(self, state: DpviState) -> tuple[Variational, Any, Draws, Units | None]:
+    def _inputs(self, state: DpviState) -> RowInputs:
         """Where, and in which coordinates, rows are asked for gradients."""
         key, draws = self.program.draws(state.key, state.step)
-        return state.variational, key, draws, self._units(state)
+        return RowInputs(state.variational, key, draws, self._units(state))
 
     def _units(self, state: DpviState) -> Units | None:
         """What coordinates are multiplied with in which rows are asked; None where they

@@ -5,13 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.gradients.coordinates import Units
-from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.row_information import Point
-from numpyro_vips.dpvi.program import Draws
+from numpyro_vips.dpvi.program import RowInputs
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
@@ -31,15 +30,12 @@ class RowPrograms:
         self.bounded_sum = jit_ahead(self._bounded_sum)
         self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
-        self.counts = jit_ahead(self._counts, static_argnums=8)
+        self.counts = jit_ahead(self._counts, static_argnums=5)
         self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
 
     def _bounded_sum(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
@@ -47,7 +43,7 @@ class RowPrograms:
         row_keys: UInt32[Array, "rows 2"] | None,
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
-        shared = self._compiled.program.shared(variational, key, draws, units)
+        shared = self._compiled.program.shared(inputs)
         return self._compiled.row_gradients.bounded_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm, row_keys
         )
@@ -69,25 +65,19 @@ class RowPrograms:
 
     def _norms(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of every block in each row; NaN where the row would count as zero."""
-        shared = self._compiled.program.shared(variational, key, draws, units)
+        shared = self._compiled.program.shared(inputs)
         return self._compiled.row_gradients.norms(
             shared, self._as_traced(rows), row_keys
         )
 
     def _counts(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Any],
@@ -95,7 +85,7 @@ class RowPrograms:
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
         """In how many of the rows each norm lies in which bin, not yet private."""
-        norms = self._norms(variational, key, draws, units, rows, row_keys)
+        norms = self._norms(inputs, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
     def _matrix_counts(
