@@ -22,7 +22,7 @@ import numpyro
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to
 
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.log_density import row_log_density
@@ -244,10 +244,7 @@ def _covariance(curvature: _Matrix) -> _Matrix:
 
 
 def _root(covariance: _Matrix) -> _Matrix:
-    """The Cholesky factor of a matrix of one or two rows."""
-    first = jnp.sqrt(jnp.clip(covariance[0, 0], _NARROWEST**2, _WIDEST**2))
-    if len(covariance) == 1:
-        return first[None, None]
-    below = covariance[1, 0] / first
-    last = jnp.sqrt(jnp.clip(covariance[1, 1] - below**2, _NARROWEST**2, _WIDEST**2))
-    return jnp.array([[first, 0.0], [below, last]])
+    """The Cholesky factor, of a Gaussian that is neither too narrow nor too wide."""
+    return root_of(
+        covariance, lambda left, _: jnp.clip(left, _NARROWEST**2, _WIDEST**2)
+    )
