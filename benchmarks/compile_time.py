@@ -36,7 +36,7 @@ import numpyro.distributions as dist
 from _memory import peak_bytes
 
 import numpyro_vips as nv
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -103,7 +103,7 @@ def measure(entry: Any, clock: XlaClock) -> Timing:
             check_rows_are_separate(graph)
         with phase("compile"):
             compile_model(model, graph)
-    except NotConjugate:
+    except NotConjugateError:
         verdict = "dpvi"
     except (nv.UnsafeModelError, ValueError):
         verdict = "refused"

@@ -28,7 +28,18 @@ class NotConjugateError(Exception):
         ... except nv.NotConjugateError as error:
         ...     print(str(error).split(".")[0])
         The model is not conjugate-exponential: y: tanh of 'w' in 'loc' of Normal
+
+    Attributes:
+      reasons: Why it is not, by the site that is in the way.
     """
+
+    def __init__(self, reasons: Mapping[str, str], message: str | None = None) -> None:
+        """The error for these reasons, which are the message if there is no other."""
+        self.reasons = dict(reasons)
+        super().__init__(message or "; ".join(f"{k}: {v}" for k, v in reasons.items()))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reasons, str(self))
 
 
 class UnsafeModelError(ValueError):

@@ -18,8 +18,13 @@ from tqdm.auto import tqdm
 from numpyro_vips import _html, _validate, accounting
 from numpyro_vips._settings import code_of_value, frozen
 from numpyro_vips.dpvi.settings import DPVI
-from numpyro_vips.errors import UnusablePosteriorError, did_you_mean
-from numpyro_vips.fitting.checkpoint import Checkpoint, opened, priced_by_first
+from numpyro_vips.errors import did_you_mean
+from numpyro_vips.fitting.checkpoint import (
+    Checkpoint,
+    check_may_be_resumed,
+    opened,
+    priced_by_first,
+)
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
@@ -34,24 +39,20 @@ from numpyro_vips.fitting.pricing import (
     PricedSteps,
     noise_of_one_release,
     price,
-    statement_of,
     warning_of_delta,
     warning_of_no_globals,
 )
-from numpyro_vips.fitting.prior_disagreement import prior_disagreements
 from numpyro_vips.fitting.private_step import rehearse
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.reducers.reducer import Across, Reducer
-from numpyro_vips.fitting.row_warnings import warnings_on_rows
+from numpyro_vips.fitting.results import FitResults
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step, events_of
 from numpyro_vips.fitting.sum_rounding import check_number_of_rows
-from numpyro_vips.fitting.weighed_draws import weighed_draws
 from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments, check_widths
-from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -109,54 +110,6 @@ def _naming_places(
         init(self, *args, **kwargs)
 
     return checked
-
-
-def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> str:
-    sites = "; ".join(f"{site!r}: {problem}" for site, problem in problems.items())
-    privacy = result.privacy
-    if privacy.is_private:
-        charged = (
-            f"The charge of epsilon={privacy.epsilon:.6g}, delta={privacy.delta:.3g} "
-            "stays, and what it paid for is in this error's `result` and `released`. "
-        )
-        change = (
-            "Scale the rows as `explain` says, give a prior that is not flat, or fit "
-            "fewer latents or more rows at a larger epsilon"
-        )
-    else:
-        charged = "Nothing was charged. "
-        change = "Give a prior that is not flat, or scale the rows"
-    return (
-        f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
-        "DPVI also a smaller learning rate helps."
-    )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _RunningFit:
-    """What is known of a fit before its first step, for its results.
-
-    Attributes:
-      prepared: The model, its engine and the steps.
-      plan: What `explain` says of them.
-      priced: The steps with their noise, and what was charged for them.
-      num_planned: See `PrivateVI._num_planned`.
-      noise_source: What the statement says of the noise.
-      platform: What the public side runs on.
-      seconds: How long planning and compiling took.
-      compiled: When that was done, by `time.perf_counter`.
-      programs: What queries of rows have compiled, shared by the fit's results.
-    """
-
-    prepared: PreparedFit
-    plan: Plan
-    priced: PricedSteps
-    num_planned: int | None
-    noise_source: str
-    platform: str
-    seconds: Mapping[str, float]
-    compiled: float
-    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class PrivateVI:
@@ -310,7 +263,11 @@ class PrivateVI:
         self.checkpoint = None
         if checkpoint is not None:
             self.checkpoint = Path(checkpoint).resolve()
-            self._check_may_be_resumed(insecure_seed)
+            check_may_be_resumed(
+                budget,
+                is_private=self.schedule_options.private,
+                is_repeatable=insecure_seed is not None,
+            )
         self.across = across
         self.label = label
         self.progress_bar = progress_bar
@@ -452,11 +409,14 @@ class PrivateVI:
                     warnings.warn(told, stacklevel=4)  # That of the caller of `run`.
             label = self.label or f"{name_of(self.model.fn)} ({engine.name})"
             self._charge(priced, label, reducer, checkpoint)
-        fit = _RunningFit(
+        results = FitResults(
+            model=self.model,
             prepared=prepared,
-            plan=plan,
+            options=self.schedule_options,
+            plan=str(plan),
             priced=priced,
-            num_planned=self._num_planned(priced),
+            accountant=self.budget.accountant,
+            settings=self._settings_used(prepared, self._num_planned(priced)),
             noise_source=random.source + reducer.described,
             platform=platforms(rng_key),
             seconds={"planning": planned - started, "compiling": compiled - planned},
@@ -473,10 +433,10 @@ class PrivateVI:
             checkpoint=checkpoint,
             shows_passes=self.progress_bar and reducer.is_first,
         )
-        state, progress = self._after_steps(fit, loop, state)
+        state, progress = self._after_steps(results, loop, state)
         if not self.schedule_options.private:
             state = engine.informed(state, prepared.arguments)
-        result = self._usable_result(fit, state, progress)
+        result = results.of_last(state, progress)
         for text in result.diagnostics["warnings"]:
             warnings.warn(text, stacklevel=4)  # That of the caller of `run`.
         return result
@@ -488,19 +448,19 @@ class PrivateVI:
         return sum(not step.is_aside for step in priced.steps)
 
     def _after_steps(
-        self, fit: _RunningFit, loop: FitLoop, state: Any
+        self, results: FitResults, loop: FitLoop, state: Any
     ) -> tuple[Any, Progress]:
         """Runs the steps, with their bar and the caller's callback.
 
         Args:
-          fit: What is known of the fit.
+          results: Makes a result of a state.
           loop: The loop over its steps.
           state: The initial state.
 
         Returns:
           The last state, and what has been released besides.
         """
-        priced = fit.priced
+        priced = results.priced
         spent = f"{priced.epsilon:.3g}"
         shown = spent if self.schedule_options.private else "NOT PRIVATE"
         state, progress = loop.after_resumed(state, Progress(steps=priced.steps))
@@ -510,82 +470,26 @@ class PrivateVI:
             tqdm(
                 loop.states(state, progress),
                 initial=done,
-                total=fit.num_planned,
+                total=self._num_planned(priced),
                 disable=not loop.shows_passes,
                 desc="PrivateVI",
             ) as bar,
         ):
             bar.set_postfix_str(f"ε spent {shown}")
             for number, (state, progress) in enumerate(bar, start=done):
-                self._call_back(fit, number, state, progress)
+                self._call_back(results, number, state, progress)
         return state, progress
 
     def _call_back(
-        self, fit: _RunningFit, number: int, state: Any, progress: Progress
+        self, results: FitResults, number: int, state: Any, progress: Progress
     ) -> None:
         """Shows the caller's callback a posterior that can be used, if there is one."""
-        if self.callback is None or not fit.prepared.engine.has_posterior(state):
+        engine = results.prepared.engine
+        if self.callback is None or not engine.has_posterior(state):
             return
-        so_far = self._result_of(fit, state, progress)
+        so_far = results.of(state, progress)
         if not so_far.posterior.problems():
             self.callback(number, so_far)
-
-    def _result_of(
-        self, fit: _RunningFit, state: Any, progress: Progress
-    ) -> PrivateVIResult:
-        """What the caller gets of a state: released numbers and public facts."""
-        prepared, engine = fit.prepared, fit.prepared.engine
-        posterior = engine.posterior(state)
-        jax.block_until_ready(posterior.params)
-        of_engine = engine.diagnostics(state)
-        on_rows = warnings_on_rows(
-            prepared, self.schedule_options, state, progress, of_engine
-        )
-        return PrivateVIResult(
-            posterior=posterior,
-            privacy=statement_of(
-                prepared,
-                fit.priced,
-                self.schedule_options,
-                unit=self.model.unit,
-                accountant=self.budget.accountant,
-                noise_source=fit.noise_source,
-                platform=fit.platform,
-                progress=progress,
-                remarks=tuple(on_rows),
-            ),
-            engine=engine.name,
-            plan=str(fit.plan),
-            settings=self._settings_used(prepared, fit.num_planned),
-            diagnostics=_diagnostics(of_engine, progress, on_rows),
-            seconds={**fit.seconds, "running": time.perf_counter() - fit.compiled},
-            axis_labels=prepared.axis_labels,
-            model=self.model,
-            _for_row_queries=prepared.settings.for_row_queries,
-            _programs=fit.programs,
-        )
-
-    def _usable_result(
-        self, fit: _RunningFit, state: Any, progress: Progress
-    ) -> PrivateVIResult:
-        """The result of the last state, and what a look at the whole of it says.
-
-        Raises:
-          UnusablePosteriorError: It is no posterior.
-        """
-        result = self._result_of(fit, state, progress)
-        problems = result.posterior.problems()
-        if problems:
-            raise UnusablePosteriorError(
-                _without_posterior(problems, result),
-                result=result,
-                released=fit.prepared.engine.released(state),
-            )
-        if self.schedule_options.private:
-            return _with_prior_disagreements(result, fit.prepared.graph)
-        if self.schedule_options.until_converged:
-            return _with_weighed_draws(result, fit.prepared)
-        return result
 
     def _prepare_fit(
         self, args: tuple, kwargs: Mapping[str, Any]
@@ -646,23 +550,6 @@ class PrivateVI:
                     "on where it ended, if it is run again."
                 )
             raise
-
-    def _check_may_be_resumed(self, insecure_seed: int | None) -> None:
-        if not self.schedule_options.private:
-            raise ValueError(
-                "Expected checkpoint= with a private fit: what is kept is what steps "
-                "have released. Run a fit without noise anew."
-            )
-        if insecure_seed is not None:
-            raise ValueError(
-                "Expected checkpoint= without insecure_seed=: a fit that goes on would "
-                "draw the same noise again."
-            )
-        if self.budget.path is None:
-            raise ValueError(
-                "Expected checkpoint= with a ledger that is a file, which counts the "
-                "steps that were released: PrivacyBudget(..., path=...)."
-            )
 
     def _about(self, rng_key: jax.Array, prepared: PreparedFit, plan: Plan) -> str:
         """What must be the same where a fit goes on, as text."""
@@ -734,35 +621,3 @@ class PrivateVI:
             "across": None if self.across is None else repr(self.across),
         }
         return accounting.jsonable(settings)
-
-
-def _with_prior_disagreements(
-    result: PrivateVIResult, graph: ModelGraph
-) -> PrivateVIResult:
-    found = prior_disagreements(graph, result.posterior.moments())
-    texts = [*result.diagnostics["warnings"], *found]
-    diagnostics = {**result.diagnostics, "warnings": texts}
-    privacy = result.privacy
-    privacy = dataclasses.replace(privacy, remarks=(*privacy.remarks, *found))
-    return dataclasses.replace(result, diagnostics=diagnostics, privacy=privacy)
-
-
-def _with_weighed_draws(
-    result: PrivateVIResult, prepared: PreparedFit
-) -> PrivateVIResult:
-    found = weighed_draws(prepared.graph, result.posterior, prepared.arguments)
-    texts = [*result.diagnostics["warnings"], *found.get("warnings", ())]
-    diagnostics = {**result.diagnostics, **found, "warnings": texts}
-    return dataclasses.replace(result, diagnostics=diagnostics)
-
-
-def _diagnostics(
-    of_engine: Mapping[str, Any], progress: Progress, on_rows: Sequence[str]
-) -> dict[str, Any]:
-    """What the engine says of its state, with what was released of the rows."""
-    return {
-        "clipping_norms": dict(progress.norms),
-        **{k: dataclasses.asdict(v) for k, v in progress.shares.items()},
-        **of_engine,
-        "warnings": [*on_rows, *of_engine.get("warnings", ())],
-    }

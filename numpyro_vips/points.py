@@ -30,17 +30,15 @@ def paths_of_points(points: Mapping[str, Any]) -> dict[str, list[str | int]]:
 
 
 def points_at(
-    paths: Mapping[str, Sequence[str | int]] | Sequence[str],
+    paths: Mapping[str, Sequence[str | int]],
     named: Mapping[str, Float[Array, "..."]],
 ) -> dict[str, Any]:
     """Points as nested dicts, which have the keys that lead to each leaf.
 
     Args:
-      paths: From `paths_of_points`, or the names alone, as files held them once.
+      paths: From `paths_of_points`.
       named: From `named_points`; it may hold other arrays, too.
     """
-    if not isinstance(paths, Mapping):
-        paths = {name: name.split(_SEPARATOR) for name in paths}
     points: dict[Any, Any] = {}
     for name, path in paths.items():
         *within, last = path

@@ -471,8 +471,7 @@ def load(
 
     Raises:
       FileNotFoundError: There is no such file.
-      ValueError: The file is no such result, is damaged, or comes from a newer
-        version.
+      ValueError: The file is no such result, is damaged, or has another format.
     """
     saved = result_file.read(path)
     return PrivateVIResult(

@@ -93,8 +93,7 @@ def read(path: str | os.PathLike[str]) -> SavedResult:
 
     Raises:
       FileNotFoundError: There is no such file.
-      ValueError: The file is no such result, is damaged, or comes from a newer
-        version.
+      ValueError: The file is no such result, is damaged, or has another format.
     """
     path = Path(path)
     try:
@@ -110,19 +109,17 @@ def _read(path: Path) -> SavedResult:
     """What `write` has written.
 
     Raises:
-      ValueError: Its format is newer than this version, or its posterior is of a kind
-        that nothing here has registered.
+      ValueError: Its format is another one, or its posterior is of a kind that nothing
+        here has registered.
       KeyError, TypeError: It is no such file.
     """
     dataset = _dataset(path)
-    version = json.loads(str(dataset.attrs["format_version"]))
-    if not isinstance(version, int):
-        raise TypeError("The format's version is a whole number.")
-    if version > _FORMAT_VERSION:
+    found = json.loads(str(dataset.attrs["format_version"]))
+    if found != _FORMAT_VERSION:
+        by = f"numpyro_vips {dataset.attrs['numpyro_vips_version']}"
         raise ValueError(
-            f"{str(path)!r} was written by numpyro_vips "
-            f"{dataset.attrs['numpyro_vips_version']} in format {version}; this "
-            f"version reads up to format {_FORMAT_VERSION}. Upgrade numpyro_vips."
+            f"Expected {str(path)!r} in format {_FORMAT_VERSION}, got format {found}, "
+            f"which {by} wrote. Read it with that version."
         )
     specification = json.loads(dataset.attrs["posterior_specification"])
     kind = specification.get("kind")
@@ -144,14 +141,10 @@ def _read(path: Path) -> SavedResult:
         engine=str(dataset.attrs["engine"]),
         plan=str(dataset.attrs["plan"]),
         settings=json.loads(dataset.attrs["settings"]),
-        # Files from before there were any have none.
-        diagnostics=json.loads(dataset.attrs.get("diagnostics", "{}")),
-        axis_labels=json.loads(dataset.attrs.get("axis_labels", "{}")),
+        diagnostics=json.loads(dataset.attrs["diagnostics"]),
+        axis_labels=json.loads(dataset.attrs["axis_labels"]),
         seconds=json.loads(dataset.attrs["seconds"]),
-        # The first format had these among the settings.
-        for_row_queries=json.loads(
-            dataset.attrs["settings" if version == 1 else "for_row_queries"]
-        ),
+        for_row_queries=json.loads(dataset.attrs["for_row_queries"]),
     )
 
 

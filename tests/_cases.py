@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 from _models import UNIT, Rows, graph_of
 
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.vips.compile.compiler import compile_model
 
@@ -39,7 +39,7 @@ class Case:
         marked, graph = graph_of(self.fn, self.rows)
         try:
             compile_model(marked, graph)
-        except NotConjugate as error:
+        except NotConjugateError as error:
             assert error.reasons, "a refusal has reasons"
             assert set(error.reasons) <= {*graph.sites, "certificate"}
             return error.reasons

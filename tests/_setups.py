@@ -12,7 +12,7 @@ from _row_by_row import row_norm, solve_locals
 
 from numpyro_vips.vips.program.expectations import expected
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 
 SWEEPS = 3
 COUNT = 48
@@ -37,7 +37,7 @@ class Setup:
         return jax.jit(
             lambda rows, mask, norm: bounded_sum(
                 self.program,
-                self.expected_natural,
+                RowInputs(self.expected_natural),
                 rows,
                 mask,
                 self.scales,

@@ -47,6 +47,7 @@ CALL_NUMPYRO = [
     "numpyro_vips.dpvi.newton_fit",
     "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
+    "numpyro_vips.dpvi.reading",
     "numpyro_vips.dpvi.guides.user_guides",
     "numpyro_vips.vips.compile.certificate",
     "numpyro_vips.vips.posterior.posterior",
@@ -155,7 +156,9 @@ def without_remarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
     That comes after the last release, and ends in warnings alone.
     """
-    monkeypatch.setattr("numpyro_vips.inference.prior_disagreements", lambda *_: [])
+    monkeypatch.setattr(
+        "numpyro_vips.fitting.results.prior_disagreements", lambda *_: []
+    )
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from _models import compiled
 from numpyro.infer.util import log_density
 
 from numpyro_vips.conjugacy.families.gaussian import Normal
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.vips.compile.certificate import (
     _prior_at_point,
@@ -505,7 +505,7 @@ def check_conjugacy(
 class Verdict(NamedTuple):
     """What became of a model: the refusal, or how many factors were checked."""
 
-    refusal: NotConjugate | None
+    refusal: NotConjugateError | None
     checked: int = 0
 
 
@@ -515,7 +515,7 @@ def verdict(source: str, observed: Sequence[str]) -> Verdict:
         rows, model = rows_of(observed, seed=0), executed(source)
         try:
             program = compiled(model, rows)
-        except NotConjugate as refusal:
+        except NotConjugateError as refusal:
             return Verdict(refusal)
         others = rows_of(observed, seed=1)
         check_density(program, model, others)

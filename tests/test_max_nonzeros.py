@@ -30,7 +30,7 @@ from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.e_step.evidence_bound import row_bound
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 
 UNIT = "rows"
 LENGTH, WIDTH, TOPICS, COUNT = 11, 5, 3, 12
@@ -185,7 +185,7 @@ class Setup:
             self._sum = jax.jit(
                 lambda rows, mask, norm: bounded_sum(
                     self.program,
-                    self.expected_natural,
+                    RowInputs(self.expected_natural),
                     rows,
                     mask,
                     self.scales,

@@ -170,9 +170,6 @@ def test_points_keep_what_json_keeps():
     }
     again = points_at(paths, named_points(points) | {"other": jnp.ones(1)})
     assert jax.tree.structure(again) == jax.tree.structure(points)
-    # Files of the first version have names alone.
-    before = points_at([*paths], named_points(points))
-    assert list(before["n"]["layers"]) == ["0"]
 
 
 @pytest.mark.parametrize(

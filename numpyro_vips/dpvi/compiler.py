@@ -32,7 +32,12 @@ from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
-from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, unconstrained_params
+from numpyro_vips.dpvi.program import (
+    DpviProgram,
+    ProgramOptions,
+    RowInputs,
+    unconstrained_params,
+)
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.dpvi.silent_directions import SilentDirections, silent_directions
 from numpyro_vips.errors import UnsafeModelError
@@ -40,7 +45,6 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.log_joint import synthetic_row
 from numpyro_vips.model.prior_centre import (
     WIDE_LOGARITHM,
     global_values,
@@ -48,7 +52,7 @@ from numpyro_vips.model.prior_centre import (
     unconstrained_scale,
     units_of_prior,
 )
-from numpyro_vips.model.synthetic_rows import rows_of_unit_size
+from numpyro_vips.model.synthetic_rows import rows_of_unit_size, synthetic_row
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
@@ -297,9 +301,8 @@ def _row_gradients(
         redraw=redraw,
     )
     key = threefry_key(0)
-    shared = jax.eval_shape(
-        program.shared, program.initial(key), *program.draws(key, np.int32(0))
-    )
+    inputs = RowInputs(program.initial(key), *program.draws(key, np.int32(0)))
+    shared = jax.eval_shape(program.shared, inputs)
     programs: list[tuple[Any, Any]] = [(found.of_row, program.row)]
     if found.of_pair is not None:
         programs.append((found.of_pair, (program.row, np.zeros(2, np.uint32))))

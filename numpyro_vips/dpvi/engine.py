@@ -47,30 +47,27 @@ from numpyro_vips.dpvi.description import (
     describe_statistics,
     notes,
     on_compared,
-    on_hidden,
-    on_turning,
 )
 from numpyro_vips.dpvi.gradient_step import stepped
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates, Units
 from numpyro_vips.dpvi.gradients.noisy_adam import default_optimizer
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily
-from numpyro_vips.dpvi.guides.guides import DrawsPosterior
 from numpyro_vips.dpvi.guides.late_globals import WAITING
-from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
     DpviState,
-    Variational,
-    drift_of_iterates,
     for_program,
-    largest_by_name,
     with_drift,
 )
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
-from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
-from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
-from numpyro_vips.dpvi.program import Draws, Perturb, ProgramOptions
+from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
 from numpyro_vips.dpvi.row_programs import RowPrograms
+from numpyro_vips.dpvi.step_sizes import (
+    DEFAULT_STEPS,
+    default_num_steps,
+    step_sizes,
+)
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.quick_compilation import jit_of_globals
 from numpyro_vips.jax_tools.random_keys import as_threefry
@@ -91,11 +88,6 @@ from numpyro_vips.privacy.releases import (
 )
 from numpyro_vips.vips.m_step.noisy_information import Information
 
-DEFAULT_STEPS = 200
-# Without noise a gradient step costs no budget, only time.
-DEFAULT_STEPS_WITHOUT_NOISE = 500
-# Fewer steps are longer ones, up to this factor, and more are shorter.
-LONGEST_STEP = 2.0
 # After which part of them rows are redrawn, when norms have just been counted again, by
 # `REFRESHED_WHERE_REDRAWN` of the schedule. Without it the first steps follow gradients
 # to where they add up to zero clipped, which may be far off, as where few rows have an
@@ -105,11 +97,6 @@ REDRAWN_AFTER = 0.2
 NUM_PILOTS = 2
 # How often the globals are moved to where rows have a gradient.
 MOVES = 8
-_NOT_NOISE_AWARE = (
-    "The posterior is the guide, whose intervals know nothing of the noise: with the "
-    "released information the posterior would not be finite. A larger epsilon, more "
-    "rows or priors that are less wide help."
-)
 
 
 class DpviEngine:
@@ -344,24 +331,15 @@ class DpviEngine:
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         if self.program.options.takes_newton_steps:
             return 0  # It is not known beforehand how many there will be.
-        return DEFAULT_STEPS if is_private else DEFAULT_STEPS_WITHOUT_NOISE
+        return default_num_steps(is_private=is_private)
 
     def step_sizes(
         self, num_steps: int, *, is_private: bool, is_full: bool
     ) -> tuple[float, ...]:
-        """Factors on the learning rate.
-
-        Under noise all steps together should go a fixed distance: the noise of a step
-        grows like the root of the number of steps, so that with more steps each is
-        shorter. They become shorter from the first to the last, so that those that
-        count stay where the density is a parabola: a scale that is too small by a third
-        doubles all gradients. An optimiser of the caller's own goes as far as it says.
-        """
-        if not is_private or self.program.options.has_own_optimizer:
+        """Factors on the learning rate; an optimiser of the caller's own has none."""
+        if self.program.options.has_own_optimizer:
             return (1.0,) * num_steps
-        longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
-        slowing = 1.0 - np.arange(num_steps) / num_steps
-        return tuple((longest * slowing).tolist())
+        return step_sizes(num_steps, is_private=is_private)
 
     def forgotten_steps(
         self, num_steps: int, *, is_private: bool, is_full: bool
@@ -435,12 +413,12 @@ class DpviEngine:
             # The joint vector is this block, at scale 1.
             (name,) = squares
             point, units = self._place(state, name), self._units(state)
-            found = self._rows.clipped_matrix(
+            found = self._rows.bounded_matrix(
                 name, point, units, dict(rows), mask, float(clipping_norm)
             )
             return {name: np.asarray(found)}
-        found = self._rows.clipped_sum(
-            *self._asked(state),
+        found = self._rows.bounded_sum(
+            self._inputs(state),
             dict(rows),
             mask,
             {b.name: float(scales[b.name]) for b in self.blocks("adaptive")},
@@ -536,17 +514,17 @@ class DpviEngine:
         Returns:
           For every named block one norm per row; NaN where the row would count as zero.
         """
-        variational, *asked = self._asked(state)
-        rows = dict(rows)
-        found = self._rows.norms(variational, *asked, rows)
-        if "loc" in variational.guide:
-            loc = variational.guide["loc"]
+        inputs, rows = self._inputs(state), dict(rows)
+        found = self._rows.norms(inputs, rows)
+        guide = inputs.variational.guide
+        if "loc" in guide:
+            loc = guide["loc"]
             for noise in np.random.default_rng(0).normal(size=(MOVES, len(loc))):
                 if any(np.any(np.asarray(found[name]) > 0) for name in names):
                     break
                 moved = loc + jnp.asarray(self.program.prior_scale * noise, loc.dtype)
-                at = variational._replace(guide={**variational.guide, "loc": moved})
-                found = self._rows.norms(at, *asked, rows)
+                at = inputs.variational._replace(guide={**guide, "loc": moved})
+                found = self._rows.norms(inputs._replace(variational=at), rows)
         return {name: np.asarray(found[name]) for name in names}
 
     def norm_counts(
@@ -561,7 +539,7 @@ class DpviEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.engine.Engine.norm_counts`.
+        See `fitting.abilities.ClippingNorms.norm_counts`.
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares
@@ -577,7 +555,7 @@ class DpviEngine:
         names = tuple((part, tuple(blocks)) for part, blocks in parts.items())
         double = {part: increasing_edges(edges[part]) for part in parts}
         found = self._rows.counts(
-            *self._asked(state), dict(rows), mask, double, row_keys, names
+            self._inputs(state), dict(rows), mask, double, row_keys, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
@@ -617,32 +595,7 @@ class DpviEngine:
 
     def diagnostics(self, state: DpviState) -> dict[str, Any]:
         """What is known of how good the posterior is."""
-        more = [*on_compared(self.compiled.compared)]
-        if state.is_noisy and self.compiled.noise_aware is not None:
-            more += on_turning(self.compiled.noise_aware.turning)
-        return _warned(self._of_iterates(state), more)
-
-    def _of_iterates(self, state: DpviState) -> dict[str, Any]:
-        """What iterates tell of it."""
-        if state.diagnostics is not None:
-            return dict(state.diagnostics)
-        if self.program.options.takes_newton_steps:
-            return {}
-        sizes = {x.name: math.prod(x.unconstrained_shape) for x in self.space.sites}
-        found = self._noise_aware_normal(state)
-        if found is not None:
-            normal = found.normal
-            diagnostics = drift_of_iterates(state, sizes, normal.stddev, normal.loc)
-            ratio = largest_by_name(
-                state.variational, sizes, normal.stddev / found.data_stddev
-            )
-            return _warned({**diagnostics, "width_ratio": ratio}, on_hidden(ratio))
-        log_scale = state.average.guide.get("log_scale", np.zeros(0))
-        stddev = np.exp(np.asarray(log_scale, np.float64))
-        diagnostics = drift_of_iterates(state, sizes, stddev)
-        if state.information is not None:
-            return _warned(diagnostics, [_NOT_NOISE_AWARE])
-        return diagnostics
+        return diagnostics_of(self.compiled, state)
 
     def clipping_effect(self, state: DpviState, names: Sequence[str]) -> ClippingEffect:
         """Rows whose gradient was shortened weigh less, in all globals alike."""
@@ -675,42 +628,8 @@ class DpviEngine:
         return state
 
     def posterior(self, state: DpviState) -> Posterior:
-        """The guide at the averaged iterate."""
-        average = state.average
-        points = self.program.constrained(average.params)
-        found = self._noise_aware_normal(state)
-        if found is not None and self.compiled.noise_aware is not None:
-            return self.compiled.noise_aware.posterior(found)
-        if self.program.guide is not None:
-            return self.program.guide.posterior(average.guide, points)
-        assert self.program.user_guide is not None
-        draw = drawing(self.program.user_guide, points)
-        return DrawsPosterior.of(self.space.sites, points, draw)
-
-    def _noise_aware_normal(self, state: DpviState) -> NoiseAwareNormal | None:
-        """The posterior that knows of the noise.
-
-        None before what it needs is known, or where it is not finite.
-        """
-        noise_aware = self.compiled.noise_aware
-        if noise_aware is None or state.information is None:
-            return None
-        assert state.score is not None
-        arrays = state.average.guide
-        start = VectorNormal(
-            np.asarray(arrays["loc"], np.float64),
-            np.diag(np.exp(np.asarray(arrays["log_scale"], np.float64))),
-        )
-        try:
-            found = noise_aware.normal(
-                state.score, state.information, state.kept, start, state.coordinates
-            )
-        except np.linalg.LinAlgError:
-            return None
-        # As wide as noise makes it, a scale may overflow.
-        if found is None or noise_aware.posterior(found).problems():
-            return None
-        return found
+        """The guide at the averaged iterate, or a Normal that knows of the noise."""
+        return posterior_of(self.compiled, state)
 
     def _place(self, state: DpviState, name: str) -> Any:
         """Where rows are asked for a matrix: on the way at the last iterate, near the
@@ -718,10 +637,10 @@ class DpviEngine:
         at = state.variational if name == SECOND_MOMENTS else state.average
         return at.guide["loc"]
 
-    def _asked(self, state: DpviState) -> tuple[Variational, Any, Draws, Units | None]:
+    def _inputs(self, state: DpviState) -> RowInputs:
         """Where, and in which coordinates, rows are asked for gradients."""
         key, draws = self.program.draws(state.key, state.step)
-        return state.variational, key, draws, self._units(state)
+        return RowInputs(state.variational, key, draws, self._units(state))
 
     def _units(self, state: DpviState) -> Units | None:
         """What coordinates are multiplied with in which rows are asked; None where they
@@ -751,14 +670,6 @@ class DpviEngine:
     def describe_sparse_rows(self, name: str) -> str:
         """How a sparse argument is worked on, as the end of a sentence."""
         return describe_sparse_rows(name)
-
-
-def _warned(found: dict[str, Any], more: Iterable[str]) -> dict[str, Any]:
-    """Diagnostics with more warnings; the same if there are none."""
-    texts = list(more)
-    if not texts:
-        return found
-    return {**found, "warnings": [*found.get("warnings", ()), *texts]}
 
 
 def _of_rows(state: DpviState, information: Information) -> Information:

@@ -8,7 +8,7 @@ in which rows' gradients are taken.
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,21 @@ from numpyro_vips.model.prior_centre import initial_params
 Perturb = Literal["location", "all"]
 # Numbers, or keys for a user's guide.
 Draws = Shaped[Array, "particles ..."]
+
+
+class RowInputs(NamedTuple):
+    """What rows' gradients depend on beside the rows: public, and the same for all.
+
+    Attributes:
+      variational: Where gradients are taken.
+      key, draws: Those of the step, see `DpviProgram.draws`.
+      units: See `Shared`.
+    """
+
+    variational: Variational
+    key: PRNGKeyArray
+    draws: Draws
+    units: Units | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,19 +187,9 @@ class DpviProgram:
         z = self.value(Variational(guide=guide, params=params), draw)
         return self.space.split(z), params
 
-    def shared(
-        self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None = None,
-    ) -> Shared:
-        """What the rows of a step need to know, at the step's key and draws.
-
-        Args:
-          variational, key, draws: Those of the step.
-          units: See `Shared`.
-        """
+    def shared(self, inputs: RowInputs) -> Shared:
+        """What the rows of a step need to know, at the step's key and draws."""
+        variational, key, draws, units = inputs
         z = self.start
         if self.perturbs_location:
             z = self.value(variational, draws[0])

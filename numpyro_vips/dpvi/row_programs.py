@@ -5,13 +5,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Shaped, UInt32
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.gradients.coordinates import Units
-from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.posterior.row_information import Point
-from numpyro_vips.dpvi.program import Draws
+from numpyro_vips.dpvi.program import RowInputs
 from numpyro_vips.jax_tools.compiling_ahead import jit_ahead
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import counts_in_bins, counts_of_parts
@@ -22,24 +21,21 @@ class RowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
-      clipped_sum, clipped_matrix, norms, counts, matrix_counts: The methods below,
+      bounded_sum, bounded_matrix, norms, counts, matrix_counts: The methods below,
         compiled.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
         self._compiled = compiled
-        self.clipped_sum = jit_ahead(self._clipped_sum)
-        self.clipped_matrix = jit_ahead(self._clipped_matrix, static_argnums=0)
+        self.bounded_sum = jit_ahead(self._bounded_sum)
+        self.bounded_matrix = jit_ahead(self._bounded_matrix, static_argnums=0)
         self.norms = jit_unoptimized(self._norms)
-        self.counts = jit_ahead(self._counts, static_argnums=8)
+        self.counts = jit_ahead(self._counts, static_argnums=5)
         self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
 
-    def _clipped_sum(
+    def _bounded_sum(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         scales: Mapping[str, Any],
@@ -47,12 +43,12 @@ class RowPrograms:
         row_keys: UInt32[Array, "rows 2"] | None,
     ) -> dict[str, Float[Array, "..."]]:
         """The clipped sum of a chunk's gradients; see `DpviEngine.bounded_sum`."""
-        shared = self._compiled.program.shared(variational, key, draws, units)
-        return self._compiled.row_gradients.clipped_sum(
+        shared = self._compiled.program.shared(inputs)
+        return self._compiled.row_gradients.bounded_sum(
             shared, self._as_traced(rows), mask, scales, clipping_norm, row_keys
         )
 
-    def _clipped_matrix(
+    def _bounded_matrix(
         self,
         name: str,
         point: Point,
@@ -61,41 +57,35 @@ class RowPrograms:
         mask: Bool[Array, " rows"],
         clipping_norm: Any,
     ) -> Float[Array, "read read"]:
-        """The sum of a chunk's matrices; see `RowInformation.clipped_sum`."""
+        """The sum of a chunk's matrices; see `RowInformation.bounded_sum`."""
         assert self._compiled.noise_aware is not None
-        return self._compiled.noise_aware.matrix(name).clipped_sum(
+        return self._compiled.noise_aware.matrix(name).bounded_sum(
             point, units, self._as_traced(rows), mask, clipping_norm
         )
 
     def _norms(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None = None,
     ) -> dict[str, Float[Array, " rows"]]:
         """Norm of every block in each row; NaN where the row would count as zero."""
-        shared = self._compiled.program.shared(variational, key, draws, units)
+        shared = self._compiled.program.shared(inputs)
         return self._compiled.row_gradients.norms(
             shared, self._as_traced(rows), row_keys
         )
 
     def _counts(
         self,
-        variational: Variational,
-        key: PRNGKeyArray,
-        draws: Draws,
-        units: Units | None,
+        inputs: RowInputs,
         rows: Mapping[str, Any],
         mask: Bool[Array, " rows"],
         edges: Mapping[str, Any],
         row_keys: UInt32[Array, "rows 2"] | None,
         parts: tuple[tuple[str, tuple[str, ...]], ...],
     ) -> dict[str, Float[Array, " _bins"]]:
-        """How many of a chunk's norms lie in which bin; see `Engine.norm_counts`."""
-        norms = self._norms(variational, key, draws, units, rows, row_keys)
+        """In how many of the rows each norm lies in which bin, not yet private."""
+        norms = self._norms(inputs, rows, row_keys)
         return counts_of_parts(norms, mask, parts, edges)
 
     def _matrix_counts(

@@ -88,8 +88,9 @@ class Checkpoint:
             header = _json_line(file)
             if header is None or header.get("format") != _FORMAT:
                 raise ValueError(
-                    f"Expected {str(self._path)!r} to be a checkpoint of a fit, or not "
-                    "to be there. Nothing was charged."
+                    f"Expected {str(self._path)!r} to be a checkpoint of a fit in the "
+                    f"format {_FORMAT!r}, or not to be there; "
+                    f"{_format_named(header)}. Nothing was charged."
                 )
             found = self._budget.fit_in_steps(header["name"])
             records = list(_records(file))
@@ -170,6 +171,36 @@ class Checkpoint:
         self._end += len(record)
         self._last_key = key
         self.released.append(released)
+
+
+def check_may_be_resumed(
+    budget: PrivacyBudget, *, is_private: bool, is_repeatable: bool
+) -> None:
+    """Refuses a checkpoint of a fit that could not go on from it.
+
+    Args:
+      budget: The ledger that pays.
+      is_private: Whether there is noise.
+      is_repeatable: Whether the noise comes from a seed.
+
+    Raises:
+      ValueError: There is no noise, or it is repeatable, or the ledger is no file.
+    """
+    if not is_private:
+        raise ValueError(
+            "Expected checkpoint= with a private fit: what is kept is what steps "
+            "have released. Run a fit without noise anew."
+        )
+    if is_repeatable:
+        raise ValueError(
+            "Expected checkpoint= without insecure_seed=: a fit that goes on would "
+            "draw the same noise again."
+        )
+    if budget.path is None:
+        raise ValueError(
+            "Expected checkpoint= with a ledger that is a file, which counts the "
+            "steps that were released: PrivacyBudget(..., path=...)."
+        )
 
 
 @contextlib.contextmanager
@@ -270,6 +301,13 @@ def _json_line(file: io.BufferedReader) -> dict[str, Any] | None:
     except ValueError:
         return None
     return {**found, "end": file.tell()} if isinstance(found, dict) else None
+
+
+def _format_named(header: dict[str, Any] | None) -> str:
+    """What a file that is no checkpoint is, without a value of any other file."""
+    found = str((header or {}).get("format"))
+    known = found.startswith(_FORMAT.rstrip("0123456789"))
+    return f"its format is {found!r}" if known else "it is something else"
 
 
 def _packed(released: Released) -> bytes:

@@ -6,7 +6,6 @@ from collections.abc import Hashable, Mapping
 from typing import Any, Literal
 
 from numpyro_vips import _validate
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
@@ -269,13 +268,14 @@ def _build(
     }
     try:
         return settings, settings.build_engine(model, graph, **steps), {}
-    except NotConjugate as error:
+    except NotConjugateError as error:
         reasons = error.reasons
     if choice != "auto":
         details = "; ".join(f"{site}: {why}" for site, why in reasons.items())
         raise NotConjugateError(
+            reasons,
             f"The model is not conjugate-exponential: {details}. Use engine='dpvi' "
-            "or 'auto', or change the model there."
+            "or 'auto', or change the model there.",
         )
     settings = DPVI()
     try:

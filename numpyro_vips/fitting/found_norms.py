@@ -65,7 +65,7 @@ def found_norms(
       parts: All parts of the joint vector.
       is_one_vector: See `bounded_blocks`.
       num_rows: Public number of rows.
-      expected_squares: See `Engine.expected_squares`.
+      expected_squares: See `ClippingNorms.expected_squares`.
       of_priors: See `prior_norms`.
     """
     histogram, later = steps[number], steps[number + 1 :]
@@ -84,7 +84,7 @@ def found_norms(
             noise_stddev=noise_stddev(part),
             num_rows=num_rows,
             # About other points norms are others. A gradient's, in other coordinates,
-            # is known up to a factor, see `Engine.stretched`.
+            # is known up to a factor, see `Recentring.stretched`.
             is_known=part.name in norms and (is_one_vector or not histogram.recentres),
             reference=reference,
             hidden=_hidden(part, norms, expected_squares),

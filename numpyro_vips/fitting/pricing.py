@@ -177,7 +177,6 @@ def statement_of(
     priced: PricedSteps,
     options: ScheduleOptions,
     *,
-    unit: str,
     accountant: accounting.Accountant,
     noise_source: str,
     platform: str,
@@ -190,7 +189,6 @@ def statement_of(
       prepared: What is fitted, and by which engine.
       priced: What the fit costs.
       options: How rows are drawn, and whether there is noise at all.
-      unit: Name of the plate of private rows.
       accountant: Who priced the steps.
       noise_source: Where minibatches and noise come from.
       platform: What works on the rows.
@@ -207,7 +205,7 @@ def statement_of(
     if not options.private:
         norms = (math.inf,)
     return PrivacyStatement(
-        unit=unit,
+        unit=prepared.graph.unit,
         relation=options.sampling.relation,
         sampling=options.sampling.scheme,
         epsilon=priced.epsilon,

@@ -68,7 +68,7 @@ class Progress:
         """Progress with the norms of before, in the units of what comes after.
 
         Args:
-          by: See `Engine.stretched`.
+          by: See `Recentring.stretched`.
           parts: What has a norm.
         """
         return dataclasses.replace(self, norms=_in_units(self.norms, by, parts))

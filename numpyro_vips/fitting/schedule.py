@@ -82,7 +82,7 @@ class ScheduleOptions:
 ONCE_SHARE = 0.3
 # Share of each release of "refreshed" statistics.
 CURVATURE_SHARE = 0.04
-# Share of each pilot before these; see `Engine.pilots`.
+# Share of each pilot before these; see `Recentring.pilots`.
 PILOT_OF_CURVATURE_SHARE = 0.03
 # Share of the first histogram of norms, and of those after pilots.
 BOUNDS_SHARE = 0.03
@@ -182,7 +182,7 @@ def _releases_of(engine: Engine, *, is_private: bool) -> _Releases:
     """What an engine releases when.
 
     Without noise a step is free to ask for the curvature, too, and intervals ask the
-    rows themselves; see `Engine.informed`.
+    rows themselves; see `FitsWithoutNoise.informed`.
     """
     once, adaptive = engine.blocks("once"), engine.blocks("adaptive")
     curvature, information = engine.blocks("refreshed"), engine.blocks("information")

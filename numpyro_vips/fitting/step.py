@@ -44,7 +44,7 @@ class Step:
       rounding: What rounding adds to the sensitivity, see `sum_rounding`.
       is_pilot: Whether it only says about which points, or of which features, the
         statistics of a later step are taken.
-      recentres: Whether these points are taken before it; see `Engine.recentre`.
+      recentres: Whether these points are taken before it; see `Recentring.recentre`.
       parts: The parts of its blocks that share a norm.
       redraws: Whether rows get keys, by which the model draws others in their places;
         see `Engine.bounded_sum`.

@@ -23,7 +23,7 @@ from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import FAITHFUL
 from numpyro_vips.model.distributions import unmasked_in_support, unwrapped
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import site_log_density
+from numpyro_vips.model.log_density import site_log_density
 from numpyro_vips.model.prior_centre import at_initial_params
 from numpyro_vips.model.synthetic_rows import directions, synthetic_latents
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from numpyro.distributions import biject_to
 
@@ -32,6 +33,16 @@ def synthetic_rows(
         else:
             rows[name] = rng.integers(0, 2, shape).astype(row.dtype)
     return rows
+
+
+def synthetic_row(graph: ModelGraph) -> dict[str, jax.Array]:
+    """Stands for a row where only shapes and dtypes matter."""
+    rows = synthetic_rows(graph.arguments, 1, 0)
+    shapes = graph.arguments.row_shapes()
+    return {
+        name: jnp.asarray(values[0], shapes[name].dtype)
+        for name, values in rows.items()
+    }
 
 
 def with_synthetic_rows(

@@ -106,12 +106,11 @@ class PrivacyBudget:
             tightest; `"moments"`, the analytical moments accountant of the VIPS paper;
             or `"strong"`, strong composition.
           path: File that keeps the ledger. An existing one is continued, if it has the
-            same epsilon, delta, composition and accountant. An old one did not record
-            the accountant and takes this one; what it has charged keeps the accountant
-            that priced it.
+            same epsilon, delta, composition and accountant.
 
         Raises:
-          ValueError: A number out of range, a damaged file, or one of another budget.
+          ValueError: A number out of range, or a file that is damaged, of another
+            format, or of another budget.
           OSError: The file cannot be written. Nothing has been spent.
         """
         _validate.positive(epsilon=epsilon)
@@ -206,7 +205,7 @@ class PrivacyBudget:
     def unit(self) -> str | None:
         """Whose rows the first charge is about, which every later one must share.
 
-        None before the first charge, and where an old file did not record it.
+        None before the first charge.
         """
         charges = self.charges
         return charges[0].unit if charges else None
@@ -618,9 +617,7 @@ def _entry(
     accountant: Accountant,
     label: str = "",
 ) -> Charge:
-    # The entries of old files have no unit; a new one needs it. Numbers are checked
-    # as they came: what follows turns them into Python's own.
-    _validate.text(unit=unit)
+    # Numbers are checked as they came: what follows turns them into Python's own.
     _validate.nonnegative(epsilon=epsilon)
     _validate.delta(delta=delta)
     return Charge(

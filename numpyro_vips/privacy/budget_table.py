@@ -44,7 +44,7 @@ def budget_table(
     """
     kind = "" if math.isfinite(epsilon) else "   NOT PRIVATE"
     # A ledger without charges may be used for any unit.
-    units = [f"Unit: {charges[0].unit or 'not recorded'}."] if charges else []
+    units = [f"Unit: {charges[0].unit}."] if charges else []
     head = [
         f"Privacy budget: epsilon = {epsilon:.6g}, "
         f"delta = {delta:.3g}, composition {composition!r}, "

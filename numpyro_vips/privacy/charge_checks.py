@@ -15,16 +15,6 @@ def check_neighbours(first: Charge, entry: Charge) -> None:
             "add up. Nothing was charged. Choose the sampling that belongs to the "
             "ledger's relation, or open another ledger for other data."
         )
-    if first.unit is None:
-        # Whether they are the same cannot be known, and a sum that may be too small
-        # is not offered to the people in the data.
-        raise ValueError(
-            f"Expected a ledger about unit={entry.unit!r}, and this one was begun by a "
-            "version that did not record the unit: its charges may be about others, "
-            "and epsilons about different neighbours do not add up. Nothing was "
-            "charged. Keep this file, count its budget as spent, and open another "
-            "ledger whose budget you decide on together with it."
-        )
     if first.unit != entry.unit:
         raise ValueError(
             f"Expected unit={first.unit!r}, which this ledger's first fit protects, "

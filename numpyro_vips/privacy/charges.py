@@ -23,7 +23,6 @@ class Charge:
     Attributes:
       label: What was fitted.
       unit: Who is protected: the name of the plate whose rows the relation is about.
-        None in an entry of a file that did not record it.
       epsilon: The entry's epsilon by itself.
       delta: The entry's delta by itself.
       relation: The neighbouring relation that both are about.
@@ -36,7 +35,7 @@ class Charge:
     """
 
     label: str
-    unit: str | None
+    unit: str
     epsilon: float
     delta: float
     relation: Relation
@@ -45,8 +44,7 @@ class Charge:
     time: str
 
     def __post_init__(self) -> None:
-        if self.unit is not None:
-            _validate.text(unit=self.unit)
+        _validate.text(unit=self.unit)
         _validate.nonnegative(epsilon=self.epsilon)
         _validate.delta(delta=self.delta)
         _validate.one_of(RELATIONS, relation=self.relation)

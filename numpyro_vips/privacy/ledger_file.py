@@ -20,8 +20,6 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.privacy.charges import Charge, FitInSteps
 
 _FORMAT = "numpyro_vips privacy ledger 3"
-_FORMAT_WITHOUT_ACCOUNTANT = "numpyro_vips privacy ledger 2"
-_FORMAT_WITHOUT_UNITS = "numpyro_vips privacy ledger 1"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +40,10 @@ class LedgerFile:
     def contents(self) -> tuple[tuple[Charge, ...], dict[str, FitInSteps]]:
         """What has been charged, oldest first, and fits that may go on, by their names.
 
-        Files of older formats are read too, so that no ledger is lost. They do not
-        record the ledger's accountant, only that of each charge, so that any may go
-        on. Those of the first format do not record the unit of a charge either: it
-        has none.
-
         Raises:
-          ValueError: The file is damaged, or is of another budget.
+          ValueError: The file is damaged, has another format, or is of another budget.
           OSError: It cannot be read.
         """
-        damaged = (
-            f"Expected {str(self.path)!r} to be a privacy ledger, and it is damaged "
-            "or was edited. Nothing was charged. Restore it from a copy; a ledger that "
-            "is lost must count as spent in full."
-        )
         try:
             content = self.path.read_bytes()
         except OSError as error:
@@ -66,19 +54,20 @@ class LedgerFile:
                 "copy",
                 str(self.path),
             ) from error
-        try:
+        with self._damage_named():
             record = json.loads(content)
             body = record["ledger"]
+            found_format = body["format"]
             if record["sha256"] != _checksum(body):
-                raise ValueError(damaged)
-            entries, accountant = body["charges"], self.accountant
-            if body["format"] == _FORMAT:
-                accountant = body["accountant"]
-            elif body["format"] == _FORMAT_WITHOUT_UNITS:
-                entries = [{**fields, "unit": None} for fields in entries]
-            elif body["format"] != _FORMAT_WITHOUT_ACCOUNTANT:
-                raise ValueError(damaged)
-            charges = tuple(Charge.from_dict(fields) for fields in entries)
+                raise ValueError("The checksum is another one.")
+        if found_format != _FORMAT:
+            raise ValueError(
+                f"Expected {str(self.path)!r} in the format {_FORMAT!r}, got "
+                f"{found_format!r}. Nothing was charged. Open it with the version of "
+                "numpyro_vips that wrote it."
+            )
+        with self._damage_named():
+            charges = tuple(map(Charge.from_dict, body["charges"]))
             fits = {
                 name: FitInSteps(**fields)
                 for name, fields in body.get("fits", {}).items()
@@ -87,10 +76,8 @@ class LedgerFile:
                 float(body["epsilon"]),
                 body["delta"],
                 body["composition"],
-                accountant,
+                body["accountant"],
             )
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            raise ValueError(damaged) from error
         if found != (self.epsilon, self.delta, self.composition, self.accountant):
             raise ValueError(
                 f"Expected the ledger {str(self.path)!r} to have epsilon="
@@ -100,6 +87,18 @@ class LedgerFile:
                 "Open it with its own settings, or use another file."
             )
         return charges, fits
+
+    @contextlib.contextmanager
+    def _damage_named(self) -> Generator[None]:
+        """Says of whatever a file makes fail that the file is damaged."""
+        try:
+            yield
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            raise ValueError(
+                f"Expected {str(self.path)!r} to be a privacy ledger, and it is "
+                "damaged or was edited. Nothing was charged. Restore it from a copy; a "
+                "ledger that is lost must count as spent in full."
+            ) from error
 
     def write(
         self, charges: tuple[Charge, ...], fits: Mapping[str, FitInSteps]
@@ -113,7 +112,7 @@ class LedgerFile:
                 "composition": self.composition,
                 "accountant": self.accountant,
                 "charges": charges,
-                # Nothing of the kind is left out, as older programs read the file, too.
+                # Few ledgers have any.
                 **({"fits": dict(fits)} if fits else {}),
             }
         )

@@ -347,8 +347,6 @@ class PrivacyStatement:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> "PrivacyStatement":
         """The inverse of `to_dict`; what follows from the events is computed anew."""
-        # Statements of earlier versions do not say.
-        fields = {"platform": "unknown", "shares": {}, "remarks": (), **fields}
         values = {field.name: fields[field.name] for field in dataclasses.fields(cls)}
         values |= {name: float(values[name]) for name in ("epsilon", "delta")}
         norms: Any = values["clipping_norm"]

@@ -336,7 +336,7 @@ class VipsEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.engine.Engine.norm_counts`.
+        See `fitting.abilities.ClippingNorms.norm_counts`.
         """
         return self.on_rows.norm_counts(
             state,
@@ -359,7 +359,7 @@ class VipsEngine:
         """In how many of the chunk's rows each column lies in which bin, not yet
         private.
 
-        See `fitting.engine.Engine.column_counts`.
+        See `fitting.abilities.ColumnUnits.column_counts`.
         """
         return self.on_rows.column_counts(state, rows, mask, edges=edges)
 
@@ -369,7 +369,7 @@ class VipsEngine:
         """The state with columns in units that suit their sizes.
 
         See `column_units.suited_to_sizes`, `feature_units.units_of_sizes` and
-        `fitting.engine.Engine.with_column_sizes`.
+        `fitting.abilities.ColumnUnits.with_column_sizes`.
         """
         columns = self.on_rows.columns_of_features
         of_features = {n: s for n, s in sizes.items() if n in columns}
@@ -400,7 +400,7 @@ class VipsEngine:
         self, state: VipsState, ratios: Mapping[str, float]
     ) -> tuple[VipsState, dict[str, float]]:
         """The state with features that are as large as their intercept; see
-        `feature_units` and `fitting.engine.Engine.suited_to_norms`."""
+        `feature_units` and `fitting.abilities.ClippingNorms.suited_to_norms`."""
         if not state.released.isdisjoint(self._roles.recentred):
             return state, {}  # A pilot has said more.
         recentred = {
@@ -437,14 +437,14 @@ class VipsEngine:
     def stretched(self, state: VipsState) -> dict[str, float]:
         """By statistic, how much larger its rows may be of standardised features.
 
-        See `fitting.engine.Engine.stretched`.
+        See `fitting.abilities.Recentring.stretched`.
         """
         return growth_of_norms(self.program, state.standards, state.next_standards)
 
     def expected_squares(self, state: VipsState) -> dict[str, float]:
         """By block of residuals, about what rows' squared norms add up to.
 
-        See `fitting.engine.Engine.expected_squares`.
+        See `fitting.abilities.ClippingNorms.expected_squares`.
         """
         if not state.first_curvature:
             return {}
@@ -475,7 +475,7 @@ class VipsEngine:
     ) -> VipsState:
         """The state that knows how rows are clipped for the next release.
 
-        See `fitting.engine.Engine.with_bound`.
+        See `fitting.abilities.ClippingNorms.with_bound`.
         """
         if COVARIATES in scales:
             return state

@@ -7,7 +7,7 @@ from typing import Any
 from numpyro_vips import _validate
 from numpyro_vips._settings import FrozenMapping, code_of, frozen, keep_integer
 from numpyro_vips.conjugacy.densities import logistic_bounds
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.vips.compile.compiler import compile_model
@@ -96,12 +96,12 @@ class VIPS:
           has_norms: Whether the caller gave clipping norms.
 
         Raises:
-          NotConjugate: VIPS cannot run the model, with the reasons by site.
+          NotConjugateError: VIPS cannot run the model, with the reasons by site.
           ValueError: `structure` or `augmentation` names what is no site of the model.
         """
         del until_converged
         if graph.params:
-            raise NotConjugate(
+            raise NotConjugateError(
                 dict.fromkeys(graph.params, "a parameter without a prior")
             )
         program = compile_model(

@@ -558,11 +558,7 @@ def test_steps_reach_as_far_as_the_prior(scale, reach):
     assert 0.7 < abs(step.item()) * site.unit / (0.2 * reach) < 1.5
 
 
-def test_private_steps_become_shorter_from_the_first_to_the_last():
-    engine = engine_for(logistic, *binary_data())
-    sizes = engine.step_sizes(100, is_private=True, is_full=True)
-    np.testing.assert_allclose(sizes, 2.0 * (1.0 - np.arange(100) / 100))
-    assert engine.step_sizes(100, is_private=False, is_full=True) == (1.0,) * 100
+def test_an_optimizer_of_the_callers_own_goes_as_far_as_it_says():
     own = engine_for(logistic, *binary_data(), optimizer=optax.sgd(1.0))
     assert own.step_sizes(100, is_private=True, is_full=True) == (1.0,) * 100
 

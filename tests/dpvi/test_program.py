@@ -13,7 +13,7 @@ from _models import graph_of
 from numpyro.distributions import constraints
 
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.program import DpviProgram, unconstrained_params
+from numpyro_vips.dpvi.program import DpviProgram, RowInputs, unconstrained_params
 from numpyro_vips.errors import UnsafeModelError
 
 Y = np.array([0.5, -1.0, 2.0], np.float32)
@@ -109,7 +109,7 @@ def test_gradients_of_rows_are_taken_in_the_globals_or_in_the_guide(
     program = program_of(perturb=perturb)
     variational = program.initial(KEY)
     key, draws = program.draws(KEY, 0)
-    shared = program.shared(variational, key, draws)
+    shared = program.shared(RowInputs(variational, key, draws))
     first, params = shared.tree
     if perturb == "location":
         z = program.value(variational, draws[0])

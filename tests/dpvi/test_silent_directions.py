@@ -88,17 +88,15 @@ def test_rows_have_no_gradient_along_them_whatever_they_hold(
     np.testing.assert_allclose(silent.T @ silent, np.eye(number), atol=1e-9)
     assert not noise_aware.turning
     state = engine.initial_state(jax.random.key(0))
-    names = ("g", "h", "x", "y")
-    held = dict(zip(names, map(jnp.asarray, rows(32)), strict=True))
+    held: dict[str, Any] = dict(zip("ghxy", map(jnp.asarray, rows(32)), strict=True))
     found = engine.bounded_sum(
         state, held, np.ones(32, bool), scales={"loc": 1.0}, clipping_norm=np.inf
     )
     coordinates = state.coordinates
     assert coordinates is not None
     of_globals = found["loc"] @ coordinates.inverse
-    np.testing.assert_allclose(
-        silent.T @ of_globals, 0.0, atol=1e-4 * np.linalg.norm(of_globals)
-    )
+    left = np.linalg.norm(silent.T @ of_globals)
+    assert left <= 1e-4 * np.linalg.norm(of_globals)
 
 
 def test_a_direction_that_turns_is_none_but_is_told() -> None:
@@ -122,10 +120,10 @@ def test_what_is_noise_for_certain_is_taken_out() -> None:
     silent = np.array([[1.0], [-1.0], [0.0]]) / np.sqrt(2.0)
     units = np.diag([1.0, 2.0, 1.0])
     coordinates = Coordinates.of_globals(units, silent, np.float64)
-    noise = np.random.default_rng(1).normal(size=3)
-    heard = coordinates.heard(noise)
+    noise = jnp.asarray(np.random.default_rng(1).normal(size=3))
+    heard = np.asarray(coordinates.heard(noise))
     # In the globals: g = (Uᵀ)⁻¹ of the gradient in the coordinates.
-    np.testing.assert_allclose(silent.T @ coordinates.inverse @ heard, 0.0, atol=1e-12)
+    np.testing.assert_allclose(silent.T @ coordinates.inverse @ heard, 0.0, atol=1e-6)
     matrix = np.eye(3)
     found = coordinates.of_rows(Information(matrix, 1.0))
     there = coordinates.inverse @ found.matrix @ coordinates.inverse

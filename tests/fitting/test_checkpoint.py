@@ -160,11 +160,19 @@ def test_fits_that_cannot_go_on_are_refused(options, match, tmp_path):
     assert not (tmp_path / "fit").exists()
 
 
-def test_a_file_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "fit").write_text("notes")
-    with pytest.raises(ValueError, match="to be a checkpoint"):
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("notes", "something else"),
+        ('{"format": "diagnoses"}\n', "something else"),
+        ('{"format": "numpyro_vips checkpoint 2"}\n', "'numpyro_vips checkpoint 2'"),
+    ],
+)
+def test_a_file_of_something_else_is_left_alone(content, what, tmp_path):
+    (tmp_path / "fit").write_text(content)
+    with pytest.raises(ValueError, match=f"to be a checkpoint.*checkpoint 1'.*{what}"):
         run(tmp_path)
-    assert (tmp_path / "fit").read_text() == "notes"
+    assert (tmp_path / "fit").read_text() == content
     assert not ledger(tmp_path).charges
 
 

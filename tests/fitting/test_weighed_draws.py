@@ -14,7 +14,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips import inference
+from numpyro_vips.fitting import results
 from numpyro_vips.fitting.weighed_draws import _found
 
 
@@ -111,7 +111,7 @@ def test_a_posterior_that_stands_for_the_models_own_has_no_warning() -> None:
 def test_rows_are_not_looked_at_under_privacy() -> None:
     rng = np.random.default_rng(0)
     y = rng.normal(size=80).astype(np.float32)  # As many as above: compiled once.
-    with mock.patch.object(inference, "weighed_draws", side_effect=AssertionError):
+    with mock.patch.object(results, "weighed_draws", side_effect=AssertionError):
         with pytest.raises(AssertionError):
             _fitted(measured, y)
         assert "pareto_k" not in _fitted(measured, y, epsilon=1.0).diagnostics

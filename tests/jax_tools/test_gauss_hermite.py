@@ -3,10 +3,12 @@
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 
 
 def integral(values: np.ndarray, log_weights: np.ndarray) -> float:
@@ -45,3 +47,19 @@ def test_an_integral_over_the_plane_is_that_of_a_correlated_normal() -> None:
     exact = 2 * math.pi * np.exp(0.5 * b @ np.linalg.solve(A, b))
     exact /= math.sqrt(np.linalg.det(A))
     assert integral(values, log_weights) == pytest.approx(exact, rel=1e-8)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_roots_are_those_of_lapack(size: int) -> None:
+    half = np.random.default_rng(size).normal(size=(3, 4, size, 5)).astype(np.float32)
+    matrices = jnp.asarray(half @ np.swapaxes(half, -1, -2))
+    found = root_of(matrices)
+    np.testing.assert_allclose(found, np.linalg.cholesky(matrices), rtol=1e-4)
+    np.testing.assert_array_equal(jax.vmap(jax.vmap(root_of))(matrices), found)
+
+
+def test_what_is_left_on_a_diagonal_may_be_held() -> None:
+    singular = jnp.asarray([[4.0, 6.0], [6.0, 9.0]])
+    root = root_of(singular, lambda left, whole: jnp.maximum(left, 0.25 * whole))
+    np.testing.assert_array_equal(root, [[2.0, 0.0], [3.0, 1.5]])
+    assert root_of(singular)[1, 1] == 0.0

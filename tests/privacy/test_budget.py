@@ -444,42 +444,6 @@ def test_a_forked_process_needs_a_file_to_spend(tmp_path, monkeypatch):
     charge(PrivacyBudget(1.0, 1e-6), 0.7, 1e-7)  # Opened by the child itself.
 
 
-def written_as_the_first_format(path):
-    """The same ledger as version 1 of the format had it, without units."""
-    ledger = json.loads(path.read_text())["ledger"]
-    ledger["format"] = "numpyro_vips privacy ledger 1"
-    ledger.pop("accountant", None)
-    for charge in ledger["charges"]:
-        charge.pop("unit", None)
-    text = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
-    checksum = hashlib.sha256(text.encode()).hexdigest()
-    path.write_text(json.dumps({"sha256": checksum, "ledger": ledger}))
-
-
-def test_a_ledger_without_units_is_read_and_takes_no_more(tmp_path):
-    path = tmp_path / "ledger.json"
-    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.4, 1e-7, events=[full(40.0)])
-    written_as_the_first_format(path)
-    for _ in range(2):  # It is written anew when it is opened.
-        budget = PrivacyBudget(1.0, 1e-6, path=path)
-        assert budget.spent() == (0.4, 1e-7)
-        assert budget.charges[0].events == (full(40.0),)
-        assert budget.unit is None
-        assert "not recorded" in str(budget)
-        for attempt in (budget.check, budget.charge):
-            with pytest.raises(ValueError, match=r"did not record.*another ledger"):
-                attempt(**entry(0.1))
-        assert len(budget.charges) == 1
-
-
-def test_an_empty_ledger_without_units_goes_on(tmp_path):
-    path = tmp_path / "ledger.json"
-    PrivacyBudget(1.0, 1e-6, path=path)
-    written_as_the_first_format(path)
-    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.1)
-    assert PrivacyBudget(1.0, 1e-6, path=path).unit == "patients"
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [("epsilon", "nan"), ("epsilon", -5.0), ("delta", "nan"), ("unit", "")],
@@ -687,26 +651,6 @@ def test_a_file_keeps_its_accountant(tmp_path):
         PrivacyBudget(1.0, 1e-6, path=path)
     again = PrivacyBudget(1.0, 1e-6, accountant="moments", path=path)
     assert [entry.accountant for entry in again.charges] == ["moments"]
-
-
-def test_an_old_file_takes_the_accountant_that_it_is_opened_with(tmp_path):
-    """What it has charged keeps the accountant that priced it."""
-    path = tmp_path / "ledger.json"
-    before = charge(PrivacyBudget(1.0, 1e-6, path=path), 0.5, 1e-7)
-    ledger = json.loads(path.read_text())["ledger"]
-    ledger["format"] = "numpyro_vips privacy ledger 2"
-    del ledger["accountant"]
-    body = json.dumps(ledger, sort_keys=True, separators=(",", ":"))
-    digest = hashlib.sha256(body.encode()).hexdigest()
-    path.write_text(json.dumps({"sha256": digest, "ledger": ledger}))
-    budget = PrivacyBudget(1.0, 1e-6, accountant="strong", path=path)
-    assert budget.charges == (before,)
-    after = charge(budget, 0.25, 1e-7)
-    assert [before.accountant, after.accountant] == ["pld", "strong"]
-    assert budget.spent().epsilon == 0.75
-    for accountant in ("pld", "moments"):
-        with pytest.raises(ValueError, match=r"it has .*'strong'"):
-            PrivacyBudget(1.0, 1e-6, accountant=accountant, path=path)
 
 
 def test_a_fit_that_takes_all_of_delta_is_named_as_the_cause():

@@ -147,12 +147,6 @@ def test_rows_places_are_claimed_for_cpus_alone(platform):
         assert "contributes the same" in gaps and f"ran on: {platform}" in gaps
 
 
-def test_a_statement_that_does_not_say_where_it_ran_claims_nothing():
-    fields = statement().to_dict()
-    del fields["platform"], fields["not_covered"]
-    assert "ran on: unknown" in str(PrivacyStatement.from_dict(fields))
-
-
 def test_replacement_is_said():
     text = str(statement([event(sampling="without_replacement", rate=0.05)]))
     assert "replacing one of the patients" in text

@@ -31,7 +31,7 @@ from numpyro_vips.privacy.gaussian_mechanism import (
 from numpyro_vips.vips.compile.compiler import compile_model
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.program.expectations import expected_natural_of, means_of
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 
 pytestmark = pytest.mark.optimized
 
@@ -71,13 +71,15 @@ class Contributions:
             moments = self._moments(parameters)
             return bounded_sum(
                 self.program,
-                expected_natural_of(self.program.structure, moments),
+                RowInputs(
+                    expected_natural_of(self.program.structure, moments),
+                    means_of(self.program.structure, moments),
+                ),
                 {"y": y[None]},
                 jnp.ones(1, bool),
                 scales,
                 clipping,
                 SWEEPS,
-                means_of(self.program.structure, moments),
             )
 
         return jax.jit(jax.vmap(of_candidate, in_axes=(0, 0, None, None)))

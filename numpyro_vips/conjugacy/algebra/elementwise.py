@@ -184,8 +184,8 @@ def expanded(form: Form) -> Form:
         if factor.power == 2.0:
             rest.append(dataclasses.replace(factor, power=1.0))
         latent = dataclasses.replace(factor, function="x", power=1.0)
-        queue.append(Term(term.scale, tuple(rest), term.bound).refreshed())
-        queue.append(Term(-term.scale, (*rest, latent), term.bound).refreshed())
+        queue.append(Term(term.scale, tuple(rest), term.bound).with_own_labels())
+        queue.append(Term(-term.scale, (*rest, latent), term.bound).with_own_labels())
     if len(terms) == len(form.terms):
         return form
     return simplified(form.axes, terms, False)
@@ -229,7 +229,7 @@ def log(form: Form, *, finite: bool = False, least: float = 0.0) -> Form:
             elif isinstance(value, Dense):
                 value = map_dense(log_array, value, selectors)
             terms.append(Term(scale, (*selectors, value), term.bound))
-    terms = [term.refreshed() for term in terms]
+    terms = [term.with_own_labels() for term in terms]
     return simplified(form.axes, terms, len(terms) == len(form.terms))
 
 
@@ -395,7 +395,7 @@ def map_discrete(function: Callable[..., ArrayLike], *forms: Form) -> Form:
         marked: list[Factor] = []
         bound: frozenset[Label] = frozenset()
         for position, term in enumerate(combination):
-            term = term.refreshed()
+            term = term.with_own_labels()
             selectors, values = split_selectors(term)
             # Kept apart through simplification as a branch of its own.
             value = constant_product(term.scale, values)

@@ -270,7 +270,7 @@ def select(form: Form, axis: int, index: OneHot, axes: Labels) -> Form:
     for term in form.terms:
         renamed = term.renamed(substitution)
         factors = (*renamed.factors, index)
-        terms.append(Term(term.scale, factors, renamed.bound | bound).refreshed())
+        terms.append(Term(term.scale, factors, renamed.bound | bound).with_own_labels())
     return simplified(axes, terms, form.exclusive)
 
 
@@ -279,7 +279,9 @@ def sum_over(form: Form, positions: Iterable[int]) -> Form:
     positions = set(positions)
     axes = tuple(a for i, a in enumerate(form.axes) if i not in positions)
     summed = frozenset(a for i, a in enumerate(form.axes) if i in positions)
-    terms = (Term(t.scale, t.factors, t.bound | summed).refreshed() for t in form.terms)
+    terms = (
+        Term(t.scale, t.factors, t.bound | summed).with_own_labels() for t in form.terms
+    )
     return simplified(axes, terms, form.exclusive)
 
 
@@ -290,7 +292,7 @@ def add(first: Form, second: Form) -> Form:
     """The sum of two forms, broadcast; of two constants it is a single constant."""
     axes = common_axes(first, second)
     first, second = broadcast(first, axes), broadcast(second, axes)
-    terms = [*first.terms, *(term.refreshed() for term in second.terms)]
+    terms = [*first.terms, *(term.with_own_labels() for term in second.terms)]
     if first.is_constant and second.is_constant and len(terms) > 1:
         if as_scatter(axes, terms) is not None:
             return Form(axes, _numbers_merged(terms), False)
@@ -330,10 +332,10 @@ def product(first: Form, second: Form, axes: Labels, summed: Labels) -> Form:
     """Multiplies two forms whose axes share labels, and sums over `summed`."""
     terms = []
     for a, b in itertools.product(first.terms, second.terms):
-        b = b.refreshed()
+        b = b.with_own_labels()
         bound = a.bound | b.bound | frozenset(summed)
         term = Term(a.scale * b.scale, (*a.factors, *b.factors), bound)
-        terms.append(term.refreshed())
+        terms.append(term.with_own_labels())
     return simplified(axes, terms, first.exclusive and second.exclusive)
 
 

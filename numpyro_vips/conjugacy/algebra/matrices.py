@@ -37,7 +37,7 @@ def log_det(form: Form) -> Form:
             terms.append(Term(log_scale, tuple(selectors), term.bound))
         atom = Atom(value.latent, "logdet", value.labels[:-2])
         terms.append(Term(1.0, (*selectors, atom), term.bound))
-    terms = [term.refreshed() for term in terms]
+    terms = [term.with_own_labels() for term in terms]
     return simplified(form.axes[:-2], terms, len(terms) == len(form.terms))
 
 

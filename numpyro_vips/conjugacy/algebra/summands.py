@@ -52,7 +52,7 @@ def alternatives(form: Form) -> Form:
         if not free and len(form.terms) > 1:
             mask = (inside >= 0).astype(np.float32)
             factors.append(Dense(mask, (total,), branch=(group, number)))
-        terms.append(Term(term.scale, tuple(factors), term.bound).refreshed())
+        terms.append(Term(term.scale, tuple(factors), term.bound).with_own_labels())
         offset += count
     simple = [simplify(term) for term in terms]
     return Form(axes, tuple(term for term in simple if term is not None), True)

@@ -246,7 +246,7 @@ class Term:
         """The term with the arrays that its slots stand for, by token."""
         return self.with_arrays(lambda factor: arrays[factor.array.token])
 
-    def refreshed(self) -> "Term":
+    def with_own_labels(self) -> "Term":
         """An equal term, with bound labels that no other term has."""
         fresh = {label: Label(label.size) for label in self.bound}
         renamed = self.renamed(fresh)

@@ -127,7 +127,7 @@ def select_by(form: Form, axis: Label, index: Form, batch_axes: Labels) -> Form:
             renamed = term.renamed({axis: target})
             factors = (*renamed.factors, *selectors, one_hot)
             bound = renamed.bound | choice.bound | {target}
-            terms.append(Term(term.scale, factors, bound).refreshed())
+            terms.append(Term(term.scale, factors, bound).with_own_labels())
     return forms.simplified(axes, terms, form.exclusive)
 
 

@@ -186,7 +186,7 @@ def _with_slots(
         point(factor) if place in places else factor
         for place, factor in enumerate(term.factors)
     )
-    return Term(scale * term.scale, factors, term.bound).refreshed()
+    return Term(scale * term.scale, factors, term.bound).with_own_labels()
 
 
 def mean_corrections(

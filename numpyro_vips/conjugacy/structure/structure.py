@@ -41,6 +41,7 @@ from numpyro_vips.conjugacy.structure.released_statistics import (
     find_statistics,
 )
 from numpyro_vips.conjugacy.structure.statistic import Statistic
+from numpyro_vips.errors import NotConjugateError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,23 +78,15 @@ class Structure:
         ]
 
 
-class NotConjugate(Exception):
-    """Holds one reason per latent or site that is in the way."""
-
-    def __init__(self, reasons: Mapping[str, str]):
-        self.reasons = dict(reasons)
-        super().__init__("; ".join(f"{k}: {v}" for k, v in self.reasons.items()))
-
-
 def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structure:
     """Finds families, factors and statistics.
 
     Raises:
-      NotConjugate: Some latent has no exponential family, or a density is outside
+      NotConjugateError: Some latent has no exponential family, or a density is outside
         the algebra.
     """
     if log_joint.failures:
-        raise NotConjugate(log_joint.failures)
+        raise NotConjugateError(log_joint.failures)
     latents = log_joint.latents
     site_terms = [
         SiteTerm(density.site, density.is_row, term)
@@ -108,7 +101,7 @@ def find_structure(log_joint: LogJoint, overrides: Mapping[str, str]) -> Structu
     }
     chosen = {name: family for name, family in families.items() if family is not None}
     if len(chosen) < len(latents):
-        raise NotConjugate(
+        raise NotConjugateError(
             {n: _no_family(latents[n], uses[n]) for n in latents if n not in chosen}
         )
     factors = find_posterior_factors(site_terms, latents, chosen, overrides)
@@ -312,7 +305,7 @@ def _check_products(
                 names = " · ".join(sorted(a.latent for a in atoms))
                 reasons[factor] = f"a product of {names} in {site!r}"
     if reasons:
-        raise NotConjugate(reasons)
+        raise NotConjugateError(reasons)
 
 
 def _are_two_elements(atoms: Sequence[Atom]) -> bool:

@@ -270,7 +270,7 @@ class RowGradients:
         Args:
           shared: What all rows share.
           rows: With a leading axis of rows.
-          row_keys: See `clipped_sum`.
+          row_keys: See `bounded_sum`.
         """
 
         def of_row(found: _RowGradient) -> dict[str, Float[Array, ""]]:
@@ -294,7 +294,7 @@ class RowGradients:
         with jax.enable_x64(True):
             return map_over_rows(of_piece, pieces, size)
 
-    def clipped_sum(
+    def bounded_sum(
         self,
         shared: Shared,
         rows: Mapping[str, Shaped[Array, "rows ..."]],

@@ -15,6 +15,7 @@ no less private: a row's gradient in u is clipped and priced as one in z is.
 import math
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
@@ -63,11 +64,10 @@ class Coordinates(NamedTuple):
         silent = np.linalg.qr(inverse @ silent)[0]
         return cls(units.astype(dtype), inverse.astype(dtype), silent.astype(dtype))
 
-    def heard(
-        self, gradient: Float[Array | np.ndarray, " read"]
-    ) -> Float[Array | np.ndarray, " read"]:
+    def heard(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
         """A noisy gradient in u without what is noise for certain."""
-        return gradient - self.silent @ (self.silent.T @ gradient)
+        silent = jnp.asarray(self.silent)
+        return gradient - silent @ (silent.T @ gradient)
 
     def of_rows(self, information: Information) -> Information:
         """A noisy matrix in u without what is noise for certain."""

@@ -30,14 +30,14 @@ def prior_coordinates(
 ) -> Float64[np.ndarray, "read read"]:
     """What coordinates are multiplied with to give the globals that rows depend on.
 
-    The prior's curvature at its centre is that of a Normal. A direction in which this is
-    wider than its coordinates are given all others is made longer, by as much as it
-    takes for an average row's gradient along it to be as long as along its coordinates.
+    The prior's curvature at its centre is that of a Normal. A direction in which this
+    is wider than its coordinates are given all others is made longer, by as much as it
+    takes for a row's gradient along it to be as long as along its coordinates.
 
     Args:
       log_prior: Of all unconstrained globals.
       centre: The prior's centre.
-      is_real: Which globals may be any number. Logarithms and the like stay as they are.
+      is_real: Which globals may be any number. Others stay as they are.
       num_read: Number of globals that rows depend on, which come first.
     """
     read = np.flatnonzero(is_real[:num_read])

@@ -336,12 +336,12 @@ class _GuidePosterior(abc.ABC):
                 support=support_from_json(described["support"], dtype),
                 shape=tuple(described["shape"]),
                 dims=tuple(described["dims"]),
-                unit=_unit_from_json(described.get("unit", 1.0)),
+                unit=_unit_from_json(described["unit"]),
             )
             for described in specification["sites"]
         ]
         arrays = {field: cls._array(field, sites, params) for field in cls.arrays}
-        points = points_at(specification.get("points", ()), params)
+        points = points_at(specification["points"], params)
         return cls(sites=tuple(sites), points=points, **arrays)
 
     @classmethod

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.model.log_joint import row_log_density
+from numpyro_vips.model.log_density import row_log_density
 from numpyro_vips.model.row_queries import RowQuery, map_rows
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
 

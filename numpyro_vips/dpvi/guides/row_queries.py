@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpyro.distributions as dist
 from jaxtyping import Array, Shaped
 
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.vips.posterior.row_queries import RowQueryProgram
 
@@ -39,6 +39,6 @@ def local_posterior(
     """
     try:
         program = query.program("conjugate", lambda: RowQueryProgram(query))
-    except NotConjugate:
+    except NotConjugateError:
         raise ValueError(NO_POSTERIOR) from None
     return program.local_posterior(query.arguments, program.moments_of(draws))

@@ -28,8 +28,9 @@ from numpyro_vips.model.graph import (
     initial_values,
     with_captured_constants,
 )
-from numpyro_vips.model.log_joint import site_log_density, synthetic_row
+from numpyro_vips.model.log_density import site_log_density
 from numpyro_vips.model.run import run_model
+from numpyro_vips.model.synthetic_rows import synthetic_row
 from numpyro_vips.model.trace import Trace, TracedSite
 
 

@@ -144,7 +144,7 @@ class RowInformation:
         with jax.enable_x64(True):
             return map_over_rows(of_piece, rows, self._at_a_time)
 
-    def clipped_sum(
+    def bounded_sum(
         self,
         point: Point,
         units: Units | None,

@@ -38,17 +38,18 @@ from numpyro_vips.conjugacy.structure.posterior_factors import (
     PosteriorFactor,
     are_summed_exactly,
 )
-from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
+from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.dpvi.row_latents.quadrature import (
     NUM_NODES,
     log_integral,
     num_coordinates,
 )
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.jax_tools.double_precision import trace_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs, without_dead_code
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import (
+from numpyro_vips.model.log_density import (
     MAX_JOINT_STATES,
     num_joint_states,
     row_log_density,
@@ -95,7 +96,7 @@ class ConjugateLocals:
             are few, and summed over one by one.
 
         Raises:
-          NotConjugate: They are not conjugate given the globals, with the reasons.
+          NotConjugateError: They are not conjugate given the globals, with the reasons.
         """
         count = num_joint_states(graph)
         is_few = count is not None and count <= MAX_JOINT_STATES
@@ -110,7 +111,7 @@ class ConjugateLocals:
         self._sites = _sites_with(graph, self.solved)
         for name in self._sites:
             if graph.sites[name].distributed.kind is dist.Unit:
-                raise NotConjugate({name: "a numpyro.factor of latents of a row"})
+                raise NotConjugateError({name: "a numpyro.factor of latents of a row"})
         self._in_single = self._compiled()
         structure = self._in_single.structure
         self.method = _method(structure)
@@ -226,7 +227,7 @@ class ConjugateLocals:
                 continue
             compared += 1
             if not abs(found - expected) <= _TOLERANCE * (1 + abs(expected)):
-                raise NotConjugate(
+                raise NotConjugateError(
                     {
                         "certificate": "the compiled log density of a synthetic row is "
                         f"{found:.6g}, and NumPyro's is {expected:.6g}"
@@ -234,7 +235,7 @@ class ConjugateLocals:
                 )
         if not compared:
             reason = "the log density of no synthetic row is finite"
-            raise NotConjugate({"certificate": reason})
+            raise NotConjugateError({"certificate": reason})
 
 
 # By how much the bound on a row may be rounded, in nats.

@@ -22,11 +22,12 @@ import numpyro
 from jaxtyping import Array, Bool, Float
 from numpyro.distributions import biject_to
 
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.log_joint import row_log_density, synthetic_row
+from numpyro_vips.model.log_density import row_log_density
 from numpyro_vips.model.prior_centre import initial_params
+from numpyro_vips.model.synthetic_rows import synthetic_row
 
 # Nodes per dimension, by the number of dimensions; see `tests/dpvi/
 # test_integrated_locals.py` for what these are worth.
@@ -243,10 +244,7 @@ def _covariance(curvature: _Matrix) -> _Matrix:
 
 
 def _root(covariance: _Matrix) -> _Matrix:
-    """The Cholesky factor of a matrix of one or two rows."""
-    first = jnp.sqrt(jnp.clip(covariance[0, 0], _NARROWEST**2, _WIDEST**2))
-    if len(covariance) == 1:
-        return first[None, None]
-    below = covariance[1, 0] / first
-    last = jnp.sqrt(jnp.clip(covariance[1, 1] - below**2, _NARROWEST**2, _WIDEST**2))
-    return jnp.array([[first, 0.0], [below, last]])
+    """The Cholesky factor, of a Gaussian that is neither too narrow nor too wide."""
+    return root_of(
+        covariance, lambda left, _: jnp.clip(left, _NARROWEST**2, _WIDEST**2)
+    )

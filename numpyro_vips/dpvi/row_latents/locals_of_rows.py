@@ -1,14 +1,13 @@
 """What DPVI does about latents of single rows, beside listing their states."""
 
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
 from numpyro_vips.dpvi.row_latents.conjugate_locals import ConjugateLocals
 from numpyro_vips.dpvi.row_latents.integrated_locals import (
     IntegratedLocals,
     not_integrable,
 )
-from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.model.graph import ModelGraph
-from numpyro_vips.model.log_joint import MAX_JOINT_STATES, num_joint_states
+from numpyro_vips.model.log_density import MAX_JOINT_STATES, num_joint_states
 
 LocalsOfRows = ConjugateLocals | IntegratedLocals
 
@@ -42,7 +41,7 @@ def find_locals_of_rows(
         reason = "its discrete latents have too many joint states to be summed out"
     try:
         conjugate = ConjugateLocals(graph, sweeps=sweeps)
-    except NotConjugate as error:
+    except NotConjugateError as error:
         if reason is None:
             return IntegratedLocals(graph)
         raise UnsafeModelError(
@@ -69,7 +68,7 @@ def _summed_by_messages(graph: ModelGraph, sweeps: int | None) -> LocalsOfRows |
         return None
     try:
         found = ConjugateLocals(graph, sweeps=sweeps, lists_states=False)
-    except NotConjugate:
+    except NotConjugateError:
         found = None
     if found is not None and found.sums_by_messages:
         return found

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 from numpyro_vips.vips.e_step.coordinates import LocalFactor
 
 # Nodes per dimension, by the number of dimensions. With five binary answers of logits
@@ -60,7 +60,7 @@ def log_integral(
             stop = start + math.prod(factor.shape)
             mine = node[start:stop].reshape(factor.shape)
             parameters = factor.family.parameters(found[name][1])
-            root = _WIDENED * _root(parameters["covariance_matrix"])
+            root = _WIDENED * root_of(parameters["covariance_matrix"])
             moved = parameters["loc"] + (root * mine[..., None, :]).sum(-1)
             assert factor.layout is not None
             values |= factor.layout.sites(jax.lax.stop_gradient(moved))
@@ -72,14 +72,3 @@ def log_integral(
 
     totals, are_valid = jax.vmap(at)(jnp.asarray(nodes, jnp.result_type(float)))
     return jax.nn.logsumexp(totals + log_weights), jnp.all(are_valid)
-
-
-def _root(covariance: Float[Array, "*batch n n"]) -> Float[Array, "*batch n n"]:
-    """Cholesky factors of matrices of one or two rows."""
-    first = jnp.sqrt(covariance[..., :1, :1])
-    if covariance.shape[-1] == 1:
-        return first
-    below = covariance[..., 1:, :1] / first
-    last = jnp.sqrt(covariance[..., 1:, 1:] - below**2)
-    top = jnp.concatenate([first, jnp.zeros_like(first)], -1)
-    return jnp.concatenate([top, jnp.concatenate([below, last], -1)], -2)

@@ -10,7 +10,8 @@ from numpyro_vips.conjugacy.structure.level_means import LevelMeans, level_means
 from numpyro_vips.conjugacy.structure.linear_priors import with_linear_priors_mixed
 from numpyro_vips.conjugacy.structure.log_joint import LogJoint, symbolic_log_joint
 from numpyro_vips.conjugacy.structure.row_constants import RowConstants
-from numpyro_vips.conjugacy.structure.structure import NotConjugate, Structure
+from numpyro_vips.conjugacy.structure.structure import Structure
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph, retrace
 from numpyro_vips.model.synthetic_rows import with_synthetic_rows
@@ -36,7 +37,7 @@ def compile_model(
       augmentation: The bound for logistic likelihoods, for all sites or by site.
 
     Raises:
-      NotConjugate: It is not, with the reasons by site.
+      NotConjugateError: It is not, with the reasons by site.
       ValueError: `structure` or `augmentation` names what is no site of the model.
     """
     overrides = dict(structure or {})
@@ -52,7 +53,7 @@ def compile_model(
         return compiled({})
     try:
         by_entries = compiled({})
-    except NotConjugate as error:
+    except NotConjugateError as error:
         # What cannot be done by entries may be possible for whole rows.
         return compiled(dict.fromkeys(widths, str(error)))
     of_rows = interpreted(graph, overrides, augmentation, dict.fromkeys(widths, ""))
@@ -94,11 +95,11 @@ def _compiled(
         )
         reasons = illegal_factors(certified)
         if reasons:
-            raise NotConjugate(reasons)
+            raise NotConjugateError(reasons)
         try:
             certify(certified)
         except CertificateError as error:
-            raise NotConjugate(error.reasons) from None
+            raise NotConjugateError(error.reasons) from None
     return program
 
 

@@ -38,7 +38,7 @@ from numpyro_vips.conjugacy.families.family import Elementwise, Moments
 from numpyro_vips.conjugacy.families.logistic_auxiliaries import LogitsAuxiliary
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
-from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes
+from numpyro_vips.jax_tools.gauss_hermite import grid_of_nodes, root_of
 from numpyro_vips.vips.e_step.coordinates import (
     Given,
     by_coupling,
@@ -522,13 +522,8 @@ def _times(matrix: _Matrix, vector: _Point) -> _Point:
 
 def _root(matrix: _Matrix) -> _Matrix:
     """The Cholesky factor, of a matrix that rounding may have made singular."""
-    first = jnp.sqrt(matrix[0, 0])
-    if len(matrix) == 1:
-        return first[None, None]
-    below, last = matrix[1, 0] / first, matrix[1, 1]
-    last = jnp.sqrt(jnp.maximum(last - below**2, _rounding(matrix) * last))
-    top = jnp.stack([first, jnp.zeros_like(first)])
-    return jnp.stack([top, jnp.stack([below, last])])
+    least = _rounding(matrix)
+    return root_of(matrix, lambda left, whole: jnp.maximum(left, least * whole))
 
 
 def _rounding(array: Float[Array, "..."]) -> float:

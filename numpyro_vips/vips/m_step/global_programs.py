@@ -103,7 +103,7 @@ class GlobalPrograms:
         Args:
           state: Where to start from, and the points that the sums are about.
           sums: The sums, and their noise.
-          noise_read, are_held: See `m_step.update_globals`.
+          noise_read, are_held: See `m_step.GlobalInputs`.
         """
         # Of Python's numbers JAX would have a type of its own, and another program.
         stddev = {name: np.asarray(of) for name, of in sums.noise_stddev.items()}
@@ -113,17 +113,20 @@ class GlobalPrograms:
                 for s in self.program.structure.statistics
             }
         with jax.enable_x64(True):
-            return self._update_globals(
-                sums.statistics,
-                stddev,
-                state.moments,
-                self.centre_in(state, state.centre),
-                self.max_sweeps,
+            # NumPy's, until the program takes them.
+            arrays: dict[str, Any] = {
+                "statistics": sums.statistics,
+                "noise_stddev": stddev,
+                "centre": self.centre_in(state, state.centre),
+                "given": self._shares_of_newton(state, sums, noise_read),
+            }
+            inputs = m_step.GlobalInputs(
+                **arrays,
                 noise_read=noise_read,
                 frames=self.frames_of(state),
-                given=self._shares_of_newton(state, sums, noise_read),
                 are_held=are_held,
             )
+            return self._update_globals(inputs, state.moments, self.max_sweeps)
 
     def _shares_of_newton(
         self, state: VipsState, sums: Unclipped, noise_read: float

@@ -67,25 +67,45 @@ class _Share(NamedTuple):
     below_noise: Int[Array, ""]
 
 
+class GlobalInputs(NamedTuple):
+    """What the globals are solved for: sums over rows, and how they are read.
+
+    Attributes:
+      statistics: One sum over all rows per statistic, noisy or public.
+      noise_stddev: Standard deviation of the noise in each of them.
+      centre: By factor, the point about which its linear statistics were taken; about
+        zero for other factors.
+      noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
+        the sums as they are, at which rows are asked.
+      frames: By recentred factor, the coordinates in which its statistics were taken.
+        Such factors are solved for in these; the prior is one of the model's own.
+      given: By factor, what rows add to its natural parameters where that is known
+        already, see `newton_posterior.share_of_rows`.
+      are_held: Whether the moments of factors that may wait stay as they are; see
+        `waiting_globals`.
+    """
+
+    statistics: ByStatistic
+    noise_stddev: Mapping[str, Float[Array, "..."]]
+    centre: Mapping[str, Float[Array, "..."]]
+    noise_read: float | Float[Array, ""] = 0.0
+    frames: Mapping[str, Frame] = {}
+    given: Mapping[str, NewMoments] = {}
+    are_held: bool | Bool[Array, ""] = False
+
+
 class _Problem(NamedTuple):
     """What sweeps over the globals go by.
 
     Attributes:
-      program, statistics, noise_stddev, centre, noise_read, frames, given, are_held:
-        See `update_globals`.
+      program, inputs: See `update_globals`.
       reads_noise: Whether `noise_read` is positive.
       fixed: By factor, shares of rows that no other factor has a part in.
       below_noise: By factor in `given`, how many sums of squares are below their noise.
     """
 
     program: ConjugateProgram
-    statistics: ByStatistic
-    noise_stddev: Mapping[str, Float[Array, "..."]]
-    centre: Mapping[str, Float[Array, "..."]]
-    noise_read: float | Float[Array, ""]
-    frames: Mapping[str, Frame]
-    given: NewMomentsByFactor
-    are_held: bool | Bool[Array, ""]
+    inputs: GlobalInputs
     reads_noise: bool | Bool[Array, ""] = False
     fixed: Mapping[str, _Share] = {}
     below_noise: Mapping[str, Int[Array, ""]] = {}
@@ -112,10 +132,14 @@ def _from_data(
     """The statistics' share of a factor, given the moments of the others."""
     structure = problem.program.structure
     data, noise = released_share(
-        structure, factor, problem.statistics, problem.noise_stddev, moments
+        structure,
+        factor,
+        problem.inputs.statistics,
+        problem.inputs.noise_stddev,
+        moments,
     )
     share, below = projected(
-        structure, factor, data, noise, problem.centre, problem.noise_read
+        structure, factor, data, noise, problem.inputs.centre, problem.inputs.noise_read
     )
     return _Share(share, noise, below)
 
@@ -135,8 +159,8 @@ def _widened(
     by itself times w; not that of centred ones, which rows were asked about until they
     were near w.
     """
-    noise = {s: problem.noise_read * of for s, of in share.noise_stddev.items()}
-    if factor.layout is not None and factor.name not in problem.centre:
+    noise = {s: problem.inputs.noise_read * of for s, of in share.noise_stddev.items()}
+    if factor.layout is not None and factor.name not in problem.inputs.centre:
         squares = jnp.diagonal(moments[factor.name]["xx"], axis1=-2, axis2=-1)
         # The natural parameter is minus half the precision. A product of two latents
         # may stand on one side of the diagonal alone.
@@ -239,7 +263,7 @@ def second_moments(
 ) -> dict[str, tuple[Float[Array, "..."], Float[Array, "..."]]]:
     """Of each of these factors, Σ ψψᵀ times a number, and the noise in it.
 
-    ψ is what a row multiplies each coordinate by. See `update_globals`.
+    ψ is what a row multiplies each coordinate by. See `GlobalInputs`.
     """
     structure, found = program.structure, {}
     for name in names:
@@ -260,47 +284,20 @@ _TOLERANCE = 1e-9
 
 def update_globals(
     program: ConjugateProgram,
-    statistics: ByStatistic,
-    noise_stddev: Mapping[str, Float[Array, "..."]],
+    inputs: GlobalInputs,
     moments: MomentsByFactor,
-    centre: Mapping[str, Float[Array, "..."]],
     max_sweeps: int | Int[Array, ""] = 500,
-    noise_read: float | Float[Array, ""] = 0.0,
-    frames: Mapping[str, Frame] | None = None,
-    given: NewMomentsByFactor | None = None,
-    are_held: bool | Bool[Array, ""] = False,
 ) -> Solution:
     """Coordinate ascent over the globals for given sums of row statistics.
 
     Args:
       program: The compiled model.
-      statistics: One sum over all rows per statistic, noisy or public.
-      noise_stddev: Standard deviation of the noise in each of them.
+      inputs: The sums, and how they are read.
       moments: Where to start.
-      centre: By factor, the point about which its linear statistics were taken; about
-        zero for other factors.
       max_sweeps: When to stop, if the moments still move then.
-      noise_read: 1 for the posterior that knows of the noise, 0 for the one that reads
-        the sums as they are, at which rows are asked.
-      frames: By recentred factor, the coordinates in which its statistics were taken.
-        Such factors are solved for in these; the prior is one of the model's own.
-      given: By factor, what rows add to its natural parameters where that is known
-        already, see `newton_posterior.share_of_rows`.
-      are_held: Whether the moments of factors that may wait stay as they are; see
-        `waiting_globals`.
     """
-    problem = _Problem(
-        program=program,
-        statistics=statistics,
-        noise_stddev=noise_stddev,
-        centre=centre,
-        noise_read=noise_read,
-        frames=frames or {},
-        given=given or {},
-        are_held=are_held,
-    )
-    moments = _in_frames(problem.frames, moments)
-    problem = _with_fixed_shares(problem, moments)
+    moments = _in_frames(inputs.frames, moments)
+    problem = _with_fixed_shares(_Problem(program, inputs), moments)
 
     def sweep(before: MomentsByFactor, weighing: MomentsByFactor) -> _Swept:
         return _sweep(problem, before, weighing)
@@ -338,22 +335,26 @@ def _with_fixed_shares(problem: _Problem, moments: MomentsByFactor) -> _Problem:
     fixed = {
         factor.name: _from_data(problem, factor, moments)
         for factor in factors
-        if factor.name not in problem.given
+        if factor.name not in problem.inputs.given
         and not _depends_on_others(structure, factor)
     }
     below_noise = {
         factor.name: factor.family.num_below_noise(
             *released_share(
-                structure, factor, problem.statistics, problem.noise_stddev, moments
+                structure,
+                factor,
+                problem.inputs.statistics,
+                problem.inputs.noise_stddev,
+                moments,
             )
         )
         for factor in factors
-        if factor.name in problem.given
+        if factor.name in problem.inputs.given
     }
     return problem._replace(
         fixed=fixed,
         below_noise=below_noise,
-        reads_noise=jnp.asarray(problem.noise_read) > 0,
+        reads_noise=jnp.asarray(problem.inputs.noise_read) > 0,
     )
 
 
@@ -374,8 +375,11 @@ def _sweep(
         name = factor.name
         own = _own_prior(problem, factor, current)
         asked = None
-        if name in problem.given:
-            share, below_noise[name] = problem.given[name], problem.below_noise[name]
+        if name in problem.inputs.given:
+            share, below_noise[name] = (
+                problem.inputs.given[name],
+                problem.below_noise[name],
+            )
         else:
             of_rows = problem.fixed.get(name)
             if of_rows is None:
@@ -394,7 +398,7 @@ def _own_prior(
     problem: _Problem, factor: PosteriorFactor, moments: MomentsByFactor
 ) -> NewMoments:
     """A factor's prior, given the other factors, in its statistics' coordinates."""
-    frames, program = problem.frames, problem.program
+    frames, program = problem.inputs.frames, problem.program
     modelled = _as_modelled(frames, moments)
     own = share_of_prior(program.structure, factor, modelled, program.prior_terms)
     return frames[factor.name].natural_in(own) if factor.name in frames else own
@@ -407,7 +411,7 @@ def _moments_unless_held(
     found = moments_of(problem.program.structure, factor, natural)
     if factor.name not in problem.program.waiting:
         return found
-    are_held = jnp.asarray(problem.are_held)
+    are_held = jnp.asarray(problem.inputs.are_held)
     return {s: jnp.where(are_held, before[s], value) for s, value in found.items()}
 
 
@@ -486,7 +490,7 @@ def _swept_until_rest(
 
 def _solution(problem: _Problem, found: _Swept, change: Float[Array, ""]) -> Solution:
     """What a last sweep has found, in the coordinates of the model."""
-    frames = problem.frames
+    frames = problem.inputs.frames
     models = {n: frame.natural_from(found.natural[n]) for n, frame in frames.items()}
     return Solution(
         moments=_as_modelled(frames, found.moments),

@@ -30,10 +30,10 @@ from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.released_statistics import labels_in
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.conjugacy.structure.structure import (
-    NotConjugate,
     Structure,
     statistic_name,
 )
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.vips.program.named_arrays import (
     AnyMoments,
     ByStatistic,
@@ -314,7 +314,7 @@ def _gaussian_moment(
       moments: "x", and "xx" for two; axes in front of their own stay where they are.
 
     Raises:
-      NotConjugate: A second moment is asked for between independent coordinates.
+      NotConjugateError: A second moment is asked for between independent coordinates.
     """
     layout = factor.layout
     assert layout is not None
@@ -331,7 +331,7 @@ def _gaussian_moment(
     other, columns = layout.labels(second.latent, second.labels)
     if batch != other:
         # Found by the search itself unless structure= has taken the block apart.
-        raise NotConjugate(
+        raise NotConjugateError(
             {
                 first.latent: "structure='diag' needs terms without products of two "
                 f"entries of {first.latent!r}"

@@ -228,7 +228,7 @@ def program_of(
         fails where it runs in the other (seen with jax 0.10).
 
     Raises:
-      NotConjugate: It has none, with the reasons by site.
+      NotConjugateError: It has none, with the reasons by site.
     """
     overrides = overrides or {}
     found = _WithFeatures.of(log_joint, row_constants, overrides)

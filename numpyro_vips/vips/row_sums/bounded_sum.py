@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
-from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.jax_tools.row_sums import (
     DIAGNOSTICS,
     clipping_factor,
@@ -27,7 +26,11 @@ from numpyro_vips.jax_tools.row_sums import (
 from numpyro_vips.jax_tools.separate_rows import over_rows
 from numpyro_vips.vips.e_step.e_step import couples_latents, moments_of_row
 from numpyro_vips.vips.program.expectations import expected
-from numpyro_vips.vips.program.features import Standards, standardised
+from numpyro_vips.vips.program.features import (
+    Standardisation,
+    Standards,
+    standardised,
+)
 from numpyro_vips.vips.program.named_arrays import (
     ByStatistic,
     NewByStatistic,
@@ -61,22 +64,19 @@ class RowInputs(NamedTuple):
     """
 
     expected_natural: ByStatistic
-    means: Means
-    units: ByStatistic
-    standards: Standards
+    means: Mapping[str, Float[Array, "..."]] = {}
+    units: Mapping[str, Float[Array, "..."]] = {}
+    standards: Mapping[str, Standardisation] = {}
 
 
 def bounded_sum(
     program: ConjugateProgram,
-    expected_natural: ByStatistic,
+    inputs: RowInputs,
     rows: Rows,
     mask: Bool[Array, " rows"],
     scales: Scales,
     clipping_norm: float | Float[Array, ""],
     sweeps: int,
-    means: Means | None = None,
-    units: ByStatistic | None = None,
-    standards: Standards | None = None,
 ) -> NewByStatistic:
     """Sums the rows' expected sufficient statistics, each clipped in L2 norm.
 
@@ -87,17 +87,13 @@ def bounded_sum(
 
     Args:
       program: The compiled model.
-      expected_natural: n̄, one array per statistic.
+      inputs: What statistics depend on beside the rows. The sum is returned without
+        the units.
       rows: The private arguments, with a leading axis of rows.
       mask: Whether each row is part of the minibatch.
       scales: Scale of each block that is released; the others are left out.
       clipping_norm: Bound on the norm of one row's scaled statistics.
       sweeps: Number of coordinate-ascent sweeps over a row's latents.
-      means: The points about which statistics are taken, by latent; zero if left out.
-      units: What each entry of a statistic is multiplied by for the norm, by the
-        statistic's name; 1 if left out. The sum is returned without them.
-      standards: How the features of each factor are standardised beforehand; see
-        `features.py`. They stay as they are if left out.
 
     Returns:
       The sum of each block in `scales`, not yet private, in double precision; and the
@@ -105,15 +101,13 @@ def bounded_sum(
     """
     # Which precision latents are solved for in is for the caller to say.
     is_double = jnp.result_type(float) == jnp.float64
-    inputs = RowInputs(
-        dict(expected_natural),
-        means or {},
-        {name: array for name, array in (units or {}).items() if name in scales},
-        standards or {},
+    units = {name: array for name, array in inputs.units.items() if name in scales}
+    inputs = inputs._replace(
+        expected_natural=dict(inputs.expected_natural), units=units
     )
     with jax.enable_x64(True):
         double, double_scales, norm = in_double((inputs, dict(scales), clipping_norm))
-        shapes = {name: jnp.shape(expected_natural[name]) for name in scales}
+        shapes = {name: jnp.shape(inputs.expected_natural[name]) for name in scales}
         shapes |= dict.fromkeys(DIAGNOSTICS, ())
 
         def of_piece(rows: Rows, mask: Bool[Array, " rows"]) -> dict[str, PartialSum]:

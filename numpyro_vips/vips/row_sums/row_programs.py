@@ -154,15 +154,22 @@ class RowPrograms:
             # Rarely released, so at the best globals that there are.
             expected_natural = self.expected_natural_of(state.moments)
             moments = state.moments
-        found = self._bounded_sum(
+        inputs = RowInputs(
             expected_natural=expected_natural,
+            means=self._means(moments, state.origins, state.standards),
+            units={
+                name: jax.device_put(of)
+                for name, of in state.units.items()
+                if name in scales
+            },
+            standards=jax.device_put(state.standards),
+        )
+        found = self._bounded_sum(
+            inputs=inputs,
             rows=dict(rows),
             mask=mask,
             scales={s: float(scales[s]) for s in scales if s not in DIAGNOSTICS},
             clipping_norm=clipping_norm,
-            means=self._means(moments, state.origins, state.standards),
-            standards=jax.device_put(state.standards),
-            units={name: of for name, of in state.units.items() if name in scales},
         )
         return {name: np.asarray(found[name]) for name in scales}
 
@@ -321,7 +328,7 @@ class RowPrograms:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.engine.Engine.norm_counts`.
+        See `fitting.abilities.ClippingNorms.norm_counts`.
 
         Args:
           state, rows, mask, parts, edges: See there.
@@ -359,7 +366,7 @@ class RowPrograms:
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
     ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
         """In how many of the chunk's rows each column lies in which bin, not yet
-        private; see `fitting.engine.Engine.column_counts`."""
+        private; see `fitting.abilities.ColumnUnits.column_counts`."""
         double = {name: increasing_edges(of) for name, of in edges.items()}
         found = self._column_counts(self._inputs(state), dict(rows), mask, double)
         return {name: np.asarray(counts) for name, counts in found.items()}

@@ -39,9 +39,9 @@ def value(term: Term) -> np.ndarray:
     return evaluate(Form((N,), (term,)), {"w": W})
 
 
-def test_a_refreshed_term_is_equal_and_shares_no_bound_label() -> None:
+def test_a_term_with_labels_of_its_own_is_equal_and_shares_none() -> None:
     term = matrix_vector()
-    again = term.refreshed()
+    again = term.with_own_labels()
     np.testing.assert_allclose(value(again), 2.0 * ARRAY @ W)
     assert not again.bound & term.bound and len(again.bound) == 1
     # Free labels stay.

@@ -10,10 +10,10 @@ import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.jax_tools.jaxprs import aval_of, equations_of
-from numpyro_vips.vips.m_step.m_step import update_globals
+from numpyro_vips.vips.m_step.m_step import GlobalInputs, update_globals
 from numpyro_vips.vips.m_step.starts import start
 from numpyro_vips.vips.program.expectations import expected_natural_of
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 
 # One program each: by itself every operation would be compiled on its own.
 inverse, log_det, eigh = map(
@@ -122,10 +122,12 @@ def test_compiled_models_give_lapack_no_batch(
     def e_step(rows: Any) -> Any:
         scales = dict.fromkeys(sums, 1.0)
         mask = jnp.ones(12, bool)
-        return bounded_sum(program, expected_natural, rows, mask, scales, 1.0, sweeps=3)
+        return bounded_sum(
+            program, RowInputs(expected_natural), rows, mask, scales, 1.0, sweeps=3
+        )
 
     def m_step(sums: Any) -> Any:
-        return update_globals(program, sums, noise, moments, {})
+        return update_globals(program, GlobalInputs(sums, noise, {}), moments)
 
     of_rows, of_globals = batches(e_step, rows), batches(m_step, sums)
     assert of_globals

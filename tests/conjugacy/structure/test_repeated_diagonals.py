@@ -21,7 +21,7 @@ from numpyro_vips.vips.program.expectations import (
     means_of,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 from numpyro_vips.vips.row_sums.row_statistics import with_repeats
 from numpyro_vips.vips.steps.statistic_roles import block_of
 
@@ -151,9 +151,8 @@ def test_sums_and_norms_are_those_of_the_matrix_without_its_diagonal(
     def found(rows: Any) -> Any:
         scales = dict.fromkeys(names, 1.0)
         mask = jnp.ones(len(rows["y"]), bool)
-        sums = bounded_sum(
-            program, expected_natural, rows, mask, scales, 1e9, SWEEPS, means
-        )
+        inputs = RowInputs(expected_natural, means)
+        sums = bounded_sum(program, inputs, rows, mask, scales, 1e9, SWEEPS)
         return sums, *jax.vmap(of_row)(rows)
 
     rng = np.random.default_rng(1)

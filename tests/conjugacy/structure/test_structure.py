@@ -13,7 +13,8 @@ import pytest
 from _models import MODELS, UNIT, Rows, compiled, uncertified
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Label, Term
-from numpyro_vips.conjugacy.structure.structure import NotConjugate, normal_terms
+from numpyro_vips.conjugacy.structure.structure import normal_terms
+from numpyro_vips.errors import NotConjugateError
 
 # Model: (blocks with their families, statistics with shapes and release labels).
 Expected = tuple[dict[str, str], dict[str, tuple[tuple[int, ...], str]]]
@@ -212,7 +213,7 @@ def test_what_is_not_conjugate_is_refused_with_site_and_cause(
     body: Body, site: str, reason: str
 ) -> None:
     rows: Rows = MODELS["linear_regression"].rows()
-    with pytest.raises(NotConjugate) as caught:
+    with pytest.raises(NotConjugateError) as caught:
         compiled(body, rows)
     assert site in caught.value.reasons
     text = f"{site}: {caught.value.reasons[site]}"
@@ -221,7 +222,7 @@ def test_what_is_not_conjugate_is_refused_with_site_and_cause(
 
 def test_a_prior_outside_the_families_is_never_accepted() -> None:
     """LogNormal · Gamma precision: statistics log² and x share no family."""
-    with pytest.raises(NotConjugate) as caught:
+    with pytest.raises(NotConjugateError) as caught:
         compiled(_log_normal_prior, MODELS["linear_regression"].rows())
     assert "tau" in caught.value.reasons
 

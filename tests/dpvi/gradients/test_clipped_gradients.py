@@ -54,10 +54,10 @@ def gradients(function: Any = elbo, **options: Any) -> tuple[RowGradients, Share
 @functools.cache
 def compiled(redraw: Any = None) -> Any:
     row_gradients, shared = gradients(redraw=redraw)
-    return jax.jit(functools.partial(row_gradients.clipped_sum, shared))
+    return jax.jit(functools.partial(row_gradients.bounded_sum, shared))
 
 
-def clipped_sum(
+def bounded_sum(
     rows: Any,
     mask: Any,
     norm: float,
@@ -75,7 +75,7 @@ def clipped_sum(
 
 def test_without_a_bound_it_is_the_sum_of_the_gradients() -> None:
     mask = np.arange(9) % 4 != 0
-    found = clipped_sum(ROWS, mask, np.inf)
+    found = bounded_sum(ROWS, mask, np.inf)
     of_w, of_b = by_hand(ROWS)
     np.testing.assert_allclose(found["w"], of_w[mask].sum(0), rtol=1e-4)
     np.testing.assert_allclose(found["b"], of_b[mask].sum(), rtol=1e-4)
@@ -89,7 +89,7 @@ def test_each_row_is_shortened_to_the_bound_on_its_joint_norm(scales) -> None:
     norms = np.sqrt(scales["w"] ** 2 * (of_w**2).sum(1) + scales["b"] ** 2 * of_b**2)
     weights = np.minimum(1.0, bound / norms)
     assert 0 < np.sum(weights < 0.99) < 9
-    found = clipped_sum(ROWS, np.ones(9, bool), bound, scales)
+    found = bounded_sum(ROWS, np.ones(9, bool), bound, scales)
     np.testing.assert_allclose(found["w"], weights @ of_w, rtol=1e-4)
     np.testing.assert_allclose(found["b"], weights @ of_b, rtol=1e-4)
     assert found[CLIPPED_ROWS] == np.sum(norms > 1.01 * bound)
@@ -97,9 +97,9 @@ def test_each_row_is_shortened_to_the_bound_on_its_joint_norm(scales) -> None:
 
 def test_one_row_moves_the_sum_by_no_more_than_the_bound() -> None:
     bound = 0.8
-    all_rows = clipped_sum(ROWS, np.ones(9, bool), bound)
+    all_rows = bounded_sum(ROWS, np.ones(9, bool), bound)
     for left_out in range(9):
-        others = clipped_sum(ROWS, np.arange(9) != left_out, bound)
+        others = bounded_sum(ROWS, np.arange(9) != left_out, bound)
         moved = [np.ravel(all_rows[name] - others[name]) for name in ("w", "b")]
         assert np.linalg.norm(np.concatenate(moved)) <= bound
 
@@ -113,8 +113,8 @@ def test_a_row_that_may_not_count_adds_zero_and_is_counted(wrong: Any) -> None:
     rows = {name: array.copy() for name, array in ROWS.items()}
     for name, value in wrong.items():
         rows[name][4] = value
-    found = clipped_sum(rows, np.ones(9, bool), 0.8)
-    without = clipped_sum(ROWS, np.arange(9) != 4, 0.8)
+    found = bounded_sum(rows, np.ones(9, bool), 0.8)
+    without = bounded_sum(ROWS, np.arange(9) != 4, 0.8)
     np.testing.assert_allclose(found["w"], without["w"], rtol=1e-6)
     np.testing.assert_allclose(found["b"], without["b"], rtol=1e-6)
     assert found[ZERO_ROWS] == 1.0
@@ -148,17 +148,17 @@ def test_what_is_clipped_are_differences_to_redrawn_rows(bound, scales) -> None:
     norms = np.sqrt(scales["w"] ** 2 * (of_w**2).sum(1) + scales["b"] ** 2 * of_b**2)
     weights = np.minimum(1.0, bound / norms)
     mask = np.arange(9) != 2
-    found = clipped_sum(ROWS, mask, bound, scales, redraw=redraw, keys=KEYS)
+    found = bounded_sum(ROWS, mask, bound, scales, redraw=redraw, keys=KEYS)
     np.testing.assert_allclose(found["w"], (weights * mask) @ of_w, rtol=1e-3)
     np.testing.assert_allclose(found["b"], (weights * mask) @ of_b, rtol=1e-3)
     # What is counted are the rows' own gradients.
-    plain = clipped_sum(ROWS, mask, bound, scales)
+    plain = bounded_sum(ROWS, mask, bound, scales)
     assert found[CLIPPED_ROWS] == plain[CLIPPED_ROWS]
 
 
 def test_without_keys_rows_that_can_be_redrawn_count_as_others_do() -> None:
-    found = clipped_sum(ROWS, np.ones(9, bool), 0.8, redraw=redraw)
-    plain = clipped_sum(ROWS, np.ones(9, bool), 0.8)
+    found = bounded_sum(ROWS, np.ones(9, bool), 0.8, redraw=redraw)
+    plain = bounded_sum(ROWS, np.ones(9, bool), 0.8)
     for name, value in plain.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
@@ -167,11 +167,11 @@ def test_one_row_and_its_key_move_the_sum_by_no_more_than_the_bound() -> None:
     rows = {name: array.copy() for name, array in ROWS.items()}
     rows["x"][1], rows["x"][2] = 1.0, 1e12  # Redrawn outside the support, and huge.
     rows["y"][3], rows["y"][4] = np.nan, 1e9
-    whole = clipped_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
+    whole = bounded_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
     moves = []
     for left_out in range(9):
         mask = np.arange(9) != left_out
-        others = clipped_sum(rows, mask, 0.8, redraw=redraw, keys=KEYS)
+        others = bounded_sum(rows, mask, 0.8, redraw=redraw, keys=KEYS)
         moved = [np.ravel(whole[name] - others[name]) for name in ("w", "b")]
         moves.append(np.linalg.norm(np.concatenate(moved)))
     assert max(moves) <= 0.8 and np.sum(np.asarray(moves) > 0.799) >= 2
@@ -181,8 +181,8 @@ def test_one_row_and_its_key_move_the_sum_by_no_more_than_the_bound() -> None:
 def test_a_row_whose_redrawn_one_counts_as_zero_stands_alone() -> None:
     rows = {name: array.copy() for name, array in ROWS.items()}
     rows["x"][:] = 1.0
-    found = clipped_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
-    plain = clipped_sum(rows, np.ones(9, bool), 0.8)
+    found = bounded_sum(rows, np.ones(9, bool), 0.8, redraw=redraw, keys=KEYS)
+    plain = bounded_sum(rows, np.ones(9, bool), 0.8)
     for name, value in plain.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6)
 
@@ -204,7 +204,7 @@ def test_clipped_differences_add_up_to_zero_at_the_truth() -> None:
     keys = RNG.integers(0, 2**32, (count, 2), dtype=np.uint32)
     row_gradients, shared = gradients(exponential, redraw=exponential_row)
     for is_redrawn in (True, False):
-        found = row_gradients.clipped_sum(
+        found = row_gradients.bounded_sum(
             shared,
             {name: jnp.asarray(array) for name, array in rows.items()},
             jnp.ones(count, bool),
@@ -259,7 +259,7 @@ def sum_in_coordinates(rows: Any, mask: Any, norm: float, keys: Any = None) -> A
     at = shared._replace(units=jnp.asarray(UNITS, jnp.float32))
     arrays = {name: jnp.asarray(array) for name, array in rows.items()}
     mask = jnp.asarray(mask)
-    found = row_gradients.clipped_sum(at, arrays, mask, {"loc": 1.0}, norm, keys)
+    found = row_gradients.bounded_sum(at, arrays, mask, {"loc": 1.0}, norm, keys)
     return np.asarray(found["loc"], np.float64)
 
 

@@ -15,7 +15,7 @@ import numpyro_vips as nv
 from numpyro_vips.conjugacy.algebra import elementwise, forms
 from numpyro_vips.conjugacy.densities import log_densities
 from numpyro_vips.conjugacy.interpreter.values import as_form
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 
 
@@ -57,7 +57,7 @@ def test_a_wrong_log_density_is_caught(
     model = MODELS["gamma_exponential"]
     compiled(model.fn, model.rows())
     monkeypatch.setitem(log_densities.REGISTRY, dist.Exponential, lie)
-    with pytest.raises(NotConjugate, match="and NumPyro's is") as caught:
+    with pytest.raises(NotConjugateError, match="and NumPyro's is") as caught:
         compiled(model.fn, model.rows())
     assert "certificate" in caught.value.reasons
 
@@ -71,7 +71,7 @@ def test_a_wrong_prior_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(log_densities.REGISTRY, dist.Gamma, unnormalised)
     model = MODELS["gamma_poisson"]
-    with pytest.raises(NotConjugate, match="of the globals"):
+    with pytest.raises(NotConjugateError, match="of the globals"):
         compiled(model.fn, model.rows())
 
 
@@ -82,7 +82,7 @@ def test_a_wrong_augmentation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setitem(log_densities.REGISTRY, dist.BernoulliLogits, without_half)
     model = MODELS["logistic_fixed"]
-    with pytest.raises(NotConjugate, match="of the rows"):
+    with pytest.raises(NotConjugateError, match="of the rows"):
         compiled(model.fn, model.rows())
 
 
@@ -196,7 +196,7 @@ def _guessed(share: float) -> Callable[..., None]:
 
 def test_a_probability_of_zero_is_named_with_a_remedy_that_works() -> None:
     rows = (np.array([0, 1, 2, 2], np.int32),)
-    with pytest.raises(NotConjugate, match="a probability of zero") as caught:
+    with pytest.raises(NotConjugateError, match="a probability of zero") as caught:
         compiled(_guessed(0.0), rows)
     assert set(caught.value.reasons) == {"y"}
     assert "0.01 / n" in caught.value.reasons["y"]

@@ -10,11 +10,11 @@ import numpyro.distributions as dist
 import pytest
 from _models import uncertified
 
-from numpyro_vips.vips.m_step.m_step import largest_change, update_globals
+from numpyro_vips.vips.m_step.m_step import GlobalInputs, largest_change, update_globals
 from numpyro_vips.vips.m_step.starts import start, symmetric_factors
 from numpyro_vips.vips.program.expectations import expected_natural_of
 from numpyro_vips.vips.program.program import ConjugateProgram
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 
 Y = np.array([0.3, 2.1, -1.4, 0.9], np.float32)
 
@@ -61,16 +61,23 @@ def sums_of(program: ConjugateProgram, **rows: Any) -> dict[str, Any]:
     n_bar = expected_natural_of(program.structure, moments)
     scales = {statistic.name: 1.0 for statistic in program.structure.statistics}
     found = bounded_sum(
-        program, n_bar, rows, jnp.ones(len(rows["y"]), bool), scales, np.inf, sweeps=1
+        program,
+        RowInputs(n_bar),
+        rows,
+        jnp.ones(len(rows["y"]), bool),
+        scales,
+        np.inf,
+        sweeps=1,
     )
     return {name: jnp.asarray(found[name], float) for name in scales}
 
 
-def solved(program: ConjugateProgram, noise: float = 0.0, **options: Any) -> Any:
+def solved(program: ConjugateProgram, noise: float = 0.0, max_sweeps: int = 500) -> Any:
     sums = sums_of(program)
     deviations = {name: jnp.full(array.shape, noise) for name, array in sums.items()}
     moments = start(program, jax.random.key(0)).moments
-    return update_globals(program, sums, deviations, moments, {}, **options)
+    inputs = GlobalInputs(sums, deviations, {})
+    return update_globals(program, inputs, moments, max_sweeps)
 
 
 @pytest.mark.thorough
@@ -117,7 +124,8 @@ def test_a_weight_that_noise_hides_explains_no_more_than_there_is(sign: float) -
     deviations[squares.name] = deviations[squares.name].at[1, 1].set(noise)
     sums[squares.name] = sums[squares.name].at[1, 1].add(0.5 * sign * noise)
     moments = start(program, jax.random.key(0)).moments
-    found = update_globals(program, sums, deviations, moments, {}, noise_read=1.0)
+    inputs = GlobalInputs(sums, deviations, {}, noise_read=1.0)
+    found = update_globals(program, inputs, moments)
     mean, square = found.moments["w"]["x"], found.moments["w"]["xx"]
     deviation = np.sqrt(square[1, 1] - mean[1] ** 2)
     assert deviation > 500.0
@@ -137,9 +145,8 @@ def test_a_posterior_that_knows_of_the_noise_is_the_wider_one() -> None:
     moments = start(program, jax.random.key(0)).moments
 
     def variance(noise_read: float) -> float:
-        found = update_globals(
-            program, sums, deviations, moments, {}, noise_read=noise_read
-        ).moments["mu"]
+        inputs = GlobalInputs(sums, deviations, {}, noise_read)
+        found = update_globals(program, inputs, moments).moments["mu"]
         return float(found["xx"].ravel()[0] - found["x"].ravel()[0] ** 2)
 
     information = len(Y) / 0.25  # Of the sum of y/0.25, whose variance this is, too.

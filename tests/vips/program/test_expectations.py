@@ -14,7 +14,7 @@ from numpyro_vips.conjugacy.algebra.terms import Atom, Label
 from numpyro_vips.conjugacy.families.gaussian import Normal
 from numpyro_vips.conjugacy.structure.gaussian_layout import GaussianLayout
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-from numpyro_vips.conjugacy.structure.structure import NotConjugate
+from numpyro_vips.errors import NotConjugateError
 from numpyro_vips.vips.program.expectations import (
     expected,
     expected_natural_of,
@@ -74,7 +74,7 @@ def test_moments_of_a_gaussian_have_the_labels_of_the_term() -> None:
 
 def test_no_second_moment_is_made_up_between_independent_gaussians() -> None:
     atoms = [Atom("w", "x", (N, G)), Atom("b", "x", (H,))]
-    with pytest.raises(NotConjugate, match="structure='diag'"):
+    with pytest.raises(NotConjugateError, match="structure='diag'"):
         moment(FACTOR, atoms, MOMENTS)
 
 

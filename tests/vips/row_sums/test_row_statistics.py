@@ -31,7 +31,7 @@ from numpyro_vips.privacy.gaussian_mechanism import (
 )
 from numpyro_vips.vips.row_sums import bounded_sum as sums
 from numpyro_vips.vips.row_sums import row_statistics
-from numpyro_vips.vips.row_sums.bounded_sum import bounded_sum
+from numpyro_vips.vips.row_sums.bounded_sum import RowInputs, bounded_sum
 from numpyro_vips.vips.steps.statistic_roles import block_of
 
 pytestmark = pytest.mark.optimized
@@ -176,7 +176,7 @@ def _clipped_rows(name: str) -> Any:
         alone = {key: value[None] for key, value in row.items()}
         return bounded_sum(
             this.program,
-            this.expected_natural,
+            RowInputs(this.expected_natural),
             alone,
             jnp.ones(1, bool),
             scales,
@@ -405,7 +405,7 @@ def test_topics_of_many_pieces_match_one_document_after_the_other() -> None:
     found = jax.jit(
         lambda rows: bounded_sum(
             program,
-            {name: jnp.asarray(log_beta)},
+            RowInputs({name: jnp.asarray(log_beta)}),
             rows,
             jnp.ones(count, bool),
             {name: 1.0},

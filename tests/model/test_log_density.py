@@ -15,7 +15,7 @@ from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
-from numpyro_vips.model.log_joint import num_joint_states, row_log_density
+from numpyro_vips.model.log_density import num_joint_states, row_log_density
 
 
 def _enumerated(x, y):

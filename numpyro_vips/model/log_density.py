@@ -14,18 +14,6 @@ import numpy as np
 
 from numpyro_vips.model.distributions import unmasked_in_support
 from numpyro_vips.model.graph import ModelGraph, Site
-from numpyro_vips.model.synthetic_rows import synthetic_rows
-
-
-def synthetic_row(graph: ModelGraph) -> dict[str, jax.Array]:
-    """Stands for a row where only shapes and dtypes matter."""
-    rows = synthetic_rows(graph.arguments, 1, 0)
-    shapes = graph.arguments.row_shapes()
-    return {
-        name: jnp.asarray(values[0], shapes[name].dtype)
-        for name, values in rows.items()
-    }
-
 
 # A part of a row's log density, and whether the row may count.
 RestOfRow = Callable[[Mapping[str, Any]], tuple[jax.Array, jax.Array]]

@@ -1,0 +1,283 @@
+"""What an engine may be able to do besides its steps; `engine.py` has these.
+
+An engine without one of these abilities has the members all the same: they say that
+there is nothing, or give a state back as it is. So nobody asks of which kind it is.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.simulated_rows import RowSimulator
+from numpyro_vips.privacy.releases import Columns, Kept, Together
+
+
+class ClippingNorms(Protocol):
+    """Where clipping norms come from, and what follows from them.
+
+    An engine may know nothing of this but `norm_counts`: then no block is special, no
+    norms are shared, and every state stays as it is.
+    """
+
+    @property
+    def growing(self) -> frozenset[str]:
+        """Blocks whose norms the start halves: rows' residuals of labels, y - σ(ψ)."""
+        ...
+
+    @property
+    def lasting(self) -> frozenset[str]:
+        """Blocks of which some rows stay as large as at the start in every state.
+
+        Where nearly all labels are alike, the noise of a later histogram hides them.
+        """
+        ...
+
+    @property
+    def together(self) -> tuple[Together, ...]:
+        """Blocks that share a norm; each block in one of these at most."""
+        ...
+
+    @property
+    def row_simulator(self) -> RowSimulator | None:
+        """What draws rows whose norms tell those of a fit's; None where nothing does.
+
+        So not under DPVI: gradients at the start are larger than those at the end.
+        """
+        ...
+
+    def norm_counts(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        parts: Mapping[str, Sequence[str]],
+        edges: Mapping[str, np.ndarray],
+        row_keys: np.ndarray | None = None,
+    ) -> Mapping[str, Any]:
+        """In how many of a chunk's rows each norm lies in which bin, not yet private.
+
+        Args:
+          state: The state before the step.
+          rows: Private arrays, with the rows along the leading axis.
+          mask: True where a row is meant, (number of rows,).
+          parts: By the name of a norm, the blocks whose joint norm it is.
+          edges: By the name of a norm, where bins end, growing: (number of edges,).
+          row_keys: See `bounded_sum`. With them norms are those of what is clipped in
+            steps that redraw rows.
+
+        Returns:
+          By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
+          the first and the last bin have no end: (number of edges + 1,). A row that
+          counts as zero is in none of them.
+        """
+        ...
+
+    def expected_squares(self, state: Any) -> Mapping[str, float]:
+        """By block, about what the squared norms of all rows add up to.
+
+        As far as what was released says it; others are left out. A histogram of norms
+        may not show them all.
+        """
+        ...
+
+    def suited_to_norms(
+        self, state: Any, ratios: Mapping[str, float]
+    ) -> tuple[Any, Mapping[str, float]]:
+        """The state in which features have units that suit the norms of rows.
+
+        Args:
+          state: The state at which a histogram of norms was released.
+          ratios: By block, the norm that it found over that of rows of unit size; of
+            blocks that stood out of its noise.
+
+        Returns:
+          The state, and by block what the norms are to be multiplied by in it; those
+          that stay are left out.
+        """
+        ...
+
+    def with_bound(
+        self,
+        state: Any,
+        scales: Mapping[str, float],
+        clipping_norm: float,
+        sampling_rate: float,
+    ) -> Any:
+        """The state before the `update` that gets sums clipped like this.
+
+        An engine may read a release with the bound in mind that rows were clipped to,
+        which is public, like everything in a state; another gives the state back.
+
+        Args:
+          state: The state before the step.
+          scales, clipping_norm: As in `bounded_sum`.
+          sampling_rate: Expected share of the rows that the sums are of.
+        """
+        ...
+
+
+class ColumnUnits(Protocol):
+    """Columns of blocks that are clipped in units of their own.
+
+    An engine without any has no `columns`; then nothing else here is asked for.
+    """
+
+    @property
+    def columns(self) -> Mapping[str, Columns]:
+        """By block, its columns, if there are several that may get units of their
+        own."""
+        ...
+
+    def column_counts(
+        self,
+        state: Any,
+        rows: Mapping[str, Any],
+        mask: Any,
+        *,
+        edges: Mapping[str, np.ndarray],
+    ) -> Mapping[str, Any]:
+        """In how many of a chunk's rows each column lies in which bin, not yet private.
+
+        Args:
+          state, rows, mask: See `norm_counts`.
+          edges: By the name of a block in `columns`, where the bins of absolute values
+            end, growing: (number of edges,).
+
+        Returns:
+          By the name of the block, counts as of `norm_counts`, one line for each
+          column: (number of columns, number of edges + 1).
+        """
+        ...
+
+    def with_column_sizes(self, state: Any, sizes: Mapping[str, np.ndarray]) -> Any:
+        """The state in which columns are clipped in units that suit their sizes.
+
+        Args:
+          state: The state that was given to `column_counts`.
+          sizes: By block, how large each column's entries are, over what they would be
+            in rows of unit size: (number of columns,). Of released numbers alone.
+        """
+        ...
+
+
+class Recentring(Protocol):
+    """Pilots, and releases about points, or in coordinates, that they have found.
+
+    An engine without any has no `pilots`, and nothing that is `recentred`.
+    """
+
+    @property
+    def pilots(self) -> int:
+        """How often what is "refreshed", or else what is recentred, is released first.
+
+        What is released later is about points, or in coordinates, that these say.
+        """
+        ...
+
+    @property
+    def recentred(self) -> frozenset[str]:
+        """Blocks that `recentre` changes, which are of one kind: `"once"` or
+        `"adaptive"`. None needs no `recentre`."""
+        ...
+
+    def recentre(self, state: Any) -> Any:
+        """The state from which `recentred` blocks are released about where globals are.
+
+        It is asked for after each pilot, before a histogram of the norms about there.
+        """
+        ...
+
+    def stretched(self, state: Any) -> Mapping[str, float]:
+        """By block, how much larger norms may have become by `recentre`.
+
+        For norms that no histogram shows afterwards. Others are left out.
+        """
+        ...
+
+
+class RedrawnRows(Protocol):
+    """Steps that take the contribution of a redrawn row off a row's own.
+
+    They give `bounded_sum` and `norm_counts` the keys that rows are redrawn with. An
+    engine that cannot says None to `redrawn_after`.
+    """
+
+    @property
+    def redrawn_after(self) -> int | None:
+        """After how many of its steps rows may be redrawn; None where none can be."""
+        ...
+
+    def with_kept(self, state: Any, kept: Mapping[str, Kept]) -> Any:
+        """The state that knows what clipping leaves of differences to redrawn rows.
+
+        Args:
+          state: The state at which a histogram of norms was released.
+          kept: By block of which it has shown something, if the next steps redraw rows.
+            Of released numbers alone.
+        """
+        ...
+
+
+class FitsWithoutNoise(Protocol):
+    """What a fit without noise may do besides planned steps: look at rows by itself.
+
+    An engine that just takes these knows no `other_starts` and never converges.
+    """
+
+    def until_converged(
+        self, state: Any, arguments: ModelArguments
+    ) -> Iterator[Any] | None:
+        """States on the way to convergence; None where the planned steps lead there.
+
+        Only of a fit without noise: what it looks at, and when it ends, is up to it.
+
+        Args:
+          state: The initial state.
+          arguments: The model's, with the rows.
+        """
+        ...
+
+    def has_converged(self, state: Any) -> bool:
+        """Whether planned steps may end here; asked only of a fit without noise."""
+        ...
+
+    def other_starts(self, rng_key: jax.Array) -> Sequence[Any]:
+        """Further initial states that are worth a try, of a fit without noise."""
+        ...
+
+    def best(self, states: Sequence[Any], arguments: ModelArguments) -> Any:
+        """The best of some states that starts without noise have led to."""
+        ...
+
+    def informed(self, state: Any, arguments: ModelArguments) -> Any:
+        """The last state of a fit without noise, with what intervals need of rows."""
+        ...
+
+
+class Description(Protocol):
+    """What `explain` and the statement say."""
+
+    @property
+    def captured(self) -> Mapping[str, np.ndarray]:
+        """Arrays held beside the model, as by a guide; they are treated as public."""
+        ...
+
+    def describe_site(self, name: str) -> Mapping[str, Any]:
+        """What a row of `Plan.sites` says beside the site's name and shape."""
+        ...
+
+    def describe_statistics(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of `Plan.statistics`, but for norms and sensitivities."""
+        ...
+
+    def describe_sparse_rows(self, name: str) -> str:
+        """The end of a sentence on a private argument with `max_nonzeros`."""
+        ...
+
+    def notes(self) -> Iterable[str]:
+        """What else to know."""
+        ...

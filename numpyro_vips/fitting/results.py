@@ -1,0 +1,161 @@
+"""What the caller gets of a fit: its posterior, and what is to be known of it.
+
+That is made of released numbers and public facts; only a fit without noise looks at
+rows once more.
+"""
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+
+from numpyro_vips.accounting import Accountant
+from numpyro_vips.errors import UnusablePosteriorError
+from numpyro_vips.fitting.engine_choice import PreparedFit
+from numpyro_vips.fitting.pricing import PricedSteps, statement_of
+from numpyro_vips.fitting.prior_disagreement import prior_disagreements
+from numpyro_vips.fitting.progress import Progress
+from numpyro_vips.fitting.row_warnings import warnings_on_rows
+from numpyro_vips.fitting.schedule import ScheduleOptions
+from numpyro_vips.fitting.weighed_draws import weighed_draws
+from numpyro_vips.handlers import private
+from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.result import PrivateVIResult
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FitResults:
+    """The results of a fit, with what is known of it before its first step.
+
+    Attributes:
+      model: The model, which answers what is asked of rows.
+      prepared: What was found in it, its engine and the steps.
+      options: How rows are drawn, and whether there is noise at all.
+      plan: What `explain` says of them.
+      priced: The steps with their noise, and what was charged for them.
+      accountant: Who priced them.
+      settings: All settings of the fit, JSON-able.
+      noise_source: What the statement says of the noise.
+      platform: What the public side runs on.
+      seconds: How long planning and compiling took.
+      compiled: When that was done, by `time.perf_counter`.
+      programs: What queries of rows have compiled, shared by the fit's results.
+    """
+
+    model: private
+    prepared: PreparedFit
+    options: ScheduleOptions
+    plan: str
+    priced: PricedSteps
+    accountant: Accountant
+    settings: Mapping[str, Any]
+    noise_source: str
+    platform: str
+    seconds: Mapping[str, float]
+    compiled: float
+    programs: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of(self, state: Any, progress: Progress) -> PrivateVIResult:
+        """The result of a state, whose posterior may be none that can be used."""
+        prepared, engine = self.prepared, self.prepared.engine
+        posterior = engine.posterior(state)
+        jax.block_until_ready(posterior.params)
+        of_engine = engine.diagnostics(state)
+        on_rows = warnings_on_rows(prepared, self.options, state, progress, of_engine)
+        return PrivateVIResult(
+            posterior=posterior,
+            privacy=statement_of(
+                prepared,
+                self.priced,
+                self.options,
+                accountant=self.accountant,
+                noise_source=self.noise_source,
+                platform=self.platform,
+                progress=progress,
+                remarks=tuple(on_rows),
+            ),
+            engine=engine.name,
+            plan=self.plan,
+            settings=self.settings,
+            diagnostics=_diagnostics(of_engine, progress, on_rows),
+            seconds={**self.seconds, "running": time.perf_counter() - self.compiled},
+            axis_labels=prepared.axis_labels,
+            model=self.model,
+            _for_row_queries=prepared.settings.for_row_queries,
+            _programs=self.programs,
+        )
+
+    def of_last(self, state: Any, progress: Progress) -> PrivateVIResult:
+        """The result of the last state, and what a look at the whole of it says.
+
+        Raises:
+          UnusablePosteriorError: It is no posterior.
+        """
+        result = self.of(state, progress)
+        problems = result.posterior.problems()
+        if problems:
+            raise UnusablePosteriorError(
+                _without_posterior(problems, result),
+                result=result,
+                released=self.prepared.engine.released(state),
+            )
+        if self.options.private:
+            return _with_prior_disagreements(result, self.prepared.graph)
+        if self.options.until_converged:
+            return _with_weighed_draws(result, self.prepared)
+        return result
+
+
+def _with_prior_disagreements(
+    result: PrivateVIResult, graph: ModelGraph
+) -> PrivateVIResult:
+    found = prior_disagreements(graph, result.posterior.moments())
+    texts = [*result.diagnostics["warnings"], *found]
+    diagnostics = {**result.diagnostics, "warnings": texts}
+    privacy = result.privacy
+    privacy = dataclasses.replace(privacy, remarks=(*privacy.remarks, *found))
+    return dataclasses.replace(result, diagnostics=diagnostics, privacy=privacy)
+
+
+def _with_weighed_draws(
+    result: PrivateVIResult, prepared: PreparedFit
+) -> PrivateVIResult:
+    found = weighed_draws(prepared.graph, result.posterior, prepared.arguments)
+    texts = [*result.diagnostics["warnings"], *found.get("warnings", ())]
+    diagnostics = {**result.diagnostics, **found, "warnings": texts}
+    return dataclasses.replace(result, diagnostics=diagnostics)
+
+
+def _diagnostics(
+    of_engine: Mapping[str, Any], progress: Progress, on_rows: Sequence[str]
+) -> dict[str, Any]:
+    """What the engine says of its state, with what was released of the rows."""
+    return {
+        "clipping_norms": dict(progress.norms),
+        **{k: dataclasses.asdict(v) for k, v in progress.shares.items()},
+        **of_engine,
+        "warnings": [*on_rows, *of_engine.get("warnings", ())],
+    }
+
+
+def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> str:
+    sites = "; ".join(f"{site!r}: {problem}" for site, problem in problems.items())
+    privacy = result.privacy
+    if privacy.is_private:
+        charged = (
+            f"The charge of epsilon={privacy.epsilon:.6g}, delta={privacy.delta:.3g} "
+            "stays, and what it paid for is in this error's `result` and `released`. "
+        )
+        change = (
+            "Scale the rows as `explain` says, give a prior that is not flat, or fit "
+            "fewer latents or more rows at a larger epsilon"
+        )
+    else:
+        charged = "Nothing was charged. "
+        change = "Give a prior that is not flat, or scale the rows"
+    return (
+        f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
+        "DPVI also a smaller learning rate helps."
+    )
