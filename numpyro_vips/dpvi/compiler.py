@@ -22,6 +22,10 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import (
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.gradients.prior_coordinates import prior_coordinates
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
+from numpyro_vips.dpvi.gradients.silent_directions import (
+    SilentDirections,
+    silent_directions,
+)
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
@@ -39,7 +43,6 @@ from numpyro_vips.dpvi.program import (
     unconstrained_params,
 )
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
-from numpyro_vips.dpvi.silent_directions import SilentDirections, silent_directions
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs

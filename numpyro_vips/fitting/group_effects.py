@@ -5,9 +5,9 @@ are multiplied by: one number for each group and column, and one for each pair o
 where there are two kinds of them, as schools and teachers. Few rows stand behind each,
 and the noise of all of them together bends the matrix that effects are solved with. In
 μ + a[group] rows say nothing of more of μ and less of all a, and noise looks as if they
-did. Under DPVI a row's gradient has one number for each effect; what is noise for
-certain is taken out of it (`dpvi.silent_directions`), and groups go together to where
-rows are (`dpvi.gradients.prior_coordinates`).
+did. Under DPVI a row's gradient has one number for each effect. What is noise for
+certain is taken out of it (`silent_directions.py`), and groups go together to where
+rows are (`prior_coordinates.py`).
 
 Effects alone, without other coefficients, stay with VIPS: its sums are those of the
 groups then. `benchmarks/group_effects.py` compares the two.

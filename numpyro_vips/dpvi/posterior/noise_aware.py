@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Int
 
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
 from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.posterior.score_likelihood import (
@@ -25,7 +26,6 @@ from numpyro_vips.dpvi.posterior.score_likelihood import (
     normal_of,
 )
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal, in_batches
-from numpyro_vips.dpvi.silent_directions import SilentDirections
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.privacy.releases import SECOND_MOMENTS, Kept
 from numpyro_vips.vips.m_step.noisy_information import Information

@@ -1,0 +1,130 @@
+"""Intervals of regressions with effects of groups, by either engine.
+
+    python benchmarks/group_effects.py [--rows 5000] [--groups 30] [--epsilon 1]
+                                       [--repetitions 5]
+
+Rows have a covariate, a group, and in one model a second group. The table has, for each
+model and engine, the share of 90 % intervals that hold the truth, of the globals beside
+the effects and of the effects; the residuals' standard deviation, which is 1.5; and how
+many fits warned. Noise is new in every run.
+"""
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+
+import numpyro_vips as nv
+
+SECOND_GROUPS = 12
+SIGMA = 1.5
+
+
+def effects(name: str, number: int, mean: Any = 0.0) -> Any:
+    scale = numpyro.sample(f"{name}_scale", dist.HalfNormal(2.0))
+    with numpyro.plate(f"{name}_groups", number):
+        return numpyro.sample(name, dist.Normal(mean, scale))
+
+
+def regression(centre: Any, x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(3.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(centre + slope * x, sigma), obs=y)
+
+
+def beside_a_mean(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    regression(mean + effects("a", number)[g], x, y)
+
+
+def about_a_mean(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    regression(effects("a", number, mean)[g], x, y)
+
+
+def crossed(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    second = effects("b", SECOND_GROUPS)
+    regression(mean + effects("a", number)[g] + second[h], x, y)
+
+
+MODELS: dict[str, Callable[..., None]] = {
+    "mean + a[g] + slope x": beside_a_mean,
+    "a[g] + slope x": about_a_mean,
+    "mean + a[g] + b[h] + slope x": crossed,
+}
+
+
+def drawn(
+    model: Callable[..., None], args: argparse.Namespace, seed: int
+) -> tuple[tuple[np.ndarray, ...], dict[str, Any]]:
+    """Rows, and the globals that they were drawn by."""
+    rng = np.random.default_rng(seed)
+    g = rng.integers(0, args.groups, args.rows)
+    h = rng.integers(0, SECOND_GROUPS, args.rows)
+    x = rng.normal(size=args.rows)
+    mean = rng.normal(0.0, 5.0)
+    a, b = rng.normal(size=args.groups), rng.normal(size=SECOND_GROUPS)
+    truth = {"mean": mean, "slope": 1.0, "sigma": SIGMA, "a_scale": 1.0, "a": a}
+    centre = mean + a[g]
+    if model is about_a_mean:
+        truth["a"] = mean + a
+    if model is crossed:
+        centre = centre + b[h]
+        truth |= {"b_scale": 1.0, "b": b}
+    return (g, h, x, centre + x + SIGMA * rng.normal(size=args.rows)), truth
+
+
+def row_of(name: str, engine: Any, args: argparse.Namespace) -> str:
+    """A line of the table."""
+    model = MODELS[name]
+    beside: list[bool] = []
+    of_groups: list[bool] = []
+    sigmas, num_warned = [], 0
+    for seed in range(args.repetitions):
+        rows, truth = drawn(model, args, seed)
+        vi = nv.PrivateVI(
+            nv.private(model, unit="rows", public=("number",)),
+            budget=nv.PrivacyBudget(args.epsilon, 1e-5),
+            engine=engine,
+            progress_bar=False,
+        )
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = vi.run(jax.random.key(seed), args.groups, *rows)
+        num_warned += bool(caught)
+        draws = result.sample_posterior(jax.random.key(1), (2000,))
+        for site, value in truth.items():
+            low, high = np.quantile(np.asarray(draws[site]), [0.05, 0.95], axis=0)
+            holds = np.ravel((low <= value) & (value <= high)).tolist()
+            (of_groups if site in ("a", "b") else beside).extend(holds)
+        sigmas.append(float(np.mean(draws["sigma"])))
+    return (
+        f"| {name} | {engine} | {np.mean(beside):.2f} | {np.mean(of_groups):.2f} "
+        f"| {np.mean(sigmas):.2f} | {num_warned} of {args.repetitions} |"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=5000)
+    parser.add_argument("--groups", type=int, default=30)
+    parser.add_argument("--epsilon", type=float, default=1.0)
+    parser.add_argument("--repetitions", type=int, default=5)
+    args = parser.parse_args()
+    print(f"rows {args.rows}, groups {args.groups}, epsilon {args.epsilon}")
+    print("| predictor | engine | inside | effects inside | sigma | warned |")
+    print("|---|---|---|---|---|---|")
+    for name in MODELS:
+        for engine in ("vips", "dpvi"):
+            print(row_of(name, engine, args), flush=True)
+
+
+if __name__ == "__main__":
+    main()
