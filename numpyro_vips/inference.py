@@ -139,7 +139,8 @@ class PrivateVI:
       engine: `"vips"` for conjugate-exponential models, `"dpvi"` for any other, or
         `"auto"`, which takes DPVI also for logistic regressions with so many columns
         that the noise would exceed the Hessian, and where it sums over discrete latents
-        of rows or integrates out Normal ones beside several globals. There is no silent
+        of rows or integrates out Normal ones beside several globals, and with noise for
+        effects of groups beside other coefficients. There is no silent
         fallback: `explain` and the result say which ran. The names are short for
         `VIPS()` and `DPVI()`, which take each engine's own settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,

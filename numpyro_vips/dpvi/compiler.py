@@ -478,7 +478,7 @@ def _noise_aware(
         num_read=num_read,
         units=prior_coordinates(
             lambda z: program.public_elbo.log_prior(z, {}),
-            np.asarray(program.start, np.float64),
+            program.start,
             np.repeat(
                 [site.is_real for site in space.sites],
                 [math.prod(site.unconstrained_shape) for site in space.sites],

@@ -23,7 +23,7 @@ from numpyro_vips.handlers import in_own_structure, private
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.distributions import unwrapped
-from numpyro_vips.model.wide_integers import with_fresh_integers
+from numpyro_vips.model.wide_arrays import with_fresh_arrays
 
 
 class UnitPlate(Messenger):
@@ -244,7 +244,7 @@ def run_model(
         ):
             assert model.fn is not None
             try:
-                with_fresh_integers(model.fn)(*args, **kwargs)
+                with_fresh_arrays(model.fn)(*args, **kwargs)
             except Exception:
                 # Arrays that do not fit each other follow from a wrong plate.
                 if problem := unit_plate.problem():

@@ -13,6 +13,7 @@ given all others. No private value is read.
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
@@ -20,11 +21,13 @@ from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 
 # By how much variances have to differ for a direction to count.
 _WIDER = 2.0
+# What single precision makes of an eigenvalue of zero, beside ones of one.
+_ROUNDING = 1e-5
 
 
 def prior_coordinates(
     log_prior: Callable[[Float[Array, " size"]], Float[Array, ""]],
-    centre: Float64[np.ndarray, " size"],
+    centre: Float[Array, " size"],
     is_real: Bool[np.ndarray, " size"],
     num_read: int,
 ) -> Float64[np.ndarray, "read read"]:
@@ -44,20 +47,18 @@ def prior_coordinates(
     units = np.eye(num_read)
     if len(read) < 2:
         return units
-    with jax.enable_x64(True):
-        hessian = jit_unoptimized(jax.hessian(log_prior))(
-            np.asarray(centre, np.float64)
-        )
+    # In the precision that the model was traced in.
+    hessian = jit_unoptimized(jax.hessian(log_prior))(jnp.asarray(centre))
     real = np.flatnonzero(is_real)
-    precision = -np.asarray(hessian)[np.ix_(real, real)]
+    precision = -np.asarray(hessian, np.float64)[np.ix_(real, real)]
     given = np.diag(precision)
     if not np.isfinite(precision).all() or np.any(given <= 0):
         return units
     scaled = precision / np.sqrt(np.outer(given, given))
     values, axes = np.linalg.eigh(scaled)
-    if values[0] <= 0:
+    if values[0] < -_ROUNDING:
         return units
-    covariance = (axes / values) @ axes.T
+    covariance = (axes / np.maximum(values, _ROUNDING)) @ axes.T
     wider, axes = np.linalg.eigh(covariance[: len(read), : len(read)])
     longest = 1.0 + 1.0 / np.max(axes**2, axis=0)
     lengths = np.where(wider > _WIDER, np.minimum(wider, longest), 1.0) ** 0.5

@@ -1,9 +1,10 @@
-"""Captured arrays of 64-bit integers, which JAX mistakes in double precision.
+"""Captured arrays of 64-bit numbers, which JAX mistakes in double precision.
 
 JAX keeps one copy of a NumPy array for all programs that it is a constant of. If the
 first of them is traced in single precision, that copy has 32 bits, also in a program
-traced in double precision later, where JAX then says that `int32` and `int64` do not
-match (seen with jax 0.10, `theta[positions]`). An array that JAX has not met has no
+traced in double precision later, where JAX then says that `int32` and `int64`, or
+`float32` and `float64`, do not match (seen with jax 0.10, `theta[positions]`, and
+`slope * uranium` for the prior mean of groups). An array that JAX has not met has no
 such copy. So in double precision a model gets arrays that it has never had before.
 """
 
@@ -15,8 +16,8 @@ import jax
 import numpy as np
 
 
-def with_fresh_integers(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with copies of the 64-bit integers that it captures.
+def with_fresh_arrays(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with copies of the arrays of 64-bit numbers that it captures.
 
     Copied are arrays in closures and global variables of a Python function; the
     function itself, and what it refers to, stays as it is. In single precision, and
@@ -48,7 +49,8 @@ def with_fresh_integers(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _is_wide(value: Any) -> bool:
-    return type(value) is np.ndarray and value.dtype in (np.int64, np.uint64)
+    wide = np.int64, np.uint64, np.float64, np.complex128
+    return type(value) is np.ndarray and value.dtype in wide
 
 
 def _fresh_cell(cell: types.CellType) -> types.CellType:

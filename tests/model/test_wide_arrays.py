@@ -1,4 +1,4 @@
-"""Captured indices of 64 bits, which a model needs in both precisions."""
+"""Captured arrays of 64 bits, which a model needs in both precisions."""
 
 import math
 import warnings
@@ -13,7 +13,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.model.wide_integers import with_fresh_integers
+from numpyro_vips.model.wide_arrays import with_fresh_arrays
 
 POSITIONS = np.array([0, 1, 1], np.int64)
 
@@ -62,21 +62,21 @@ def test_a_captured_index_runs(model: Callable[..., None], engine: str) -> None:
 
 
 def test_single_precision_takes_the_function_as_it_is() -> None:
-    assert with_fresh_integers(of_globals) is of_globals
+    assert with_fresh_arrays(of_globals) is of_globals
 
 
 @pytest.mark.usefixtures("x64")
 def test_only_what_is_wide_is_copied() -> None:
-    wide, narrow, default = np.arange(3), np.arange(3, dtype=np.int32), np.arange(2)
+    wide, narrow, default = np.ones(3), np.arange(3, dtype=np.int32), np.arange(2)
 
     def function(x: int = 1, *, y: Any = default) -> Any:
         return x, y, wide, narrow, POSITIONS
 
-    fresh = with_fresh_integers(function)
+    fresh = with_fresh_arrays(function)
     *rest, one, other, of_module = fresh()
     assert rest == [1, default]
     assert one is not wide and (one == wide).all()
     assert other is narrow
     assert of_module is not POSITIONS and (of_module == POSITIONS).all()
     assert function()[2] is wide
-    assert with_fresh_integers(jnp.sum) is jnp.sum
+    assert with_fresh_arrays(jnp.sum) is jnp.sum
