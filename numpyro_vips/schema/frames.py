@@ -3,10 +3,14 @@
 Whether a column is read or is an error follows from its name and its dtype. No value is
 an error: what cannot be read is missing, or a text that no category is. A list has no
 dtype, and NumPy would make one of all its cells: one row would decide what the others
-become. So a list is read cell by cell.
+become. So a list is read cell by cell, and so are the texts of a column of objects,
+whose dtype says nothing of them. A cell is judged by its type, and none of its own code
+runs, such as a comparison that raises.
 """
 
+import decimal
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -35,7 +39,7 @@ def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
             raise _wrong_dtype(name, column.dtype.type, _NUMBERS)
         # A number that is too large for a double must not warn: that depends on it.
         with np.errstate(all="ignore"):
-            return column.astype(np.float64)
+            return np.ma.filled(column.astype(np.float64), np.nan)
     import narwhals as nw
 
     if not (column.dtype.is_numeric() or column.dtype == nw.Boolean):
@@ -56,11 +60,12 @@ def texts(frame: Any, name: str) -> list[str | None]:
       ValueError: There is no such column.
     """
     column = _column(frame, name)
-    if isinstance(column, list | np.ndarray):
-        if isinstance(column, np.ndarray) and column.dtype.kind not in "UTO":
+    if isinstance(column, list):
+        return [_text(cell) for cell in column]
+    if isinstance(column, np.ndarray):
+        if column.dtype.kind not in "UTO":
             raise _wrong_dtype(name, column.dtype.type, _TEXTS)
-        cells = list(column)
-        missing = [cell is None or _is_nan(cell) for cell in cells]
+        cells, missing = list(column), np.ma.getmaskarray(column)
     else:
         import narwhals as nw
 
@@ -68,28 +73,53 @@ def texts(frame: Any, name: str) -> list[str | None]:
             raise _wrong_dtype(name, type(column.dtype), _TEXTS)
         cells, missing = column.to_list(), column.is_null().to_list()
     return [
-        None if is_missing else cell if isinstance(cell, str) else NO_TEXT
+        None if is_missing else _text(cell)
         for cell, is_missing in zip(cells, missing, strict=True)
     ]
 
 
-def _is_nan(cell: Any) -> bool:
-    return isinstance(cell, float | np.floating) and bool(np.isnan(cell))
+def _text(cell: Any) -> str | None:
+    """A cell's text; None if it is missing, `NO_TEXT` if it is something else."""
+    if issubclass(type(cell), str):
+        return str.__str__(cell)
+    return None if _is_missing(cell) else NO_TEXT
+
+
+def _is_missing(cell: Any) -> bool:
+    """Whether a cell that is no text stands for none."""
+    kind = type(cell)
+    if issubclass(kind, float | np.floating):
+        return math.isnan(_number(cell))
+    if issubclass(kind, decimal.Decimal):
+        return decimal.Decimal.is_nan(cell)
+    if kind in (np.datetime64, np.timedelta64):
+        return bool(np.isnat(cell))
+    pandas = sys.modules.get("pandas")
+    of_pandas = () if pandas is None else (pandas.NA, pandas.NaT)
+    return any(cell is one for one in (None, np.ma.masked, *of_pandas))
 
 
 def _number(cell: Any) -> float:
     """A cell's number or truth value in double precision; NaN if it is neither."""
-    if not isinstance(cell, bool | int | float | np.bool | np.integer | np.floating):
+    kind = type(cell)
+    if issubclass(kind, float):
+        return float.__float__(cell)
+    if issubclass(kind, int):
+        try:
+            return int.__float__(cell)
+        except OverflowError:  # As of 10**400, which an array of floats cannot have.
+            return math.inf if int.__gt__(cell, 0) else -math.inf
+    if not issubclass(kind, np.bool | np.integer | np.floating):
         return math.nan
     try:
         return float(cell)
-    except OverflowError:  # As of 10**400, which an array of floats cannot have.
-        return math.inf if cell > 0 else -math.inf
+    except Exception:  # Of a class that somebody derived.
+        return math.nan
 
 
 def _column(frame: Any, name: str) -> Any:
     """A column: of a mapping as an array, or as a list if it is one or a tuple; of any
-    other table as narwhals' series."""
+    other table as narwhals' series, or as an array if it holds objects."""
     is_mapping = isinstance(frame, Mapping)
     table: Any = frame if is_mapping else _table(frame)
     names = [str(known) for known in (table if is_mapping else table.columns)]
@@ -98,13 +128,23 @@ def _column(frame: Any, name: str) -> Any:
             f"Expected the table to have a column {name!r}. {did_you_mean(name, names)}"
         )
     if not is_mapping:
-        return table[name]
+        return _of_library(table[name])
     if isinstance(table[name], Sequence) and not isinstance(table[name], str | bytes):
         return list(table[name])
-    column = np.asarray(table[name])
+    is_masked = isinstance(table[name], np.ma.MaskedArray)
+    column = table[name] if is_masked else np.asarray(table[name])
     if column.ndim != 1:
         raise ValueError(f"Expected column {name!r} to be an array with one axis.")
     return column
+
+
+def _of_library(column: Any) -> Any:
+    """A series of narwhals, or the array of objects that it is."""
+    native = column.to_native()
+    dtype = getattr(native, "dtype", None)
+    # Of pandas, where narwhals would infer a dtype from the cells.
+    is_objects = isinstance(dtype, np.dtype) and dtype.hasobject
+    return native.to_numpy() if is_objects else column
 
 
 def _table(frame: Any) -> Any:

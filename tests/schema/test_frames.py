@@ -1,5 +1,6 @@
 """Tables of all kinds are encoded alike; errors know names and dtypes alone."""
 
+import datetime
 import decimal
 import sys
 
@@ -239,3 +240,126 @@ def test_lists_and_tuples_are_encoded_as_arrays_are():
     np.testing.assert_array_equal(SCHEMA.encode(tuples), EXPECTED)
     with pytest.raises(ValueError, match="'age' to be an array with one axis"):
         SCHEMA.encode({**lists, "age": "30"})
+
+
+class Odd(str):
+    """A text whose own code raises; so does that of the classes below."""
+
+    def _raises(self, *_: object) -> bool:
+        raise RuntimeError(SECRET)
+
+    __eq__ = __ne__ = __str__ = _raises
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddFloat(float):
+    __eq__ = __ne__ = __float__ = Odd._raises
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddInteger(int):
+    __eq__ = __ne__ = __gt__ = __float__ = Odd._raises
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddNumPyNumber(np.float32):
+    __eq__ = __ne__ = __float__ = Odd._raises
+    __hash__ = None  # type: ignore[assignment]
+
+
+class OddObject:
+    __class__ = property(Odd._raises)  # type: ignore[assignment]
+    __eq__ = __ne__ = __float__ = __str__ = __bool__ = Odd._raises
+    __hash__ = None  # type: ignore[assignment]
+
+
+# Each with whether it stands for a missing one among texts, as pandas has it.
+ODD_CELLS = {
+    "signalling NaN": (decimal.Decimal("sNaN"), True),
+    "decimal NaN": (decimal.Decimal("NaN"), True),
+    "large decimal": (decimal.Decimal("1e999"), False),
+    "float NaN of one's own": (OddFloat("nan"), True),
+    "float of one's own": (OddFloat(1.0), False),
+    "integer of one's own": (OddInteger(10**400), False),
+    "NumPy number of one's own": (OddNumPyNumber(1.0), None),
+    "text of one's own": (Odd("spy"), False),
+    "object of one's own": (OddObject(), False),
+    "NA": (pd.NA, True),
+    "NaT": (pd.NaT, True),
+    "masked": (np.ma.masked, True),
+    "NaT of NumPy": (np.datetime64("NaT"), True),
+    "date of NumPy": (np.datetime64("2020"), False),
+    "wide NaN": (np.longdouble("nan"), True),
+    "wide number": (np.longdouble("1e4000"), False),
+    "date": (datetime.datetime(2020, 1, 1), False),
+    "duration": (pd.Timedelta(days=1), False),
+    "record": (np.zeros(1, [("a", float)])[0], False),
+    "array": (np.ma.masked_array([1.0, 2.0], [True, False]), False),
+    "bytes": (b"\xff", False),
+    "half a character": ("\ud800", False),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", ODD_CELLS)
+def test_no_code_of_a_cell_decides_about_other_rows(what):
+    """Neighbouring tables of objects, with cells that raise when they are compared."""
+    cell, is_missing = ODD_CELLS[what]
+    column = np.empty(3, object)
+    column[0], column[1], column[2] = "cook", "spy", cell
+    with np.errstate(all="raise"):
+        tables = (
+            {"job": column},
+            {"job": list(column)},
+            pd.DataFrame({"job": pd.Series(column, dtype=object)}),
+        )
+        schema = nv.Schema(job=nv.Categorical(["cook", "nurse"], missing="indicator"))
+        for table in tables:
+            found = schema.encode(table)
+            np.testing.assert_array_equal(found[:2], schema.encode(CELLS)[[0, 2]])
+            if is_missing is not None:
+                expected = schema.encode(CELLS)[1 if is_missing else 2]
+                np.testing.assert_array_equal(found[2], expected)
+        ages = {"age": [30.0, 500.0, cell]}
+        found = nv.Schema(age=nv.Bounded(0, 120)).encode(ages)
+        np.testing.assert_array_equal(found[:2], [[-0.5], [1.0]])
+        assert abs(found[2, 0]) <= 1
+
+
+@pytest.mark.parametrize("dtype", [object, "O"])
+@pytest.mark.parametrize("cell", ["30", 3, None, SECRET, True])
+def test_a_column_of_objects_is_refused_by_its_dtype_where_numbers_should_be(
+    cell, dtype
+):
+    """What narwhals infers from the cells of pandas' objects would name them."""
+    messages = set()
+    for cells in (["x", "y"], ["x", cell], [cell, cell], [None, None]):
+        frame = pd.DataFrame({"age": pd.Series(cells, dtype=dtype)})
+        for table in (frame, {"age": np.array(cells, object)}):
+            with pytest.raises(TypeError, match="got the dtype object_") as raised:
+                nv.Schema(age=nv.Bounded(0, 120)).encode(table)
+            messages.add(str(raised.value))
+    assert len(messages) == 1
+
+
+def test_a_column_of_objects_is_read_as_texts_whatever_it_holds():
+    schema = nv.Schema(job=nv.Categorical(["cook"], missing="indicator"))
+    before = schema.encode({"job": ["cook", "spy", "spy"]})
+    for cells in (
+        ["cook", True, False],
+        ["cook", 3, 4.0],
+        ["cook", b"a", pd.Timestamp(0)],
+    ):
+        frame = pd.DataFrame({"job": pd.Series(cells, dtype=object)})
+        np.testing.assert_array_equal(schema.encode(frame), before)
+
+
+def test_masked_cells_of_an_array_are_missing():
+    mask = [False, True]
+    age, job = (
+        np.ma.array([30.0, 40.0], mask=mask),
+        np.ma.array(["cook"] * 2, mask=mask),
+    )
+    found = SMALL.encode({"age": age, "job": job})
+    expected = SMALL.encode({"age": [30.0, None], "job": ["cook", None]})
+    np.testing.assert_array_equal(found, expected)
