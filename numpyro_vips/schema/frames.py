@@ -11,7 +11,7 @@ runs, such as a comparison that raises.
 import decimal
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ from numpyro_vips.errors import did_you_mean
 
 # Stands for a cell that is neither a text nor missing. No category is empty.
 NO_TEXT = ""
+# Other than arrays with no axis or several.
+_NO_COLUMNS = str, bytes, bytearray, Mapping, Set, Iterator
 
 
 def numbers(frame: Any, name: str) -> Float[np.ndarray, " rows"]:
@@ -118,8 +120,8 @@ def _number(cell: Any) -> float:
 
 
 def _column(frame: Any, name: str) -> Any:
-    """A column: of a mapping as an array, or as a list if it is one or a tuple; of any
-    other table as narwhals' series, or as an array if it holds objects."""
+    """A column: narwhals' series if it is of pandas, polars or pyarrow and no array of
+    objects; of a mapping also an array, or a list of cells of whatever is none."""
     is_mapping = isinstance(frame, Mapping)
     table: Any = frame if is_mapping else _table(frame)
     names = [str(known) for known in (table if is_mapping else table.columns)]
@@ -127,15 +129,60 @@ def _column(frame: Any, name: str) -> Any:
         raise ValueError(
             f"Expected the table to have a column {name!r}. {did_you_mean(name, names)}"
         )
-    if not is_mapping:
-        return _of_library(table[name])
-    if isinstance(table[name], Sequence) and not isinstance(table[name], str | bytes):
-        return list(table[name])
-    is_masked = isinstance(table[name], np.ma.MaskedArray)
-    column = table[name] if is_masked else np.asarray(table[name])
-    if column.ndim != 1:
+    return (
+        _of_library(table[name]) if not is_mapping else _of_mapping(table[name], name)
+    )
+
+
+def _of_mapping(column: Any, name: str) -> Any:
+    """The same of what a mapping has, by the kind of object that it is.
+
+    NumPy would make an array of anything, and choose its dtype by looking at all cells.
+    """
+    series = _series(column)
+    if series is not None:
+        return _of_library(series)
+    dtype = getattr(column, "dtype", None)
+    if isinstance(column, np.ma.MaskedArray):
+        found: Any = column
+    elif isinstance(dtype, np.dtype) or (dtype and hasattr(column, "__dlpack__")):
+        found = np.asarray(column)  # Of JAX, xarray and others, with that dtype.
+    elif isinstance(column, _NO_COLUMNS) or not isinstance(column, Iterable):
+        found = np.zeros(())
+    else:
+        found = column
+    if len(getattr(found, "shape", (0,))) != 1:
         raise ValueError(f"Expected column {name!r} to be an array with one axis.")
-    return column
+    return found if isinstance(found, np.ndarray) else [_python(cell) for cell in found]
+
+
+def _series(column: Any) -> Any:
+    """A column of pandas, polars or pyarrow as narwhals' series; None if it is none."""
+    if isinstance(column, np.ndarray | list | tuple):
+        return None
+    try:
+        import narwhals as nw
+    except ModuleNotFoundError:
+        return None
+    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
+    if pandas and isinstance(
+        column, pandas.Index | pandas.api.extensions.ExtensionArray
+    ):
+        column = pandas.Series(column)
+    if arrow and isinstance(column, arrow.Array):
+        column = arrow.chunked_array([column])
+    found = nw.from_native(column, series_only=True, pass_through=True)
+    return found if isinstance(found, nw.Series) else None
+
+
+def _python(cell: Any) -> Any:
+    """A cell as Python's own, if it is one of pyarrow's."""
+    if not hasattr(type(cell), "as_py"):
+        return cell
+    try:
+        return cell.as_py()
+    except ValueError:  # A text that is not UTF-8.
+        return b""
 
 
 def _of_library(column: Any) -> Any:

@@ -4,9 +4,11 @@ import datetime
 import decimal
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import numpyro_vips as nv
 
@@ -363,3 +365,99 @@ def test_masked_cells_of_an_array_are_missing():
     found = SMALL.encode({"age": age, "job": job})
     expected = SMALL.encode({"age": [30.0, None], "job": ["cook", None]})
     np.testing.assert_array_equal(found, expected)
+
+
+def columns_with_missing_cells():
+    """By kind of column: makes it of cells, for a mapping and as a table."""
+    dtypes = {"ill": "boolean", "age": "Float64", "region": "Int64", "job": "string"}
+    in_arrow = {"ill": "bool", "age": "double", "region": "int64", "job": "string"}
+    for name, dtype in dtypes.items():
+        yield name, lambda cells, dtype=dtype: pd.Series(cells, dtype=dtype)
+        yield name, lambda cells, dtype=dtype: pd.array(cells, dtype=dtype)
+        yield name, lambda cells, dtype=dtype: pd.Index(cells, dtype=dtype)
+        yield name, lambda cells: pd.Series(pd.Categorical(cells))
+        yield name, lambda cells: pd.Series(cells, dtype=object)
+        yield name, lambda cells: pd.Categorical(cells)
+        if (pa := sys.modules.get("pyarrow")) is None:
+            continue
+        kind = f"{in_arrow[name]}[pyarrow]"
+        yield name, lambda cells, kind=kind: pd.Series(cells, dtype=kind)
+        yield name, pa.array
+        yield name, lambda cells, pa=pa: pa.chunked_array([cells[:1], cells[1:]])
+    if (pl := sys.modules.get("polars")) is not None:
+        yield from (
+            (name, lambda cells: pl.Series(cells, strict=False)) for name in dtypes
+        )
+
+
+def outcome(name, table):
+    """The encoded column, or the exception and its message."""
+    schema = nv.Schema({name: SCHEMA[name]})
+    try:
+        return np.asarray(schema.encode(table)).tolist(), schema.response(table, name)
+    except TypeError as error:
+        return str(error), None
+
+
+@pytest.mark.parametrize(("name", "make"), list(columns_with_missing_cells()))
+def test_a_missing_cell_changes_its_own_row_alone_in_any_column_of_a_mapping(
+    name, make
+):
+    """Neighbouring columns: of the dtypes that NumPy makes of all cells."""
+    full = [cell for cell in CELLS[name] if cell is not None]
+    (before, _), (after, answers) = (
+        outcome(name, {name: make(cells)}) for cells in (full, [*full, None])
+    )
+    assert (after if isinstance(after, str) else after[:-1]) == before
+    column = make([*full, None])
+    if type(column).__module__.startswith("pyarrow"):
+        table = sys.modules["pyarrow"].table({name: column})
+    elif type(column).__module__.startswith("polars"):
+        table = column.to_frame(name)
+    else:
+        table = pd.DataFrame({name: column})
+    assert outcome(name, table)[0] == after
+    np.testing.assert_array_equal(outcome(name, table)[1], answers)
+
+
+def test_private_moments_of_a_nullable_column_of_a_mapping():
+    schema = nv.Schema(ill=nv.Bounded(0, 1))
+    budget = nv.PrivacyBudget(1.0, 1e-6)
+    table = {"ill": pd.Series([True, None, True], dtype="boolean")}
+    schema.private_moments(table, budget=budget, unit="rows", num_rows=3)
+    assert len(budget.charges) == 1
+
+
+def test_without_narwhals_columns_of_a_mapping_are_read_cell_by_cell(monkeypatch):
+    monkeypatch.setitem(sys.modules, "narwhals", None)
+    for dtypes in (
+        {"age": "Float64", "job": "string", "ill": "boolean", "region": "Int64"},
+        {"age": "float64", "job": object, "ill": object, "region": "float64"},
+    ):
+        table = {
+            name: pd.Series(CELLS[name], dtype=dtype) for name, dtype in dtypes.items()
+        }
+        if dtypes["ill"] is object:
+            table["ill"] = np.array(MAPPING["ill"])
+        table["sex"] = CELLS["sex"]
+        np.testing.assert_array_equal(SCHEMA.encode(table), EXPECTED)
+    if (pa := sys.modules.get("pyarrow")) is not None:
+        table = {name: pa.array(CELLS[name]) for name in MAPPING}
+        np.testing.assert_array_equal(SCHEMA.encode(table), EXPECTED)
+
+
+def test_arrays_of_other_libraries_keep_their_dtype():
+    arrays = {
+        name: column if column.dtype == object else jnp.asarray(column)
+        for name, column in MAPPING.items()
+    }
+    arrays["ill"] = xr.DataArray(MAPPING["ill"])
+    np.testing.assert_allclose(SCHEMA.encode(arrays), EXPECTED, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "column", [3.0, "30", b"30", {"a": 1}, {1.0}, pd.DataFrame({"age": [1.0]}), None]
+)
+def test_what_is_no_column_is_an_error(column):
+    with pytest.raises(ValueError, match="'age' to be an array with one axis"):
+        nv.Schema(age=nv.Bounded(0, 120)).encode({"age": column})
