@@ -4,8 +4,8 @@ Whether a column is read or is an error follows from its name and its dtype. No 
 an error: what cannot be read is missing, or a text that no category is. A list has no
 dtype, and NumPy would make one of all its cells: one row would decide what the others
 become. So a list is read cell by cell, and so are the texts of a column of objects,
-whose dtype says nothing of them. A cell is judged by its type, and none of its own code
-runs, such as a comparison that raises.
+whose dtype says nothing of them, and those of Arrow, which need not be UTF-8. A cell is
+judged by its type, and none of its own code runs, such as a comparison that raises.
 """
 
 import decimal
@@ -73,11 +73,49 @@ def texts(frame: Any, name: str) -> list[str | None]:
 
         if column.dtype not in (nw.String, nw.Categorical, nw.Enum, nw.Object):
             raise _wrong_dtype(name, type(column.dtype), _TEXTS)
+        in_arrow = _in_arrow(column.to_native())
+        if in_arrow is not None:
+            return _texts_in_arrow(in_arrow)
         cells, missing = column.to_list(), column.is_null().to_list()
     return [
         None if is_missing else _text(cell)
         for cell, is_missing in zip(cells, missing, strict=True)
     ]
+
+
+def _in_arrow(native: Any) -> Any:
+    """A column as pyarrow's chunks, if that is how it is stored; None otherwise."""
+    pandas, arrow = sys.modules.get("pandas"), sys.modules.get("pyarrow")
+    array: Any = getattr(native, "array", None)
+    if pandas and isinstance(array, pandas.arrays.ArrowExtensionArray):
+        return array.__arrow_array__()
+    return native if arrow and isinstance(native, arrow.ChunkedArray) else None
+
+
+def _texts_in_arrow(column: Any) -> list[str | None]:
+    """Arrow does not see to it that texts are UTF-8, nor do those who write Parquet."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        # Each text once: a long one for many rows may be more than Arrow has room for.
+        return [
+            None if place is None else known[place]
+            for chunk in column.chunks
+            for known in (_texts_in_arrow(pa.chunked_array([chunk.dictionary])),)
+            for place in chunk.indices.to_pylist()
+        ]
+    is_text = any(
+        is_kind(column.type)
+        for is_kind in (
+            *(pa.types.is_string, pa.types.is_large_string),
+            # Not in all versions.
+            getattr(pa.types, "is_string_view", pa.types.is_string),
+        )
+    )
+    if not is_text:
+        return [None if null else NO_TEXT for null in column.is_null().to_pylist()]
+    cells = column.cast(pa.large_binary()).to_pylist()
+    return [None if cell is None else cell.decode("utf-8", "replace") for cell in cells]
 
 
 def _text(cell: Any) -> str | None:
@@ -181,7 +219,7 @@ def _python(cell: Any) -> Any:
         return cell
     try:
         return cell.as_py()
-    except ValueError:  # A text that is not UTF-8.
+    except Exception:  # No UTF-8, or a date that Python does not have.
         return b""
 
 

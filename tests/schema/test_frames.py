@@ -3,6 +3,7 @@
 import datetime
 import decimal
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -244,35 +245,19 @@ def test_lists_and_tuples_are_encoded_as_arrays_are():
         SCHEMA.encode({**lists, "age": "30"})
 
 
-class Odd(str):
-    """A text whose own code raises; so does that of the classes below."""
-
-    def _raises(self, *_: object) -> bool:
-        raise RuntimeError(SECRET)
-
-    __eq__ = __ne__ = __str__ = _raises
-    __hash__ = None  # type: ignore[assignment]
+def raising(*_: Any) -> Any:
+    raise RuntimeError(SECRET)
 
 
-class OddFloat(float):
-    __eq__ = __ne__ = __float__ = Odd._raises
-    __hash__ = None  # type: ignore[assignment]
-
-
-class OddInteger(int):
-    __eq__ = __ne__ = __gt__ = __float__ = Odd._raises
-    __hash__ = None  # type: ignore[assignment]
-
-
-class OddNumPyNumber(np.float32):
-    __eq__ = __ne__ = __float__ = Odd._raises
-    __hash__ = None  # type: ignore[assignment]
-
-
-class OddObject:
-    __class__ = property(Odd._raises)  # type: ignore[assignment]
-    __eq__ = __ne__ = __float__ = __str__ = __bool__ = Odd._raises
-    __hash__ = None  # type: ignore[assignment]
+OWN_CODE: dict[str, Any] = dict.fromkeys(
+    ("__eq__", "__ne__", "__gt__", "__float__", "__str__", "__bool__"), raising
+) | {"__hash__": None}
+# Classes whose own code raises.
+Odd: Any = type("Odd", (str,), OWN_CODE)
+OddFloat: Any = type("OddFloat", (float,), OWN_CODE)
+OddInteger: Any = type("OddInteger", (int,), OWN_CODE)
+OddNumPyNumber: Any = type("OddNumPyNumber", (np.float32,), OWN_CODE)
+OddObject: Any = type("OddObject", (), OWN_CODE | {"__class__": property(raising)})
 
 
 # Each with whether it stands for a missing one among texts, as pandas has it.
@@ -386,7 +371,8 @@ def columns_with_missing_cells():
         yield name, lambda cells, pa=pa: pa.chunked_array([cells[:1], cells[1:]])
     if (pl := sys.modules.get("polars")) is not None:
         yield from (
-            (name, lambda cells: pl.Series(cells, strict=False)) for name in dtypes
+            (name, lambda cells, pl=pl: pl.Series(cells, strict=False))
+            for name in dtypes
         )
 
 
@@ -434,7 +420,7 @@ def test_without_narwhals_columns_of_a_mapping_are_read_cell_by_cell(monkeypatch
         {"age": "Float64", "job": "string", "ill": "boolean", "region": "Int64"},
         {"age": "float64", "job": object, "ill": object, "region": "float64"},
     ):
-        table = {
+        table: dict[str, Any] = {
             name: pd.Series(CELLS[name], dtype=dtype) for name, dtype in dtypes.items()
         }
         if dtypes["ill"] is object:
@@ -447,7 +433,7 @@ def test_without_narwhals_columns_of_a_mapping_are_read_cell_by_cell(monkeypatch
 
 
 def test_arrays_of_other_libraries_keep_their_dtype():
-    arrays = {
+    arrays: dict[str, Any] = {
         name: column if column.dtype == object else jnp.asarray(column)
         for name, column in MAPPING.items()
     }
