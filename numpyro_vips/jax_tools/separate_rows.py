@@ -31,7 +31,7 @@ import math
 import operator
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
@@ -47,9 +47,8 @@ from numpyro_vips.jax_tools.jaxprs import (
     equations_of,
     without_dead_code,
 )
+from numpyro_vips.jax_tools.own_functions import OwnFunctions
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
-
-_Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 # Of JAX's own operations, those by which rows could meet, leave or be kept.
 _REFUSED = (
@@ -110,16 +109,10 @@ def _allowed() -> frozenset[Any]:
     return frozenset(found)
 
 
-_RULES_OF_OURS: set[Callable[..., Any]] = set()
-
-
-def treats_rows_alone(rule: _Rule) -> _Rule:
-    """Marks a rule of `custom_vmap` in this package, by its identity.
-
-    Under the rule a row's result must depend on that row alone, to the last digit.
-    """
-    _RULES_OF_OURS.add(rule)
-    return rule
+# Rules of `custom_vmap` in this package, under which a row's result depends on that row
+# alone, to the last digit.
+_RULES_OF_OURS = OwnFunctions()
+treats_rows_alone = _RULES_OF_OURS.note
 
 
 def _rule_of(equation: jex_core.JaxprEqn) -> Any:
@@ -147,8 +140,7 @@ def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
 
 
 def _is_ours(equation: jex_core.JaxprEqn) -> bool:
-    rule = _rule_of(equation)
-    return any(rule is known for known in _RULES_OF_OURS)
+    return _rule_of(equation) in _RULES_OF_OURS
 
 
 def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
