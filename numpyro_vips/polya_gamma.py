@@ -15,7 +15,7 @@ from numpyro.distributions import constraints
 from numpyro.distributions.util import promote_shapes
 from polyagamma import polyagamma_pdf, random_polyagamma
 
-from numpyro_vips.jax_tools.host_calls import call_on_host
+from numpyro_vips.jax_tools.host_calls import call_on_host, runs_on_host
 
 # Their type stubs know scalars only.
 _draw: Any = random_polyagamma
@@ -23,6 +23,27 @@ _density: Any = polyagamma_pdf
 
 # Below this |c| the closed forms lose their digits and their series are exact.
 _SMALL = 1e-2
+
+
+@runs_on_host
+def _draws(
+    seed: np.ndarray, b: np.ndarray, c: np.ndarray, *, shape: tuple[int, ...]
+) -> np.ndarray:
+    rng = np.random.default_rng(seed.view(np.uint32))
+    h = np.broadcast_to(b.astype(np.float64), shape).ravel()
+    z = np.broadcast_to(c.astype(np.float64), shape).ravel()
+    return _draw(h, z, random_state=rng).reshape(shape)
+
+
+@runs_on_host
+def _log_density(
+    value: np.ndarray, b: np.ndarray, c: np.ndarray, *, shape: tuple[int, ...]
+) -> np.ndarray:
+    x, h, z = (
+        np.broadcast_to(part.astype(np.float64), shape).ravel()
+        for part in (value, b, c)
+    )
+    return _density(x, h=h, z=z, return_log=True).reshape(shape)
 
 
 class PolyaGamma(dist.Distribution):
@@ -63,27 +84,12 @@ class PolyaGamma(dist.Distribution):
         shape = (*sample_shape, *self.batch_shape)
         # The key becomes a float, so that all travels to the host in one way.
         seed = jax.random.uniform(key, (4,))
-
-        def draw(seed: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-            rng = np.random.default_rng(seed.view(np.uint32))
-            h = np.broadcast_to(b.astype(np.float64), shape).ravel()
-            z = np.broadcast_to(c.astype(np.float64), shape).ravel()
-            return _draw(h, z, random_state=rng).reshape(shape)
-
-        return call_on_host(draw, shape, seed, self.b, self.c)
+        return call_on_host(_draws, shape, seed, self.b, self.c)
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> jax.Array:
         """Log density, on the host; it has no gradient."""
         shape = jax.lax.broadcast_shapes(jnp.shape(value), self.batch_shape)
-
-        def density(value: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-            x, h, z = (
-                np.broadcast_to(part.astype(np.float64), shape).ravel()
-                for part in (value, b, c)
-            )
-            return _density(x, h=h, z=z, return_log=True).reshape(shape)
-
-        return call_on_host(density, shape, value, self.b, self.c)
+        return call_on_host(_log_density, shape, value, self.b, self.c)
 
     @property
     def mean(self) -> jax.Array:

@@ -16,8 +16,11 @@ program is what runs. An operation is refused unless it is known to be safe:
 | collectives                           | they add up what others hold              |
 | mutable arrays (`jax.new_ref`)        | they keep what a row wrote into them      |
 
-`jax.custom_batching.sequential_vmap`, whose rule is JAX's own, takes rows one by one,
-and so do the rules in this package that are marked by `treats_rows_alone`.
+The rules in this package that are marked by `treats_rows_alone` take rows one by one.
+`jax.custom_batching.sequential_vmap` does so too, by a rule of JAX's own. But this rule
+calls the author's Python function again, which may do something else by then. So what
+runs is the program that the function was traced to before, mapped like all the rest,
+and the rule never does.
 
 Derivatives that an author has given a function (`jax.custom_jvp`, `jax.custom_vjp`) are
 part of the traced program wherever a derivative is taken.
@@ -25,9 +28,10 @@ part of the traced program wherever a derivative is taken.
 
 import functools
 import math
+import operator
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.extend.core as jex_core
@@ -43,10 +47,9 @@ from numpyro_vips.jax_tools.jaxprs import (
     equations_of,
     without_dead_code,
 )
+from numpyro_vips.jax_tools.own_functions import OwnFunctions
 from numpyro_vips.jax_tools.random_keys import is_key, is_threefry, threefry_key
 from numpyro_vips.jax_tools.user_lines import line_of_equation
-
-_Rule = TypeVar("_Rule", bound=Callable[..., Any])
 
 # Of JAX's own operations, those by which rows could meet, leave or be kept.
 _REFUSED = (
@@ -55,6 +58,9 @@ _REFUSED = (
     *("ppermute_p", "psum_p", "ragged_all_to_all_p"),
     *("get_p", "swap_p", "create_token_p", "after_all_p"),
 )
+
+
+_TAKE_IT_OFF = "Take the decorator off, so that JAX maps the function itself."
 
 
 def _operation(equation: jex_core.JaxprEqn) -> Any:
@@ -104,16 +110,10 @@ def _allowed() -> frozenset[Any]:
     return frozenset(found)
 
 
-_RULES_OF_OURS: set[Callable[..., Any]] = set()
-
-
-def treats_rows_alone(rule: _Rule) -> _Rule:
-    """Marks a rule of `custom_vmap` in this package, by its identity.
-
-    Under the rule a row's result must depend on that row alone, to the last digit.
-    """
-    _RULES_OF_OURS.add(rule)
-    return rule
+# Rules of `custom_vmap` in this package, under which a row's result depends on that row
+# alone, to the last digit.
+_RULES_OF_OURS = OwnFunctions()
+treats_rows_alone = _RULES_OF_OURS.note
 
 
 def _rule_of(equation: jex_core.JaxprEqn) -> Any:
@@ -135,9 +135,66 @@ def _is_hidden(equation: jex_core.JaxprEqn) -> bool:
 
 def _is_safe_batching(equation: jex_core.JaxprEqn) -> bool:
     rule = _rule_of(equation)
-    if not isinstance(rule, types.FunctionType):
-        return False
-    return rule in _RULES_OF_OURS or rule.__code__ is _code_of_sequential_vmap()
+    is_function = isinstance(rule, types.FunctionType)
+    is_sequential = is_function and rule.__code__ is _code_of_sequential_vmap()
+    return is_sequential or _is_ours(equation)
+
+
+def _is_ours(equation: jex_core.JaxprEqn) -> bool:
+    return _rule_of(equation) in _RULES_OF_OURS
+
+
+def _without_rules(program: jex_core.ClosedJaxpr) -> jex_core.ClosedJaxpr:
+    """The program with calls of their programs for functions of `sequential_vmap`.
+
+    Raises:
+      UnsafeModelError: There is such a function where it cannot be replaced.
+    """
+    found = _replaced(program)
+    for equation in equations_of(found):
+        if equation.primitive.name == "custom_vmap_call" and not _is_ours(equation):
+            raise UnsafeModelError(
+                "The model or guide has a jax.custom_batching.sequential_vmap function "
+                f"in an operation of a kind that cannot be looked into. {_TAKE_IT_OFF}"
+            )
+    return found
+
+
+def _replaced(value: Any) -> Any:
+    """A program, or what equations have it in; the same object if nothing changes."""
+    if isinstance(value, jex_core.ClosedJaxpr):
+        jaxpr = _replaced(value.jaxpr)
+        is_same = jaxpr is value.jaxpr
+        return value if is_same else jex_core.ClosedJaxpr(jaxpr, value.consts)
+    if isinstance(value, jex_core.Jaxpr):
+        equations = [_replaced_equation(equation) for equation in value.eqns]
+        is_same = all(map(operator.is_, equations, value.eqns))
+        return value if is_same else value.replace(eqns=equations)
+    if type(value) in (tuple, list):
+        parts = [_replaced(part) for part in value]
+        return value if all(map(operator.is_, parts, value)) else type(value)(parts)
+    return value
+
+
+def _replaced_equation(equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:
+    params = {name: _replaced(value) for name, value in equation.params.items()}
+    if all(params[name] is value for name, value in equation.params.items()):
+        new = equation
+    else:
+        new = equation.replace(params=params)
+    if equation.primitive.name != "custom_vmap_call" or _is_ours(equation):
+        return new
+    called = called_program(new)
+    assert called is not None
+    like = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
+        for x in called.in_avals
+    ]
+    # Of arrays in the program JAX would make operands of the call.
+    (call,) = jax.make_jaxpr(jax.jit(jex_core.jaxpr_as_fun(called)))(*like).jaxpr.eqns
+    if len(call.invars) != len(equation.invars):
+        return new
+    return call.replace(invars=equation.invars, outvars=equation.outvars)
 
 
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:
@@ -166,9 +223,8 @@ def check_row_program(program: jex_core.ClosedJaxpr) -> None:
             raise UnsafeModelError(
                 "The model or guide has a jax.custom_batching.custom_vmap function"
                 f"{line_of_equation(equation)}, whose rule sees all rows of a batch at "
-                "once: one record could act on what another one contributes. Take the "
-                "decorator off, so that JAX maps the function itself, or use "
-                "sequential_vmap."
+                "once: one record could act on what another one contributes. "
+                f"{_TAKE_IT_OFF}"
             )
         if name == "empty":
             # From `jnp.empty` since JAX 0.12; in `numpyro.factor` it has no entries.
@@ -232,6 +288,8 @@ def row_program(
 ) -> tuple[jex_core.ClosedJaxpr, Any]:
     """The checked program of one row, and the shapes of its results.
 
+    Mapped over rows, it runs no code but JAX's and this package's.
+
     Args:
       function: A function of one row that was given to `jax.jit`.
       shared, row: Its arguments, of which only shapes and types are looked at.
@@ -243,4 +301,4 @@ def row_program(
     trace = function.trace(*like)
     program = without_dead_code(trace.jaxpr)
     check_row_program(program)
-    return program, trace.out_info
+    return _without_rules(program), trace.out_info

@@ -29,8 +29,8 @@ _VALUES: Mapping[type[Exception], str] = {
     ),
     jax.errors.TracerArrayConversionError: (
         "A NumPy function or one of SciPy needs the values: use that of jax.numpy or "
-        "jax.scipy, and jnp.where for what an `if` decides by it. Of a NumPy array that is indexed by such an array, write "
-        f"jnp.asarray(table)[index].{_SIZE}"
+        "jax.scipy, and jnp.where for what an `if` decides by it. Of a NumPy array that "
+        f"is indexed by such an array, write jnp.asarray(table)[index].{_SIZE}"
     ),
     jax.errors.TracerIntegerConversionError: (
         "range(), and the index of a Python list, must be public: make an array of the "

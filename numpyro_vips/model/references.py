@@ -5,6 +5,12 @@ bound methods, callable objects and their classes, effect handlers, and the cont
 iterators and wrappers found there, without using an iterator up. Where the code looks
 names up (`globals()`, `sys.modules`, `getattr` of a module), all that the module holds
 is followed. Nothing of the caller's is run.
+
+Functions and attributes that show the variables of callers, rows among them, are
+refused, also where texts that the code has name them. Such a list cannot be complete: a
+name can be put together while the code runs, and C extensions need none. It stops what
+somebody writes without a thought, or copies. A model is code, and its author answers
+for what it does; to run one that nobody has read is to show it the rows.
 """
 
 import builtins
@@ -17,7 +23,10 @@ import gc
 import importlib
 import inspect
 import logging
+import re
 import sys
+import threading
+import traceback
 import types
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
@@ -60,12 +69,29 @@ _LOOKUPS = (
 # With these a model could read the variables of whoever calls it, the rows among them.
 _INSPECTION = (
     *(sys._getframe, sys._current_frames, inspect.currentframe, inspect.stack),
-    *(inspect.trace, gc.get_objects, gc.get_referrers),
+    *(inspect.trace, inspect.getouterframes, gc.get_objects, gc.get_referrers),
+    *(sys.setprofile, sys.settrace, threading.setprofile, threading.settrace),
+    *(traceback.walk_stack, traceback.extract_stack, traceback.StackSummary),
+    *(traceback.format_stack, traceback.print_stack, logging.currentframe),
 )
+_IDS_OF_INSPECTION = frozenset(map(id, _INSPECTION))
 # The same, by names of attributes.
 _FRAMES = frozenset(
     ("tb_frame", "f_back", "f_locals", "gi_frame", "cr_frame", "ag_frame")
 )
+# Names of some of these functions that nothing else has.
+_INSPECTORS = frozenset(
+    (
+        *("_getframe", "_current_frames", "currentframe", "getouterframes"),
+        *("setprofile", "settrace", "setprofile_all_threads", "settrace_all_threads"),
+        *("walk_stack", "extract_stack", "StackSummary", "format_stack"),
+        *("print_stack", "get_referrers"),
+    )
+)
+_IN_TEXTS = re.compile(rf"(?<!\w)({'|'.join(sorted(_FRAMES | _INSPECTORS))})(?!\w)")
+# A text outside of the code counts if it could be given to getattr() or str.format(). A
+# document that speaks of frames does not.
+_PATH = re.compile(r"[\w.\[\]{}]+")
 _SHAPES_OF_DISTRIBUTIONS = {"_batch_shape", "_event_shape", "_indices"}
 # Iterators of NumPy, and where they keep their arrays.
 _ITERATORS = {np.flatiter: "base", np.nditer: "operands", np.broadcast: "iters"}
@@ -111,6 +137,11 @@ def references(*roots: Any, each_number: bool = False) -> Iterator[Reference]:
     stack = [("", root) for root in reversed((*roots, *_PYRO_STACK))]
     while stack:
         name, value = stack.pop()
+        if id(value) in _IDS_OF_INSPECTION:
+            known: Any = value
+            raise _inspecting(f"{known.__module__}.{known.__qualname__}")
+        if isinstance(value, str) and _PATH.fullmatch(value):
+            _check_text(value)
         if id(value) in met or _is_atom(value):
             earlier, _ = met.get(id(value), (None, value))
             yield Reference(name, value, earlier=earlier)
@@ -286,9 +317,10 @@ def _parts_of_function(fn: types.FunctionType) -> Parts:
 
 def _globals_of(code: types.CodeType, scope: Mapping[str, Any]) -> Parts:
     """The globals that the code loads, and what it loads from modules (`data.X`)."""
-    names = {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
-    for name in sorted(names & _FRAMES):
+    for name in sorted(_FRAMES.intersection(code.co_names)):
         raise _inspecting(name)
+    for text in _texts_in(code.co_consts):
+        _check_text(text)
     module, path = None, ""  # The module that the last instruction loaded.
     for instruction in dis.get_instructions(code):
         opcode, name = instruction.opname, instruction.argval
@@ -313,6 +345,8 @@ def _globals_of(code: types.CodeType, scope: Mapping[str, Any]) -> Parts:
             yield from _looked_up(code, scope)
         elif value is not None:
             yield path, value
+    for name in sorted(_INSPECTORS.intersection(code.co_names)):
+        raise _inspecting(name)
     if "__globals__" in code.co_names:
         yield from _looked_up(code, scope)
     yield from _literals_of(code)
@@ -326,6 +360,20 @@ def _inspecting(name: str) -> UnsafeModelError:
         f"The model uses {name}, with which it could read the variables of its "
         "callers, private rows among them. Take the call out."
     )
+
+
+def _texts_in(constants: Iterable[Any]) -> Iterator[str]:
+    for constant in constants:
+        if isinstance(constant, str):
+            yield constant
+        elif isinstance(constant, tuple | frozenset):
+            yield from _texts_in(constant)
+
+
+def _check_text(text: str) -> None:
+    """Refuses what getattr(), str.format() or eval() could read frames with."""
+    if found := _IN_TEXTS.search(text):
+        raise _inspecting(found[0])
 
 
 def _is_among(value: Any, known: Iterable[Any]) -> bool:
@@ -374,7 +422,11 @@ def _contents(path: str, module: types.ModuleType, code: types.CodeType) -> Part
         yield from _variables(vars(module), f"{path}.")
         return
     for name in (*code.co_names, *code.co_consts):
-        if isinstance(name, str) and _is_foreign(vars(module).get(name, 0)):
+        if not isinstance(name, str):
+            continue
+        if id(vars(module).get(name)) in _IDS_OF_INSPECTION:
+            raise _inspecting(f"{path}.{name}")
+        if _is_foreign(vars(module).get(name, 0)):
             yield f"{path}.{name}", vars(module)[name]
 
 

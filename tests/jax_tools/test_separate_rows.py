@@ -17,7 +17,11 @@ from jax.interpreters import batching, mlir
 
 import numpyro_vips as nv
 from numpyro_vips.jax_tools.random_keys import as_threefry
-from numpyro_vips.jax_tools.separate_rows import check_row_program, over_rows
+from numpyro_vips.jax_tools.separate_rows import (
+    check_row_program,
+    over_rows,
+    row_program,
+)
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.releases import INFORMATION
 
@@ -422,6 +426,52 @@ def test_rules_that_take_rows_one_by_one_are_allowed() -> None:
         jnp.asarray(2.0), jnp.arange(3.0)
     )
     np.testing.assert_allclose(found, 2 * np.sin(np.arange(3.0)), rtol=1e-6)
+
+
+def in_a_branch(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda x: jax.lax.cond(jnp.sum(x) > 0.0, look, lambda x: 2.0 * x, x)
+
+
+def with_a_derivative(look: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    function = jax.custom_jvp(look)
+    function.defjvp(lambda primals, tangents: (function(*primals), *tangents))
+    return function
+
+
+SURROUNDINGS = {
+    "plain": lambda look: look,
+    "jit": jax.jit,
+    "loop": in_a_loop,
+    "branch": in_a_branch,
+    "root": in_a_root,
+    "checkpoint": jax.checkpoint,
+    "itself": jax.custom_batching.sequential_vmap,
+    "derivative": with_a_derivative,
+}
+
+
+@pytest.mark.parametrize("where", SURROUNDINGS)
+def test_a_function_cannot_become_another_once_it_was_checked(where: str) -> None:
+    """The rule of `sequential_vmap` would call it again, with nobody to look at it."""
+    seen, constants = [], np.arange(3.0, dtype=np.float32)
+
+    @jax.custom_batching.sequential_vmap
+    def sly(x: Any) -> Any:
+        if was_checked:
+            jax.debug.callback(lambda x: seen.append(np.asarray(x)), x)
+        return jnp.sin(x) + jnp.asarray(constants).sum() + was_checked
+
+    def of_row(shared: Any, row: Any) -> Any:
+        return shared * SURROUNDINGS[where](sly)(row)
+
+    was_checked = False
+    two, rows = jnp.asarray(2.0), jnp.linspace(-1.0, 2.0, 5)
+    expected = [of_row(two, row) for row in rows]
+    program, _ = row_program(jax.jit(of_row), two, rows[0])
+    was_checked = True
+    run = jax.vmap(jex_core.jaxpr_as_fun(program), (None, 0))
+    np.testing.assert_allclose(run(two, rows)[0], expected, rtol=1e-6)
+    assert not seen
 
 
 def test_as_many_columns_as_rows_are_no_captured_rows() -> None:

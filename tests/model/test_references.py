@@ -3,13 +3,18 @@
 import contextvars
 import functools
 import inspect
+import operator
+import re
 import sys
+import threading
+import traceback
 import types
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpyro.handlers import condition
@@ -220,3 +225,133 @@ def test_a_model_that_walks_over_frames_is_refused(is_named: bool) -> None:
 
     with pytest.raises(UnsafeModelError, match="uses tb_frame"):
         met(walks if is_named else looks_up)
+
+
+def formats(error: BaseException) -> str:
+    pattern = "{0.tb_frame.f_back.f_locals[rows]}"
+    return pattern.format(error.__traceback__)
+
+
+def gets(error: BaseException) -> Any:
+    return operator.attrgetter("__traceback__.tb_frame")(error)
+
+
+def gets_one_by_one(error: BaseException) -> Any:
+    found: Any = error
+    for name in ("__traceback__", "tb_frame", "f_back"):
+        found = getattr(found, name)
+    return found
+
+
+def evaluates() -> Any:
+    return eval("__import__('sys')._getframe(1)")
+
+
+PATH = "tb_frame.f_back"
+GETTER = operator.attrgetter("tb_frame.f_back")
+CALLS = {"of": [sys._getframe]}
+
+
+def holds_a_name(error: BaseException) -> Any:
+    return operator.attrgetter(PATH)(error)
+
+
+def holds_a_getter(error: BaseException) -> Any:
+    return GETTER(error.__traceback__)
+
+
+def holds_a_function() -> Any:
+    return CALLS["of"][0](1)
+
+
+def summarises() -> Any:
+    return traceback.StackSummary.extract(traceback.walk_stack(None))
+
+
+def walks_the_stack() -> Any:
+    return list(traceback.walk_stack(None))
+
+
+def extracts_the_stack() -> Any:
+    return traceback.extract_stack()
+
+
+def imports_here() -> Any:
+    import traceback as here
+
+    return here.walk_stack(None)
+
+
+def imports_a_name() -> Any:
+    from inspect import stack
+
+    return stack()
+
+
+def profiles() -> None:
+    sys.setprofile(lambda *_: None)
+
+
+def traces() -> None:
+    sys.settrace(lambda *_: None)
+
+
+def profiles_threads() -> None:
+    threading.setprofile(lambda *_: None)
+
+
+def gets_the_frame() -> Any:
+    return sys._getframe(1)
+
+
+def gets_the_stack() -> Any:
+    return inspect.stack()
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (formats, "tb_frame"),
+        (gets, "tb_frame"),
+        (gets_one_by_one, "tb_frame"),
+        (evaluates, "_getframe"),
+        (holds_a_name, "tb_frame"),
+        (holds_a_getter, "tb_frame"),
+        (holds_a_function, "sys._getframe"),
+        (summarises, "traceback.StackSummary"),
+        (walks_the_stack, "traceback.walk_stack"),
+        (extracts_the_stack, "traceback.extract_stack"),
+        (imports_here, "traceback.walk_stack"),
+        (imports_a_name, "inspect.stack"),
+        (profiles, "sys.setprofile"),
+        (traces, "sys.settrace"),
+        (profiles_threads, "threading.setprofile"),
+        (gets_the_frame, "sys._getframe"),
+        (gets_the_stack, "inspect.stack"),
+    ],
+)
+def test_ways_to_the_variables_of_callers_are_refused(function: Any, name: str) -> None:
+    """In a function that the model reaches as in itself."""
+
+    def model() -> Any:
+        return function
+
+    for root in (function, model):
+        with pytest.raises(UnsafeModelError, match=f"uses {re.escape(name)}"):
+            met(root)
+
+
+def test_documents_that_speak_of_frames_are_no_reason() -> None:
+    documents = ["Why is f_back None in my traceback?", "a b", "tb_frame, and so on"]
+    assert met(closure(documents))
+    with pytest.raises(UnsafeModelError, match="uses f_back"):
+        met(closure([*documents, "{0.f_back}"]))
+
+
+def test_names_that_only_contain_those_of_frames_are_no_reason() -> None:
+    def model() -> Any:
+        """The half_back of_locals, and self_locals."""
+        sum_of_locals = {"sum_of_locals": 1.0, "f_backwards": 2.0}
+        return jnp.stack([sum_of_locals["sum_of_locals"], jnp.trace(jnp.eye(2))])
+
+    assert met(model)

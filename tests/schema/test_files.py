@@ -1,6 +1,7 @@
 """Files are encoded as tables are; a cell of a CSV file is read by itself."""
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import numpyro_vips as nv
@@ -117,3 +118,45 @@ def test_a_long_cell_is_no_error(tmp_path):
     before = SCHEMA.encode(path)
     path.write_text(f"{rows}40,{'x' * 3_000_000},1,1\n")
     np.testing.assert_array_equal(SCHEMA.encode(path)[:1], before)
+
+
+def columns_of_bytes(cells):
+    """Columns of texts with these bytes, which Arrow does not look at."""
+    stored = pa.array(cells, pa.binary())
+    text = pa.Array.from_buffers(pa.string(), len(cells), stored.buffers())
+    wide = pa.array(cells, pa.large_binary())
+    yield text
+    yield pa.Array.from_buffers(pa.large_string(), len(cells), wide.buffers())
+    yield text.dictionary_encode()
+
+
+@pytest.mark.parametrize("kind", range(3))
+def test_a_text_that_is_not_utf_8_changes_its_own_row_alone(tmp_path, kind):
+    """Neighbouring tables; the codec's exception would quote the cell."""
+    schema = nv.Schema(job=nv.Categorical(["cook", "nurse"], missing="indicator"))
+    expected = schema.encode({"job": ["cook", None, "nurse", "spy"]})
+    cells = [b"cook", None, b"nurse"]
+    for more in ([], [b"spy"], [b"\xffsecret"]):
+        column = list(columns_of_bytes([*cells, *more]))[kind]
+        table = pa.table({"job": pa.chunked_array([column[:1], column[1:]])})
+        parquet.write_table(table, tmp_path / "people.parquet")
+        feather.write_feather(table, str(tmp_path / "people.arrow"))
+        kept = pd.ArrowDtype(column.type)
+        for given in (
+            *(table, {"job": column}, tmp_path / "people.parquet"),
+            *(
+                tmp_path / "people.arrow",
+                pd.DataFrame({"job": table["job"]}, dtype=kept),
+            ),
+        ):
+            found = schema.encode(given)
+            np.testing.assert_array_equal(found, expected[: len(column)])
+
+
+def test_an_unknown_text_in_a_dictionary_of_other_things_is_no_error():
+    """Python has no date as late as Arrow has."""
+    days = pa.array([0, 2**31 - 1], pa.int32()).cast(pa.date32())
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), days)
+    schema = nv.Schema(job=nv.Categorical(["cook"], missing="indicator"))
+    found = schema.encode(pa.table({"job": column}))
+    np.testing.assert_array_equal(found, schema.encode({"job": [1, 2, None]}))

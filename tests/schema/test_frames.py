@@ -1,11 +1,15 @@
 """Tables of all kinds are encoded alike; errors know names and dtypes alone."""
 
+import datetime
 import decimal
 import sys
+from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 
 import numpyro_vips as nv
 
@@ -239,3 +243,207 @@ def test_lists_and_tuples_are_encoded_as_arrays_are():
     np.testing.assert_array_equal(SCHEMA.encode(tuples), EXPECTED)
     with pytest.raises(ValueError, match="'age' to be an array with one axis"):
         SCHEMA.encode({**lists, "age": "30"})
+
+
+def raising(*_: Any) -> Any:
+    raise RuntimeError(SECRET)
+
+
+OWN_CODE: dict[str, Any] = dict.fromkeys(
+    ("__eq__", "__ne__", "__gt__", "__float__", "__str__", "__bool__"), raising
+) | {"__hash__": None}
+# Classes whose own code raises.
+Odd: Any = type("Odd", (str,), OWN_CODE)
+OddFloat: Any = type("OddFloat", (float,), OWN_CODE)
+OddInteger: Any = type("OddInteger", (int,), OWN_CODE)
+OddNumPyNumber: Any = type("OddNumPyNumber", (np.float32,), OWN_CODE)
+OddObject: Any = type("OddObject", (), OWN_CODE | {"__class__": property(raising)})
+
+
+# Each with whether it stands for a missing one among texts, as pandas has it.
+ODD_CELLS = {
+    "signalling NaN": (decimal.Decimal("sNaN"), True),
+    "decimal NaN": (decimal.Decimal("NaN"), True),
+    "large decimal": (decimal.Decimal("1e999"), False),
+    "float NaN of one's own": (OddFloat("nan"), True),
+    "float of one's own": (OddFloat(1.0), False),
+    "integer of one's own": (OddInteger(10**400), False),
+    "NumPy number of one's own": (OddNumPyNumber(1.0), None),
+    "text of one's own": (Odd("spy"), False),
+    "object of one's own": (OddObject(), False),
+    "NA": (pd.NA, True),
+    "NaT": (pd.NaT, True),
+    "masked": (np.ma.masked, True),
+    "NaT of NumPy": (np.datetime64("NaT"), True),
+    "date of NumPy": (np.datetime64("2020"), False),
+    "wide NaN": (np.longdouble("nan"), True),
+    "wide number": (np.longdouble("1e4000"), False),
+    "date": (datetime.datetime(2020, 1, 1), False),
+    "duration": (pd.Timedelta(days=1), False),
+    "record": (np.zeros(1, [("a", float)])[0], False),
+    "array": (np.ma.masked_array([1.0, 2.0], [True, False]), False),
+    "bytes": (b"\xff", False),
+    "half a character": ("\ud800", False),
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("what", ODD_CELLS)
+def test_no_code_of_a_cell_decides_about_other_rows(what):
+    """Neighbouring tables of objects, with cells that raise when they are compared."""
+    cell, is_missing = ODD_CELLS[what]
+    column = np.empty(3, object)
+    column[0], column[1], column[2] = "cook", "spy", cell
+    with np.errstate(all="raise"):
+        tables = (
+            {"job": column},
+            {"job": list(column)},
+            pd.DataFrame({"job": pd.Series(column, dtype=object)}),
+        )
+        schema = nv.Schema(job=nv.Categorical(["cook", "nurse"], missing="indicator"))
+        for table in tables:
+            found = schema.encode(table)
+            np.testing.assert_array_equal(found[:2], schema.encode(CELLS)[[0, 2]])
+            if is_missing is not None:
+                expected = schema.encode(CELLS)[1 if is_missing else 2]
+                np.testing.assert_array_equal(found[2], expected)
+        ages = {"age": [30.0, 500.0, cell]}
+        found = nv.Schema(age=nv.Bounded(0, 120)).encode(ages)
+        np.testing.assert_array_equal(found[:2], [[-0.5], [1.0]])
+        assert abs(found[2, 0]) <= 1
+
+
+@pytest.mark.parametrize("dtype", [object, "O"])
+@pytest.mark.parametrize("cell", ["30", 3, None, SECRET, True])
+def test_a_column_of_objects_is_refused_by_its_dtype_where_numbers_should_be(
+    cell, dtype
+):
+    """What narwhals infers from the cells of pandas' objects would name them."""
+    messages = set()
+    for cells in (["x", "y"], ["x", cell], [cell, cell], [None, None]):
+        frame = pd.DataFrame({"age": pd.Series(cells, dtype=dtype)})
+        for table in (frame, {"age": np.array(cells, object)}):
+            with pytest.raises(TypeError, match="got the dtype object_") as raised:
+                nv.Schema(age=nv.Bounded(0, 120)).encode(table)
+            messages.add(str(raised.value))
+    assert len(messages) == 1
+
+
+def test_a_column_of_objects_is_read_as_texts_whatever_it_holds():
+    schema = nv.Schema(job=nv.Categorical(["cook"], missing="indicator"))
+    before = schema.encode({"job": ["cook", "spy", "spy"]})
+    for cells in (
+        ["cook", True, False],
+        ["cook", 3, 4.0],
+        ["cook", b"a", pd.Timestamp(0)],
+    ):
+        frame = pd.DataFrame({"job": pd.Series(cells, dtype=object)})
+        np.testing.assert_array_equal(schema.encode(frame), before)
+
+
+def test_masked_cells_of_an_array_are_missing():
+    mask = [False, True]
+    age, job = (
+        np.ma.array([30.0, 40.0], mask=mask),
+        np.ma.array(["cook"] * 2, mask=mask),
+    )
+    found = SMALL.encode({"age": age, "job": job})
+    expected = SMALL.encode({"age": [30.0, None], "job": ["cook", None]})
+    np.testing.assert_array_equal(found, expected)
+
+
+def columns_with_missing_cells():
+    """By kind of column: makes it of cells, for a mapping and as a table."""
+    dtypes = {"ill": "boolean", "age": "Float64", "region": "Int64", "job": "string"}
+    in_arrow = {"ill": "bool", "age": "double", "region": "int64", "job": "string"}
+    for name, dtype in dtypes.items():
+        yield name, lambda cells, dtype=dtype: pd.Series(cells, dtype=dtype)
+        yield name, lambda cells, dtype=dtype: pd.array(cells, dtype=dtype)
+        yield name, lambda cells, dtype=dtype: pd.Index(cells, dtype=dtype)
+        yield name, lambda cells: pd.Series(pd.Categorical(cells))
+        yield name, lambda cells: pd.Series(cells, dtype=object)
+        yield name, lambda cells: pd.Categorical(cells)
+        if (pa := sys.modules.get("pyarrow")) is None:
+            continue
+        kind = f"{in_arrow[name]}[pyarrow]"
+        yield name, lambda cells, kind=kind: pd.Series(cells, dtype=kind)
+        yield name, pa.array
+        yield name, lambda cells, pa=pa: pa.chunked_array([cells[:1], cells[1:]])
+    if (pl := sys.modules.get("polars")) is not None:
+        yield from (
+            (name, lambda cells, pl=pl: pl.Series(cells, strict=False))
+            for name in dtypes
+        )
+
+
+def outcome(name, table):
+    """The encoded column, or the exception and its message."""
+    schema = nv.Schema({name: SCHEMA[name]})
+    try:
+        return np.asarray(schema.encode(table)).tolist(), schema.response(table, name)
+    except TypeError as error:
+        return str(error), None
+
+
+@pytest.mark.parametrize(("name", "make"), list(columns_with_missing_cells()))
+def test_a_missing_cell_changes_its_own_row_alone_in_any_column_of_a_mapping(
+    name, make
+):
+    """Neighbouring columns: of the dtypes that NumPy makes of all cells."""
+    full = [cell for cell in CELLS[name] if cell is not None]
+    (before, _), (after, answers) = (
+        outcome(name, {name: make(cells)}) for cells in (full, [*full, None])
+    )
+    assert (after if isinstance(after, str) else after[:-1]) == before
+    column = make([*full, None])
+    if type(column).__module__.startswith("pyarrow"):
+        table = sys.modules["pyarrow"].table({name: column})
+    elif type(column).__module__.startswith("polars"):
+        table = column.to_frame(name)
+    else:
+        table = pd.DataFrame({name: column})
+    assert outcome(name, table)[0] == after
+    np.testing.assert_array_equal(outcome(name, table)[1], answers)
+
+
+def test_private_moments_of_a_nullable_column_of_a_mapping():
+    schema = nv.Schema(ill=nv.Bounded(0, 1))
+    budget = nv.PrivacyBudget(1.0, 1e-6)
+    table = {"ill": pd.Series([True, None, True], dtype="boolean")}
+    schema.private_moments(table, budget=budget, unit="rows", num_rows=3)
+    assert len(budget.charges) == 1
+
+
+def test_without_narwhals_columns_of_a_mapping_are_read_cell_by_cell(monkeypatch):
+    monkeypatch.setitem(sys.modules, "narwhals", None)
+    for dtypes in (
+        {"age": "Float64", "job": "string", "ill": "boolean", "region": "Int64"},
+        {"age": "float64", "job": object, "ill": object, "region": "float64"},
+    ):
+        table: dict[str, Any] = {
+            name: pd.Series(CELLS[name], dtype=dtype) for name, dtype in dtypes.items()
+        }
+        if dtypes["ill"] is object:
+            table["ill"] = np.array(MAPPING["ill"])
+        table["sex"] = CELLS["sex"]
+        np.testing.assert_array_equal(SCHEMA.encode(table), EXPECTED)
+    if (pa := sys.modules.get("pyarrow")) is not None:
+        table = {name: pa.array(CELLS[name]) for name in MAPPING}
+        np.testing.assert_array_equal(SCHEMA.encode(table), EXPECTED)
+
+
+def test_arrays_of_other_libraries_keep_their_dtype():
+    arrays: dict[str, Any] = {
+        name: column if column.dtype == object else jnp.asarray(column)
+        for name, column in MAPPING.items()
+    }
+    arrays["ill"] = xr.DataArray(MAPPING["ill"])
+    np.testing.assert_allclose(SCHEMA.encode(arrays), EXPECTED, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "column", [3.0, "30", b"30", {"a": 1}, {1.0}, pd.DataFrame({"age": [1.0]}), None]
+)
+def test_what_is_no_column_is_an_error(column):
+    with pytest.raises(ValueError, match="'age' to be an array with one axis"):
+        nv.Schema(age=nv.Bounded(0, 120)).encode({"age": column})

@@ -35,7 +35,7 @@ from numpyro_vips.conjugacy.families.noisy_sums import (
     nonnegative,
     rate_of_noisy_sums,
 )
-from numpyro_vips.jax_tools.host_calls import call_on_host
+from numpyro_vips.jax_tools.host_calls import call_on_host, runs_on_host
 from numpyro_vips.jax_tools.separate_rows import treats_rows_alone
 
 # Below this, a and b are taken for this: the density is a Gamma's or inverse Gamma's.
@@ -202,6 +202,25 @@ def _ends(
     left = jnp.minimum(quadratic(alpha), (depth + 2.0 + root) / (2.0 * excess))
     left = jnp.minimum(left, exponential(alpha, left))
     return left, right
+
+
+@runs_on_host
+def _draws_on_host(
+    seed: Float[np.ndarray, "4"],
+    p: Float[np.ndarray, "*batch"],
+    a: Float[np.ndarray, "*batch"],
+    b: Float[np.ndarray, "*batch"],
+    *,
+    shape: tuple[int, ...],
+) -> Float[np.ndarray, "..."]:
+    rng = np.random.default_rng(seed.view(np.uint32))
+    a, b = (np.maximum(value, _TINY, dtype=np.float64) for value in (a, b))
+    draws = _gig_draws(
+        rng,
+        np.broadcast_to(p, shape).ravel().astype(np.float64),
+        np.broadcast_to(np.sqrt(a * b), shape).ravel(),
+    )
+    return draws.reshape(shape) * np.sqrt(b / a)
 
 
 def _gig_draws(
@@ -448,23 +467,7 @@ class _GIG(dist.Distribution):
         assert key is not None
         shape = (*sample_shape, *self.batch_shape)
         seed = jax.random.uniform(key, (4,))
-
-        def draw(
-            seed: Float[np.ndarray, "4"],
-            p: Float[np.ndarray, "*batch"],
-            a: Float[np.ndarray, "*batch"],
-            b: Float[np.ndarray, "*batch"],
-        ) -> Float[np.ndarray, "..."]:
-            rng = np.random.default_rng(seed.view(np.uint32))
-            a, b = (np.maximum(value, _TINY, dtype=np.float64) for value in (a, b))
-            draws = _gig_draws(
-                rng,
-                np.broadcast_to(p, shape).ravel().astype(np.float64),
-                np.broadcast_to(np.sqrt(a * b), shape).ravel(),
-            )
-            return draws.reshape(shape) * np.sqrt(b / a)
-
-        return call_on_host(draw, shape, seed, self.p, self.a, self.b)
+        return call_on_host(_draws_on_host, shape, seed, self.p, self.a, self.b)
 
     def log_prob(self, value: Any, *args: Any, **kwargs: Any) -> Float[Array, "..."]:
         natural = {"x": -self.a / 2.0, "1/x": -self.b / 2.0, "log": self.p - 1.0}
