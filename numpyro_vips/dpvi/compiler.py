@@ -1,7 +1,6 @@
 """From a traced model to what DPVI runs: its layout, its gradients, its information."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
@@ -55,13 +54,11 @@ from numpyro_vips.model.prior_centre import (
     unconstrained_scale,
     units_of_prior,
 )
-from numpyro_vips.model.synthetic_rows import rows_of_unit_size, synthetic_row
+from numpyro_vips.model.synthetic_rows import rows_with_codes, synthetic_row
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
-_SILENT_ROWS = 16
-# And how many guesses there are at what observations look like.
-_GUESSES = 4
+_SILENT_ROWS = 2048
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -509,18 +506,13 @@ def _silent(
     def density(free: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
         return elbo({**elbo.centres, **free}, {}, row, threefry_key(0))[0]
 
-    arguments = elbo.row_elbo.graph.arguments
-    shapes = arguments.row_shapes()
-    # Some of them are valid observations, be they counts, labels or real numbers.
-    guesses = itertools.islice(rows_of_unit_size(arguments, _SILENT_ROWS), _GUESSES)
-    several = [*guesses]
-    rows = {name: np.concatenate([g[name] for g in several]) for name in shapes}
+    sizes = {size for site in read.sites for size in site.shape if size > 1}
     return silent_directions(
         density,
         traced,
         read.sites,
         {site.name: elbo.centres[site.name] for site in read.sites},
-        {name: np.asarray(of, shapes[name].dtype) for name, of in rows.items()},
+        rows_with_codes(elbo.row_elbo.graph.arguments, _SILENT_ROWS, sorted(sizes)),
     )
 
 

@@ -29,7 +29,7 @@ _VALUES: Mapping[type[Exception], str] = {
     ),
     jax.errors.TracerArrayConversionError: (
         "A NumPy function or one of SciPy needs the values: use that of jax.numpy or "
-        "jax.scipy, and jnp.where for what an `if` decides by it. Of a NumPy array that "
+        "jax.scipy, and jnp.where for what an `if` decides. Of a NumPy array that "
         f"is indexed by such an array, write jnp.asarray(table)[index].{_SIZE}"
     ),
     jax.errors.TracerIntegerConversionError: (

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 import jax
@@ -84,6 +84,41 @@ def rows_of_unit_size(
                 values = rng.integers(0, 2, rows[name].shape)
                 guess[name] = values.astype(rows[name].dtype)
         yield guess
+
+
+def rows_with_codes(
+    arguments: ModelArguments, count: int, sizes: Sequence[int]
+) -> dict[str, np.ndarray]:
+    """Rows some of whose integers are any numbers of entries of arrays.
+
+    Some of them are valid, be their observations counts, labels or real numbers, and
+    whichever of their integers are codes of groups.
+
+    Args:
+      arguments: Whose rows.
+      count: About how many rows.
+      sizes: Of the axes that integers may index.
+    """
+    rng = np.random.default_rng(5)
+    guesses = [
+        *itertools.islice(rows_of_unit_size(arguments, count // _GUESSES), _GUESSES)
+    ]
+    rows = {}
+    for name, row in arguments.row_shapes().items():
+        rows[name] = np.concatenate([guess[name] for guess in guesses]).astype(
+            row.dtype
+        )
+        if sizes and np.issubdtype(row.dtype, np.integer):
+            shape = rows[name].shape
+            of_row = rng.choice(sizes, (len(rows[name]), *(1,) * (len(shape) - 1)))
+            codes = rng.integers(0, np.broadcast_to(of_row, shape)).astype(row.dtype)
+            is_code = rng.random(of_row.shape) < 0.7
+            rows[name] = np.where(is_code, codes, rows[name])
+    return rows
+
+
+# How many guesses there are at what observations look like.
+_GUESSES = 4
 
 
 def encoded_rows(

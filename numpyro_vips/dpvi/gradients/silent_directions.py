@@ -9,7 +9,8 @@ another. Nothing is made of it, but a fit can tell that the model may be written
 there is one: with a[group] for τ z[group].
 
 That a row's gradient has nothing there is not assumed: it is tried, on random rows and
-at random places of the globals. No private value is read.
+at random places of the globals. No private value is read. So there may be one for each
+district, too, where schools in districts have effects of both.
 """
 
 import itertools
@@ -57,22 +58,21 @@ def silent_directions(
     start: Mapping[str, Any],
     rows: Mapping[str, Any],
 ) -> SilentDirections:
-    """The directions that are found.
+    """The directions that are found, of real globals of which rows pick all entries.
 
-    They are differences between two real globals, each moved as a whole. Nobody looks
-    where a row takes no entry of an array by its number, as that of its group.
+    Nobody looks where a row takes no entry of an array by its number, as that of its
+    group.
 
     Args:
       density: A row's log density, of the globals that it depends on and of the row.
       program: The same, traced.
       sites: These globals, in the order of the layout.
       start: Where the trials are, about.
-      rows: Synthetic rows.
+      rows: Synthetic rows, several for each global.
     """
     size = sum(math.prod(site.unconstrained_shape) for site in sites)
-    pairs = [*_pairs(sites)]
     gathers = any(e.primitive.name in _GATHERS for e in equations_of(program))
-    if not pairs or not gathers:
+    if not gathers or sum(site.is_real for site in sites) < 2:
         return SilentDirections(np.zeros((size, 0)))
     rng = np.random.default_rng(3)
     gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))
@@ -85,20 +85,58 @@ def silent_directions(
         parts = [np.reshape(of_rows[site.name], (number, -1)) for site in sites]
         gradient = np.concatenate(parts, axis=1).astype(np.float64)
         found.append(gradient[np.isfinite(gradient).all(1)])
-    silent, turning = [], []
-    for one, other in pairs:
-        ratios = [_ratio(gradient, one.moved, other.moved) for gradient in found]
-        if not np.isfinite(ratios).all():
-            continue
-        if np.ptp(ratios) <= _ROUNDING * np.max(np.abs(ratios)):
-            silent.append(one.moved - ratios[0] * other.moved)
-        else:
-            turning.append((one.name, other.name))
-    basis = np.zeros((size, 0))
-    if silent:
-        basis, values, _ = np.linalg.svd(np.stack(silent, 1), full_matrices=False)
-        basis = basis[:, values > 1e-9 * values[0]]
-    return SilentDirections(basis, tuple(turning))
+    return SilentDirections(
+        _null_space(np.concatenate(found), sites), _turning(found, sites)
+    )
+
+
+def _spans(sites: Sequence[GuideSite]) -> dict[str, slice]:
+    """Where the real globals are in the flat vector of all of these."""
+    sizes = [math.prod(site.unconstrained_shape) for site in sites]
+    ends = np.cumsum(sizes).tolist()
+    return {
+        site.name: slice(end - size, end)
+        for site, size, end in zip(sites, sizes, ends, strict=True)
+        if site.is_real
+    }
+
+
+def _null_space(
+    gradients: Float64[np.ndarray, "rows size"], sites: Sequence[GuideSite]
+) -> Float64[np.ndarray, "size directions"]:
+    """An orthonormal basis of the directions in which no gradient goes."""
+    seen = np.any(gradients != 0, axis=0)
+    kept = [np.r_[span] for span in _spans(sites).values() if seen[span].all()]
+    places = np.concatenate([np.zeros(0, int), *kept])
+    mine = gradients[:, places]
+    norms = np.linalg.norm(mine, axis=1)
+    mine = mine[norms > 0] / norms[norms > 0, None]
+    basis = np.zeros((gradients.shape[1], 0))
+    if len(mine) < 2 * len(places) or len(places) < 2:
+        return basis
+    _, values, axes = np.linalg.svd(mine, full_matrices=False)
+    silent = axes[values <= _ROUNDING * values[0]]
+    basis = np.zeros((gradients.shape[1], len(silent)))
+    basis[places] = silent.T
+    return basis
+
+
+def _turning(
+    gradients: Sequence[Float64[np.ndarray, "rows size"]], sites: Sequence[GuideSite]
+) -> tuple[tuple[str, str], ...]:
+    """See `SilentDirections.turning`.
+
+    Args:
+      gradients: Of rows, at several places of the globals.
+      sites: The globals.
+    """
+    found = []
+    for one, other in _pairs(sites):
+        ratios = [_ratio(of_place, one.moved, other.moved) for of_place in gradients]
+        # A sum that is not finite is not larger.
+        if np.ptp(ratios) > _ROUNDING * np.max(np.abs(ratios)):
+            found.append((one.name, other.name))
+    return tuple(found)
 
 
 class _Whole(NamedTuple):
@@ -110,15 +148,13 @@ class _Whole(NamedTuple):
 
 def _pairs(sites: Sequence[GuideSite]) -> Iterator[tuple[_Whole, _Whole]]:
     """Two real globals at a time."""
-    sizes = [math.prod(site.unconstrained_shape) for site in sites]
-    ends = np.cumsum(sizes)
-    moved = []
-    for site, size, end in zip(sites, sizes, ends, strict=True):
-        if not site.is_real:
-            continue
-        whole = np.zeros(ends[-1])
-        whole[end - size : end] = 1.0 / np.broadcast_to(np.ravel(site.units), size)
-        moved.append(_Whole(site.name, whole))
+    spans, moved = _spans(sites), []
+    size = sum(math.prod(site.unconstrained_shape) for site in sites)
+    for site in sites:
+        if site.name in spans:
+            whole = np.zeros(size)
+            whole[spans[site.name]] = 1.0 / np.ravel(site.units)
+            moved.append(_Whole(site.name, whole))
     if len(moved) <= _MOST_GLOBALS:
         yield from itertools.combinations(moved, 2)
 

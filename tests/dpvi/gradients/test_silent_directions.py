@@ -40,6 +40,28 @@ def crossed(g: Any, h: Any, x: Any, y: Any) -> None:
         numpyro.sample("y", dist.StudentT(4.0, mean + a[g] + b[h], 1.0), obs=y)
 
 
+DISTRICT_OF = np.array([0, 0, 1, 1, 1])
+
+
+def nested(g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("districts", 2):
+        d = numpyro.sample("d", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        centre = mean + d[DISTRICT_OF][g] + a[g]
+        numpyro.sample("y", dist.StudentT(4.0, centre, 1.0), obs=y)
+
+
+def half_of_the_time(g: Any, h: Any, x: Any, y: Any) -> None:
+    """Some rows know the mean alone."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("rows", len(y)):
+        centre = mean + jnp.where(h > 2, a[g], 0.0)
+        numpyro.sample("y", dist.StudentT(4.0, centre, 1.0), obs=y)
+
+
 def slopes(g: Any, h: Any, x: Any, y: Any) -> None:
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     a = effects("a")
@@ -75,7 +97,14 @@ def engine_of(fn: Any) -> DpviEngine:
 
 @pytest.mark.parametrize(
     ("fn", "number"),
-    [(beside_a_mean, 1), (crossed, 2), (slopes, 1), (without_a_mean, 0)],
+    [
+        (beside_a_mean, 1),
+        (crossed, 2),
+        (nested, 3),
+        (half_of_the_time, 0),
+        (slopes, 1),
+        (without_a_mean, 0),
+    ],
 )
 def test_rows_have_no_gradient_along_them_whatever_they_hold(
     fn: Any, number: int
