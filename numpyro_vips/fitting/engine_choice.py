@@ -11,7 +11,7 @@ from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
-from numpyro_vips.fitting.group_effects import has_group_effects
+from numpyro_vips.fitting.group_effects import hides_groups, num_effects
 from numpyro_vips.fitting.marginal_latents import (
     affords_scores,
     is_better_marginal,
@@ -81,6 +81,8 @@ class PreparedFit:
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
+      num_effects: How many effects of groups stand beside other coefficients, where VIPS
+        could run the model; see `group_effects`.
       advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
         model; None where it has not.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
@@ -96,6 +98,7 @@ class PreparedFit:
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     curvature_noise: float = 0.0
     hides_curvature: bool = False
+    num_effects: int = 0
     advantage: Advantage | None = None
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
@@ -140,7 +143,9 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
-    advantage = None
+    advantage, effects = None, 0
+    if isinstance(engine, VipsEngine):
+        effects = num_effects(engine.program)
     if engine_choice == "auto":
         advantage = "no curvature" if is_hidden else None
         advantage = advantage or _advantage(engine, options, noise_multiplier)
@@ -166,6 +171,7 @@ def prepare_fit(
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
+        num_effects=effects,
         advantage=advantage,
     )
 
@@ -183,10 +189,13 @@ def _advantage(
         return None
     if is_better_marginal(engine, options, noise_multiplier):
         return "marginal latents"
-    is_noisy = options.private and is_left_open(options)
-    if is_noisy and affords_scores(engine.num_rows, noise_multiplier):
-        return "group effects" if has_group_effects(engine.program) else None
-    return None
+    if not (options.private and is_left_open(options)):
+        return None
+    if not affords_scores(engine.num_rows, noise_multiplier):
+        return None
+    effects = num_effects(engine.program)
+    is_hidden = hides_groups(effects, engine.num_rows, noise_multiplier)
+    return "group effects" if is_hidden else None
 
 
 def _curvature_noise(

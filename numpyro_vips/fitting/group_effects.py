@@ -10,34 +10,63 @@ certain is taken out of it (`silent_directions.py`), and groups go together to w
 rows are (`prior_coordinates.py`).
 
 Effects alone, without other coefficients, stay with VIPS: its sums are those of the
-groups then. `benchmarks/group_effects.py` compares the two.
+groups then. So do models with many rows in each group, which its noise does not hide:
+of a response on a scale of tens the fit by DPVI may not converge, and then it warns.
+`benchmarks/group_effects.py` compares the two.
 """
+
+import math
 
 from numpyro_vips.conjugacy.algebra.terms import OneHot, Term
 from numpyro_vips.conjugacy.structure.structure import is_real
 from numpyro_vips.vips.program.program import ConjugateProgram
 
+# Rows for each unit of the noise multiplier of a single release on which the whole
+# budget is spent, and each effect to the power of 1.5, from which on VIPS stays: the
+# noise in a matrix of k effects grows like the root of k, and each effect has a k-th of
+# the rows. With 12, 30 and 100 effects, and 12 crossed with 20, intervals of VIPS held
+# what they say with 30 to 50 of these rows, and not with 13.
+_ROWS_PER_EFFECT = 30.0
 
-def has_group_effects(program: ConjugateProgram) -> bool:
-    """Whether rows choose entries of an effect that stands beside other coefficients.
+
+def hides_groups(
+    num_effects: int, num_rows: int, noise_multiplier: float | None
+) -> bool:
+    """Whether noise in the products that VIPS releases is predicted to hide effects.
+
+    Args:
+      num_effects: See `num_effects`.
+      num_rows: Public number of rows.
+      noise_multiplier: That of a single release from all rows on which the fit's whole
+        budget is spent; None where it is not known.
+    """
+    if noise_multiplier is None:
+        return False
+    return num_rows < _ROWS_PER_EFFECT * noise_multiplier * num_effects**1.5
+
+
+def num_effects(program: ConjugateProgram) -> int:
+    """How many effects of groups stand beside other coefficients; 0 if none do.
 
     Factors that take Newton steps are asked for a gradient in every step themselves.
     """
-    structure, terms = program.structure, program.row_terms
+    structure, terms, found = program.structure, program.row_terms, 0
     spoken_of = {atom.latent for term in terms for atom in term.atoms}
     for factor in structure.posterior_factors_of("global"):
         names = {n for n in factor.latents if is_real(structure.latents[n])} & spoken_of
         if len(names) < 2 or factor.name in structure.newton:
             continue
-        if any(_picks_entries(term, names) for term in terms):
-            return True
-    return False
+        picked = set().union(*(_picked(term, names) for term in terms))
+        found += sum(math.prod(structure.latents[name].shape) for name in picked)
+    return found
 
 
-def _picks_entries(term: Term, names: set[str]) -> bool:
-    """Whether a row says which entry of some of these latents a term has."""
-    own = {label for a in term.atoms if a.latent in names for label in a.labels}
-    return any(
-        isinstance(factor, OneHot) and factor.is_private and factor.target in own
+def _picked(term: Term, names: set[str]) -> set[str]:
+    """Of some latents, those of which a row says which entry a term has."""
+    targets = {
+        factor.target
         for factor in term.factors
-    )
+        if isinstance(factor, OneHot) and factor.is_private
+    }
+    atoms = (atom for atom in term.atoms if atom.latent in names)
+    return {atom.latent for atom in atoms if not targets.isdisjoint(atom.labels)}

@@ -9,6 +9,7 @@ holds no rows; `tests/fitting/test_prepared_fits.py` looks for them.
 
 import collections
 import dataclasses
+import itertools
 import threading
 from collections.abc import Hashable
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from numpyro_vips.fitting.engine_choice import (
     prepare_fit,
 )
 from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
+from numpyro_vips.fitting.group_effects import hides_groups
 from numpyro_vips.fitting.marginal_latents import affords_scores
 from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
@@ -63,8 +65,8 @@ def prepared_fit(
     """A prepared fit and its plan, from what is kept or else by `prepare_fit`.
 
     Fits that differ by nothing but their budgets are alike, unless noise hides the
-    curvature of one of them alone, or leaves the scores of one alone. Which of their
-    steps redraw rows is said each time.
+    curvature or the groups of one of them alone, or leaves the scores of one alone.
+    Which of their steps redraw rows is said each time.
 
     Returns:
       The fit with these arguments, and what `explain` says about it.
@@ -90,7 +92,7 @@ def prepared_fit(
         plan = explain_plan(prepared, options)
         kept = _Kept(prepared, plan, found.referents)
         with _lock:
-            _kept[key, prepared.hides_curvature] = kept
+            _kept[key, _hidden(prepared, noise_multiplier)] = kept
             while len(_kept) > _MOST_KEPT:
                 _kept.popitem(last=False)
     # Steps are planned up to a common factor, unless the caller fixed their noise.
@@ -108,15 +110,21 @@ def prepared_fit(
 
 def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:
     """What is kept of a fit with this noise, which then is the one used last."""
-    for is_hidden in (False, True):
-        kept = _kept.get((key, is_hidden))
-        if kept is None:
-            continue
-        per_noise = kept.prepared.curvature_noise
-        if hides_curvature(per_noise, noise_multiplier) == is_hidden:
-            _kept.move_to_end((key, is_hidden))
+    for hidden in itertools.product((False, True), repeat=2):
+        kept = _kept.get((key, hidden))
+        if kept is not None and _hidden(kept.prepared, noise_multiplier) == hidden:
+            _kept.move_to_end((key, hidden))
             return kept
     return None
+
+
+def _hidden(prepared: PreparedFit, noise_multiplier: float | None) -> tuple[bool, bool]:
+    """Whether this noise hides the curvature, and effects of groups."""
+    num_rows = prepared.graph.arguments.public_num_rows
+    return (
+        hides_curvature(prepared.curvature_noise, noise_multiplier),
+        hides_groups(prepared.num_effects, num_rows, noise_multiplier),
+    )
 
 
 def forget_prepared_fits() -> None:

@@ -13,7 +13,7 @@ import numpyro_vips as nv
 
 pytestmark = pytest.mark.usefixtures("no_prepared_fits")
 
-ROWS = 1000
+ROWS = 500
 
 
 def effects(name: str, mean: Any = 0.0) -> Any:
@@ -100,9 +100,17 @@ def test_vips_runs_other_models(fn: Any) -> None:
         {"sampling": nv.Poisson(0.5)},
         {"epsilon": math.inf},
         {"rows": 100},
+        {"rows": 100_000},
     ],
     ids=str,
 )
 def test_vips_stays(more: Any) -> None:
-    """Where the caller chose it, or its steps; without noise; and for few rows."""
+    """Where the caller chose it, or its steps; without noise; and for few rows, or so
+    many that noise hides no group."""
     assert plan_of(crossed, **more).engine == "vips"
+
+
+def test_the_budget_decides_anew_in_every_fit() -> None:
+    """Prepared fits are kept: the one for much noise is not that for little."""
+    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 10.0, 1.0, 10.0)]
+    assert engines == ["dpvi", "vips"] * 2

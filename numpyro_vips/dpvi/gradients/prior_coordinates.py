@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.model.prior_centre import units_of_prior
 
 # By how much variances have to differ for a direction to count.
 _WIDER = 2.0
@@ -34,8 +35,8 @@ def prior_coordinates(
     """What coordinates are multiplied with to give the globals that rows depend on.
 
     The prior's curvature at its centre is that of a Normal. A direction in which this
-    is wider than its coordinates are given all others is made longer, by as much as it
-    takes for a row's gradient along it to be as long as along its coordinates.
+    is wider than its coordinates are given all others is made longer, up to where a
+    step moves each of its coordinates as far as one of a mean of the same width.
 
     Args:
       log_prior: Of all unconstrained globals.
@@ -60,7 +61,10 @@ def prior_coordinates(
         return units
     covariance = (axes / np.maximum(values, _ROUNDING)) @ axes.T
     wider, axes = np.linalg.eigh(covariance[: len(read), : len(read)])
-    longest = 1.0 + 1.0 / np.max(axes**2, axis=0)
+    marginal = np.sqrt(np.diag(covariance) / given)[: len(read)]
+    # As far as a step would go in a global that is as wide by itself.
+    reach = max(1.0, float(np.max(units_of_prior(marginal))))
+    longest = 1.0 + reach**2 / np.max(axes**2, axis=0)
     lengths = np.where(wider > _WIDER, np.minimum(wider, longest), 1.0) ** 0.5
     units[np.ix_(read, read)] = (axes * lengths) @ axes.T
     return units

@@ -18,7 +18,7 @@ GROUPS = 20
 def with_shared_mean(z: Any) -> Any:
     """Effects a[:-1], and their mean, which no row depends on."""
     a, mean = z[:-1], z[-1]
-    return -0.5 * jnp.sum((a - mean) ** 2) - 0.5 * (mean / 10.0) ** 2
+    return -0.5 * jnp.sum((a - mean) ** 2) - 0.5 * (mean / 9.0) ** 2
 
 
 def alone(z: Any) -> Any:
@@ -35,6 +35,16 @@ def test_effects_get_a_coordinate_for_all_of_them() -> None:
     np.testing.assert_allclose(abs(axes[:, -1]), GROUPS**-0.5, atol=1e-4)
     # A row of one group has a gradient that is longer by the root of two.
     assert np.linalg.norm(units[0]) == pytest.approx(np.sqrt(2.0), rel=1e-4)
+
+
+def test_a_wide_mean_makes_the_coordinate_as_long_as_its_own_steps() -> None:
+    def wide(z: Any) -> Any:
+        a, mean = z[:-1], z[-1]
+        return -0.5 * jnp.sum((a - mean) ** 2) - 0.5 * (mean / 50.0) ** 2
+
+    units = prior_coordinates(wide, jnp.zeros(11), np.ones(11, bool), 10)
+    # A tenth of the prior's standard deviation for each of the effects.
+    assert np.linalg.eigvalsh(units)[-1] == pytest.approx(5.0 * 10**0.5, rel=0.03)
 
 
 @pytest.mark.parametrize(

@@ -187,10 +187,10 @@ def test_the_prior_decides_along_them(num_rows: int) -> None:
     vi = nv.PrivateVI(
         nv.private(model, unit="rows"),
         budget=nv.PrivacyBudget(1.0, 1e-5),
+        engine="dpvi",
         progress_bar=False,
     )
     result = vi.run(jax.random.key(0), g, x, y)
-    assert result.engine == "dpvi"
     moments = result.posterior.moments()
     mean, effect = moments["mean"], moments["a"]
     assert abs(float(mean.mean) - 5.0) < 0.45
