@@ -81,8 +81,8 @@ class PreparedFit:
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
-      num_effects: How many effects of groups stand beside other coefficients, where VIPS
-        could run the model; see `group_effects`.
+      num_effects: How many effects of groups stand beside other coefficients, where
+        VIPS could run the model; see `group_effects`.
       advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
         model; None where it has not.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.

@@ -48,7 +48,8 @@ def hides_groups(
 def num_effects(program: ConjugateProgram) -> int:
     """How many effects of groups stand beside other coefficients; 0 if none do.
 
-    Factors that take Newton steps are asked for a gradient in every step themselves.
+    An intercept and a slope of each group have products within the group alone. Factors
+    that take Newton steps are asked for a gradient in every step themselves.
     """
     structure, terms, found = program.structure, program.row_terms, 0
     spoken_of = {atom.latent for term in terms for atom in term.atoms}
@@ -56,17 +57,20 @@ def num_effects(program: ConjugateProgram) -> int:
         names = {n for n in factor.latents if is_real(structure.latents[n])} & spoken_of
         if len(names) < 2 or factor.name in structure.newton:
             continue
-        picked = set().union(*(_picked(term, names) for term in terms))
+        picked = set().union(*(_picked_beside_others(term, names) for term in terms))
         found += sum(math.prod(structure.latents[name].shape) for name in picked)
     return found
 
 
-def _picked(term: Term, names: set[str]) -> set[str]:
-    """Of some latents, those of which a row says which entry a term has."""
-    targets = {
+def _picked_beside_others(term: Term, names: set[str]) -> set[str]:
+    """Of some latents, those whose entry a row picks, in a product with another one
+    whose entry it does not pick by the same number."""
+    codes = {
         factor.target
         for factor in term.factors
         if isinstance(factor, OneHot) and factor.is_private
     }
-    atoms = (atom for atom in term.atoms if atom.latent in names)
-    return {atom.latent for atom in atoms if not targets.isdisjoint(atom.labels)}
+    by_latent = {a.latent: codes & {*a.labels} for a in term.atoms if a.latent in names}
+    if set.intersection(codes, *by_latent.values()):
+        return set()
+    return {name for name, found in by_latent.items() if found}

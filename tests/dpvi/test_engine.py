@@ -212,7 +212,10 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
 
     theirs = jax.jit(jax.grad(loss))(state.variational)
     rows = dict(zip(("X", "y")[-len(args) :], args, strict=True))
-    ours = elbo_gradient(engine, state, full_sum(engine, state, rows))
+    sums = full_sum(engine, state, rows)
+    if state.coordinates is not None:
+        sums["loc"] = sums["loc"] @ state.coordinates.inverse
+    ours = elbo_gradient(engine, state, sums)
     np.testing.assert_allclose(
         ours.guide["loc"], -theirs.guide["loc"], rtol=1e-6, atol=1e-8
     )

@@ -43,6 +43,14 @@ def with_slopes(g: Any, h: Any, X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Normal(a[g] + X @ w, 1.0), obs=y)
 
 
+def slopes(g: Any, h: Any, X: Any, y: Any) -> None:
+    """Both effects are of one kind of groups."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    a, b = effects("a", mean), effects("b")
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Normal(a[g] + b[g] * X[:, 0], 1.0), obs=y)
+
+
 def alone(g: Any, h: Any, X: Any, y: Any) -> None:
     """The groups' mean is no coefficient of a row."""
     mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
@@ -86,7 +94,7 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
     assert "for each effect of a group" in note
 
 
-@pytest.mark.parametrize("fn", [alone, regression, logistic])
+@pytest.mark.parametrize("fn", [alone, slopes, regression, logistic])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
 
