@@ -92,7 +92,8 @@ def rows_with_codes(
     """Rows some of whose integers are any numbers of entries of arrays.
 
     Some of them are valid, be their observations counts, labels or real numbers, and
-    whichever of their integers are codes of groups.
+    whichever of their integers are codes of groups. Some have large floats, for over a
+    short way log(10 + x) and x are nearly the same function.
 
     Args:
       arguments: Whose rows.
@@ -108,6 +109,11 @@ def rows_with_codes(
         rows[name] = np.concatenate([guess[name] for guess in guesses]).astype(
             row.dtype
         )
+        if np.issubdtype(row.dtype, np.floating):
+            shape = (len(rows[name]), *(1,) * row.ndim)
+            is_large = rng.random(shape) < 0.5
+            factor = np.where(is_large, 10.0 ** rng.uniform(-1.0, 2.0, shape), 1.0)
+            rows[name] = (factor * rows[name]).astype(row.dtype)
         if sizes and np.issubdtype(row.dtype, np.integer):
             shape = rows[name].shape
             of_row = rng.choice(sizes, (len(rows[name]), *(1,) * (len(shape) - 1)))

@@ -33,7 +33,7 @@ _MOST_GLOBALS = 12
 # Places at which gradients are looked at, each on rows of its own.
 _TRIALS = 4
 # What is left of a sum that is zero, in single precision, relative to its parts.
-_ROUNDING = 1e-4
+_ROUNDING = 1e-5
 _GATHERS = frozenset(("gather", "dynamic_slice"))
 
 

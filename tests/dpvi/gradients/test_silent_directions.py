@@ -62,6 +62,31 @@ def half_of_the_time(g: Any, h: Any, x: Any, y: Any) -> None:
         numpyro.sample("y", dist.StudentT(4.0, centre, 1.0), obs=y)
 
 
+DOSES = np.array([0.0, 10.0, 33.0, 100.0, 333.0])
+
+
+def nearly_one_direction(g: Any, h: Any, x: Any, y: Any) -> None:
+    """Over a short way the logarithm is a line."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+    dose = jnp.asarray(DOSES)[g] + jnp.abs(x)
+    with numpyro.plate("rows", len(y)):
+        centre = a + b * jnp.log(dose + 10.0) + c * dose / 1000.0
+        numpyro.sample("y", dist.StudentT(4.0, centre, 1.0), obs=y)
+
+
+def log_of_a_column(g: Any, h: Any, x: Any, y: Any) -> None:
+    """Salm of the BUGS examples, with the dose as a column; the code is of no group."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+    e = effects("e")
+    with numpyro.plate("rows", len(y)):
+        rate = a + b * jnp.log(x + 10.0) + c * x + e[g] * x**2
+        numpyro.sample("y", dist.StudentT(4.0, rate, 1.0), obs=y)
+
+
 def slopes(g: Any, h: Any, x: Any, y: Any) -> None:
     slope = numpyro.sample("slope", dist.Normal(0.0, 1.0))
     a = effects("a")
@@ -102,6 +127,8 @@ def engine_of(fn: Any) -> DpviEngine:
         (crossed, 2),
         (nested, 3),
         (half_of_the_time, 0),
+        (nearly_one_direction, 0),
+        (log_of_a_column, 0),
         (slopes, 1),
         (without_a_mean, 0),
     ],
