@@ -31,6 +31,17 @@ pytestmark = pytest.mark.optimized
 NORM = 0.45
 
 
+def check_rows_are_clipped(this: Setup, rows: Mapping[str, Any], count: int) -> None:
+    """Each row by itself changes the sum by the norm at most, and one by nearly it."""
+    largest = 0.0
+    for number in range(count):
+        change = this.bounded_sum(rows, np.arange(count) == number, NORM)
+        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
+        assert norm <= NORM
+        largest = max(largest, norm)
+    assert largest > 0.9 * NORM
+
+
 @pytest.mark.quick_with(
     "gaussian*", "gamma*", "beta_bernoulli", "logistic_fixed", "linear_regression"
 )
@@ -54,13 +65,7 @@ def test_numbers_of_every_size_are_clipped(name: str) -> None:
         wild = rng.choice([-1, 1], plain.shape) * 10.0**exponents
         rows[argument] = np.where(each < 0.8, wild, plain).astype(array.dtype)
     rows = {argument: jnp.asarray(array) for argument, array in rows.items()}
-    largest = 0.0
-    for number in range(count):
-        change = this.bounded_sum(rows, np.arange(count) == number, NORM)
-        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
-        assert norm <= NORM
-        largest = max(largest, norm)
-    assert largest > 0.9 * NORM
+    check_rows_are_clipped(this, rows, count)
 
 
 def of_counts(y: Any) -> None:
@@ -115,13 +120,7 @@ def test_integers_of_every_size_are_clipped(fn: Any, dtype: Any) -> None:
         for name in names
     )
     this = Setup(fn, rows)
-    largest = 0.0
-    for number in range(count):
-        change = this.bounded_sum(this.rows, np.arange(count) == number, NORM)
-        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
-        assert norm <= NORM
-        largest = max(largest, norm)
-    assert largest > 0.9 * NORM
+    check_rows_are_clipped(this, this.rows, count)
 
 
 def weighted_regression(c: Any, X: Any, y: Any) -> None:
@@ -139,13 +138,7 @@ def test_products_of_numbers_of_all_sizes_are_clipped(size: int, x64: None) -> N
     for of in (c, X, y):
         of[::8] = 1.0
     this = Setup(weighted_regression, (c, X, y))
-    largest = 0.0
-    for number in range(count):
-        change = this.bounded_sum(this.rows, np.arange(count) == number, NORM)
-        (norm,) = this.joint_norms({k: v[None] for k, v in change.items()})
-        assert norm <= NORM
-        largest = max(largest, norm)
-    assert largest > 0.9 * NORM
+    check_rows_are_clipped(this, this.rows, count)
 
 
 # --- a row's place --------------------------------------------------------------------

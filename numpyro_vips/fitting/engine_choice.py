@@ -148,7 +148,7 @@ def prepare_fit(
         effects = num_effects(engine.program)
     if engine_choice == "auto":
         advantage = "no curvature" if is_hidden else None
-        advantage = advantage or _advantage(engine, options, noise_multiplier)
+        advantage = advantage or _advantage(engine, options, noise_multiplier, effects)
     if advantage is not None:
         knows_noise = options.private and advantage != "no curvature"
         dpvi = _dpvi_instead(model, graph, options, knows_noise=knows_noise)
@@ -177,13 +177,17 @@ def prepare_fit(
 
 
 def _advantage(
-    engine: Engine, options: ScheduleOptions, noise_multiplier: float | None
+    engine: Engine,
+    options: ScheduleOptions,
+    noise_multiplier: float | None,
+    effects: int,
 ) -> Advantage | None:
     """What DPVI is predicted to be better at than VIPS, but for the curvature.
 
     Args:
       engine: The one that would run the model.
       options, noise_multiplier: See `prepare_fit`.
+      effects: See `num_effects`.
     """
     if not isinstance(engine, VipsEngine):
         return None
@@ -193,7 +197,6 @@ def _advantage(
         return None
     if not affords_scores(engine.num_rows, noise_multiplier):
         return None
-    effects = num_effects(engine.program)
     is_hidden = hides_groups(effects, engine.num_rows, noise_multiplier)
     return "group effects" if is_hidden else None
 

@@ -111,9 +111,8 @@ def _null_space(
     mine = gradients[:, places]
     norms = np.linalg.norm(mine, axis=1)
     mine = mine[norms > 0] / norms[norms > 0, None]
-    basis = np.zeros((gradients.shape[1], 0))
     if len(mine) < 2 * len(places) or len(places) < 2:
-        return basis
+        return np.zeros((gradients.shape[1], 0))
     _, values, axes = np.linalg.svd(mine, full_matrices=False)
     silent = axes[values <= _ROUNDING * values[0]]
     basis = np.zeros((gradients.shape[1], len(silent)))
