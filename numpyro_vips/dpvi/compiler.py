@@ -2,14 +2,14 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64
+from jaxtyping import Array, Float
 
 from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.compared_globals import compared_globals
@@ -42,6 +42,8 @@ from numpyro_vips.dpvi.program import (
     unconstrained_params,
 )
 from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
+from numpyro_vips.dpvi.units_of_globals import moderate_scales, unit_of
+from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
@@ -50,15 +52,20 @@ from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.prior_centre import (
     WIDE_LOGARITHM,
     global_values,
-    is_identity,
     unconstrained_scale,
     units_of_prior,
 )
-from numpyro_vips.model.synthetic_rows import rows_with_codes, synthetic_row
+from numpyro_vips.model.synthetic_rows import (
+    rows_with_codes,
+    synthetic_row,
+    with_large_floats,
+)
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
 _SILENT_ROWS = 2048
+# And those on which curvatures are looked at.
+_CURVED_ROWS = 64
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -72,6 +79,7 @@ class CompiledModel:
       released: What a step releases, in order.
       row_gradients: The clipped sum of it over rows.
       noise_aware: The release for intervals; None where the guide stays as it is.
+      units_of_rows: What rows say of the globals' units; None where units stay.
       log_joint: The density of all rows, for fits without noise.
     """
 
@@ -81,6 +89,7 @@ class CompiledModel:
     released: tuple[ReleasedLeaves, ...]
     row_gradients: RowGradients
     noise_aware: NoiseAware | None
+    units_of_rows: UnitsOfRows | None
     log_joint: FullBatchDensity
 
 
@@ -170,6 +179,7 @@ def compile_model(
         noise_aware=_noise_aware(program, elbo, traced, read)
         if is_noise_aware
         else None,
+        units_of_rows=_units_of_rows(elbo, traced, read) if is_noise_aware else None,
         log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -240,7 +250,7 @@ def _program(
     start = np.where(np.isfinite(start), start, 0.0)
     start = jnp.asarray(start, jnp.result_type(float))
     prior_scale = _flat(space, elbo.scales)
-    reach = units_of_prior(_flat(space, _moderate(elbo.scales, elbo.logarithms)))
+    reach = units_of_prior(_flat(space, moderate_scales(elbo.scales, elbo.logarithms)))
     normal_guide = None
     late: frozenset[str] = frozenset()
     if not callable(guide):
@@ -334,12 +344,12 @@ def _sites(
 
 
 def _in_units(elbo: _UnconstrainedElbo) -> _UnconstrainedElbo:
-    """The bound as a function of numbers in units of how far steps go; see `_unit`."""
-    moderate, centres = _moderate(elbo.scales, elbo.logarithms), elbo.centres
+    """The bound as a function of numbers in units of steps; see `unit_of`."""
+    moderate, centres = moderate_scales(elbo.scales, elbo.logarithms), elbo.centres
     sites = tuple(
         dataclasses.replace(
             s,
-            unit=_unit(s, np.asarray(moderate[s.name]), np.asarray(centres[s.name])),
+            unit=unit_of(s, moderate[s.name], np.asarray(centres[s.name])),
         )
         for s in elbo.sites
     )
@@ -351,12 +361,12 @@ def _in_units(elbo: _UnconstrainedElbo) -> _UnconstrainedElbo:
     )
 
 
-def _moderate(scales: Mapping[str, Any], logarithms: Set[str]) -> dict[str, Any]:
-    """Scales of priors, those of logarithms cut short; see `logarithmic_globals`."""
-    return {
-        name: np.minimum(scale, WIDE_LOGARITHM) if name in logarithms else scale
-        for name, scale in scales.items()
-    }
+def _rows_with_codes(
+    elbo: _UnconstrainedElbo, sites: Sequence[GuideSite], count: int
+) -> dict[str, np.ndarray]:
+    """Synthetic rows, some of whose integers number the entries of these globals."""
+    sizes = {size for site in sites for size in site.shape if size > 1}
+    return rows_with_codes(elbo.row_elbo.graph.arguments, count, sorted(sizes))
 
 
 def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
@@ -498,21 +508,39 @@ def _noise_aware(
     return found
 
 
-def _silent(
+def _units_of_rows(
     elbo: _UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
-) -> SilentDirections:
-    """See `silent_directions`."""
+) -> UnitsOfRows:
+    """See `UnitsOfRows`."""
+    return UnitsOfRows.of_model(
+        _row_density(elbo),
+        traced,
+        elbo.centres,
+        read=read,
+        widest=moderate_scales(elbo.scales, elbo.logarithms),
+        rows=lambda: _rows_with_codes(elbo, read.sites, _CURVED_ROWS),
+    )
+
+
+def _row_density(elbo: _UnconstrainedElbo) -> Callable[[Any, Any], Float[Array, ""]]:
+    """A row's part of the bound at some globals, with others at their centres."""
 
     def density(free: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
         return elbo({**elbo.centres, **free}, {}, row, threefry_key(0))[0]
 
-    sizes = {size for site in read.sites for size in site.shape if size > 1}
+    return density
+
+
+def _silent(
+    elbo: _UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
+) -> SilentDirections:
+    """See `silent_directions`."""
     return silent_directions(
-        density,
+        _row_density(elbo),
         traced,
         read.sites,
         {site.name: elbo.centres[site.name] for site in read.sites},
-        rows_with_codes(elbo.row_elbo.graph.arguments, _SILENT_ROWS, sorted(sizes)),
+        with_large_floats(_rows_with_codes(elbo, read.sites, _SILENT_ROWS)),
     )
 
 
@@ -520,38 +548,6 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
     _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
-
-
-# A prior whose centre is so many standard deviations from zero is somebody's knowledge
-# of the quantity. About zero a wide one, such as Normal(0, 10), only says that there is
-# little.
-_AWAY = 2.0
-
-
-def _unit(
-    site: GuideSite,
-    prior_scale: Float64[np.ndarray, "..."],
-    centre: Float[np.ndarray, "..."],
-) -> float | tuple[float, ...]:
-    """What the numbers of a global are multiples of: how far its steps go, about.
-
-    That is the prior's standard deviation if the global may be any number and its prior
-    is away from zero, and else what `units_of_prior` says. Powers of two, as the scales
-    of priors are read off draws; one for all numbers where they are the same.
-
-    Args:
-      site: The global, in units of 1.
-      prior_scale: Standard deviations of its unconstrained numbers under the prior.
-      centre: The prior's, unconstrained.
-    """
-    units = units_of_prior(prior_scale)
-    if is_identity(site.transform):
-        is_away = np.abs(centre) >= _AWAY * prior_scale
-        units = np.where(is_away, prior_scale, units)
-    powers = 2.0 ** np.round(np.log2(np.ravel(units)))
-    if len(set(powers)) <= 1:
-        return float(powers[0]) if powers.size else 1.0
-    return tuple(map(float, powers))
 
 
 def _guide_site(site: Site, support: Any) -> GuideSite:

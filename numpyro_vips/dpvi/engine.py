@@ -28,7 +28,7 @@ get no noise at all, for nothing about them is released.
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -296,6 +296,25 @@ class DpviEngine:
             coordinates=state.coordinates.whitened(state.pilot, num_rows),
             optimizer_state=self._optimizer.init(variational),
             pilot=None,
+        )
+
+    def before_norms(self, state: DpviState, names: Collection[str]) -> DpviState:
+        """The state whose globals are in units that rows' density tells apart.
+
+        What the optimiser knows of gradients in other units is forgotten. Units that
+        need not grow stay, and so does all else.
+        """
+        units_of_rows = self.compiled.units_of_rows
+        noise_aware = self.compiled.noise_aware
+        if state.coordinates is None or units_of_rows is None or noise_aware is None:
+            return state
+        if "loc" not in names or not units_of_rows.names:
+            return state
+        factors = units_of_rows.at(state.variational.guide["loc"])
+        variational: Any = state.variational
+        return state._replace(
+            coordinates=state.coordinates.grown(noise_aware.units, factors),
+            optimizer_state=self._optimizer.init(variational),
         )
 
     def stretched(self, state: DpviState) -> Mapping[str, float]:

@@ -17,7 +17,7 @@ from numpyro_vips.jax_tools.jaxprs import called_program, evaluate
 _EXPONENTIALS = {"exp", "exp2", "expm1", "logistic", "tanh", "erf", "erfc"}
 # What moves numbers, or adds and compares them.
 _LINEAR = {
-    *("add", "add_any", "sub", "neg", "max", "min", "clamp", "select_n"),
+    *("add", "add_any", "sub", "neg", "abs", "max", "min", "clamp", "select_n"),
     *("reduce_sum", "cumsum", "reduce_max", "reduce_min", "copy", "copy_p"),
     *("convert_element_type", "stop_gradient", "broadcast_in_dim", "reshape"),
     *("squeeze", "expand_dims", "transpose", "rev", "concatenate", "stack", "pad"),

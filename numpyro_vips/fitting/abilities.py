@@ -4,7 +4,7 @@ An engine without one of these abilities has the members all the same: they say 
 there is nothing, or give a state back as it is. So nobody asks of which kind it is.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -73,6 +73,18 @@ class ClippingNorms(Protocol):
           By the name of a norm, the counts of the bins (edges[i - 1], edges[i]], where
           the first and the last bin have no end: (number of edges + 1,). A row that
           counts as zero is in none of them.
+        """
+        ...
+
+    def before_norms(self, state: Any, names: Collection[str]) -> Any:
+        """The state from which norms are counted again, after a step.
+
+        An engine may choose units there, by what it has released; another gives the
+        state back.
+
+        Args:
+          state: The state after the step.
+          names: The blocks whose norms are counted.
         """
         ...
 

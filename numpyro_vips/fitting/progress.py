@@ -185,7 +185,11 @@ def advanced(
             number, found, parts=parts, is_one_vector=engine.is_one_vector
         )
     state = update(engine, step, state, released)
-    if any(later.recentres for later in progress.steps[number + 1 : number + 2]):
-        state = engine.recentre(state)
-        progress = progress.with_stretched(engine.stretched(state), parts)
+    for following in progress.steps[number + 1 : number + 2]:
+        if following.recentres:
+            state = engine.recentre(state)
+            progress = progress.with_stretched(engine.stretched(state), parts)
+        elif following.counted:
+            names = {name for part in following.counted for name in part.blocks}
+            state = engine.before_norms(state, names)
     return state, progress.after_statistics(step, released, num_rows)

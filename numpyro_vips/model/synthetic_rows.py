@@ -92,8 +92,7 @@ def rows_with_codes(
     """Rows some of whose integers are any numbers of entries of arrays.
 
     Some of them are valid, be their observations counts, labels or real numbers, and
-    whichever of their integers are codes of groups. Some have large floats, for over a
-    short way log(10 + x) and x are nearly the same function.
+    whichever of their integers are codes of groups.
 
     Args:
       arguments: Whose rows.
@@ -109,11 +108,6 @@ def rows_with_codes(
         rows[name] = np.concatenate([guess[name] for guess in guesses]).astype(
             row.dtype
         )
-        if np.issubdtype(row.dtype, np.floating):
-            shape = (len(rows[name]), *(1,) * row.ndim)
-            is_large = rng.random(shape) < 0.5
-            factor = np.where(is_large, 10.0 ** rng.uniform(-1.0, 2.0, shape), 1.0)
-            rows[name] = (factor * rows[name]).astype(row.dtype)
         if sizes and np.issubdtype(row.dtype, np.integer):
             shape = rows[name].shape
             of_row = rng.choice(sizes, (len(rows[name]), *(1,) * (len(shape) - 1)))
@@ -125,6 +119,22 @@ def rows_with_codes(
 
 # How many guesses there are at what observations look like.
 _GUESSES = 4
+
+
+def with_large_floats(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Rows of which some have larger floats, from a tenth to a hundred times as large.
+
+    Over a short way log(10 + x) and x are nearly the same function.
+    """
+    rng = np.random.default_rng(6)
+    found = dict(rows)
+    for name, values in rows.items():
+        if values.dtype.kind == "f":
+            shape = (len(values), *(1,) * (values.ndim - 1))
+            is_large = rng.random(shape) < 0.5
+            factor = np.where(is_large, 10.0 ** rng.uniform(-1.0, 2.0, shape), 1.0)
+            found[name] = (factor * values).astype(values.dtype)
+    return found
 
 
 def encoded_rows(

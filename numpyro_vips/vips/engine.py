@@ -7,7 +7,7 @@ sums are averaged over the steps and the globals are brought to convergence for 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -395,6 +395,10 @@ class VipsEngine:
             visited=moments,
             expected_natural=self.on_rows.expected_natural_of(moments),
         )
+
+    def before_norms(self, state: VipsState, names: Collection[str]) -> VipsState:
+        """The state unchanged: units follow from norms; see `suited_to_norms`."""
+        return state
 
     def suited_to_norms(
         self, state: VipsState, ratios: Mapping[str, float]

@@ -64,6 +64,22 @@ class Coordinates(NamedTuple):
         silent = np.linalg.qr(inverse @ silent)[0]
         return cls(units.astype(dtype), inverse.astype(dtype), silent.astype(dtype))
 
+    def grown(
+        self,
+        units: Float64[np.ndarray, "read read"],
+        factors: Float64[np.ndarray, " read"],
+    ) -> "Coordinates":
+        """Those in which globals have units as many times larger.
+
+        Args:
+          units: What the prior suggests, see `of_globals`.
+          factors: By how much.
+        """
+        dtype = np.asarray(self.units).dtype
+        silent = np.asarray(self.units, np.float64) @ np.asarray(self.silent)
+        grown = _symmetric(factors[:, None] * units)
+        return Coordinates.of_globals(grown, np.asarray(silent, np.float64), dtype)
+
     def heard(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
         """A noisy gradient in u without what is noise for certain."""
         silent = jnp.asarray(self.silent)
