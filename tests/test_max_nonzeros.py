@@ -551,6 +551,29 @@ def test_a_width_is_a_positive_integer(declared, error, message) -> None:
         nv.PrivateVI(marked, budget=nv.PrivacyBudget(math.inf), max_nonzeros=declared)
 
 
+def test_a_private_fit_of_what_is_observed_ends_in_a_posterior() -> None:
+    """What clipping took off is found on simulated rows, which have the width too."""
+
+    def rates(X: Any) -> None:
+        prior = dist.Gamma(jnp.ones(LENGTH), 1.0).to_event(1)
+        rate = numpyro.sample("rate", prior)
+        with numpyro.plate(UNIT, len(X)):
+            numpyro.sample("X", dist.Poisson(rate).to_event(1), obs=X)
+
+    rng = np.random.default_rng(0)
+    X = np.concatenate([counts(rng) for _ in range(50)])
+    vi = nv.PrivateVI(
+        nv.private(rates, unit=UNIT),
+        budget=nv.PrivacyBudget(20.0, 1e-5),
+        engine="vips",
+        clipping_norm=4.0,
+        max_nonzeros=WIDTH,
+        progress_bar=False,
+    )
+    draws = vi.run(jax.random.key(0), X).sample_posterior(jax.random.key(1), (200,))
+    np.testing.assert_allclose(np.mean(draws["rate"], 0), X.mean(0), rtol=0.3)
+
+
 def test_a_width_of_no_argument_costs_nothing() -> None:
     budget = nv.PrivacyBudget(1.0, 1e-5)
     marked = nv.private(MODELS["multinomial"].fn, unit=UNIT)

@@ -4,9 +4,11 @@ Rows are added in double precision. A sum in which every number goes through at 
 roundings, in whatever order, differs from the exact one by at most γ(h) Σ|x_n|, with
 γ(h) = h·u / (1 − h·u) and u = 2⁻⁵³ (Higham 2002, section 4.2). If no row's joint vector
 is longer than B, that is at most γ(h)·N·B for N rows, in the norm of the joint vector
-and whatever its scales. Leaving out a row may change how all others are rounded, so two
-neighbouring sums are moved apart by up to twice as much. B is at most the sensitivity:
-a row of that length may be left out, or replaced by zeros.
+and whatever its scales. Where a row has several numbers for one entry of the sum, as
+those of equal words of a document, h counts the addition of each of them. Leaving out a
+row may change how all others are rounded, so two neighbouring sums are moved apart by
+up to twice as much. B is at most the sensitivity: a row of that length may be left out,
+or replaced by zeros.
 """
 
 import dataclasses
@@ -68,6 +70,7 @@ def _rounding(step: Step, num_rows: int, max_batch_size: int | None) -> float:
     rows = most_rows(num_rows)
     _, length = chunks_of(step, num_rows, max_batch_size)
     # Within a chunk XLA adds as it likes; chunks are added in a tree.
-    roundings = length + most_roundings(math.ceil(rows / length)) + _PRODUCTS
+    within = length * max((block.additions for block in step.blocks), default=1)
+    roundings = within + most_roundings(math.ceil(rows / length)) + _PRODUCTS
     gamma = roundings * _UNIT / (1.0 - roundings * _UNIT)
     return 2.0 * rows * gamma + _EDGES

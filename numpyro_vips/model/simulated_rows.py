@@ -62,7 +62,7 @@ class RowSimulator:
         copies: Mapping[str, Any],
         linear: Mapping[str, Sequence[SolvedEntries]],
     ):
-        self._shapes = graph.arguments.row_shapes()
+        self._arguments = graph.arguments
         self.covariates = _covariates(graph, copies, linear)
         self.draws_observations = are_drawn(graph, copies, linear)
 
@@ -131,8 +131,10 @@ class RowSimulator:
         count: int,
         seed: int,
         covariates: Float64[np.ndarray, "count covariates"] | None = None,
-    ) -> dict[str, jax.Array]:
+    ) -> dict[str, Any]:
         """So many rows at these globals, by argument; the same for the same seed.
+
+        They are in the form in which a fit takes rows, see `ModelArguments.as_taken`.
 
         Args:
           latents: By name, a value of each global.
@@ -141,7 +143,8 @@ class RowSimulator:
           covariates: Their covariates, in the order of the attribute, rounded where the
             argument holds whole numbers; zero if left out.
         """
-        return self._draw(*self._inputs(latents, count, seed, covariates))
+        drawn = self._draw(*self._inputs(latents, count, seed, covariates))
+        return self._arguments.as_taken(drawn)
 
     def row_at(
         self, row: Mapping[str, Any], latents: Mapping[str, Any], key: jax.Array
@@ -180,7 +183,7 @@ class RowSimulator:
     ) -> tuple:
         blank = {
             name: np.zeros((count, *like.shape), like.dtype)
-            for name, like in self._shapes.items()
+            for name, like in self._arguments.row_shapes().items()
         }
         start = 0
         for name, places in self.covariates.items():

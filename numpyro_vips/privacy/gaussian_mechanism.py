@@ -62,6 +62,8 @@ class Block:
         not as many as its coordinates: the precision matrix of d coefficients enters
         multiplied by them, as d numbers. No noise depends on it, only how blocks are
         scaled against each other.
+      additions: How many numbers of one row may be added, one after the other, to an
+        entry of the sum over rows. The rounding of sums depends on it.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Block:
     upper: float = math.inf
     norm_bound: float = math.inf
     directions: int | None = None
+    additions: int = 1
 
     def __post_init__(self) -> None:
         """Refuses a block whose shape or bounds do not fit what is said of it.
@@ -84,6 +87,7 @@ class Block:
         """
         _validate.moderate(scale=self.scale)
         _validate.positive(norm_bound=self.norm_bound)
+        _validate.positive_integer(additions=self.additions)
         _validate.one_of(GEOMETRIES, geometry=self.geometry)
         square = len(self.shape) >= 2 and self.shape[-1] == self.shape[-2]
         if self.symmetric and not square:

@@ -156,7 +156,9 @@ def _quietly(read: Callable[[], _T], names: list[str]) -> _T:
     """What `read` returns; its exceptions, which may quote rows, are not passed on."""
     try:
         return read()
-    except Exception as error:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # Panics of libraries in Rust are no `Exception`.
         kind = type(error).__name__
     # Outside of the `except`, so that the new exception does not refer to that one.
     raise RuntimeError(

@@ -79,28 +79,29 @@ def _csv(
     options = csv.ParseOptions(
         newlines_in_values=True, invalid_row_handler=lambda _: "skip"
     )
-    with csv.open_csv(path, parse_options=options) as reader:
-        known = reader.schema.names
-    for name in names:
-        if name not in known:
-            # No hint: in a file without a header the first line is somebody's.
-            raise ValueError(
-                f"Expected the first line of the file to name a column {name!r}."
-            )
-    # One block: a cell that is longer than a block is an error. Bytes, since whether
-    # they are texts is for each cell.
+    # One block, also for the names: a cell that is longer than a block is an error, and
+    # so is one with line breaks that ends in another. Bytes, since whether they are
+    # texts is for each cell.
     size = min(path.stat().st_size + 1, _LARGEST_BLOCK)
-    table = csv.read_csv(
-        path,
-        read_options=csv.ReadOptions(block_size=size),
-        parse_options=options,
-        convert_options=csv.ConvertOptions(
-            include_columns=names,
-            column_types=dict.fromkeys(names, pa.binary()),
-            null_values=[""],
-            strings_can_be_null=True,
-        ),
-    )
+    try:
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(block_size=size),
+            parse_options=options,
+            convert_options=csv.ConvertOptions(
+                include_columns=names,
+                include_missing_columns=False,
+                column_types=dict.fromkeys(names, pa.binary()),
+                null_values=[""],
+                strings_can_be_null=True,
+            ),
+        )
+    except KeyError as error:
+        # No hint: in a file without a header the first line is somebody's.
+        missing = [name for name in names if f"'{name}'" in str(error)] or names
+        raise ValueError(
+            f"Expected the first line of the file to name a column {quoted(missing)}."
+        ) from None
     found = {}
     for name in names:
         cells = table.column(name).to_pylist()

@@ -6,6 +6,7 @@ sums are averaged over the steps and the globals are brought to convergence for 
 (`global_step.py`).
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -148,7 +149,11 @@ class VipsEngine:
         if release == "information":
             number = self._num_covariates
             return (moments_block(number),) if number else ()
-        return self._roles.blocks(release)
+        additions = self.on_rows.additions
+        return tuple(
+            dataclasses.replace(block, additions=additions.get(block.name, 1))
+            for block in self._roles.blocks(release)
+        )
 
     @property
     def _num_covariates(self) -> int:

@@ -5,7 +5,10 @@ import math
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import numpyro
+import numpyro.distributions as dist
 import pytest
 from _models import means
 
@@ -56,6 +59,21 @@ def test_no_row_moves_a_sum_by_more_than_is_allowed_for(count, length):
         assert exact == 0.0
         worst = max(worst, abs(moved))
     assert 1e-13 < worst < allowed
+
+
+def test_every_number_of_a_row_counts_as_an_addition():
+    """Documents of equal words: a row that adds zero moves the sum of the others."""
+    words, length, count = 128, 4096, 2**16
+    block = dataclasses.replace(STEP.blocks[0], additions=words)
+    rows = np.full(length, 2.0**-42 * (1 + 2.0**-6))
+    rows[: length // 2] = 1.0 / words
+    # Without the first row all others stand a place before.
+    moved = summed(np.repeat(rows, words), length * words) - summed(
+        np.repeat(np.roll(rows, -1), words), length * words
+    )
+    worst = count / length * abs(moved)
+    assert rounding(STEP, count // 2) < worst
+    assert worst < rounding(dataclasses.replace(STEP, blocks=(block,)), count // 2)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2**15, 10**6, 10**8])
@@ -124,6 +142,30 @@ def test_a_fit_states_it(engine):
         # What else DPVI releases has the square of the norm.
         least = min(event.sensitivity for event in events)
         assert least == pytest.approx(2.0 * (1 + expected), rel=1e-12)
+
+
+def test_a_fit_to_documents_states_it_for_their_words():
+    words = 40
+
+    def documents(word: Any) -> None:
+        theta = numpyro.sample("theta", dist.Dirichlet(jnp.ones(64)))
+        of_word = dist.Categorical(jnp.broadcast_to(theta, (words, 64))).to_event(1)
+        with numpyro.plate("rows", word.shape[0]):
+            numpyro.sample("word", of_word, obs=word)
+
+    fit = nv.PrivateVI(
+        nv.private(documents, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-6),
+        clipping_norm=2.0,
+        num_rows=200_000,
+        diagnostics=False,
+        progress_bar=False,
+    )
+    events = fit.run(jax.random.key(0), np.zeros((300, words), int)).privacy.events
+    block = dataclasses.replace(STEP.blocks[0], additions=words)
+    expected = rounding(dataclasses.replace(STEP, blocks=(block,)), 200_000)
+    (sensitivity,) = {event.sensitivity for event in events}
+    assert sensitivity == pytest.approx(2.0 * (1 + expected), rel=1e-12)
 
 
 def test_far_more_rows_than_declared_are_refused_unpaid():

@@ -95,6 +95,36 @@ def test_values_come_in_order_and_some_ahead(at_once):
         assert list(taken) == list(range(1, 50))
 
 
+class Panic(BaseException):
+    """What a library in Rust raises where it should not have come."""
+
+
+@pytest.mark.parametrize("error", [ValueError, Panic])
+def test_what_a_source_raises_is_not_passed_on(error):
+    class Broken(Parts):
+        def scan(self, start: int, stop: int) -> Any:
+            yield np.arange(1.0)
+            raise error("row 2 is joe,50")
+
+    with pytest.raises(
+        RuntimeError, match=rf"'x' failed with {error.__name__}\."
+    ) as told:
+        list(read_columns({"x": SourceColumn(Broken(3))}, [range(3)]))
+    assert "joe" not in str(told.value)
+    assert told.value.__context__ is None and told.value.__cause__ is None
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_ends_the_reading(error):
+    class Interrupted(Parts):
+        def scan(self, start: int, stop: int) -> Any:
+            yield np.arange(1.0)
+            raise error
+
+    with pytest.raises(error):
+        list(read_columns({"x": SourceColumn(Interrupted(3))}, [range(3)]))
+
+
 def test_an_error_is_raised_where_the_value_would_be():
     def values() -> Any:
         yield 1

@@ -57,7 +57,10 @@ from numpyro_vips.vips.row_sums.covariates import (
     positive_covariates,
     units_of,
 )
-from numpyro_vips.vips.row_sums.row_statistics import public_statistics
+from numpyro_vips.vips.row_sums.row_statistics import (
+    additions_of_rows,
+    public_statistics,
+)
 from numpyro_vips.vips.steps.state import VipsState, as_arrays
 from numpyro_vips.vips.units.feature_units import FeatureColumns
 from numpyro_vips.vips.units.frames import frames_of
@@ -172,6 +175,11 @@ class RowPrograms:
             clipping_norm=clipping_norm,
         )
         return {name: np.asarray(found[name]) for name in scales}
+
+    @functools.cached_property
+    def additions(self) -> Mapping[str, int]:
+        """See `row_statistics.additions_of_rows`."""
+        return additions_of_rows(self.program)
 
     @functools.cached_property
     def simulator(self) -> RowSimulator | None:

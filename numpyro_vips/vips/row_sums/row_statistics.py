@@ -424,11 +424,7 @@ def _scattered(
       would be no bound then.
     """
     term, labels = entry
-    scatters = [
-        factor
-        for factor in term.factors
-        if isinstance(factor, OneHot) and factor.is_private and factor.target in labels
-    ]
+    scatters = _scatters(entry)
     targets = tuple(factor.target for factor in scatters)
     index_labels = scatters[0].labels if scatters else ()
     rest = Term(
@@ -469,6 +465,38 @@ def _scattered(
         indices.append(jnp.maximum(index, 0))
     axes = tuple((*targets, *kept).index(label) for label in labels)
     return Scattered(tuple(indices), values, axes)
+
+
+def _scatters(entry: Entry) -> list[OneHot]:
+    """The indices of a row along axes of a statistic."""
+    term, labels = entry
+    return [
+        factor
+        for factor in term.factors
+        if isinstance(factor, OneHot) and factor.is_private and factor.target in labels
+    ]
+
+
+def additions_of_rows(program: ConjugateProgram) -> dict[str, int]:
+    """By statistic, how many numbers of a row are added to an entry of the sum at most.
+
+    Of what is scattered these are as many as a row has indices, which may all be equal;
+    those of sparse entries differ. A statistic that is left out has one of each row.
+    """
+
+    def number(scatter: OneHot, labels: Labels) -> int:
+        own = scatter.labels[:-1] if scatter.origin else scatter.labels
+        return math.prod(label.size for label in own if label not in labels)
+
+    found: dict[str, int] = {}
+    for terms in (program.row_terms, program.centred_terms):
+        for name, entries in _by_statistic(program.structure, terms).items():
+            _, labels = entries[0]
+            numbers = [number(scatter, labels) for scatter in _scatters(entries[0])]
+            # Of several terms each row's are added up beforehand, see `bounded_sum`.
+            if len(entries) == 1 and numbers:
+                found[name] = max(found.get(name, 1), *numbers)
+    return found
 
 
 def _in_units(scattered: Scattered, units: Float[Array, "..."] | None) -> Scattered:

@@ -511,3 +511,15 @@ def test_the_program_of_a_norm_grows_with_its_terms_and_not_their_pairs() -> Non
         return contract.call_count
 
     assert operations(8) <= 2.2 * operations(4)
+
+
+def test_additions_of_a_row_are_the_numbers_that_may_meet() -> None:
+    """The words of a document may be one word, and a row has one group."""
+    topics = setup("topics")
+    words = topics.rows["words"].shape[1]
+    found = row_statistics.additions_of_rows(topics.program)
+    assert found["⟨log beta⟩"] == words > 1
+    groups = setup("logistic_groups").program
+    assert set(row_statistics.additions_of_rows(groups).values()) <= {1}
+    regression = setup("linear_regression").program
+    assert row_statistics.additions_of_rows(regression) == {}
