@@ -197,6 +197,12 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
             "releases the products of all indicators of groups and columns, behind "
             "each of which few rows stand"
         )
+    if not prepared.graph.latents("local"):
+        return (
+            "takes a density that is not smooth at its centre, such as Laplace, as it "
+            "is, where under VIPS it is a mixture of Normals in which the weight of a "
+            "row has no limit"
+        )
     if not any(site.is_discrete for site in prepared.graph.latents("local")):
         return (
             "integrates out the latents of rows, which stand beside globals that VIPS "
