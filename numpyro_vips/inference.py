@@ -405,7 +405,7 @@ class PrivateVI:
         if self.schedule_options.private and resumed is None:
             for told in (
                 warning_of_no_globals(prepared.graph),
-                warning_of_chances(prepared.graph),
+                warning_of_chances(prepared.out_of_range),
                 warning_of_delta(priced, prepared.arguments.public_num_rows),
             ):
                 if told is not None:

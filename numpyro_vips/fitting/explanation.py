@@ -45,15 +45,32 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
     )
 
 
-def notes_on_redrawn_rows(steps: Sequence[Step]) -> Iterable[str]:
-    """What `explain` says of steps that redraw rows, which depend on the budget."""
+def notes_on_redrawn_rows(
+    steps: Sequence[Step], exposed: Mapping[str, Sequence[str]]
+) -> Iterable[str]:
+    """What `explain` says of steps that redraw rows, which depend on the budget.
+
+    Args:
+      steps: The schedule.
+      exposed: See `exposures`.
+    """
     number = sum(step.redraws and not step.is_aside for step in steps)
-    if number:
+    if not number:
+        return
+    for site, names in exposed.items():
+        made_of = " and ".join(map(repr, names))
         yield (
-            f"The last {number} steps clip the difference between the gradient of a "
-            "row and that of a row which the model draws in its place, with the same "
-            "covariates. So clipping does not bias the result if the model is right."
+            f"The rate of {site!r} is proportional to {made_of}, which "
+            "redrawn rows keep, as an exposure that was known beforehand. If it is a "
+            "time that ended when the event came, redrawn rows are unlike the data, "
+            "and the rate comes out too large: write the likelihood with "
+            "numpyro.factor, or as a censored distribution."
         )
+    yield (
+        f"The last {number} steps clip the difference between the gradient of a "
+        "row and that of a row which the model draws in its place, with the same "
+        "covariates. So clipping does not bias the result if the model is right."
+    )
 
 
 def with_number_of_rows(

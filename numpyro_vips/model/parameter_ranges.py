@@ -80,9 +80,12 @@ def chances_out_of_range(graph: ModelGraph) -> dict[str, str]:
     }
 
 
-def warning_of_chances(graph: ModelGraph) -> str | None:
-    """What is said, before anything is charged, of chances that leave [0, 1]."""
-    found = chances_out_of_range(graph)
+def warning_of_chances(found: Mapping[str, str]) -> str | None:
+    """What is said, before anything is charged, of chances that leave [0, 1].
+
+    Args:
+      found: See `chances_out_of_range`.
+    """
     if not found:
         return None
     listed = " and ".join(f"{of!r} of {name!r}" for name, of in found.items())

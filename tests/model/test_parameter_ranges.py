@@ -95,7 +95,7 @@ def test_chances_leave_their_range_under_the_priors(
     private = nv.private(model, unit="rows")
     graph = build_graph(private, bind_arguments(private, (X, Y), {}))
     assert chances_out_of_range(graph) == found
-    text = warning_of_chances(graph)
+    text = warning_of_chances(found)
     assert (text is None) == (not found)
     for site, parameter in found.items():
         assert text is not None and f"{parameter!r} of {site!r}" in text
