@@ -34,8 +34,11 @@ _STDDEVS_LEFT_OPEN = 2.0
 _FALLEN_BY = 100.0
 _MOST_MASS = (0.005, 0.995)
 # Within so many of its standard deviations of an end of its range, a posterior leans on
-# it, as one does whose density rises up to the end: an exponential one is within one.
-_STDDEVS_FROM_END = 2.0
+# it, as one does whose density rises up to the end: an exponential one is within one,
+# and angles of von Mises that were fitted on the wrong side were within 2.3.
+_STDDEVS_FROM_END = 3.0
+# A posterior whose so many deviations are more of its range than this is merely wide.
+_MOST_OF_RANGE = 0.25
 # Ranges and ends that are no choice: those of chances, correlations and sizes.
 _NATURAL_RANGES = ((0.0, 1.0), (-1.0, 1.0))
 _NATURAL_END = 0.0
@@ -93,8 +96,7 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     reach = _STDDEVS_FROM_END * stddev
     at_low = (mean - reach < low) & (low != _NATURAL_END)
     at_high = (mean + reach > high) & (high != _NATURAL_END)
-    # Beside both ends it is as wide as the range, and says nothing of them.
-    leans = at_low ^ at_high
+    leans = (at_low | at_high) & (reach < _MOST_OF_RANGE * (high - low))
     for natural in _NATURAL_RANGES:
         leans &= (low != natural[0]) | (high != natural[1])
     if not leans.any():

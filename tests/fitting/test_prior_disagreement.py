@@ -100,7 +100,8 @@ def test_the_sentence_says_what_the_prior_expects():
 
 LEANS = "leans on an end of its prior's range"
 ENDS = [
-    (dist.Uniform(-np.pi, np.pi), -3.13, 0.007),
+    (dist.Uniform(-np.pi, np.pi), -3.127, 0.0066),
+    (dist.Uniform(-np.pi, np.pi), -3.03, 0.2),
     (dist.VonMises(0.0, 0.1), 3.1, 0.03),
     (dist.Uniform(1.0, 10.0), 9.99, 0.01),
     (dist.Uniform(1.0, 10.0), 1.01, 0.01),
@@ -109,6 +110,7 @@ ENDS = [
 WITHIN = [
     (dist.Uniform(-np.pi, np.pi), 3.0, 0.02),
     (dist.Uniform(-np.pi, np.pi), 0.0, 1.8),  # Nothing is known.
+    (dist.Uniform(-np.pi, np.pi), 0.5, 1.0),
     (dist.Uniform(0.0, 1.0), 0.001, 0.001),  # A rare event.
     (dist.Uniform(-1.0, 1.0), 0.98, 0.01),  # A correlation.
     (dist.Uniform(0.0, 10.0), 0.001, 0.001),  # A scale that vanishes.
