@@ -59,6 +59,7 @@ from numpyro_vips.dpvi.iterates import (
     with_drift,
 )
 from numpyro_vips.dpvi.newton_fit import may_take_newton_steps, newton_states
+from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import APPROACH
 from numpyro_vips.dpvi.program import Perturb, ProgramOptions, RowInputs
 from numpyro_vips.dpvi.reading import diagnostics_of, posterior_of
@@ -296,6 +297,7 @@ class DpviEngine:
             coordinates=state.coordinates.whitened(state.pilot, num_rows),
             optimizer_state=self._optimizer.init(variational),
             pilot=None,
+            second=SecondMoments(state.pilot, state.coordinates.units),
         )
 
     def before_norms(self, state: DpviState, names: Collection[str]) -> DpviState:

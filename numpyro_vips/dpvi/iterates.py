@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float64, Int, PRNGKeyArray
 
 from numpyro_vips.dpvi.drift import Drift, diagnostics_of
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
+from numpyro_vips.dpvi.posterior.information_equality import SecondMoments
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.privacy.releases import Kept
 from numpyro_vips.vips.m_step.noisy_information import Information
@@ -51,6 +52,7 @@ class DpviState(NamedTuple):
         the globals' own.
       pilot: The information that the next coordinates are to be found by; None where
         none was released since the last ones.
+      second: What the last pilot has released; None before.
       information: The release near the end, see `noise_aware.py`; None before.
       information_limit: See `Information.limit`, of the next release of it; None before
         its bound is known.
@@ -70,6 +72,7 @@ class DpviState(NamedTuple):
     score: RunningScore | None = None
     coordinates: Coordinates | None = None
     pilot: Information | None = None
+    second: SecondMoments | None = None
     information: Information | None = None
     information_limit: float | None = None
     kept: Kept | None = None
@@ -83,6 +86,7 @@ def for_program(state: DpviState) -> DpviState:
         is_noisy=False,
         diagnostics=None,
         pilot=None,
+        second=None,
         information=None,
         information_limit=None,
         kept=None,
@@ -105,6 +109,7 @@ def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> Dpvi
         recent=recent,
         is_noisy=is_noisy,
         pilot=before.pilot,
+        second=before.second,
         information=before.information,
         kept=before.kept,
     )

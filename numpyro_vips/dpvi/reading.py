@@ -1,7 +1,7 @@
 """From iterates and releases to a posterior, and to what is known of how good it is."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,11 @@ from numpyro_vips.dpvi.iterates import (
     DpviState,
     drift_of_iterates,
     largest_by_name,
+)
+from numpyro_vips.dpvi.posterior.information_equality import (
+    WORTH_A_WARNING,
+    Excess,
+    largest_excess,
 )
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
@@ -44,9 +49,9 @@ def diagnostics_of(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
     """What is known of how good that posterior is, from the state alone.
 
     Returns:
-      What `drift_of_iterates` or Newton's method says; `width_ratio`, how many times as
-      wide noise makes intervals by site, of a posterior that knows of it; and
-      `warnings`, see `Engine.diagnostics`.
+      What `drift_of_iterates` or Newton's method says; of a posterior that knows of the
+      noise `width_ratio`, how many times as wide noise makes intervals by site, and
+      `excess`, see `information_equality.py`; and `warnings`, see `Engine.diagnostics`.
     """
     more = [*on_compared(compiled.compared)]
     if state.is_noisy and compiled.noise_aware is not None:
@@ -68,13 +73,52 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         ratio = largest_by_name(
             state.variational, sizes, normal.stddev / found.data_stddev
         )
-        return _warned({**diagnostics, "width_ratio": ratio}, on_hidden(ratio))
+        excess = _excess(state)
+        diagnostics["excess"] = None if excess is None else excess.factor
+        texts = [*on_hidden(ratio), *_on_excess(excess, state, sizes)]
+        return _warned({**diagnostics, "width_ratio": ratio}, texts)
     log_scale = state.average.guide.get("log_scale", np.zeros(0))
     stddev = np.exp(np.asarray(log_scale, np.float64))
     diagnostics = drift_of_iterates(state, sizes, stddev)
     if state.information is not None:
         return _warned(diagnostics, [_NOT_NOISE_AWARE])
     return diagnostics
+
+
+def _excess(state: DpviState) -> Excess | None:
+    """How much more rows vary than the model says; None where it was not released."""
+    if state.second is None or state.information is None or state.coordinates is None:
+        return None
+    units = state.coordinates.units
+    return largest_excess(state.second, state.information, units)
+
+
+def _on_excess(
+    excess: Excess | None, state: DpviState, sizes: Mapping[str, int]
+) -> Iterable[str]:
+    """What follows where rows vary more about the model than it says.
+
+    Args:
+      excess: How much more.
+      state: The state after the last step.
+      sizes: How many unconstrained numbers each global is, in the guide's order.
+    """
+    if excess is None or excess.factor < WORTH_A_WARNING:
+        return
+    direction = np.zeros(sum(sizes.values()))
+    direction[: len(excess.direction)] = abs(excess.direction)
+    shares = largest_by_name(state.variational, sizes, direction)
+    largest = max(shares.values())
+    sites = [name for name, share in shares.items() if share >= 0.5 * largest]
+    yield (
+        "Rows vary more about the model than it says: their variance is at least "
+        f"{excess.factor:.2g} times that, in what they say of "
+        f"{', '.join(map(repr, sites))}. "
+        "Intervals are too narrow, and rows that surprise the model are clipped, which "
+        "draws the posterior towards the others. What helps: a likelihood with room "
+        "for it, such as NegativeBinomial2 for Poisson, StudentT for Normal, a spread "
+        "that depends on the covariates, or an effect of each row."
+    )
 
 
 def _noise_aware_normal(

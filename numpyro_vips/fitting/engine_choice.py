@@ -28,7 +28,9 @@ from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.user_lines import line_of_error
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
+from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
 from numpyro_vips.vips.engine import VipsEngine
@@ -85,6 +87,8 @@ class PreparedFit:
         VIPS could run the model; see `group_effects`.
       advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
         model; None where it has not.
+      exposed: Which rates are proportional to which arguments, see `exposures`.
+      out_of_range: Which chances leave [0, 1], see `chances_out_of_range`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -100,6 +104,8 @@ class PreparedFit:
     hides_curvature: bool = False
     num_effects: int = 0
     advantage: Advantage | None = None
+    exposed: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
+    out_of_range: Mapping[str, str] = dataclasses.field(default_factory=dict)
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -173,6 +179,8 @@ def prepare_fit(
         hides_curvature=is_hidden,
         num_effects=effects,
         advantage=advantage,
+        exposed=exposures(graph),
+        out_of_range=chances_out_of_range(graph),
     )
 
 

@@ -45,15 +45,32 @@ def explain_plan(prepared: PreparedFit, options: ScheduleOptions) -> Plan:
     )
 
 
-def notes_on_redrawn_rows(steps: Sequence[Step]) -> Iterable[str]:
-    """What `explain` says of steps that redraw rows, which depend on the budget."""
+def notes_on_redrawn_rows(
+    steps: Sequence[Step], exposed: Mapping[str, Sequence[str]]
+) -> Iterable[str]:
+    """What `explain` says of steps that redraw rows, which depend on the budget.
+
+    Args:
+      steps: The schedule.
+      exposed: See `exposures`.
+    """
     number = sum(step.redraws and not step.is_aside for step in steps)
-    if number:
+    if not number:
+        return
+    for site, names in exposed.items():
+        made_of = " and ".join(map(repr, names))
         yield (
-            f"The last {number} steps clip the difference between the gradient of a "
-            "row and that of a row which the model draws in its place, with the same "
-            "covariates. So clipping does not bias the result if the model is right."
+            f"The rate of {site!r} is proportional to {made_of}, which "
+            "redrawn rows keep, as an exposure that was known beforehand. If it is a "
+            "time that ended when the event came, redrawn rows are unlike the data, "
+            "and the rate comes out too large: write the likelihood with "
+            "numpyro.factor, or as a censored distribution."
         )
+    yield (
+        f"The last {number} steps clip the difference between the gradient of a "
+        "row and that of a row which the model draws in its place, with the same "
+        "covariates. So clipping does not bias the result if the model is right."
+    )
 
 
 def with_number_of_rows(
@@ -196,6 +213,12 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
             "gets a gradient with one number for each effect of a group, where VIPS "
             "releases the products of all indicators of groups and columns, behind "
             "each of which few rows stand"
+        )
+    if not prepared.graph.latents("local"):
+        return (
+            "takes a density that is not smooth at its centre, such as Laplace, as it "
+            "is, where under VIPS it is a mixture of Normals in which the weight of a "
+            "row has no limit"
         )
     if not any(site.is_discrete for site in prepared.graph.latents("local")):
         return (

@@ -16,6 +16,15 @@ would, and the posterior may be many of its standard deviations off. DPVI integr
 latent out. Where the only global beside an effect is its mean, or the effect has been
 made a level about its mean (`level_means.py`), VIPS has no such trouble and stays.
 
+**Cusps.** A Laplace density, symmetric or not, is a mixture of Normals over a variance
+of each row. A row's weight in the sums of VIPS is then the inverse of its residual,
+which has no limit. Weights are clipped, in sums that the scale depends on, and the
+rows' variances have posterior factors of their own, which makes the posterior of the
+location too narrow. A score has a limit, however small the residual is. With 5,000 rows
+at ε = 1 the intervals of a Laplace regression's coefficients were 6 to 85 times as wide
+under VIPS, and its scale came out by 14 to 35 % too large. Without noise intervals of
+a location were half as wide under VIPS.
+
 Without noise it is the same engine. The posterior of VIPS is then a product of factors,
 at the best of the optima that some random starts lead to; that of DPVI has the globals'
 correlations.
@@ -65,7 +74,11 @@ def is_better_marginal(
       noise_multiplier: See `affords_scores`.
     """
     program = engine.program
-    if not (can_be_summed_out(program) or has_effects_beside_globals(program)):
+    if not (
+        can_be_summed_out(program)
+        or has_effects_beside_globals(program)
+        or has_cusps(program)
+    ):
         return False
     if not options.private:
         is_small = may_take_newton_steps(program.graph)
@@ -77,6 +90,18 @@ def is_left_open(options: ScheduleOptions) -> bool:
     """Whether the caller chose neither steps, norms, noise nor batches."""
     given = options.num_steps, options.clipping_norm, options.noise_multiplier
     return given == (None, None, None) and options.sampling.scheme == "full"
+
+
+def has_cusps(program: ConjugateProgram) -> bool:
+    """Whether a density of rows is a mixture of Normals whose weights have no limit.
+
+    The auxiliary variance of a Laplace density is generalised inverse Gaussian, given
+    the rest. The precision that Student t densities have is Gamma, and has a limit.
+    """
+    return any(
+        latent.role == "local" and latent.family == "GeneralizedInverseGaussian"
+        for latent in program.structure.latents.values()
+    )
 
 
 def has_effects_beside_globals(program: ConjugateProgram) -> bool:

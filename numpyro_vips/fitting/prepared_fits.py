@@ -103,7 +103,7 @@ def prepared_fit(
         num_rows=arguments.public_num_rows,
         noise_multiplier=factor,
     )
-    notes = (*kept.plan.notes, *notes_on_redrawn_rows(steps))
+    notes = (*kept.plan.notes, *notes_on_redrawn_rows(steps, kept.prepared.exposed))
     plan = dataclasses.replace(kept.plan, notes=notes)
     return dataclasses.replace(kept.prepared, arguments=arguments, steps=steps), plan
 

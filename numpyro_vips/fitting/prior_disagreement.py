@@ -13,7 +13,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 
+from numpyro_vips.conjugacy.families import supports
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.model.distributions import unwrapped
 from numpyro_vips.model.graph import ModelGraph
@@ -31,12 +33,23 @@ _STDDEVS_LEFT_OPEN = 2.0
 # fallen, by this factor at least.
 _FALLEN_BY = 100.0
 _MOST_MASS = (0.005, 0.995)
+# Within so many of its standard deviations of an end of its range, a posterior leans on
+# it, as one does whose density rises up to the end: an exponential one is within one,
+# and angles of von Mises that were fitted on the wrong side were within 2.3.
+_STDDEVS_FROM_END = 3.0
+# A posterior whose so many deviations are more of its range than this is merely wide.
+_MOST_OF_RANGE = 0.25
+# Ranges and ends that are no choice: those of chances, correlations and sizes.
+_NATURAL_RANGES = ((0.0, 1.0), (-1.0, 1.0))
+_NATURAL_END = 0.0
 
 
 def prior_disagreements(
     graph: ModelGraph, posterior: Mapping[str, MeanAndStddev]
 ) -> list[str]:
     """A sentence for each global site whose posterior is far out in its prior.
+
+    There is one, too, where it leans on an end of the prior's finite range.
 
     The prior of a site is the model's own, given the posterior means of the latents
     before it. Entries of a vector are looked at one by one, by their marginals. Nothing
@@ -66,8 +79,45 @@ def prior_disagreements(
     # paid for by now, and is not lost to a check of it.
     except Exception:
         return []
-    texts = (_disagreement(name, found[name], posterior[name]) for name in found)
+    texts = [_disagreement(name, found[name], posterior[name]) for name in found]
+    texts += [_at_an_end(name, found[name], posterior[name]) for name in found]
     return [text for text in texts if text is not None]
+
+
+def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
+    """What is wrong where a posterior leans on an end of its prior's finite range."""
+    support = supports.base_support(prior.support)
+    if not isinstance(support, type(constraints.interval(0.0, 1.0))):
+        return None
+    ends = np.asarray(support.lower_bound), np.asarray(support.upper_bound)
+    shape = np.shape(posterior.mean)
+    low, high = (np.broadcast_to(end, shape).astype(np.float64) for end in ends)
+    mean, stddev = (np.asarray(part, np.float64) for part in posterior)
+    reach = _STDDEVS_FROM_END * stddev
+    at_low = (mean - reach < low) & (low != _NATURAL_END)
+    at_high = (mean + reach > high) & (high != _NATURAL_END)
+    leans = (at_low | at_high) & (reach < _MOST_OF_RANGE * (high - low))
+    for natural in _NATURAL_RANGES:
+        leans &= (low != natural[0]) | (high != natural[1])
+    if not leans.any():
+        return None
+    place = np.unravel_index(np.argmax(leans), mean.shape)
+    where = repr(name) + "".join(f"[{index}]" for index in place)
+    end = (low if at_low[place] else high)[place]
+    text = (
+        f"The posterior of {where} leans on an end of its prior's range: it is "
+        f"{mean[place]:.4g} ± {stddev[place]:.2g}, and the range ends at {end:.4g}. "
+    )
+    if math.isclose(high[place] - low[place], 2.0 * math.pi, rel_tol=1e-3):
+        return text + (
+            "If it is an angle, what lies beyond that end is at the other one, where "
+            "the fit does not get to, and the posterior may be wrong. Turn the angles "
+            "by a public constant, so that they are far from both ends."
+        )
+    return text + (
+        "If the truth may lie beyond it, the posterior is wrong. Give a wider range, "
+        "from public knowledge, or a prior without ends."
+    )
 
 
 def _marginals(prior: Any) -> Any:

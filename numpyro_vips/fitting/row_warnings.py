@@ -4,6 +4,7 @@ Everything said is public: shares that were released with noise, norms, and what
 model alone says of its statistics. Names of arguments and sites are, values are not.
 """
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, ZERO_ROWS
+from numpyro_vips.model.row_weights import weights_of_rows
 from numpyro_vips.privacy.releases import ClippingEffect, Pull
 from numpyro_vips.privacy.statement import NoisyShare
 
@@ -25,6 +27,9 @@ _STANDING_OUT = 3.0
 _WORTH_A_WARNING_OF_GRADIENTS = 0.25
 # Clipped differences to redrawn rows do so at any norm, if the model is right.
 _WORTH_A_WARNING_OF_DIFFERENCES = 0.5
+# Of rows with weights of their own a few may have much of all weight. So it has to be
+# known that no more than these are clipped, with as many standard deviations.
+_WORTH_A_WARNING_OF_WEIGHTS = 0.02
 # By how much a larger norm is larger that the caller may try.
 _LARGER = 2.0
 # More names than these make no sentence.
@@ -58,6 +63,9 @@ def warnings_on_rows(
         limit = _WORTH_A_WARNING_OF_GRADIENTS
     if any(step.redraws for step in reporting):
         limit = _WORTH_A_WARNING_OF_DIFFERENCES
+    weights = weights_of_rows(prepared.graph)
+    if weights and _may_be_notable(shares.get(CLIPPED_ROWS)):
+        found.append(_on_weights(weights, shares[CLIPPED_ROWS]))
     if _is_notable(shares.get(CLIPPED_ROWS), limit):
         step = reporting[-1]
         effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
@@ -106,6 +114,29 @@ def _is_notable(share: NoisyShare | None, limit: float) -> bool:
     if share is None:
         return False
     return share.share - _STANDING_OUT * share.stddev > limit
+
+
+def _may_be_notable(share: NoisyShare | None) -> bool:
+    if share is None:
+        return False
+    return share.share + _STANDING_OUT * share.stddev > _WORTH_A_WARNING_OF_WEIGHTS
+
+
+def _on_weights(weights: Mapping[str, Iterable[str]], share: NoisyShare) -> str:
+    """What clipping makes of rows with weights."""
+    sites = _listed([repr(name) for name in weights])
+    names = sorted(set(itertools.chain.from_iterable(weights.values())))
+    made_of = _listed([repr(name) for name in names])
+    return (
+        f"Rows have weights of their own: {made_of}, by numpyro.handlers.scale around "
+        f"{sites}. {share} of the rows were clipped, the "
+        "heavy ones first, and so count with less than their weight. Where a response "
+        "goes with its weight, the posterior is biased towards light rows, and "
+        "intervals do not know of it. What helps, the best first: weights with a limit "
+        f"that you choose without looking, as numpy.minimum({names[0]}, 3), so that "
+        "few rows are clipped; more rows or a larger epsilon; a model of what weights "
+        "are made of, such as strata, in their place."
+    )
 
 
 def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> str:

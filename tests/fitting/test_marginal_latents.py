@@ -70,6 +70,28 @@ def loadings(y: Any) -> None:
         numpyro.sample("y", dist.Normal(centre, scale**0.5).to_event(1), obs=1.0 * y)
 
 
+def medians(y: Any) -> None:
+    spread: Any = numpyro.sample("spread", dist.HalfNormal(1.0))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Laplace(1.0 * y[:, :2] @ w, spread), obs=1.0 * y[:, 2])
+
+
+def quantiles(y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        density = dist.AsymmetricLaplaceQuantile(mean, 1.0, 0.9)
+        numpyro.sample("y", density, obs=1.0 * y[:, 0])
+
+
+def long_tails(y: Any) -> None:
+    """A Student t is smooth at its centre, and the effects' Laplace prior public."""
+    w = numpyro.sample("w", dist.Laplace(0.0, 1.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        centre = 1.0 * y[:, :2] @ w
+        numpyro.sample("y", dist.StudentT(4.0, centre, 1.0), obs=1.0 * y[:, 2])
+
+
 def no_latents(y: Any) -> None:
     with numpyro.plate("questions", 3):
         yes: Any = numpyro.sample("yes", dist.Beta(2.0, 2.0))
@@ -160,7 +182,17 @@ def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> N
     assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
-@pytest.mark.parametrize("fn", [levels, effects, no_latents, many_globals])
+@pytest.mark.parametrize("epsilon", [1.0, math.inf])
+@pytest.mark.parametrize("fn", [medians, quantiles])
+def test_densities_with_a_cusp_are_taken_as_they_are(fn: Any, epsilon: float) -> None:
+    plan = plan_of(fn, epsilon=epsilon)
+    assert plan.engine == "dpvi"
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "not smooth at its centre" in note
+    assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
+
+
+@pytest.mark.parametrize("fn", [levels, effects, no_latents, many_globals, long_tails])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
 

@@ -98,6 +98,39 @@ def test_the_sentence_says_what_the_prior_expects():
     assert "between 7.424 and 12.58" in text
 
 
+LEANS = "leans on an end of its prior's range"
+ENDS = [
+    (dist.Uniform(-np.pi, np.pi), -3.127, 0.0066),
+    (dist.Uniform(-np.pi, np.pi), -3.03, 0.2),
+    (dist.VonMises(0.0, 0.1), 3.1, 0.03),
+    (dist.Uniform(1.0, 10.0), 9.99, 0.01),
+    (dist.Uniform(1.0, 10.0), 1.01, 0.01),
+    (dist.Uniform(-5.0, jnp.array([5.0, 2.0])).to_event(1), [1.0, 1.9], 0.1),
+]
+WITHIN = [
+    (dist.Uniform(-np.pi, np.pi), 3.0, 0.02),
+    (dist.Uniform(-np.pi, np.pi), 0.0, 1.8),  # Nothing is known.
+    (dist.Uniform(-np.pi, np.pi), 0.5, 1.0),
+    (dist.Uniform(0.0, 1.0), 0.001, 0.001),  # A rare event.
+    (dist.Uniform(-1.0, 1.0), 0.98, 0.01),  # A correlation.
+    (dist.Uniform(0.0, 10.0), 0.001, 0.001),  # A scale that vanishes.
+    (dist.Beta(1.0, 1.0), 0.999, 0.001),
+]
+
+
+@pytest.mark.parametrize(("prior", "mean", "stddev"), ENDS)
+def test_a_posterior_at_an_end_of_a_chosen_range_is_said(prior, mean, stddev):
+    (text,) = said(prior, mean, stddev)
+    assert LEANS in text
+    is_angle = np.ndim(mean) == 0 and abs(mean) < 4.0 and mean != 1.01
+    assert ("If it is an angle" in text) == is_angle
+
+
+@pytest.mark.parametrize(("prior", "mean", "stddev"), WITHIN)
+def test_ends_that_are_far_or_natural_are_not_said(prior, mean, stddev):
+    assert said(prior, mean, stddev) == []
+
+
 def hierarchy(y: Any) -> None:
     scale = numpyro.sample("scale", dist.HalfCauchy(1.0))
     with numpyro.plate("features", 4):

@@ -201,3 +201,42 @@ def test_without_noise_a_single_odd_row_is_told(engine: str, num_odd: int) -> No
         share = result.diagnostics["rows that count as zero"]
         assert share == {"share": pytest.approx(1 / 200), "stddev": 0.0}
         assert ("number of rows has them" in texts[0]) == (engine == "vips")
+
+
+def weighted_mean(w, y):
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
+    spread = numpyro.sample("spread", dist.HalfNormal(5.0))
+    with numpyro.plate("rows", y.shape[0]), numpyro.handlers.scale(scale=w):
+        numpyro.sample("y", dist.Normal(mean, spread), obs=y)
+
+
+def survey(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Who has a large number answers less often, and is weighted by the inverse."""
+    rng = np.random.default_rng(100)
+    everyone = rng.normal(2.0, 1.0, 10 * rows)
+    chance = np.clip(1 / (1 + np.exp(1.5 * (everyone - 1.0))), 0.02, 1.0)
+    asked = np.flatnonzero(rng.random(10 * rows) < 0.5 * chance)[:rows]
+    weights = 1 / chance[asked]
+    return weights / weights.mean(), everyone[asked]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("engine", ["vips", "dpvi"])
+def test_that_heavy_rows_were_clipped_is_said_before_they_are_many(engine: str):
+    """3 % of the rows are clipped, and the mean is off by many standard deviations."""
+    weights, y = (rows.astype(np.float32) for rows in survey(5000))
+    result, texts = fit(weighted_mean, weights, y, engine=engine)
+    mean = result.posterior.moments()["mean"]
+    assert mean.mean + 4 * mean.stddev < 2.0  # It is still so.
+    (text,) = (text for text in texts if "weights of their own" in text)
+    assert "'w', by numpyro.handlers.scale around 'y'" in text
+    assert "numpy.minimum(w, 3)" in text
+    assert text in result.privacy.remarks
+
+
+@pytest.mark.thorough
+def test_weights_with_a_limit_raise_no_warning():
+    weights, y = survey(50_000)
+    limited = np.minimum(weights, 3.0).astype(np.float32)
+    _, texts = fit(weighted_mean, limited, y.astype(np.float32))
+    assert not any("weights of their own" in text for text in texts)

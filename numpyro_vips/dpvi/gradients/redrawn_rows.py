@@ -13,6 +13,7 @@ from jaxtyping import PRNGKeyArray
 from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw
 from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.row_weights import weights_of_rows
 from numpyro_vips.model.simulated_rows import RowSimulator
 
 
@@ -20,12 +21,16 @@ def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
     """What draws rows anew; None where the model does not say how they are drawn.
 
     A density may have no sampler, or what is observed may be no draw, as a censored
-    time is none whose likelihood `numpyro.factor` adds; see `drawn_observations`.
+    time is none whose likelihood `numpyro.factor` adds; see `drawn_observations`. Nor
+    are rows with weights of their own drawn by the model: weights are there to make
+    rows like others that were not asked, so that a response may go with its weight.
 
     Args:
       graph: The model.
       space: The globals, in which gradients are taken.
     """
+    if weights_of_rows(graph):
+        return None
     simulator = RowSimulator.of(graph)
     if simulator is None or not simulator.draws_observations:
         return None

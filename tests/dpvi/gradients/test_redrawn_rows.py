@@ -89,6 +89,19 @@ def test_a_model_that_cannot_draw_rows_is_fitted_without() -> None:
     assert engine.redrawn_after is None
 
 
+def weighted(x: Any, y: Any) -> None:
+    level = numpyro.sample("level", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", x.shape[0]), numpyro.handlers.scale(scale=jnp.exp(x)):
+        numpyro.sample("y", dist.Normal(level, 1.0), obs=y)
+
+
+def test_rows_with_weights_are_not_redrawn() -> None:
+    """Weights are no covariates: a response may go with them."""
+    engine = engine_of(weighted, X, X)
+    assert redrawing(engine.program.graph, engine.space) is None
+    assert engine.redrawn_after is None
+
+
 def test_rows_are_redrawn_after_a_fifth_of_the_steps() -> None:
     """Before those whose scores count."""
     engine = engine_of(durations, X, np.ones_like(X), num_steps=41)

@@ -271,7 +271,14 @@ def test_a_private_fit_takes_none_of_it(monkeypatch, budget):
         result = vi.run(KEY, X.astype(np.float32), y.astype(np.float32))
     assert result.settings["num_steps"] == 200
     # Of released numbers there are these.
-    released = {"num_steps", "r_hat", "fluctuation", "distance", "width_ratio"}
+    released = {
+        "num_steps",
+        "r_hat",
+        "fluctuation",
+        "distance",
+        "width_ratio",
+        "excess",
+    }
     released |= {"converged", "warnings", "clipping_norms", *DIAGNOSTICS}
     assert set(result.diagnostics) == released
 
