@@ -109,7 +109,7 @@ class Schema(Encoding, Mapping[str, Column]):
         if name not in self:
             raise ValueError(
                 f"Expected {name!r} to be a column of the schema, which has "
-                f"{list(self)}. {did_you_mean(name, self)}"
+                f"{list(self)}. {did_you_mean(name, self)}".rstrip()
             )
 
     @property
