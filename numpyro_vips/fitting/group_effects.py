@@ -24,9 +24,10 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 # Rows for each unit of the noise multiplier of a single release on which the whole
 # budget is spent, and each effect to the power of 1.5, from which on VIPS stays: the
 # noise in a matrix of k effects grows like the root of k, and each effect has a k-th of
-# the rows. With 12, 30 and 100 effects, and 12 crossed with 20, intervals of VIPS held
-# what they say with 30 to 50 of these rows, and not with 13.
-_ROWS_PER_EFFECT = 30.0
+# the rows. In mean + a[group] + slope x with 12 groups, intervals of effects held the
+# truth in 27, 25, 62, 57 and 100 % with 30, 50, 97, 142 and 194 of these rows, see the
+# benchmark and `docs/choosing_a_budget.md`.
+_ROWS_PER_EFFECT = 200.0
 
 
 def hides_groups(
