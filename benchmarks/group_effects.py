@@ -1,7 +1,8 @@
 """Intervals of regressions with effects of groups, by either engine.
 
     python benchmarks/group_effects.py [--rows 5000] [--groups 30] [--epsilon 1]
-                                       [--repetitions 5]
+                                       [--repetitions 5] [--engines vips dpvi]
+                                       [--predictors "mean + a[g] + slope x"]
 
 Rows have a covariate, a group, and in one model a second group. The table has, for each
 model and engine, the share of 90 % intervals that hold the truth, of the globals beside
@@ -117,12 +118,14 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=30)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--engines", nargs="+", default=["vips", "dpvi"])
+    parser.add_argument("--predictors", nargs="+", choices=MODELS, default=[*MODELS])
     args = parser.parse_args()
     print(f"rows {args.rows}, groups {args.groups}, epsilon {args.epsilon}")
     print("| predictor | engine | inside | effects inside | sigma | warned |")
     print("|---|---|---|---|---|---|")
-    for name in MODELS:
-        for engine in ("vips", "dpvi"):
+    for name in args.predictors:
+        for engine in args.engines:
             print(row_of(name, engine, args), flush=True)
 
 

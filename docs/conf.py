@@ -13,6 +13,7 @@ extensions = [
     "sphinx.ext.napoleon",
 ]
 default_role = "literal"  # Names in docstrings stand between single backticks.
+autoclass_content = "both"  # Arguments stand at the class or at its __init__.
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 napoleon_numpy_docstring = False

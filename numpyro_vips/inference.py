@@ -304,6 +304,25 @@ class PrivateVI:
         Reads the shapes and dtypes of the arguments, not their values, and costs no
         budget.
 
+            >>> import numpyro, numpyro.distributions as dist
+            >>> import numpyro_vips as nv
+            >>> @nv.private(unit="people")
+            ... def model(y):
+            ...     rate = numpyro.sample("rate", dist.Gamma(2.0, 1.0))
+            ...     with numpyro.plate("people", len(y)):
+            ...         numpyro.sample("y", dist.Poisson(rate), obs=y)
+            >>> vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-6))
+            >>> plan = vi.explain(np.zeros(1000, int))
+            >>> plan.engine, plan.sites[0]["posterior"]
+            ('vips', 'Gamma [log, x]')
+
+        Args:
+          *args: The model's arguments, as of `run`.
+          **kwargs: Likewise, by name.
+
+        Returns:
+          The plan, which prints as tables.
+
         Raises:
           What `run` raises before it charges the budget, except that what is left of
           the budget is not looked at.

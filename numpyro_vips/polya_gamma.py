@@ -47,7 +47,11 @@ def _log_density(
 
 
 class PolyaGamma(dist.Distribution):
-    """PG(b, c).
+    """The Pólya-Gamma distribution PG(b, c) of Polson, Scott and Windle (2013).
+
+    Given c = the logit, it is the posterior of the auxiliary variable of a logistic
+    likelihood with b trials. Its mean is b/(2c)·tanh(c/2), and b/4 at c = 0. As any
+    distribution of NumPyro it has `sample`, `log_prob`, `mean` and `variance`.
 
         >>> variable = PolyaGamma(b=2.0, c=jnp.array([0.0, 1.0]))
         >>> variable.mean
@@ -57,7 +61,11 @@ class PolyaGamma(dist.Distribution):
 
     Args:
       b: Shape; positive. The number of trials of a logistic likelihood.
-      c: Tilt; any real number.
+      c: Tilt; any real number. Both broadcast to the batch shape.
+      validate_args: As of other distributions of NumPyro.
+
+    Raises:
+      ValueError: With `validate_args=True`, a parameter is out of range.
     """
 
     arg_constraints: Any = {  # noqa: RUF012

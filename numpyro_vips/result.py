@@ -151,7 +151,15 @@ class PrivateVIResult:
 
         Returns:
           Draws by site, ready for `numpyro.infer.Predictive(model, samples)`.
+
+        Raises:
+          TypeError: `sample_shape` is a number.
         """
+        if np.ndim(sample_shape) == 0:
+            raise TypeError(
+                f"Expected sample_shape={sample_shape!r} to be a tuple, as in "
+                f"sample_shape=({sample_shape!r},)."
+            )
         return self.posterior.sample(rng_key, tuple(sample_shape))
 
     @one_blas_thread

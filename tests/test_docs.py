@@ -89,6 +89,30 @@ def test_page_on_tables_ends_in_the_coefficients_that_made_the_table(
     assert tuple(labels) == names["features"].design_columns
 
 
+@pytest.mark.thorough
+def test_models_are_compared_inside_one(repository):
+    """The coefficients that made the table of docs/faq.md are 1 and 1.5."""
+    names: dict[str, Any] = {}
+    for block in code_blocks(repository / "docs" / "faq.md"):
+        exec(block, names)
+    assert names["result"].privacy.epsilon <= 1.0
+    assert abs(names["bend"].mean() - 1.5) < 6 * names["bend"].std() < 1.5
+
+
+def test_groups_of_a_table_are_places_in_a_list(repository):
+    """In the order that docs/tables.md says."""
+    (block,) = [
+        block
+        for block in code_blocks(repository / "docs" / "tables.md")
+        if "schools = " in block
+    ]
+    names: dict[str, Any] = {"nv": nv}
+    exec(block, names)
+    assert names["group"].tolist() == [1, 0]
+    np.testing.assert_allclose(names["hours"], [-0.5, 0.5])
+    np.testing.assert_allclose(names["score"], [0.1, 0.6])
+
+
 def test_the_reference_has_every_public_name(repository):
     page = (repository / "docs" / "api.md").read_text(encoding="utf-8")
     kinds = "autoclass|autofunction|autoexception"

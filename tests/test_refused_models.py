@@ -375,6 +375,13 @@ def absolute_factor(y: Any) -> None:
         numpyro.factor("fit", -jnp.abs(y - w))
 
 
+@not_conjugate(numbers, "public number ('k') of numpyro.factor")
+def weibull_factor(y: Any) -> None:
+    k = numpyro.sample("k", dist.Gamma(2.0, 2.0))
+    with numpyro.plate(UNIT, y.shape[0]):
+        numpyro.factor("fit", -(jnp.exp(y) ** k))
+
+
 @not_conjugate(numbers, "'mu'")
 def mixture_counted_twice(y: Any) -> None:
     mu = numpyro.sample("mu", dist.Normal(0.0, 3.0).expand([2]).to_event(1))

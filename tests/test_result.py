@@ -34,6 +34,11 @@ def test_draws_have_the_sample_shape_and_follow_the_key(result, sample_shape):
 
 
 @pytest.mark.thorough
+def test_a_number_of_draws_is_asked_for_as_a_tuple(result):
+    with pytest.raises(TypeError, match=r"sample_shape=\(100,\)"):
+        result.sample_posterior(jax.random.key(0), 100)
+
+
 def test_draws_go_into_predictive(result):
     def model(X, y=None):
         w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))

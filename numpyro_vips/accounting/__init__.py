@@ -21,7 +21,7 @@ Three accountants price the same events. None of them needs JAX.
 
 A noise multiplier is always the noise's standard deviation divided by the L2
 sensitivity *in the stated relation*: add or remove one row for `"poisson"`, replace
-one row for `"without_replacement"`. `docs/privacy.md` derives the formulas.
+one row for `"without_replacement"`. `docs/privacy_proofs.md` derives the formulas.
 """
 
 # ruff: noqa: F401

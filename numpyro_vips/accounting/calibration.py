@@ -35,14 +35,29 @@ def calibrate(
 ) -> float:
     """The smallest noise multiplier whose price is at most `epsilon`.
 
-    The arguments are those of the function `epsilon`. The price of the answer never
-    exceeds the target. An infinite target needs no noise: 0.
+    The price of the answer never exceeds the target. An infinite target needs no noise:
+    0. The other arguments are those of the function `epsilon`.
 
         >>> noise = calibrate(
         ...     epsilon=1.0, delta=1e-6, sampling_rate=1.0, num_steps=1, sampling="full"
         ... )
         >>> round(noise, 3)
         4.225
+
+    Args:
+      epsilon: Target epsilon, positive.
+      delta: Target delta; positive where epsilon is finite.
+      sampling_rate: Probability of a row to be in a batch, or fraction of the rows.
+      num_steps: Number of releases.
+      sampling: `"poisson"`, `"without_replacement"` or `"full"`.
+      accountant: `"pld"`, `"moments"` or `"strong"`.
+
+    Returns:
+      Standard deviation of the noise over the L2 sensitivity in the relation that
+      belongs to `sampling`.
+
+    Raises:
+      ValueError: A number is out of range, or no noise meets the target.
     """
     event = unit_event(1.0, sampling_rate, num_steps, sampling)
     return calibrate_events(

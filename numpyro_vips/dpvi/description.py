@@ -120,10 +120,9 @@ def on_turning(pairs: Sequence[tuple[str, str]]) -> Iterable[str]:
         )
 
 
-# How many times as wide noise makes an interval before it is worth a warning. In the
-# gallery (`docs/foreign_models.md`) globals far outside of their intervals, unwarned,
-# stood beside others with ratios of 17 to 60; fits without such errors had 7 at most,
-# or nearly the prior.
+# How many times as wide noise makes an interval before it is worth a warning: scores
+# are read as linear over all of it, and other globals are off where they are not.
+# Chosen by hand.
 _MOST_WIDENED = 15.0
 
 

@@ -11,7 +11,7 @@ from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
 from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
 from numpyro_vips.fitting.engine import Engine, EngineSettings
-from numpyro_vips.fitting.group_effects import hides_groups, num_effects
+from numpyro_vips.fitting.group_effects import hides_groups, rows_for_groups
 from numpyro_vips.fitting.marginal_latents import (
     affords_scores,
     is_better_marginal,
@@ -83,8 +83,8 @@ class PreparedFit:
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
-      num_effects: How many effects of groups stand beside other coefficients, where
-        VIPS could run the model; see `group_effects`.
+      rows_for_groups: How many rows show effects of groups beside other coefficients,
+        where VIPS could run the model; see `group_effects`.
       advantage: Why `engine_choice="auto"` has taken DPVI where VIPS could run the
         model; None where it has not.
       exposed: Which rates are proportional to which arguments, see `exposures`.
@@ -102,7 +102,7 @@ class PreparedFit:
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     curvature_noise: float = 0.0
     hides_curvature: bool = False
-    num_effects: int = 0
+    rows_for_groups: float = 0.0
     advantage: Advantage | None = None
     exposed: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     out_of_range: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -149,12 +149,14 @@ def prepare_fit(
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
     per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
-    advantage, effects = None, 0
+    advantage, for_groups = None, 0.0
     if isinstance(engine, VipsEngine):
-        effects = num_effects(engine.program)
+        for_groups = rows_for_groups(engine.program)
     if engine_choice == "auto":
         advantage = "no curvature" if is_hidden else None
-        advantage = advantage or _advantage(engine, options, noise_multiplier, effects)
+        advantage = advantage or _advantage(
+            engine, options, noise_multiplier, for_groups
+        )
     if advantage is not None:
         knows_noise = options.private and advantage != "no curvature"
         dpvi = _dpvi_instead(model, graph, options, knows_noise=knows_noise)
@@ -177,7 +179,7 @@ def prepare_fit(
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
         hides_curvature=is_hidden,
-        num_effects=effects,
+        rows_for_groups=for_groups,
         advantage=advantage,
         exposed=exposures(graph),
         out_of_range=chances_out_of_range(graph),
@@ -188,14 +190,14 @@ def _advantage(
     engine: Engine,
     options: ScheduleOptions,
     noise_multiplier: float | None,
-    effects: int,
+    for_groups: float,
 ) -> Advantage | None:
     """What DPVI is predicted to be better at than VIPS, but for the curvature.
 
     Args:
       engine: The one that would run the model.
       options, noise_multiplier: See `prepare_fit`.
-      effects: See `num_effects`.
+      for_groups: See `rows_for_groups`.
     """
     if not isinstance(engine, VipsEngine):
         return None
@@ -205,7 +207,7 @@ def _advantage(
         return None
     if not affords_scores(engine.num_rows, noise_multiplier):
         return None
-    is_hidden = hides_groups(effects, engine.num_rows, noise_multiplier)
+    is_hidden = hides_groups(for_groups, engine.num_rows, noise_multiplier)
     return "group effects" if is_hidden else None
 
 

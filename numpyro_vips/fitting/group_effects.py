@@ -24,42 +24,58 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 # Rows for each unit of the noise multiplier of a single release on which the whole
 # budget is spent, and each effect to the power of 1.5, from which on VIPS stays: the
 # noise in a matrix of k effects grows like the root of k, and each effect has a k-th of
-# the rows. With 12, 30 and 100 effects, and 12 crossed with 20, intervals of VIPS held
-# what they say with 30 to 50 of these rows, and not with 13.
+# the rows. Intervals of effects in a[group] + slope x with 12 groups held the truth in
+# 88 and 85 % with 30 and 50 of these rows.
 _ROWS_PER_EFFECT = 30.0
+# The same where rows say nothing of more of one coefficient and less of all effects: in
+# mean + a[group] + slope x they held it in 27, 25, 62, 57 and 100 % with 30, 50, 97,
+# 142 and 194 of these rows (`docs/choosing_a_budget.md`).
+_ROWS_PER_COLLINEAR_EFFECT = 200.0
 
 
 def hides_groups(
-    num_effects: int, num_rows: int, noise_multiplier: float | None
+    rows_for_groups: float, num_rows: int, noise_multiplier: float | None
 ) -> bool:
     """Whether noise in the products that VIPS releases is predicted to hide effects.
 
     Args:
-      num_effects: See `num_effects`.
+      rows_for_groups: See `rows_for_groups`.
       num_rows: Public number of rows.
       noise_multiplier: That of a single release from all rows on which the fit's whole
         budget is spent; None where it is not known.
     """
     if noise_multiplier is None:
         return False
-    return num_rows < _ROWS_PER_EFFECT * noise_multiplier * num_effects**1.5
+    return num_rows < rows_for_groups * noise_multiplier
 
 
-def num_effects(program: ConjugateProgram) -> int:
-    """How many effects of groups stand beside other coefficients; 0 if none do.
+def rows_for_groups(program: ConjugateProgram) -> float:
+    """Rows for each unit of the noise multiplier from which VIPS shows effects.
 
-    An intercept and a slope of each group have products within the group alone. Factors
-    that take Newton steps are asked for a gradient in every step themselves.
+    Zero if none stand beside other coefficients. An intercept and a slope of each group
+    have products within the group alone. Factors that take Newton steps are asked for a
+    gradient in every step themselves.
     """
-    structure, terms, found = program.structure, program.row_terms, 0
+    structure, terms = program.structure, program.row_terms
+    number, is_collinear = 0, False
     spoken_of = {atom.latent for term in terms for atom in term.atoms}
     for factor in structure.posterior_factors_of("global"):
         names = {n for n in factor.latents if is_real(structure.latents[n])} & spoken_of
         if len(names) < 2 or factor.name in structure.newton:
             continue
-        picked = set().union(*(_picked_beside_others(term, names) for term in terms))
-        found += sum(math.prod(structure.latents[name].shape) for name in picked)
-    return found
+        picked: set[str] = set()
+        for term in terms:
+            found = _picked_beside_others(term, names)
+            picked |= found
+            is_collinear |= bool(found) and not _has_covariates(term)
+        number += sum(math.prod(structure.latents[name].shape) for name in picked)
+    per_effect = _ROWS_PER_COLLINEAR_EFFECT if is_collinear else _ROWS_PER_EFFECT
+    return per_effect * number**1.5
+
+
+def _has_covariates(term: Term) -> bool:
+    """Whether a row's numbers stand in it, and not only which entries it picks."""
+    return any(f.is_private and not isinstance(f, OneHot) for f in term.constants)
 
 
 def _picked_beside_others(term: Term, names: set[str]) -> set[str]:

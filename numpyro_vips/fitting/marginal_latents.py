@@ -6,7 +6,7 @@ VIPS its expected class, and the product of this with each of its answers, to as
 sums. All of these sums get noise for the row. Under DPVI the latent is summed out, and
 the row's score has one number for each global; scores add up to zero at the optimum, so
 that rows are clipped at smaller norms. With 1,000 rows at ε = 1 the errors of DPVI were
-.26 to .93 times those of VIPS, see docs/intervals.md.
+.26 to .93 times those of VIPS, see docs/coverage.md.
 
 **Real latents beside globals.** Where an effect of a row stands beside a regression, a
 factor's value beside loadings, or a covariate that was measured with an error beside a

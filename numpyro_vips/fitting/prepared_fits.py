@@ -123,7 +123,7 @@ def _hidden(prepared: PreparedFit, noise_multiplier: float | None) -> tuple[bool
     num_rows = prepared.graph.arguments.public_num_rows
     return (
         hides_curvature(prepared.curvature_noise, noise_multiplier),
-        hides_groups(prepared.num_effects, num_rows, noise_multiplier),
+        hides_groups(prepared.rows_for_groups, num_rows, noise_multiplier),
     )
 
 

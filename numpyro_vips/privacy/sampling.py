@@ -92,7 +92,7 @@ class Poisson(_Minibatch):
     """Each row is in a step's minibatch by its own coin flip; add-or-remove one row.
 
     The size of a minibatch is random and private; estimates divide by its expectation.
-    `docs/privacy.md` says how it is priced.
+    `docs/privacy_proofs.md` says how it is priced.
 
         >>> Poisson(0.1).relation
         'add_or_remove'

@@ -431,8 +431,9 @@ class PrivacyStatement:
 
 def _describe(event: GaussianEvent) -> str:
     label = f"{event.label}: " if event.label else ""
+    times = "once" if event.num_steps == 1 else f"{event.num_steps} times"
     rate = "" if event.sampling_rate == 1 else f", rate {event.sampling_rate:.6g}"
     return (
-        f"{label}{event.num_steps} time(s), noise standard deviation "
+        f"{label}{times}, noise standard deviation "
         f"{event.noise_stddev:.6g}, sensitivity {event.sensitivity:.6g}{rate}"
     )

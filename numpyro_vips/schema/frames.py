@@ -165,7 +165,8 @@ def _column(frame: Any, name: str) -> Any:
     names = [str(known) for known in (table if is_mapping else table.columns)]
     if name not in names:
         raise ValueError(
-            f"Expected the table to have a column {name!r}. {did_you_mean(name, names)}"
+            f"Expected the table to have a column {name!r}. "
+            f"{did_you_mean(name, names)}".rstrip()
         )
     return (
         _of_library(table[name]) if not is_mapping else _of_mapping(table[name], name)

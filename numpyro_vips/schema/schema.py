@@ -109,7 +109,7 @@ class Schema(Encoding, Mapping[str, Column]):
         if name not in self:
             raise ValueError(
                 f"Expected {name!r} to be a column of the schema, which has "
-                f"{list(self)}. {did_you_mean(name, self)}"
+                f"{list(self)}. {did_you_mean(name, self)}".rstrip()
             )
 
     @property
@@ -126,9 +126,17 @@ class Schema(Encoding, Mapping[str, Column]):
         `scale(age)` and `standardize(age)` say so in the formula; `center(age)` leaves
         the unit as it is. Needs `pip install 'numpyro-vips[formulas]'`.
 
+            >>> import numpyro_vips as nv
+            >>> schema = nv.Schema(age=nv.Bounded(0, 100), sex=nv.Binary("f", "m"))
+            >>> schema.design("age * sex").design_columns
+            ('intercept', 'age', 'sex=m', 'age:sex=m')
+
         Args:
           formula: Such as `"ill ~ age + job + age:job"`; the response may be left out.
             Categories have the `reference=` of the schema, whatever the formula.
+
+        Returns:
+          The design, which encodes and decodes tables as the schema does.
 
         Raises:
           ImportError: formulae is not installed.
@@ -220,11 +228,22 @@ class Schema(Encoding, Mapping[str, Column]):
         """The schema that encodes columns about released means, in units of their sds.
 
         It encodes the same columns under the same names, and `decode` leads back to the
-        units of the table. `private_moments` has an example.
+        units of the table.
+
+            >>> import math
+            >>> import numpyro_vips as nv
+            >>> schema, people = nv.Schema(age=nv.Bounded(0, 120)), {"age": [20, 60]}
+            >>> budget = nv.PrivacyBudget(math.inf)  # Prints the same anywhere.
+            >>> moments = schema.private_moments(people, budget=budget, unit="people")
+            >>> schema.standardised(moments).encode(people).ravel().round(2)
+            array([-1.,  1.])
 
         Args:
           moments: From `private_moments` of this schema or of one with the same facts
             about these columns; of others that it has, nothing is taken.
+
+        Returns:
+          The schema; it prints as the code that makes it.
 
         Raises:
           TypeError: These are no moments.

@@ -118,7 +118,19 @@ def test_vips_stays(more: Any) -> None:
     assert plan_of(crossed, **more).engine == "vips"
 
 
+@pytest.mark.parametrize(
+    ("fn", "engine"),
+    [(beside_a_mean, "dpvi"), (crossed, "dpvi"), (with_slopes, "vips")],
+)
+def test_rows_that_are_many_show_groups_beside_slopes_alone(
+    fn: Any, engine: str
+) -> None:
+    """What `benchmarks/group_effects.py` finds: more of a mean and less of all effects
+    is hidden by less noise."""
+    assert plan_of(fn, rows=3_000).engine == engine
+
+
 def test_the_budget_decides_anew_in_every_fit() -> None:
     """Prepared fits are kept: the one for much noise is not that for little."""
-    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 10.0, 1.0, 10.0)]
+    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 100.0, 1.0, 100.0)]
     assert engines == ["dpvi", "vips"] * 2

@@ -117,7 +117,7 @@ def test_the_text_says_what_a_reader_needs():
         "1.5, 2",
         "ChaCha20",
         "operating system",
-        "counts: 100 time(s)",
+        "counts: 100 times",
         "Treated as public",
         "1234 (the actual number, which is treated as public)",
         "feature names",

@@ -432,7 +432,8 @@ def _density(
     augmentation: Augmentation,
 ) -> Form:
     """The registered log density of a distribution, per element."""
-    kind = distributed.kind.__name__
+    is_factor = distributed.kind is dist.Unit
+    kind = "numpyro.factor" if is_factor else distributed.kind.__name__
     function = log_densities.REGISTRY.get(distributed.kind)
     latents = _latents_in(distributed, parameters) | x.latents
     about = f" ({', '.join(map(repr, sorted(latents)))})" if latents else ""
@@ -442,8 +443,9 @@ def _density(
     for name in distributed.parameters:
         value = parameters[name]
         if type(value) is Opaque:
-            where = f"{value.reason} in {name!r}"
-            value = dataclasses.replace(value, reason=where)
+            # A factor has nothing else.
+            where = "" if is_factor else f" in {name!r}"
+            value = dataclasses.replace(value, reason=f"{value.reason}{where}")
         values[name] = value
     for name, component in distributed.components.items():
         values[name] = _Component(component, parameters[name], model_latents)

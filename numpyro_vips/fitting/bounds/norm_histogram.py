@@ -60,8 +60,8 @@ LEAST_OF_MIDDLE = 2.0
 # sum over half of the bins.
 MIDDLE_STANDS_OUT = 3.0
 # Which part of what is clipped off differences to redrawn rows adds up, as the model is
-# not quite right. With 1,000 rows intervals become a tenth wider by it; with twice as
-# much by a quarter.
+# not quite right. Reasoned, not tuned: the larger it is, the less is clipped, and the
+# wider intervals of few rows become.
 UNBALANCED = 0.05
 # Variances of estimates that are so much larger than the least count as equal to it.
 NEARLY = 1.05

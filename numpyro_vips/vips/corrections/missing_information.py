@@ -71,7 +71,7 @@ _MOST_MISSING = 0.999
 # As far as it is widened where corrections lead nowhere. Intervals as of a half miss
 # the truth far more often, and wider ones than these say that rows know nothing. It has
 # a price: a product of factors that is as wide as their labels are open predicts rows
-# worse, see `docs/intervals.md`.
+# worse, see `docs/coverage.md`.
 _MOST_MISSING_ASTRAY = 0.9
 # More of it than this is missing where components overlap.
 _OVERLAPPING = 0.5
