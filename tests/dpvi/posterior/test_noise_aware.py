@@ -12,7 +12,7 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, NormalPosterior
+from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.dpvi.posterior.score_likelihood import POWER
 from numpyro_vips.fitting.found_norms import clipped_to, found_norms
