@@ -15,8 +15,8 @@ import numpy as np
 
 from numpyro_vips.conjugacy.algebra import forms
 from numpyro_vips.vips.e_step.coordinates import copies_array, divided_by_weight
-from numpyro_vips.vips.e_step.e_step import entropy, local_factors
-from numpyro_vips.vips.e_step.evidence_bound import row_bound
+from numpyro_vips.vips.e_step.e_step import local_factors
+from numpyro_vips.vips.e_step.evidence_bound import entropy, row_bound
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.program.expectations import (
     MomentsByFactor,

@@ -8,7 +8,7 @@ import pytest
 
 from numpyro_vips.conjugacy.families import positive_matrices
 from numpyro_vips.dpvi.gradients import clipped_gradients
-from numpyro_vips.dpvi.guides import guides
+from numpyro_vips.dpvi.guides import unconstrained
 from numpyro_vips.jax_tools import row_sums
 from numpyro_vips.privacy import batch_selection, gaussian_mechanism
 from numpyro_vips.vips.compile.certificate import rows_apart
@@ -39,7 +39,7 @@ def test_a_row_has_one_fingerprint():
 
 def test_flat_vectors_have_an_axis():
     with pytest.raises(jaxtyping.TypeCheckError, match="vectors"):
-        guides.UnconstrainedSpace(sites=()).split(jnp.ones(()))
+        unconstrained.UnconstrainedSpace(sites=()).split(jnp.ones(()))
 
 
 def test_rows_are_as_many_as_the_mask_says():

@@ -203,6 +203,8 @@ TESTED_ELSEWHERE = {
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
     "dpvi/compiler.py": "by its steps, test_engine.py and guides/test_guides.py",
     "dpvi/guides/monte_carlo_bound.py": "by what results answer, test_row_queries.py",
+    "dpvi/guides/posteriors.py": "by guides, guides/test_guides.py",
+    "dpvi/guides/unconstrained.py": "by what lives there, guides/test_guides.py",
     "dpvi/newton_fit.py": "posterior/test_without_noise.py",
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
     "dpvi/reading.py": "by its posteriors, posterior/test_noise_aware.py",

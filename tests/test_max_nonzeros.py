@@ -24,7 +24,7 @@ from numpyro.handlers import mask, scale
 import numpyro_vips as nv
 from numpyro_vips.conjugacy.interpreter import entries
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior
+from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.vips.compile.compiler import compile_model

@@ -12,7 +12,7 @@ import pytest
 from numpyro.infer import Predictive
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.guides.guides import NormalPosterior
+from numpyro_vips.dpvi.guides.posteriors import NormalPosterior
 from numpyro_vips.points import (
     in_structure_of,
     named_points,

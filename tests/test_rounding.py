@@ -257,26 +257,35 @@ def cancelling_rows(weights: np.ndarray, count: int) -> np.ndarray:
     return X
 
 
-@pytest.mark.quick_with("dpvi-is_information", "dpvi-is_redrawn")
+ALL_LENGTHS = (*ODD_LENGTHS, 64, 320, 4096)
+
+
+# A program is compiled for each length, which takes nearly all of the time. In
+# `make test` two ways share the lengths.
+@pytest.mark.thorough_with("*-all")
 @pytest.mark.parametrize(
-    ("engine", "way"),
+    ("engine", "way", "lengths"),
     [
-        ("vips", ""),
-        ("dpvi", ""),
-        ("dpvi", "is_information"),
-        ("dpvi", "is_redrawn"),
-        ("dpvi", "in_coordinates"),
-        ("dpvi", "is_information in_coordinates"),
+        pytest.param("dpvi", "is_information", ALL_LENGTHS[::2], id="information"),
+        pytest.param("dpvi", "is_redrawn", ALL_LENGTHS[1::2], id="redrawn"),
+        pytest.param("vips", "", ALL_LENGTHS, id="vips-all"),
+        *(
+            pytest.param("dpvi", way, ALL_LENGTHS, id=f"dpvi-{way}-all")
+            for way in (
+                *("", "is_information", "is_redrawn", "in_coordinates"),
+                "is_information in_coordinates",
+            )
+        ),
     ],
 )
 def test_rows_that_cancel_contribute_the_same_wherever_they_stand(
-    engine: str, way: str
+    engine: str, way: str, lengths: Sequence[int]
 ) -> None:
     """At odd lengths, and at lengths of passes from one piece to many."""
     start = start_of(PLACED[engine], engine)
     rows = cancelling_rows(weights_of(engine), 6)
     norms = []
-    for length in (*ODD_LENGTHS, 64, 320, 4096):
+    for length in lengths:
         places = sorted({0, length // 2, *(max(0, length - i) for i in (9, 5, 2, 1))})
         for row in rows:
             X = jnp.asarray(np.tile(row, (length, 1)))

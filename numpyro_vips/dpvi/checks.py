@@ -9,7 +9,7 @@ from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
 from numpyro_vips.dpvi.guides.automatic_guides import FAMILIES
-from numpyro_vips.dpvi.guides.guides import support_to_json
+from numpyro_vips.dpvi.guides.supports import support_to_json
 from numpyro_vips.jax_tools.program_constants import (
     Declared,
     constants_of,

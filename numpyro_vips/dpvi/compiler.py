@@ -26,9 +26,9 @@ from numpyro_vips.dpvi.gradients.silent_directions import (
     silent_directions,
 )
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
-from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
 from numpyro_vips.dpvi.guides.public_ranges import public_ranges
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals

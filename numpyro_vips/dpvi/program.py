@@ -21,8 +21,8 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import Shared
 from numpyro_vips.dpvi.gradients.coordinates import Units
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.guides.automatic_guides import NormalGuide
-from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
 from numpyro_vips.dpvi.guides.public_ranges import PublicRanges
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.iterates import Variational
 from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows

@@ -8,7 +8,7 @@ import numpy as np
 
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.description import on_compared, on_hidden, on_turning
-from numpyro_vips.dpvi.guides.guides import DrawsPosterior
+from numpyro_vips.dpvi.guides.posteriors import DrawsPosterior
 from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
     DpviState,

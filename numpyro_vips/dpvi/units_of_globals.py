@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.guides.guides import GuideSite
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.model.prior_centre import WIDE_LOGARITHM, units_of_prior
 
 # A prior whose centre is so many standard deviations from zero is somebody's knowledge

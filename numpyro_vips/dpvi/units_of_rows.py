@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 

@@ -43,14 +43,73 @@ class FoundNorms(NamedTuple):
     kept: Mapping[str, Kept] = types.MappingProxyType({})
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NormHistogram:
+    """A step that counts norms, in its schedule.
+
+    Attributes:
+      steps: The schedule.
+      number: Which of its steps it is.
+      parts: All parts of the joint vector.
+      is_one_vector: See `bounded_blocks`.
+    """
+
+    steps: Sequence[Step]
+    number: int
+    parts: Sequence[NormPart]
+    is_one_vector: bool
+
+    @property
+    def step(self) -> Step:
+        return self.steps[self.number]
+
+    @property
+    def later(self) -> Sequence[Step]:
+        """The steps after it."""
+        return self.steps[self.number + 1 :]
+
+    def known(self, norms: Mapping[str, float]) -> dict[str, float]:
+        """Norms by part: those of rows of unit size, where histograms said none."""
+        units = {part.name: part.reference for part in self.parts if not part.is_late}
+        return units | dict(norms)
+
+    def clipped(self, step: Step, norms: Mapping[str, float]) -> Step:
+        """A step that clips to these norms."""
+        blocks, norm = bounded_blocks(
+            step.blocks,
+            norms,
+            relation=step.sampling.relation,
+            is_one_vector=self.is_one_vector,
+            parts=step.parts,
+        )
+        return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
+
+    def relative_noise(self, part: NormPart) -> float:
+        """L2 norm of the noise in the average of a part's releases, over its norm.
+
+        Zero if there are none: in a fit of few steps nothing of it is released any
+        more.
+        """
+        precision = 0.0
+        for step in self.later:
+            if step.counted or not _releases(step, part):
+                continue
+            unit = {p.name: 1.0 for p in (*self.parts, *step.parts)}
+            mechanism = self.clipped(step, unit).mechanism
+            square = sum(
+                block.num_coordinates * mechanism.block_noise_stddev(block.name) ** 2
+                for block in step.blocks
+                if block.name in part.blocks
+            )
+            precision += step.sampling.rate**2 / square
+        return 1.0 / math.sqrt(precision) if precision else 0.0
+
+
 def found_norms(
-    steps: Sequence[Step],
-    number: int,
+    histogram: NormHistogram,
     counts: Mapping[str, np.ndarray],
     norms: Mapping[str, float],
     *,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
     num_rows: int,
     expected_squares: Mapping[str, float],
     of_priors: NormsOfPriors,
@@ -58,24 +117,20 @@ def found_norms(
     """The norms after a histogram of norms.
 
     Args:
-      steps: The schedule.
-      number: Which of its steps has the histogram.
+      histogram: The step.
       counts: Its noisy counts, by part.
       norms: What histograms before it said, by part.
-      parts: All parts of the joint vector.
-      is_one_vector: See `bounded_blocks`.
       num_rows: Public number of rows.
       expected_squares: See `ClippingNorms.expected_squares`.
       of_priors: See `prior_norms`.
     """
-    histogram, later = steps[number], steps[number + 1 :]
+    step, later = histogram.step, histogram.later
     found, unseen = dict(norms), []
     kept: dict[str, Kept] = {}
-    known = {part.name: part.reference for part in parts if not part.is_late}
-    known |= norms
+    known = histogram.known(norms)
 
     def noise_stddev(part: NormPart) -> float:
-        return histogram.mechanism.block_noise_stddev(part.name)
+        return step.mechanism.block_noise_stddev(part.name)
 
     def shown(part: NormPart, reference: float | None) -> SeenNorms | None:
         return seen_norms(
@@ -85,7 +140,8 @@ def found_norms(
             num_rows=num_rows,
             # About other points norms are others. A gradient's, in other coordinates,
             # is known up to a factor, see `Recentring.stretched`.
-            is_known=part.name in norms and (is_one_vector or not histogram.recentres),
+            is_known=part.name in norms
+            and (histogram.is_one_vector or not step.recentres),
             reference=reference,
             hidden=_hidden(part, norms, expected_squares),
         )
@@ -93,8 +149,7 @@ def found_norms(
     def chosen(part: NormPart, seen: SeenNorms | None) -> float | None:
         if seen is None:
             return None
-        noise = _relative_noise(later, part, parts, is_one_vector)
-        return _norm(seen, part, later, noise)
+        return _norm(seen, part, later, histogram.relative_noise(part))
 
     def middle(part: NormPart) -> float | None:
         return middle_of_all(
@@ -105,22 +160,22 @@ def found_norms(
         )
 
     def is_on_way(part: NormPart) -> bool:
-        return part.is_balanced and any(step.redraws for step in later)
+        return part.is_balanced and any(after.redraws for after in later)
 
-    surely = {part.name: shown(part, None) for part in histogram.counted}
+    surely = {part.name: shown(part, None) for part in step.counted}
     never = [
         part
-        for part in histogram.counted
+        for part in step.counted
         if surely[part.name] is None and part.name not in norms and not part.is_late
     ]
     released = {
         part.name: NoisyCounts(counts[part.name], noise_stddev(part))
         for part in never
         # Of rows about another point those that priors draw say nothing.
-        if not histogram.recentres
+        if not step.recentres
     }
     priors = of_priors(never, released)
-    for part in histogram.counted:
+    for part in step.counted:
         seen, of_prior = surely[part.name], priors.get(part.name, 0.0)
         norm = chosen(part, seen)
         if norm is None:
@@ -158,7 +213,7 @@ def _norm(
       seen: The histogram.
       part: The part.
       later: The steps after the histogram.
-      noise: See `_relative_noise`.
+      noise: See `NormHistogram.relative_noise`.
     """
     if SQUARES & set(part.blocks):
         return min(seen.least_harm(noise), seen.least_loss(noise))
@@ -176,45 +231,35 @@ def _norm(
 
 def _redraw(later: Sequence[Step], part: NormPart) -> bool:
     """Whether the next steps that release a part redraw rows."""
-    blocks = set(part.blocks)
-    release = (
-        step
-        for step in later
-        if not step.counted and blocks <= {block.name for block in step.blocks}
-    )
+    release = (step for step in later if not step.counted and _releases(step, part))
     step = next(release, None)
     return step is not None and step.redraws
 
 
+def _releases(step: Step, part: NormPart) -> bool:
+    """Whether all blocks of a part are among a step's."""
+    return set(part.blocks) <= {block.name for block in step.blocks}
+
+
 def clipped_to(
-    steps: Sequence[Step],
-    number: int,
-    norms: Mapping[str, float],
-    *,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
+    histogram: NormHistogram, norms: Mapping[str, float]
 ) -> tuple[Step, ...]:
     """The schedule in which the steps after a histogram clip to the norms it found.
 
     Args:
-      steps: The schedule.
-      number: Which of its steps has the histogram.
+      histogram: The step.
       norms: By part, of those of which a histogram has said something.
-      parts: All parts of the joint vector.
-      is_one_vector: See `bounded_blocks`.
     """
-    histogram, later = steps[number], steps[number + 1 :]
-    known = {part.name: part.reference for part in parts if not part.is_late}
-    known |= norms
-    for part in (part for step in later for part in step.parts):
+    known = histogram.known(norms)
+    for part in (part for step in histogram.later for part in step.parts):
         norm = math.hypot(*(known.get(name, 0.0) for name in part.blocks))
         known.setdefault(part.name, norm or part.reference)
-    counted = {block for part in histogram.counted for block in part.blocks}
-    resolved = list(steps[: number + 1])
-    for step in later:
+    counted = {block for part in histogram.step.counted for block in part.blocks}
+    resolved = list(histogram.steps[: histogram.number + 1])
+    for step in histogram.later:
         names = {block.name for block in step.blocks}
         if step.informs or (not step.counted and names & counted):
-            step = _clipped(step, known, is_one_vector)
+            step = histogram.clipped(step, known)
         resolved.append(step)
     return tuple(resolved)
 
@@ -240,46 +285,3 @@ def _alignment(steps: Sequence[Step], part: NormPart) -> float:
     """
     sizes = {b.name: b.num_directions for step in steps for b in step.blocks}
     return sum(sizes[name] for name in part.blocks) ** -0.75
-
-
-def _clipped(
-    step: Step,
-    norms: Mapping[str, float],
-    is_one_vector: bool,
-) -> Step:
-    blocks, norm = bounded_blocks(
-        step.blocks,
-        norms,
-        relation=step.sampling.relation,
-        is_one_vector=is_one_vector,
-        parts=step.parts,
-    )
-    return dataclasses.replace(step, blocks=blocks, clipping_norm=norm)
-
-
-def _relative_noise(
-    steps: Sequence[Step],
-    part: NormPart,
-    parts: Sequence[NormPart],
-    is_one_vector: bool,
-) -> float:
-    """L2 norm of the noise in the average of a part's releases, over its norm.
-
-    Zero if there are none.
-    """
-    squares = []
-    for step in steps:
-        unit = {p.name: 1.0 for p in (*parts, *step.parts)}
-        names = {block.name for block in step.blocks}
-        if step.counted or not set(part.blocks) <= names:
-            continue
-        mechanism = _clipped(step, unit, is_one_vector).mechanism
-        square = sum(
-            block.num_coordinates * mechanism.block_noise_stddev(block.name) ** 2
-            for block in step.blocks
-            if block.name in part.blocks
-        )
-        squares.append(square / step.sampling.rate**2)
-    if not squares:
-        return 0.0  # In a fit of few steps nothing of the part is released any more.
-    return math.sqrt(1.0 / sum(1.0 / square for square in squares))

@@ -11,7 +11,12 @@ from numpyro_vips.fitting.bounds.bounds import NormPart
 from numpyro_vips.fitting.bounds.column_histogram import sizes_from_counts
 from numpyro_vips.fitting.bounds.prior_norms import prior_norms
 from numpyro_vips.fitting.engine import Engine
-from numpyro_vips.fitting.found_norms import FoundNorms, clipped_to, found_norms
+from numpyro_vips.fitting.found_norms import (
+    FoundNorms,
+    NormHistogram,
+    clipped_to,
+    found_norms,
+)
 from numpyro_vips.fitting.private_step import update
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -39,18 +44,11 @@ class Progress:
     reports: tuple[Mapping[str, NoisyShare], ...] = ()
 
     def after_histogram(
-        self,
-        number: int,
-        found: FoundNorms,
-        *,
-        parts: tuple[NormPart, ...],
-        is_one_vector: bool,
+        self, histogram: NormHistogram, found: FoundNorms
     ) -> "Progress":
-        """Progress after step `number`, whose histogram has said these norms."""
-        steps = clipped_to(
-            self.steps, number, found.norms, parts=parts, is_one_vector=is_one_vector
-        )
-        counted = {part.name for part in self.steps[number].counted}
+        """Progress after a step whose histogram has said these norms."""
+        steps = clipped_to(histogram, found.norms)
+        counted = {part.name for part in histogram.step.counted}
         # A norm that was found before stays, where a later histogram shows nothing.
         never = [name for name in found.unseen if name not in self.norms]
         still = [n for n in self.unseen if n in found.unseen or n not in counted]
@@ -59,7 +57,7 @@ class Progress:
             steps=steps,
             norms=found.norms,
             unseen=(*still, *never),
-            balanced=_are_balanced(steps[-1], parts),
+            balanced=_are_balanced(steps[-1], histogram.parts),
         )
 
     def with_stretched(
@@ -118,7 +116,7 @@ def _in_units(
     return {name: norm * of.get(name, 1.0) for name, norm in norms.items()}
 
 
-def _are_balanced(step: Step, parts: tuple[NormPart, ...]) -> bool:
+def _are_balanced(step: Step, parts: Sequence[NormPart]) -> bool:
     names = {name for part in parts if part.is_balanced for name in part.blocks}
     return names.issuperset(block.name for block in step.blocks)
 
@@ -167,13 +165,16 @@ def advanced(
         }
         return engine.with_column_sizes(state, sizes), progress
     if step.counted:
-        found = found_norms(
-            progress.steps,
-            number,
-            released,
-            progress.norms,
+        histogram = NormHistogram(
+            steps=progress.steps,
+            number=number,
             parts=parts,
             is_one_vector=engine.is_one_vector,
+        )
+        found = found_norms(
+            histogram,
+            released,
+            progress.norms,
             num_rows=num_rows,
             expected_squares=engine.expected_squares(state),
             of_priors=functools.partial(prior_norms, engine, graph),
@@ -181,9 +182,7 @@ def advanced(
         state, by = engine.suited_to_norms(state, _ratios(step, found))
         state = engine.with_kept(state, found.kept)
         found = found._replace(norms=_in_units(found.norms, by, step.counted))
-        return state, progress.after_histogram(
-            number, found, parts=parts, is_one_vector=engine.is_one_vector
-        )
+        return state, progress.after_histogram(histogram, found)
     state = update(engine, step, state, released)
     for following in progress.steps[number + 1 : number + 2]:
         if following.recentres:

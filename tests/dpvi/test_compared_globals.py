@@ -64,16 +64,17 @@ def test_a_change_point_is_a_warning() -> None:
     t = np.linspace(0.0, 1.0, 200, dtype=np.float32)
     y = np.random.default_rng(0).poisson(np.where(t > 0.3, 1.0, 4.0)).astype(np.int32)
     model = nv.private(change, unit="years")
-    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), progress_bar=False)
+    # A norm and few steps, so that nothing is compiled but these.
+    few: Any = {"num_steps": 5, "clipping_norm": 1.0, "progress_bar": False}
+    vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **few)
     assert "has none in 'switch'" in str(vi.explain(t, y))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = vi.run(jax.random.key(0), t, y)
     assert any("has none in 'switch'" in str(w.message) for w in caught)
     assert any("'switch'" in text for text in result.diagnostics["warnings"])
-    plain = nv.PrivateVI(
-        model, budget=nv.PrivacyBudget(math.inf), num_steps=5, progress_bar=False
-    )
+    few.pop("clipping_norm")
+    plain = nv.PrivateVI(model, budget=nv.PrivacyBudget(math.inf), **few)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = plain.run(jax.random.key(0), t, y)

@@ -11,7 +11,6 @@ import numpyro.distributions as dist
 import optax
 import pytest
 from _models import three_locals
-from numpyro.distributions import biject_to, constraints
 from numpyro.infer import Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
 from scipy import optimize, stats
@@ -20,11 +19,7 @@ from numpyro_vips.accounting import GaussianEvent, calibrate
 from numpyro_vips.dpvi import gradient_step
 from numpyro_vips.dpvi.checks import not_supported
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides.guides import (
-    NormalPosterior,
-    support_from_json,
-    support_to_json,
-)
+from numpyro_vips.dpvi.guides.posteriors import NormalPosterior
 from numpyro_vips.dpvi.iterates import DpviState, Variational
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
@@ -623,38 +618,6 @@ def test_update_survives_absurd_noise():
 
 
 # --- posteriors -----------------------------------------------------------------------
-
-
-SUPPORTS = {
-    "real": (constraints.real, ()),
-    "positive": (constraints.positive, (2,)),
-    "unit_interval": (constraints.unit_interval, ()),
-    "simplex": (constraints.simplex, (4,)),
-    "corr_cholesky": (constraints.corr_cholesky, (3, 3)),
-    "positive_definite": (constraints.positive_definite, (2, 2)),
-    "ordered": (constraints.ordered_vector, (3,)),
-    "greater_than": (constraints.greater_than(2.5), ()),
-    "less_than": (constraints.less_than(-1.0), ()),
-    "interval": (constraints.interval(np.array([0.0, 1.0], np.float32), 3.0), (2,)),
-    "open_interval": (constraints.open_interval(0.0, 2.0), ()),
-    "zero_sum": (constraints.zero_sum(1), (3,)),
-    "vector": (constraints.real_vector, (3,)),
-    "independent": (constraints.independent(constraints.positive, 1), (3,)),
-}
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize("case", SUPPORTS)
-def test_supports_survive_json(case):
-    support, shape = SUPPORTS[case]
-    described = json.loads(json.dumps(support_to_json(support)))
-    back = support_from_json(described, jnp.float32)
-    assert type(back) is type(support)
-    transform, again = biject_to(support), biject_to(back)
-    z = jax.random.normal(KEY, transform.inverse_shape(shape))
-    expected, value = (jax.jit(lambda z, of=of: of(z))(z) for of in (transform, again))
-    np.testing.assert_array_equal(expected, value)
-    assert jnp.all(support(value))
 
 
 @pytest.mark.thorough

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpyro.distributions import constraints
 
-from numpyro_vips.dpvi.guides.guides import GuideSite
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.dpvi.units_of_globals import moderate_scales, unit_of
 
 REAL = GuideSite(name="m", support=constraints.real, shape=(), dims=())

@@ -13,26 +13,33 @@ import pytest
 from _planned_steps import MATRIX, MEAN, NORMS, SETTINGS, planned
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.found_norms import FoundNorms, clipped_to, found_norms
+from numpyro_vips.fitting.found_norms import (
+    FoundNorms,
+    NormHistogram,
+    clipped_to,
+    found_norms,
+)
 from numpyro_vips.fitting.progress import Progress
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 
 
+def histogram_of(steps: Any, number: int) -> NormHistogram:
+    return NormHistogram(
+        steps=steps, number=number, parts=steps[0].counted, is_one_vector=False
+    )
+
+
 def norms_after(
-    steps: Any,
-    number: int,
+    histogram: NormHistogram,
     counts: Any,
     norms: Mapping[str, float],
     of_priors: float | None = None,
 ) -> FoundNorms:
     """The norms after a histogram of a thousand rows."""
     return found_norms(
-        steps,
-        number,
+        histogram,
         counts,
         norms,
-        parts=steps[0].counted,
-        is_one_vector=False,
         num_rows=1000,
         expected_squares={},
         of_priors=lambda parts, counts: {
@@ -49,11 +56,9 @@ def after_counts(
     of_priors: float | None = None,
 ) -> tuple[Any, dict[str, float], list[str]]:
     """The schedule after a histogram of a thousand rows, the norms, and the unseen."""
-    found = norms_after(steps, number, counts, norms, of_priors)
-    clipped = clipped_to(
-        steps, number, found.norms, parts=steps[0].counted, is_one_vector=False
-    )
-    return clipped, found.norms, list(found.unseen)
+    histogram = histogram_of(steps, number)
+    found = norms_after(histogram, counts, norms, of_priors)
+    return clipped_to(histogram, found.norms), found.norms, list(found.unseen)
 
 
 def test_released_norms_scale_the_steps_that_follow_and_no_others():
@@ -118,10 +123,9 @@ def test_only_norms_that_no_histogram_has_shown_are_unseen():
     def unseen_after(*counts: Any) -> tuple[str, ...]:
         progress = Progress(steps=steps)
         for number, counted in zip(numbers, counts, strict=False):
-            found = norms_after(progress.steps, number, counted, progress.norms)
-            progress = progress.after_histogram(
-                number, found, parts=(part,), is_one_vector=False
-            )
+            histogram = histogram_of(progress.steps, number)
+            found = norms_after(histogram, counted, progress.norms)
+            progress = progress.after_histogram(histogram, found)
         return progress.unseen
 
     assert unseen_after(empty) == unseen_after(empty, empty) == (part.name,)
@@ -173,12 +177,11 @@ def test_norms_of_a_fit_that_redraws_rows() -> None:
 
     def found(number: int, counts: np.ndarray, known: Any) -> FoundNorms:
         return found_norms(
-            steps,
-            number,
+            NormHistogram(
+                steps=steps, number=number, parts=(part,), is_one_vector=True
+            ),
             {part.name: counts},
             known,
-            parts=(part,),
-            is_one_vector=True,
             num_rows=10_000,
             expected_squares={},
             of_priors=lambda parts, counts: {},
@@ -214,13 +217,13 @@ def test_few_rows_with_most_of_the_information_do_not_say_its_norm() -> None:
     rng = np.random.default_rng(0)
     norms = np.where(rng.uniform(size=10_000) < 0.2, 100.0, rng.uniform(1.0, 2.0))
     edges = np.searchsorted(part.grid, norms)
+    histogram = NormHistogram(
+        steps=steps, number=number, parts=(gradient, part), is_one_vector=True
+    )
     found = found_norms(
-        steps,
-        number,
+        histogram,
         {part.name: np.bincount(edges, minlength=len(part.grid) + 1).astype(float)},
         {gradient.name: 3.0},
-        parts=(gradient, part),
-        is_one_vector=True,
         num_rows=10_000,
         expected_squares={},
         of_priors=lambda parts, counts: {},

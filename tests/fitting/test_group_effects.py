@@ -8,8 +8,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _engine_choice import advantage_of
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.engine_choice import PreparedFit
 
 pytestmark = pytest.mark.usefixtures("no_prepared_fits")
 
@@ -74,15 +76,22 @@ def logistic(g: Any, h: Any, X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=mean + a[g]), obs=y)
 
 
-def plan_of(fn: Any, *, rows: int = ROWS, epsilon: float = 1.0, **more: Any) -> Any:
-    vi = nv.PrivateVI(
+def fit_of(fn: Any, *, epsilon: float = 1.0, **more: Any) -> nv.PrivateVI:
+    return nv.PrivateVI(
         nv.private(fn, unit="rows"),
         budget=nv.PrivacyBudget(epsilon, 1e-5),
         progress_bar=False,
         **more,
     )
+
+
+def arguments(rows: int) -> tuple[np.ndarray, ...]:
     codes = np.zeros(rows, np.int32)
-    return vi.explain(codes, codes, np.zeros((rows, 2)), np.zeros(rows))
+    return codes, codes, np.zeros((rows, 2)), np.zeros(rows)
+
+
+def plan_of(fn: Any, *, rows: int = ROWS, **more: Any) -> Any:
+    return fit_of(fn, **more).explain(*arguments(rows))
 
 
 @pytest.mark.parametrize("fn", [beside_a_mean, crossed, with_slopes])
@@ -99,10 +108,14 @@ def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
 
 
+@pytest.fixture(scope="module")
+def by_vips() -> PreparedFit:
+    return fit_of(crossed, engine="vips")._prepare_fit(arguments(ROWS), {})[0]
+
+
 @pytest.mark.parametrize(
     "more",
     [
-        {"engine": "vips"},
         {"num_steps": 5},
         {"clipping_norm": 3.0},
         {"sampling": nv.Poisson(0.5)},
@@ -112,9 +125,18 @@ def test_vips_runs_other_models(fn: Any) -> None:
     ],
     ids=str,
 )
+def test_vips_has_no_disadvantage(by_vips: PreparedFit, more: Any) -> None:
+    """Where the caller chose its steps; without noise; and for few rows, or so many
+    that noise hides no group."""
+    rows = more.get("rows", ROWS)
+    vi = fit_of(crossed, **{name: more[name] for name in more if name != "rows"})
+    assert advantage_of(by_vips, vi, rows) is None
+    assert advantage_of(by_vips, fit_of(crossed), ROWS) == "group effects"
+
+
+@pytest.mark.parametrize("more", [{"engine": "vips"}, {"rows": 100_000}], ids=str)
 def test_vips_stays(more: Any) -> None:
-    """Where the caller chose it, or its steps; without noise; and for few rows, or so
-    many that noise hides no group."""
+    """Where the caller chose it, and where it has no disadvantage."""
     assert plan_of(crossed, **more).engine == "vips"
 
 

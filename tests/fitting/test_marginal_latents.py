@@ -8,8 +8,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _engine_choice import advantage_of
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.engine_choice import PreparedFit
 from numpyro_vips.fitting.marginal_latents import ROWS_PER_NOISE, affords_scores
 
 ROWS = 1000
@@ -112,32 +114,34 @@ def many_globals(y: Any) -> None:
 
 
 def chain(y: Any) -> None:
-    """Twelve days, with too many joint states to be listed."""
-    moves: Any = numpyro.sample("moves", dist.Dirichlet(jnp.ones((2, 2))).to_event(1))
-    shows: Any = numpyro.sample("shows", dist.Beta(jnp.ones(2), 2.0).to_event(1))
+    """Four days, with too many joint states to be listed."""
+    moves: Any = numpyro.sample("moves", dist.Dirichlet(jnp.ones((6, 6))).to_event(1))
+    shows: Any = numpyro.sample("shows", dist.Beta(jnp.ones(6), 2.0).to_event(1))
     with numpyro.plate("rows", len(y)):
         z: Any = 0
-        for t in range(12):
+        for t in range(4):
             z = numpyro.sample(
                 f"z{t}", dist.Categorical(moves[z]), infer={"enumerate": "parallel"}
             )
             numpyro.sample(f"y{t}", dist.Bernoulli(shows[z]), obs=y[:, t % 3])
 
 
-def plan_of(
-    fn: Any = classes, *, rows: int = ROWS, epsilon: float = 1.0, **options: Any
-) -> nv.Plan:
-    vi = nv.PrivateVI(
+def fit_of(fn: Any = classes, *, epsilon: float = 1.0, **options: Any) -> nv.PrivateVI:
+    return nv.PrivateVI(
         nv.private(fn, unit="rows"),
         budget=nv.PrivacyBudget(epsilon, 1e-5),
         progress_bar=False,
         **options,
     )
-    return vi.explain(np.zeros((rows, 3), np.int32))
 
 
-@pytest.mark.parametrize("epsilon", [1.0, math.inf])
-@pytest.mark.parametrize("fn", [classes, chain])
+def plan_of(fn: Any = classes, *, rows: int = ROWS, **options: Any) -> nv.Plan:
+    return fit_of(fn, **options).explain(np.zeros((rows, 3), np.int32))
+
+
+@pytest.mark.parametrize(
+    ("fn", "epsilon"), [(classes, 1.0), (classes, math.inf), (chain, 1.0)]
+)
 def test_dpvi_is_taken_and_explain_says_why(fn: Any, epsilon: float) -> None:
     plan = plan_of(fn, epsilon=epsilon)
     assert plan.engine == "dpvi"
@@ -149,11 +153,15 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any, epsilon: float) -> None:
     assert all("summed out" in site["posterior"] for site in local)
 
 
+@pytest.fixture(scope="module")
+def by_vips() -> PreparedFit:
+    vi = fit_of(engine="vips")
+    return vi._prepare_fit((np.zeros((ROWS, 3), np.int32),), {})[0]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        {"engine": "vips"},
-        {"engine": nv.VIPS()},
         {"num_steps": 5},
         {"clipping_norm": 3.0},
         {"noise_multiplier": 20.0},
@@ -165,13 +173,23 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any, epsilon: float) -> None:
     ],
     ids=str,
 )
+def test_vips_has_no_disadvantage(by_vips: PreparedFit, options: Any) -> None:
+    """Where the caller chose its steps; and for few rows."""
+    rows = options.get("rows", ROWS)
+    vi = fit_of(**{name: options[name] for name in options if name != "rows"})
+    assert advantage_of(by_vips, vi, rows) is None
+    assert advantage_of(by_vips, fit_of(), ROWS) == "marginal latents"
+
+
+@pytest.mark.parametrize("options", [{"engine": nv.VIPS()}, {"rows": 100}], ids=str)
 def test_vips_stays(options: Any) -> None:
-    """Where the caller chose it, or its steps; and for few rows."""
+    """Where the caller chose it, and where it has no disadvantage."""
     plan = plan_of(**options)
     assert plan.engine == "vips"
     assert not any("DPVI was taken" in note for note in plan.notes)
 
 
+@pytest.mark.quick_with("mixed-1.0", "loadings-inf")
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
 @pytest.mark.parametrize("fn", [mixed, loadings])
 def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> None:

@@ -254,10 +254,10 @@ def test_captured_rows_are_refused_in_every_run() -> None:
         with numpyro.plate("rows", X.shape[0]):
             numpyro.sample("y", dist.Normal(X @ w + offset, 1.0), obs=y)
 
-    fitted(model)
+    planned(model)
     held["offset"] = np.arange(50.0) ** 2
     with pytest.raises(nv.UnsafeModelError, match="axis of the length of the data"):
-        fitted(model)
+        fitted(model, clipping_norm=1.0)
 
 
 def test_a_refused_model_is_refused_again(prepared: list[Any]) -> None:

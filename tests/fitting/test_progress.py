@@ -10,7 +10,7 @@ from _plain_engine import PlainEngine, step_of
 
 import numpyro_vips as nv
 from numpyro_vips.fitting.bounds.bounds import NormPart
-from numpyro_vips.fitting.found_norms import FoundNorms
+from numpyro_vips.fitting.found_norms import FoundNorms, NormHistogram
 from numpyro_vips.fitting.progress import Progress, advanced
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -27,6 +27,13 @@ def histogram(*names: str) -> Step:
     return step_of(nv.FullBatch(), 1.0, blocks=blocks, counted=counted)
 
 
+def after_histogram(progress: Progress, number: int, found: FoundNorms) -> Progress:
+    of = NormHistogram(
+        steps=progress.steps, number=number, parts=PARTS, is_one_vector=False
+    )
+    return progress.after_histogram(of, found)
+
+
 def main_step(**options: Any) -> Step:
     return step_of(
         nv.FullBatch(),
@@ -41,7 +48,7 @@ def main_step(**options: Any) -> Step:
 def test_later_steps_clip_to_the_norms_that_were_found() -> None:
     progress = Progress(steps=(histogram(*NAMES), main_step()))
     found = FoundNorms({"a": 4.0, "b": 0.5}, unseen=())
-    after = progress.after_histogram(0, found, parts=PARTS, is_one_vector=False)
+    after = after_histogram(progress, 0, found)
     assert after.norms == {"a": 4.0, "b": 0.5} and after.unseen == ()
     assert after.steps[0] == progress.steps[0]
     step = after.steps[1]
@@ -56,7 +63,7 @@ def test_a_norm_that_was_seen_stays_seen() -> None:
     steps = (histogram("a"), main_step(), histogram(*NAMES), main_step())
     progress = Progress(steps=steps, norms={"a": 2.0})
     found = FoundNorms({"a": 2.0, "b": 1.0}, unseen=("a", "b"))
-    after = progress.after_histogram(2, found, parts=PARTS, is_one_vector=False)
+    after = after_histogram(progress, 2, found)
     assert after.unseen == ("b",)
 
 
@@ -64,13 +71,13 @@ def test_what_a_later_histogram_sees_is_no_longer_unseen() -> None:
     steps = (histogram("a"), histogram(*NAMES), main_step())
     progress = Progress(steps=steps, norms={"a": 1.0}, unseen=("a",))
     found = FoundNorms({"a": 3.0, "b": 1.0}, unseen=())
-    after = progress.after_histogram(1, found, parts=PARTS, is_one_vector=False)
+    after = after_histogram(progress, 1, found)
     assert after.unseen == ()
     # One that was not counted again is still unseen.
     progress = Progress(
         steps=(histogram("b"), main_step()), norms={"a": 1.0}, unseen=("a",)
     )
-    after = progress.after_histogram(0, found, parts=PARTS, is_one_vector=False)
+    after = after_histogram(progress, 0, found)
     assert after.unseen == ("a",)
 
 

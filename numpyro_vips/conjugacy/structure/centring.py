@@ -38,14 +38,10 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.terms import Atom, Dense, Factor, Slot, Term
 from numpyro_vips.conjugacy.structure.latents import Latents, known_family
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
-
-# By latent, the mean with the batch axes of its factor in front.
-Means = Mapping[str, Float[Array, "..."]]
 
 
 def centred_factors(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to, kl_divergence
 
 from numpyro_vips.dpvi.guides.automatic_guides import Arrays, NormalGuide
-from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.dpvi.row_latents.locals_of_rows import LocalsOfRows
 from numpyro_vips.model.graph import ModelGraph

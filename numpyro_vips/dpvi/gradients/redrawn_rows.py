@@ -11,7 +11,7 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from numpyro_vips.dpvi.gradients.clipped_gradients import Redraw
-from numpyro_vips.dpvi.guides.guides import UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.row_weights import weights_of_rows
 from numpyro_vips.model.simulated_rows import RowSimulator

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.guides.guides import GuideSite
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.jax_tools.jaxprs import equations_of
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 

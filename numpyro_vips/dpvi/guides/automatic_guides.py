@@ -24,11 +24,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Float, Float64, PRNGKeyArray
 
-from numpyro_vips.dpvi.guides.guides import (
-    JointNormalPosterior,
-    NormalPosterior,
-    UnconstrainedSpace,
-)
+from numpyro_vips.dpvi.guides.posteriors import JointNormalPosterior, NormalPosterior
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.prior_centre import is_identity
 

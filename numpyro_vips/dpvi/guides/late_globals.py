@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Bool
 from numpyro.distributions import constraints
 
-from numpyro_vips.dpvi.guides.guides import GuideSite
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double, trace_in_double
 from numpyro_vips.model.exchangeable import Axes, exchangeable_axes
 

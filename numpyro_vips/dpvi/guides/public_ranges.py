@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float64
 from numpyro.distributions import constraints
 
-from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 
 # Distances that are tried, in the units of the unconstrained space. Squares of the

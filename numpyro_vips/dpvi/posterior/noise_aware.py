@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Float64, Int
 
 from numpyro_vips.dpvi.gradients.coordinates import Coordinates
 from numpyro_vips.dpvi.gradients.silent_directions import SilentDirections
-from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.posterior.row_information import Point, RowInformation
 from numpyro_vips.dpvi.posterior.score_likelihood import (
     POWER,

@@ -34,7 +34,7 @@ from numpyro_vips.model.refused_rows import why_rows_meet
 from numpyro_vips.model.sparse_rows import dense_rows
 from numpyro_vips.model.synthetic_rows import synthetic_latents, with_synthetic_rows
 from numpyro_vips.vips.e_step.coordinates import copies_array, divided_by_weight
-from numpyro_vips.vips.e_step.e_step import entropy
+from numpyro_vips.vips.e_step.evidence_bound import entropy
 from numpyro_vips.vips.program.expectations import expected, natural_parameters
 from numpyro_vips.vips.program.named_arrays import (
     NewMomentsByFactor,

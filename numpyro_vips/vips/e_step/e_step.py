@@ -1,4 +1,4 @@
-"""The E-step: the posterior of one row's latents, by coordinate ascent.
+"""The E-step: the posterior of one row's latents, by coordinate ascent: `solve_row`.
 
 A row is solved from a fresh start: auxiliary variables at a neutral value, each latent
 of the model at what its parents and its own likelihood make of it. Then all are swept
@@ -11,11 +11,8 @@ One or two real latents under logistic likelihoods are integrated out instead; s
 from collections.abc import Mapping, Sequence
 
 import jax
-import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from numpyro_vips.conjugacy.algebra.terms import Term
-from numpyro_vips.conjugacy.families.family import Moments
 from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.conjugacy.structure.structure import Structure
 from numpyro_vips.vips.e_step.coordinates import (
@@ -44,66 +41,6 @@ from numpyro_vips.vips.program.program import ConjugateProgram
 
 # Sweeps over a row's latents where it has several that act on each other.
 DEFAULT_LOCAL_SWEEPS = 20
-
-
-def local_factors(
-    program: ConjugateProgram,
-    expected_natural: ByStatistic,
-    row: Row,
-    sweeps: int,
-    *,
-    by_quadrature: bool = True,
-) -> dict[str, LocalFactor]:
-    """Moments and natural parameters of a row's factors; see `solve_row`."""
-    arrays, _ = program.row_constants.zero_if_invalid(row)
-    factors = solve_row(
-        program.structure,
-        program.row_terms,
-        arrays,
-        expected_natural,
-        sweeps,
-        by_quadrature=by_quadrature,
-    )
-    return without_padding(factors)
-
-
-def moments_of_row(
-    program: ConjugateProgram,
-    expected_natural: ByStatistic,
-    arrays: Numbers,
-    sweeps: int,
-    *,
-    observed: bool = False,
-) -> NewMomentsByFactor:
-    """Moments of a row's latents, by coordinate ascent from a fresh start.
-
-    Those of a discrete latent may be padded with states that it does not have.
-
-    Args:
-      program, expected_natural: The compiled model, and n̄.
-      arrays: The row's constants by token, zeros if it is not valid.
-      sweeps: Number of sweeps where latents act on each other.
-      observed: Whether they are for the observed information of the globals; see
-        `Family.observed_moments`.
-    """
-    structure = program.structure
-    factors = solve_row(
-        structure,
-        program.row_terms,
-        arrays,
-        expected_natural,
-        sweeps,
-        observed=observed,
-    )
-    found = {}
-    for name, (moments, natural) in factors.items():
-        known = {s: array for s, array in moments.items() if s != ENTROPY}
-        if observed and ENTROPY not in moments:
-            known = structure.posterior_factors[name].family.observed_moments(
-                moments, natural
-            )
-        found[name] = known
-    return found
 
 
 def solve_row(
@@ -173,6 +110,66 @@ def solve_row(
     }
 
 
+def moments_of_row(
+    program: ConjugateProgram,
+    expected_natural: ByStatistic,
+    arrays: Numbers,
+    sweeps: int,
+    *,
+    observed: bool = False,
+) -> NewMomentsByFactor:
+    """Moments of a row's latents, by coordinate ascent from a fresh start.
+
+    Those of a discrete latent may be padded with states that it does not have.
+
+    Args:
+      program, expected_natural: The compiled model, and n̄.
+      arrays: The row's constants by token, zeros if it is not valid.
+      sweeps: Number of sweeps where latents act on each other.
+      observed: Whether they are for the observed information of the globals; see
+        `Family.observed_moments`.
+    """
+    structure = program.structure
+    factors = solve_row(
+        structure,
+        program.row_terms,
+        arrays,
+        expected_natural,
+        sweeps,
+        observed=observed,
+    )
+    found = {}
+    for name, (moments, natural) in factors.items():
+        known = {s: array for s, array in moments.items() if s != ENTROPY}
+        if observed and ENTROPY not in moments:
+            known = structure.posterior_factors[name].family.observed_moments(
+                moments, natural
+            )
+        found[name] = known
+    return found
+
+
+def local_factors(
+    program: ConjugateProgram,
+    expected_natural: ByStatistic,
+    row: Row,
+    sweeps: int,
+    *,
+    by_quadrature: bool = True,
+) -> dict[str, LocalFactor]:
+    """Moments and natural parameters of a row's factors; see `solve_row`."""
+    arrays, _ = program.row_constants.zero_if_invalid(row)
+    factors = solve_row(
+        program.structure,
+        program.row_terms,
+        arrays,
+        expected_natural,
+        sweeps,
+        by_quadrature=by_quadrature,
+    )
+    return without_padding(factors)
+
+
 def without_padding(factors: Mapping[str, LocalFactor]) -> dict[str, LocalFactor]:
     """Factors without the states that probabilities were padded with."""
 
@@ -224,32 +221,3 @@ def _moments_of(
 def couples_latents(structure: Structure, terms: Sequence[Term]) -> bool:
     """Whether latents of a row act on each other."""
     return any(len(locals_of(structure, term)) > 1 for term in terms)
-
-
-def entropy(
-    factor: PosteriorFactor,
-    natural: Moments,
-    moments: Moments,
-    weight: Float[Array, "*batch"] | None,
-) -> Float[Array, ""]:
-    """Entropy of a factor: log normaliser minus ⟨natural, moments⟩, of all its copies.
-
-    Of an auxiliary variable: minus its divergence from its own base measure.
-
-    Args:
-      factor: Which factor.
-      natural: Its natural parameters, those of one copy.
-      moments: Its moments.
-      weight: Number of copies of each element; None for one.
-    """
-    if ENTROPY in moments:
-        return moments[ENTROPY]
-    normalizer = factor.family.log_normalizer(natural)
-    if weight is None:
-        linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)
-        return jnp.sum(normalizer) - linear
-    total = jnp.sum(weight * normalizer)
-    for statistic, value in natural.items():
-        each = (value * moments[statistic]).reshape((*weight.shape, -1)).sum(-1)
-        total = total - jnp.sum(weight * each)
-    return total

@@ -10,8 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from numpyro_vips.conjugacy.algebra import forms
+from numpyro_vips.conjugacy.families.family import Moments
+from numpyro_vips.conjugacy.structure.posterior_factors import PosteriorFactor
 from numpyro_vips.vips.e_step.coordinates import copies, copies_array, divided_by_weight
-from numpyro_vips.vips.e_step.e_step import entropy, local_factors
+from numpyro_vips.vips.e_step.e_step import local_factors
+from numpyro_vips.vips.e_step.local_quadrature import ENTROPY
 from numpyro_vips.vips.program.expectations import expected
 from numpyro_vips.vips.program.named_arrays import (
     ByStatistic,
@@ -76,4 +79,33 @@ def bound_of_globals(
             array = jnp.asarray(forms.constant_array(weight))
             mine = divided_by_weight(mine, array, factor.family)
         total = total + entropy(factor, mine, moments[factor.name], array)
+    return total
+
+
+def entropy(
+    factor: PosteriorFactor,
+    natural: Moments,
+    moments: Moments,
+    weight: Float[Array, "*batch"] | None,
+) -> Float[Array, ""]:
+    """Entropy of a factor: log normaliser minus ⟨natural, moments⟩, of all its copies.
+
+    Of an auxiliary variable: minus its divergence from its own base measure.
+
+    Args:
+      factor: Which factor.
+      natural: Its natural parameters, those of one copy.
+      moments: Its moments.
+      weight: Number of copies of each element; None for one.
+    """
+    if ENTROPY in moments:
+        return moments[ENTROPY]
+    normalizer = factor.family.log_normalizer(natural)
+    if weight is None:
+        linear = sum(jnp.vdot(natural[s], moments[s]) for s in natural)
+        return jnp.sum(normalizer) - linear
+    total = jnp.sum(weight * normalizer)
+    for statistic, value in natural.items():
+        each = (value * moments[statistic]).reshape((*weight.shape, -1)).sum(-1)
+        total = total - jnp.sum(weight * each)
     return total

@@ -40,6 +40,9 @@ Rows = Mapping[str, PyTree[Shaped[Array | np.ndarray, "rows ..."]]]
 Numbers = Mapping[int, Shaped[Array, "..."]]
 # By latent, its value.
 Values = Mapping[str, Shaped[Array | np.ndarray, "..."]]
+# By global latent, the point about which rows' statistics are taken, with the batch
+# axes of its factor in front.
+Points = Mapping[str, Float[Array, "..."]]
 # By global latent, its posterior mean.
 Means = Mapping[str, Float64[np.ndarray, "..."]]
 NewMeans = dict[str, Float64[np.ndarray, "..."]]

@@ -36,7 +36,6 @@ from numpyro_vips.vips.program.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
     NewSums,
-    Row,
     Rows,
 )
 from numpyro_vips.vips.program.program import ConjugateProgram
@@ -109,6 +108,15 @@ class RowPrograms:
         self._bounded_sum = jit_ahead(
             functools.partial(bounded_sum, program, sweeps=local_steps)
         )
+        self._row_norms = jit_unoptimized(self._norms_of_rows, static_argnums=2)
+        self._norm_counts = jit_ahead(self._counts_of_norms, static_argnums=(4, 5))
+        self._column_counts = jit_ahead(self._counts_of_columns)
+        self._row_bounds = jax.jit(
+            jax.vmap(
+                lambda natural, row: row_bound(program, natural, row, local_steps),
+                in_axes=(None, 0),
+            )
+        )
 
     def expected_natural_of(
         self, moments: MomentsByFactor | InDouble
@@ -149,7 +157,7 @@ class RowPrograms:
                 mask,
                 units=self.units_of_covariates(state.standards),
                 scale=float(scales[COVARIATES]),
-                norm=clipping_norm,
+                clipping_norm=clipping_norm,
             )
             return {COVARIATES: np.asarray(found)}
         expected_natural, moments = state.expected_natural, state.visited
@@ -218,16 +226,7 @@ class RowPrograms:
 
     @functools.cached_property
     def _bounded_moments(self) -> Any:
-        def bounded(
-            rows: Rows,
-            mask: Bool[Array, " rows"],
-            units: Units,
-            scale: float | Float[Array, ""],
-            norm: float | Float[Array, ""],
-        ) -> Float[Array, "one_more one_more"]:
-            return bounded_moments(rows, mask, self.covariates, units, scale, norm)
-
-        return jit_ahead(bounded)
+        return jit_ahead(functools.partial(bounded_moments, places=self.covariates))
 
     def moments_of_covariates(
         self, arguments: ModelArguments
@@ -292,17 +291,6 @@ class RowPrograms:
         norms = self._row_norms(self._inputs(state), dict(rows), tuple(names))
         return {name: np.asarray(norm) for name, norm in norms.items()}
 
-    @functools.cached_property
-    def _row_norms(self) -> Any:
-        def norms(
-            inputs: NormInputs,
-            rows: Rows,
-            names: tuple[str, ...],
-        ) -> dict[str, Float[Array, " rows"]]:
-            return self._norms_of_rows(inputs, rows, names)
-
-        return jit_unoptimized(norms, static_argnums=2)
-
     def _norms_of_rows(
         self,
         inputs: NormInputs,
@@ -349,21 +337,18 @@ class RowPrograms:
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
 
-    @functools.cached_property
-    def _norm_counts(self) -> Any:
-        def counts(
-            inputs: NormInputs,
-            rows: Rows,
-            mask: Bool[Array, " rows"],
-            edges: Mapping[str, Float[Array, " _edges"]],
-            parts: tuple[tuple[str, tuple[str, ...]], ...],
-            in_any_state: bool,
-        ) -> dict[str, Float[Array, " _bins"]]:
-            names = sorted({name for _, blocks in parts for name in blocks})
-            norms = self._norms_of_rows(inputs, rows, names, in_any_state)
-            return counts_of_parts(norms, mask, parts, edges)
-
-        return jit_ahead(counts, static_argnums=(4, 5))
+    def _counts_of_norms(
+        self,
+        inputs: NormInputs,
+        rows: Rows,
+        mask: Bool[Array, " rows"],
+        edges: Mapping[str, Float[Array, " _edges"]],
+        parts: tuple[tuple[str, tuple[str, ...]], ...],
+        in_any_state: bool,
+    ) -> dict[str, Float[Array, " _bins"]]:
+        names = sorted({name for _, blocks in parts for name in blocks})
+        norms = self._norms_of_rows(inputs, rows, names, in_any_state)
+        return counts_of_parts(norms, mask, parts, edges)
 
     def column_counts(
         self,
@@ -379,24 +364,21 @@ class RowPrograms:
         found = self._column_counts(self._inputs(state), dict(rows), mask, double)
         return {name: np.asarray(counts) for name, counts in found.items()}
 
-    @functools.cached_property
-    def _column_counts(self) -> Any:
-        def counts(
-            inputs: NormInputs,
-            rows: Rows,
-            mask: Bool[Array, " rows"],
-            edges: Mapping[str, Float[Array, " _edges"]],
-        ) -> dict[str, Float[Array, "_columns _bins"]]:
-            found = {}
-            for name, of_name in edges.items():
-                sizes = self._columns_of_rows(inputs.of_statistics, rows, name)
-                with jax.enable_x64(True):
-                    found[name] = jax.lax.map(
-                        lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
-                    )
-            return found
-
-        return jit_ahead(counts)
+    def _counts_of_columns(
+        self,
+        inputs: NormInputs,
+        rows: Rows,
+        mask: Bool[Array, " rows"],
+        edges: Mapping[str, Float[Array, " _edges"]],
+    ) -> dict[str, Float[Array, "_columns _bins"]]:
+        found = {}
+        for name, of_name in edges.items():
+            sizes = self._columns_of_rows(inputs.of_statistics, rows, name)
+            with jax.enable_x64(True):
+                found[name] = jax.lax.map(
+                    lambda size, of=of_name: counts_in_bins(size, mask, of), sizes
+                )
+        return found
 
     def _columns_of_rows(
         self, inputs: RowInputs, rows: Rows, name: str
@@ -441,10 +423,3 @@ class RowPrograms:
             arguments, lambda rows: self._row_bounds(expected_natural, dict(rows))
         )
         return sum(float(np.nansum(np.asarray(part, np.float64))) for part in parts)
-
-    @functools.cached_property
-    def _row_bounds(self) -> Any:
-        def bound(expected_natural: ByStatistic, row: Row) -> Float[Array, ""]:
-            return row_bound(self.program, expected_natural, row, self.local_steps)
-
-        return jax.jit(jax.vmap(bound, in_axes=(None, 0)))

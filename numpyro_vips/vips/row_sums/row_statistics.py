@@ -31,7 +31,6 @@ from numpyro_vips.conjugacy.algebra.terms import (
     is_public,
     labels_of,
 )
-from numpyro_vips.conjugacy.structure.centring import Means
 from numpyro_vips.conjugacy.structure.geometry import Entry, is_global
 from numpyro_vips.conjugacy.structure.repeated_diagonals import (
     with_diagonal,
@@ -54,6 +53,7 @@ from numpyro_vips.vips.program.named_arrays import (
     MomentsByFactor,
     NewByStatistic,
     Numbers,
+    Points,
     Scales,
     Sums,
 )
@@ -99,7 +99,7 @@ def row_contribution(
     valid: Bool[Array, ""],
     local_moments: MomentsByFactor,
     scales: Scales,
-    means: Means,
+    means: Points,
 ) -> RowContribution:
     """A row's contribution, from which norm and sum are made.
 
@@ -160,7 +160,9 @@ def _of_single_size(numbers: Any, valid: Bool[Array, ""]) -> tuple[Any, Any]:
     return jax.tree.map(limited, numbers), valid
 
 
-def terms_with(program: ConjugateProgram, numbers: Numbers, means: Means) -> list[Term]:
+def terms_with(
+    program: ConjugateProgram, numbers: Numbers, means: Points
+) -> list[Term]:
     """A row's terms with its numbers, taken about the means."""
     terms = program.centred_terms if means else program.row_terms
     return [term.filled({**numbers, **means}) for term in terms]
@@ -173,7 +175,7 @@ def norm_of(
     program: ConjugateProgram,
     contribution: RowContribution,
     scales: Scales,
-    means: Means,
+    means: Points,
     units: ByStatistic | None = None,
 ) -> Float[Array, ""]:
     """L2 norm of one row's scaled statistics, over the blocks in `scales`.
@@ -590,7 +592,7 @@ def rounding_unit() -> float:
     return float(jnp.finfo(jnp.result_type(float)).eps)
 
 
-def cancelling_statistics(program: ConjugateProgram, means: Means) -> set[str]:
+def cancelling_statistics(program: ConjugateProgram, means: Points) -> set[str]:
     """The statistics in whose entries large numbers of one row may cancel."""
     terms = program.centred_terms if means else program.row_terms
     by_statistic = _by_statistic(program.structure, terms)

@@ -14,7 +14,7 @@ from scipy import stats
 import numpyro_vips as nv
 from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
 from numpyro_vips.dpvi.guides.automatic_guides import NormalGuide
-from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.user_guides import UserGuide
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import ModelGraph, build_graph

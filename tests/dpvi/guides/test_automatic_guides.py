@@ -16,12 +16,8 @@ from numpyro_vips.dpvi.guides.automatic_guides import (
     GuideFamily,
     NormalGuide,
 )
-from numpyro_vips.dpvi.guides.guides import (
-    GuideSite,
-    JointNormalPosterior,
-    NormalPosterior,
-    UnconstrainedSpace,
-)
+from numpyro_vips.dpvi.guides.posteriors import JointNormalPosterior, NormalPosterior
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 
 pytestmark = pytest.mark.usefixtures("x64")
 

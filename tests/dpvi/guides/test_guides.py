@@ -18,12 +18,12 @@ from numpyro.infer.util import log_density
 import numpyro_vips as nv
 from numpyro_vips.dpvi import gradient_step
 from numpyro_vips.dpvi.engine import DpviEngine
-from numpyro_vips.dpvi.guides.guides import (
+from numpyro_vips.dpvi.guides.posteriors import (
     DrawsPosterior,
-    GuideSite,
     JointNormalPosterior,
     NormalPosterior,
 )
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
 from numpyro_vips.model.arguments import bind_arguments

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpyro.distributions import constraints
 
-from numpyro_vips.dpvi.guides.guides import GuideSite, UnconstrainedSpace
 from numpyro_vips.dpvi.guides.public_ranges import PublicRanges, public_ranges
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 
 RANGES = PublicRanges(np.array([0.0, 5.0, -1e3]), np.array([64.0, 1e6, 2.0]))
 

@@ -12,10 +12,10 @@ import numpyro.distributions as dist
 import pytest
 
 import numpyro_vips as nv
-from numpyro_vips.dpvi.guides.guides import NoiseAwarePosterior, NormalPosterior
+from numpyro_vips.dpvi.guides.posteriors import NoiseAwarePosterior, NormalPosterior
 from numpyro_vips.dpvi.posterior.noise_aware import RunningScore
 from numpyro_vips.dpvi.posterior.score_likelihood import POWER
-from numpyro_vips.fitting.found_norms import clipped_to, found_norms
+from numpyro_vips.fitting.found_norms import NormHistogram, clipped_to, found_norms
 from numpyro_vips.fitting.private_step import release
 from numpyro_vips.fitting.schedule import (
     INFORMATION_SHARES,
@@ -254,18 +254,18 @@ def test_the_norm_of_gradients_bounds_the_information_and_not_its_histogram():
     (part, *_) = prepared.parts
     counts = np.zeros(len(part.grid) + 1)
     counts[np.searchsorted(part.grid, 0.1)] = NUM_ROWS
+    histogram = NormHistogram(
+        steps=steps, number=0, parts=prepared.parts, is_one_vector=True
+    )
     norms, *_ = found_norms(
-        steps,
-        0,
+        histogram,
         {part.name: counts},
         {},
-        parts=prepared.parts,
-        is_one_vector=True,
         num_rows=NUM_ROWS,
         expected_squares={},
         of_priors=lambda parts, counts: {},
     )
-    found = clipped_to(steps, 0, norms, parts=prepared.parts, is_one_vector=True)
+    found = clipped_to(histogram, norms)
     (number,) = [i for i, step in enumerate(found) if step.informs]
     assert norms[part.name] < 1.0
     assert found[number].clipping_norm == norms[part.name] ** 2

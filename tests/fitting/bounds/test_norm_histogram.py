@@ -395,7 +395,7 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
     """Of a Gaussian mean, by brute force: simulated sums, at many norms."""
     monkeypatch.setattr(norm_histogram, "UNBALANCED", 0.0)  # The model is right.
     rng = np.random.default_rng(0)
-    edges, number, repetitions = norm_grid(1.0), 400, 4_000
+    edges, number, repetitions = norm_grid(1.0), 400, 1_000
     rows = rng.normal(size=(20_000, 2)) @ np.array([1.0, -1.0])
     counts = counts_of(np.abs(rows), edges)
     noise = 30.0
@@ -405,9 +405,10 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
     few = SeenNorms(found.uppers, found.rows * number / len(rows))
     chosen = few.least_variance(noise)
 
-    def variance(norm: float) -> float:
-        own, other = rng.normal(size=(2, repetitions, number))
+    # The same ones for all norms, so that they differ by these alone.
+    own, other = rng.normal(size=(2, repetitions, number))
 
+    def variance(norm: float) -> float:
         def sums(shift: float) -> np.ndarray:
             # Redrawn rows are drawn anew in every step, and average out.
             difference = own[:, :, None] + shift - other[:50].T[None, :, :8]
@@ -417,7 +418,7 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
         return float((np.var(sums(0.0)) + (noise * norm) ** 2) / slope**2)
 
     least = min(variance(norm) for norm in 2.0 ** np.arange(-3.0, 3.0, 0.5))
-    assert variance(chosen) < 1.1 * least
+    assert variance(chosen) < 1.03 * least
     # Much noise makes it small, and none makes it large; small ones are nearly alike.
     assert few.least_variance(1e4) < 0.3 < 2.5 < few.least_variance(1e-3)
 

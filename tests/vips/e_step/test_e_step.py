@@ -14,10 +14,10 @@ from scipy import special, stats
 
 from numpyro_vips.vips.e_step.e_step import (
     couples_latents,
-    entropy,
     local_factors,
     moments_of_row,
 )
+from numpyro_vips.vips.e_step.evidence_bound import entropy
 from numpyro_vips.vips.program.expectations import expected_natural_of
 from numpyro_vips.vips.program.program import ConjugateProgram
 

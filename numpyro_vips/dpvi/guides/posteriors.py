@@ -1,7 +1,7 @@
-"""The posteriors that DPVI's guides become, and the layout of the globals.
+"""The posteriors that DPVI's guides become.
 
-Normals live on the unconstrained space of every latent's support, as in NumPyro's
-`AutoNormal`. Parameters of the model without a prior are part of a posterior as points.
+Normals live on the unconstrained space. Parameters of the model without a prior are
+part of a posterior as points.
 """
 
 import abc
@@ -13,9 +13,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float64, PRNGKeyArray
-from numpyro.distributions import biject_to, constraints
-from numpyro.distributions.transforms import AffineTransform, ComposeTransform
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from numpyro_vips.dpvi.guides.monte_carlo_bound import NUM_DRAWS, monte_carlo_bound
 from numpyro_vips.dpvi.guides.row_queries import (
@@ -23,187 +21,15 @@ from numpyro_vips.dpvi.guides.row_queries import (
     NUM_GLOBAL_DRAWS,
     local_posterior,
 )
+from numpyro_vips.dpvi.guides.supports import support_from_json, support_to_json
+from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import as_threefry, threefry_key
-from numpyro_vips.model.prior_centre import is_identity
 from numpyro_vips.model.row_queries import RowQuery
 from numpyro_vips.points import named_points, paths_of_points, points_at
 from numpyro_vips.posterior import MeanAndStddev, register_posterior
 from numpyro_vips.uncertainty import VarianceParts
-
-# Supports with a name of their own, and those made from bounds or another support.
-_NAMED = {
-    name: getattr(constraints, name)
-    for name in (
-        *("real", "real_vector", "real_matrix", "positive", "nonnegative"),
-        *("unit_interval", "circular", "simplex", "softplus_positive", "l1_ball"),
-        *("ordered_vector", "positive_ordered_vector", "lower_cholesky"),
-        *("softplus_lower_cholesky", "scaled_unit_lower_cholesky", "corr_cholesky"),
-        *("corr_matrix", "positive_definite", "positive_semidefinite"),
-    )
-}
-_BOUNDS = {
-    "greater_than": ("lower_bound",),
-    "greater_than_eq": ("lower_bound",),
-    "less_than": ("upper_bound",),
-    "less_than_eq": ("upper_bound",),
-    "interval": ("lower_bound", "upper_bound"),
-    "open_interval": ("lower_bound", "upper_bound"),
-}
-
-
-def support_to_json(support: Any) -> dict[str, Any] | None:
-    """Describes a support, so that a saved posterior needs no model; None if unknown.
-
-    Every support described here has a bijection to the unconstrained space.
-    """
-    for name, known in _NAMED.items():
-        if type(support) is type(known):
-            return {"name": name}
-    for name, bounds in _BOUNDS.items():
-        if type(support) is getattr(constraints, name):
-            values = [np.asarray(getattr(support, bound)).tolist() for bound in bounds]
-            return {"name": name, "bounds": values}
-    if type(support) is type(constraints.zero_sum(1)):
-        return {"name": "zero_sum", "event_dim": int(support.event_dim)}
-    if type(support) is constraints.independent:
-        base = support_to_json(support.base_constraint)
-        count = int(support.reinterpreted_batch_ndims)
-        return base and {"name": "independent", "base": base, "count": count}
-    return None
-
-
-def support_from_json(described: Mapping[str, Any], dtype: Any) -> Any:
-    """The inverse of `support_to_json`; arrays of bounds get `dtype`."""
-    name = described["name"]
-    if name in _NAMED:
-        return _NAMED[name]
-    if name in _BOUNDS:
-        bounds = [
-            jnp.asarray(bound, dtype) if isinstance(bound, list) else bound
-            for bound in described["bounds"]
-        ]
-        return getattr(constraints, name)(*bounds)
-    if name == "zero_sum":
-        return constraints.zero_sum(described["event_dim"])
-    if name == "independent":
-        base = support_from_json(described["base"], dtype)
-        return constraints.independent(base, described["count"])
-    raise ValueError(
-        f"The posterior has the support {name!r}, which this version of numpyro_vips "
-        "does not know. Upgrade numpyro_vips."
-    )
-
-
-class _InUnits(AffineTransform):
-    """Numbers times units of their own, in the numbers' precision."""
-
-    def __call__(self, x: Any) -> Any:
-        return self._like(x) * x
-
-    def _inverse(self, y: Any) -> Any:
-        return y / self._like(y)
-
-    def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
-        return jnp.broadcast_to(jnp.log(self._like(x)), jnp.shape(x))
-
-    def _like(self, numbers: Any) -> Float[Array, "..."]:
-        return jnp.asarray(self.scale, jnp.result_type(numbers))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GuideSite:
-    """A global latent, as the guide sees it.
-
-    Attributes:
-      name: Name of the latent.
-      support: Where its value lies.
-      shape: Shape of its value.
-      dims: Names of its leading axes, as in `Posterior.site_dims`.
-      unit: What unconstrained numbers are multiples of: one number, or one for each of
-        them, in the order in which they stand in a flat vector.
-    """
-
-    name: str
-    support: Any
-    shape: tuple[int, ...]
-    dims: tuple[str, ...]
-    unit: float | tuple[float, ...] = 1.0
-
-    @property
-    def transform(self) -> Any:
-        """The bijection from the unconstrained space to the support."""
-        if self.unit == 1.0:
-            return biject_to(self.support)
-        if isinstance(self.unit, float):
-            scaled = AffineTransform(0.0, self.unit)
-        else:
-            scaled = _InUnits(0.0, self.units)
-        return ComposeTransform([scaled, biject_to(self.support)])
-
-    @property
-    def is_real(self) -> bool:
-        """Whether its value may be any number."""
-        return is_identity(biject_to(self.support))
-
-    @property
-    def units(self) -> Float64[np.ndarray, "..."]:
-        """The site's `unit` for each of its unconstrained numbers."""
-        each = np.asarray(self.unit, np.float64)
-        shape = self.unconstrained_shape
-        return each.reshape(shape) if each.ndim else np.broadcast_to(each, shape)
-
-    @property
-    def unconstrained_shape(self) -> tuple[int, ...]:
-        return tuple(biject_to(self.support).inverse_shape(self.shape))
-
-
-def _unit_from_json(unit: float | Sequence[float]) -> float | tuple[float, ...]:
-    return tuple(unit) if isinstance(unit, Sequence) else float(unit)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class UnconstrainedSpace:
-    """The unconstrained values of several latents as one flat vector."""
-
-    sites: tuple[GuideSite, ...]
-
-    @property
-    def size(self) -> int:
-        return sum(math.prod(site.unconstrained_shape) for site in self.sites)
-
-    def split(
-        self, vectors: Float[Array, "*draws size"]
-    ) -> dict[str, Float[Array, "..."]]:
-        """The unconstrained value of every site, in each vector."""
-        values, start = {}, 0
-        for site in self.sites:
-            shape = site.unconstrained_shape
-            stop = start + math.prod(shape)
-            part = vectors[..., start:stop]
-            values[site.name] = part.reshape(*part.shape[:-1], *shape)
-            start = stop
-        return values
-
-    def join(self, values: Mapping[str, Any]) -> Float[Array, " size"]:
-        """One vector, (size,), of all sites' unconstrained values: undoes `split`."""
-        if not self.sites:
-            return jnp.zeros(0)
-        return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
-
-    def constrain(
-        self, vector: Float[Array, " size"]
-    ) -> tuple[dict[str, Float[Array, "..."]], Float[Array, ""]]:
-        """The latents' values, and the log determinant of the map's Jacobian."""
-        values, log_determinant = {}, jnp.zeros((), vector.dtype)
-        for site, z in zip(self.sites, self.split(vector).values(), strict=True):
-            values[site.name] = site.transform(z)
-            log_determinant += jnp.sum(
-                site.transform.log_abs_det_jacobian(z, values[site.name])
-            )
-        return values, log_determinant
-
 
 # Draws that are looked at before a posterior is handed out, and those that show what
 # mean and standard deviation about are.
@@ -217,6 +43,10 @@ def _moments_of(draws: Mapping[str, Any]) -> dict[str, MeanAndStddev]:
         name: MeanAndStddev(mean=array.mean(0), stddev=array.std(0))
         for name, array in arrays.items()
     }
+
+
+def _unit_from_json(unit: float | Sequence[float]) -> float | tuple[float, ...]:
+    return tuple(unit) if isinstance(unit, Sequence) else float(unit)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,122 @@
+"""The globals on the unconstrained space, where guides live: each, and all in a vector.
+
+As in NumPyro's `AutoNormal` it is that of every latent's support.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float64
+from numpyro.distributions import biject_to
+from numpyro.distributions.transforms import AffineTransform, ComposeTransform
+
+from numpyro_vips.model.prior_centre import is_identity
+
+
+class _InUnits(AffineTransform):
+    """Numbers times units of their own, in the numbers' precision."""
+
+    def __call__(self, x: Any) -> Any:
+        return self._like(x) * x
+
+    def _inverse(self, y: Any) -> Any:
+        return y / self._like(y)
+
+    def log_abs_det_jacobian(self, x: Any, y: Any, intermediates: Any = None) -> Any:
+        return jnp.broadcast_to(jnp.log(self._like(x)), jnp.shape(x))
+
+    def _like(self, numbers: Any) -> Float[Array, "..."]:
+        return jnp.asarray(self.scale, jnp.result_type(numbers))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuideSite:
+    """A global latent, as the guide sees it.
+
+    Attributes:
+      name: Name of the latent.
+      support: Where its value lies.
+      shape: Shape of its value.
+      dims: Names of its leading axes, as in `Posterior.site_dims`.
+      unit: What unconstrained numbers are multiples of: one number, or one for each of
+        them, in the order in which they stand in a flat vector.
+    """
+
+    name: str
+    support: Any
+    shape: tuple[int, ...]
+    dims: tuple[str, ...]
+    unit: float | tuple[float, ...] = 1.0
+
+    @property
+    def transform(self) -> Any:
+        """The bijection from the unconstrained space to the support."""
+        if self.unit == 1.0:
+            return biject_to(self.support)
+        if isinstance(self.unit, float):
+            scaled = AffineTransform(0.0, self.unit)
+        else:
+            scaled = _InUnits(0.0, self.units)
+        return ComposeTransform([scaled, biject_to(self.support)])
+
+    @property
+    def is_real(self) -> bool:
+        """Whether its value may be any number."""
+        return is_identity(biject_to(self.support))
+
+    @property
+    def units(self) -> Float64[np.ndarray, "..."]:
+        """The site's `unit` for each of its unconstrained numbers."""
+        each = np.asarray(self.unit, np.float64)
+        shape = self.unconstrained_shape
+        return each.reshape(shape) if each.ndim else np.broadcast_to(each, shape)
+
+    @property
+    def unconstrained_shape(self) -> tuple[int, ...]:
+        return tuple(biject_to(self.support).inverse_shape(self.shape))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class UnconstrainedSpace:
+    """The unconstrained values of several latents as one flat vector."""
+
+    sites: tuple[GuideSite, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(site.unconstrained_shape) for site in self.sites)
+
+    def split(
+        self, vectors: Float[Array, "*draws size"]
+    ) -> dict[str, Float[Array, "..."]]:
+        """The unconstrained value of every site, in each vector."""
+        values, start = {}, 0
+        for site in self.sites:
+            shape = site.unconstrained_shape
+            stop = start + math.prod(shape)
+            part = vectors[..., start:stop]
+            values[site.name] = part.reshape(*part.shape[:-1], *shape)
+            start = stop
+        return values
+
+    def join(self, values: Mapping[str, Any]) -> Float[Array, " size"]:
+        """One vector, (size,), of all sites' unconstrained values: undoes `split`."""
+        if not self.sites:
+            return jnp.zeros(0)
+        return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
+
+    def constrain(
+        self, vector: Float[Array, " size"]
+    ) -> tuple[dict[str, Float[Array, "..."]], Float[Array, ""]]:
+        """The latents' values, and the log determinant of the map's Jacobian."""
+        values, log_determinant = {}, jnp.zeros((), vector.dtype)
+        for site, z in zip(self.sites, self.split(vector).values(), strict=True):
+            values[site.name] = site.transform(z)
+            log_determinant += jnp.sum(
+                site.transform.log_abs_det_jacobian(z, values[site.name])
+            )
+        return values, log_determinant
