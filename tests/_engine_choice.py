@@ -20,4 +20,4 @@ def advantage_of(prepared: PreparedFit, vi: nv.PrivateVI, num_rows: int) -> str 
     assert isinstance(engine, VipsEngine)
     engine.num_rows = num_rows
     noise = noise_of_one_release(vi.budget, vi.share)
-    return _advantage(engine, vi.schedule_options, noise, prepared.num_effects)
+    return _advantage(engine, vi.schedule_options, noise, prepared.rows_for_groups)

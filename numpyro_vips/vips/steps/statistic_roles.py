@@ -30,13 +30,13 @@ def block_of(
     """
     if has_units and statistic.matrix is None:
         return Block(name=statistic.name, shape=statistic.block_shape)
-    geometry, edges = statistic.geometry, {}
+    geometry, edges = statistic.geometry, (-math.inf, math.inf)
     lower, upper = statistic.lower, statistic.upper
     bounded = math.isfinite(lower) and math.isfinite(upper) and lower < upper
     bounded = bounded and not has_units
     # Of entries known to be of one sign, only a box that says so too is tighter.
     if bounded and (geometry == "signed" or lower >= 0 or upper <= 0):
-        geometry, edges = "box", {"lower": lower, "upper": upper}
+        geometry, edges = "box", (lower, upper)
     return Block(
         name=statistic.name,
         shape=statistic.block_shape,
@@ -44,7 +44,8 @@ def block_of(
         hollow=statistic.diagonal is not None,
         geometry=geometry,
         directions=directions,
-        **edges,
+        lower=edges[0],
+        upper=edges[1],
     )
 
 
