@@ -3,11 +3,13 @@
     python benchmarks/group_effects.py [--rows 5000] [--groups 30] [--epsilon 1]
                                        [--repetitions 5] [--engines vips dpvi]
                                        [--predictors "mean + a[g] + slope x"]
+                                       [--scale 1]
 
 Rows have a covariate, a group, and in one model a second group. The table has, for each
 model and engine, the share of 90 % intervals that hold the truth, of the globals beside
 the effects and of the effects; the residuals' standard deviation, which is 1.5; and how
-many fits warned. Noise is new in every run.
+many fits warned. Noise is new in every run. With a scale the response and its priors
+are as many times as large, and the residuals' standard deviation is in units of it.
 """
 
 import argparse
@@ -26,33 +28,33 @@ SECOND_GROUPS = 12
 SIGMA = 1.5
 
 
-def effects(name: str, number: int, mean: Any = 0.0) -> Any:
-    scale = numpyro.sample(f"{name}_scale", dist.HalfNormal(2.0))
+def effects(name: str, number: int, unit: float, mean: Any = 0.0) -> Any:
+    scale = numpyro.sample(f"{name}_scale", dist.HalfNormal(2.0 * unit))
     with numpyro.plate(f"{name}_groups", number):
         return numpyro.sample(name, dist.Normal(mean, scale))
 
 
-def regression(centre: Any, x: Any, y: Any) -> None:
-    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))
-    sigma = numpyro.sample("sigma", dist.HalfNormal(3.0))
+def regression(centre: Any, unit: float, x: Any, y: Any) -> None:
+    slope = numpyro.sample("slope", dist.Normal(0.0, 2.0 * unit))
+    sigma = numpyro.sample("sigma", dist.HalfNormal(3.0 * unit))
     with numpyro.plate("rows", len(y)):
         numpyro.sample("y", dist.Normal(centre + slope * x, sigma), obs=y)
 
 
-def beside_a_mean(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
-    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
-    regression(mean + effects("a", number)[g], x, y)
+def beside_a_mean(number: int, unit: float, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0 * unit))
+    regression(mean + effects("a", number, unit)[g], unit, x, y)
 
 
-def about_a_mean(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
-    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
-    regression(effects("a", number, mean)[g], x, y)
+def about_a_mean(number: int, unit: float, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0 * unit))
+    regression(effects("a", number, unit, mean)[g], unit, x, y)
 
 
-def crossed(number: int, g: Any, h: Any, x: Any, y: Any) -> None:
-    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0))
-    second = effects("b", SECOND_GROUPS)
-    regression(mean + effects("a", number)[g] + second[h], x, y)
+def crossed(number: int, unit: float, g: Any, h: Any, x: Any, y: Any) -> None:
+    mean = numpyro.sample("mean", dist.Normal(0.0, 10.0 * unit))
+    second = effects("b", SECOND_GROUPS, unit)
+    regression(mean + effects("a", number, unit)[g] + second[h], unit, x, y)
 
 
 MODELS: dict[str, Callable[..., None]] = {
@@ -79,7 +81,8 @@ def drawn(
     if model is crossed:
         centre = centre + b[h]
         truth |= {"b_scale": 1.0, "b": b}
-    return (g, h, x, centre + x + SIGMA * rng.normal(size=args.rows)), truth
+    y = args.scale * (centre + x + SIGMA * rng.normal(size=args.rows))
+    return (g, h, x, y), {name: args.scale * value for name, value in truth.items()}
 
 
 def row_of(name: str, engine: Any, args: argparse.Namespace) -> str:
@@ -91,21 +94,21 @@ def row_of(name: str, engine: Any, args: argparse.Namespace) -> str:
     for seed in range(args.repetitions):
         rows, truth = drawn(model, args, seed)
         vi = nv.PrivateVI(
-            nv.private(model, unit="rows", public=("number",)),
+            nv.private(model, unit="rows", public=("number", "unit")),
             budget=nv.PrivacyBudget(args.epsilon, 1e-5),
             engine=engine,
             progress_bar=False,
         )
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            result = vi.run(jax.random.key(seed), args.groups, *rows)
+            result = vi.run(jax.random.key(seed), args.groups, args.scale, *rows)
         num_warned += bool(caught)
         draws = result.sample_posterior(jax.random.key(1), (2000,))
         for site, value in truth.items():
             low, high = np.quantile(np.asarray(draws[site]), [0.05, 0.95], axis=0)
             holds = np.ravel((low <= value) & (value <= high)).tolist()
             (of_groups if site in ("a", "b") else beside).extend(holds)
-        sigmas.append(float(np.mean(draws["sigma"])))
+        sigmas.append(float(np.mean(draws["sigma"])) / args.scale)
     return (
         f"| {name} | {engine} | {np.mean(beside):.2f} | {np.mean(of_groups):.2f} "
         f"| {np.mean(sigmas):.2f} | {num_warned} of {args.repetitions} |"
@@ -118,10 +121,14 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=30)
     parser.add_argument("--epsilon", type=float, default=1.0)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--engines", nargs="+", default=["vips", "dpvi"])
     parser.add_argument("--predictors", nargs="+", choices=MODELS, default=[*MODELS])
     args = parser.parse_args()
-    print(f"rows {args.rows}, groups {args.groups}, epsilon {args.epsilon}")
+    print(
+        f"rows {args.rows}, groups {args.groups}, epsilon {args.epsilon}, "
+        f"scale {args.scale}"
+    )
     print("| predictor | engine | inside | effects inside | sigma | warned |")
     print("|---|---|---|---|---|---|")
     for name in args.predictors:

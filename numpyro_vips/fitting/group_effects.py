@@ -10,8 +10,7 @@ certain is taken out of it (`silent_directions.py`), and groups go together to w
 rows are (`prior_coordinates.py`).
 
 Effects alone, without other coefficients, stay with VIPS: its sums are those of the
-groups then. So do models with many rows in each group, which its noise does not hide:
-of a response on a scale of tens the fit by DPVI may not converge, and then it warns.
+groups then. So do models with many rows in each group, which its noise does not hide.
 `benchmarks/group_effects.py` compares the two.
 """
 
