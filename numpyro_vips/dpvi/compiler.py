@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from numpyro_vips.dpvi.centred_effects import centred_effects
 from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.compared_globals import compared_globals
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
@@ -66,6 +67,8 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 _SILENT_ROWS = 2048
 # And those on which curvatures are looked at.
 _CURVED_ROWS = 64
+# And those on which it is tried whether effects are known only times their scale.
+_PRODUCT_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,8 +121,13 @@ class _UnconstrainedElbo:
     logarithms: frozenset[str] = frozenset()
 
     def __call__(self, free: Any, params: Any, row: Any, key: Any) -> Any:
-        """The bound, and whether what the row observes lies in the support."""
-        values = {s.name: s.transform(free[s.name]) for s in self.sites}
+        """The bound, and whether what the row observes lies in the support.
+
+        A row knows effects only times their scale, if they are fitted as such products.
+        So it does not matter what the scale is, and none depends on it.
+        """
+        fixed = {s.over: self.centres[s.over] for s in self.sites if s.over is not None}
+        values = UnconstrainedSpace(sites=self.sites).values({**free, **fixed})
         return self.row_elbo(values, constrained(params, self.constraints), row, key)
 
     def of_synthetic_row(
@@ -130,7 +138,7 @@ class _UnconstrainedElbo:
 
     def at_values(self, values: Mapping[str, Any]) -> Float[Array, ""]:
         """The bound of that row at values of some globals, others at their centres."""
-        others = {s.name: s.transform(self.centres[s.name]) for s in self.sites}
+        others = UnconstrainedSpace(sites=self.sites).values(self.centres)
         params = constrained(self.params, self.constraints)
         return self.row_elbo({**others, **values}, params, self.row, threefry_key(0))[0]
 
@@ -203,7 +211,7 @@ def _elbo_of(
     constraints = dict(graph.params)
     if user_guide is not None:
         constraints = user_guide.constraints | constraints
-    sites, centres, scales = _sites(graph)
+    sites, centres, scales, priors = _sites(graph)
     elbo = _UnconstrainedElbo(
         row_elbo=RowElbo(
             graph=graph,
@@ -218,8 +226,64 @@ def _elbo_of(
         constraints=constraints,
         row=row,
     )
+    if _knows_noise(graph, guide, options):
+        elbo = _with_centred_effects(elbo, priors)
     elbo = dataclasses.replace(elbo, logarithms=_wide_logarithms(elbo))
     return _in_units(elbo) if _has_units(graph, guide, options) else elbo
+
+
+def _knows_noise(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
+    """Whether the posterior will know of the noise, but for what a row depends on; see
+    `_is_noise_aware`."""
+    return (
+        _has_units(graph, guide, options)
+        and guide != "low_rank"
+        and options.perturb == "location"
+        and options.averaging is not None
+        and not options.is_analytic
+        and not graph.params
+    )
+
+
+def _with_centred_effects(
+    elbo: _UnconstrainedElbo, priors: Mapping[str, Any]
+) -> _UnconstrainedElbo:
+    """The bound with effects of groups times their scale, see `centred_effects`.
+
+    Args:
+      elbo: In units of 1.
+      priors: Of the globals.
+    """
+
+    def density(values: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
+        return elbo.row_elbo(values, {}, row, threefry_key(0))[0]
+
+    space = UnconstrainedSpace(sites=elbo.sites)
+    found = centred_effects(
+        density,
+        lambda: jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params),
+        space,
+        priors,
+        elbo.centres,
+        lambda: _rows_with_codes(elbo, elbo.sites, _PRODUCT_ROWS),
+    )
+    if not found:
+        return elbo
+    values = space.values(elbo.centres)
+    widths = {
+        name: np.broadcast_to(np.asarray(values[scale]), elbo.scales[name].shape)
+        for name, scale in found.items()
+    }
+    return dataclasses.replace(
+        elbo,
+        sites=tuple(
+            dataclasses.replace(site, over=found.get(site.name)) for site in elbo.sites
+        ),
+        scales={
+            name: scale * np.asarray(widths.get(name, 1.0), np.float64)
+            for name, scale in elbo.scales.items()
+        },
+    )
 
 
 def _wide_logarithms(elbo: _UnconstrainedElbo) -> frozenset[str]:
@@ -330,8 +394,8 @@ def _row_gradients(
 
 def _sites(
     graph: ModelGraph,
-) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any]]:
-    """The globals, with their priors' unconstrained centres and scales."""
+) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The globals, with their priors' unconstrained centres and scales, and these."""
     found = global_values(graph)
     sites = [
         _guide_site(site, found.supports[site.name]) for site in graph.latents("global")
@@ -340,7 +404,7 @@ def _sites(
     centres = evaluate_in_double(
         lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
     )
-    return sites, centres, scales
+    return sites, centres, scales, found.priors
 
 
 def _in_units(elbo: _UnconstrainedElbo) -> _UnconstrainedElbo:

@@ -84,6 +84,12 @@ def notes(program: DpviProgram, captured: Iterable[str]) -> Iterable[str]:
             "start, from which two components may end on the same rows, and no number "
             "shows it: priors that tell components apart help."
         )
+    products = [f"{s.name!r} times {s.over!r}" for s in program.space.sites if s.over]
+    if products:
+        yield (
+            f"{', '.join(products)} is fitted in place of the effects, since rows know "
+            "no more. It is the same model, and draws are those of its sites."
+        )
     if program.options.takes_newton_steps:
         yield "Newton steps until fresh draws leave the posterior where it is."
     if names := listed(sorted(captured)):
@@ -115,7 +121,7 @@ def on_turning(pairs: Sequence[tuple[str, str]]) -> Iterable[str]:
             "makes up for the other depends on other globals, as in mean + scale * "
             "z[group]. Noise leads such a fit astray: intervals of these globals may "
             "not hold. Write the effects themselves: a ~ Normal(0, scale) and mean + "
-            "a[group], in place of z ~ Normal(0, 1) or LocScaleReparam. In these the "
+            "a[group], in place of z ~ Normal(0, 1) times something else. In these the "
             "direction is one, and the fit keeps its noise out."
         )
 

@@ -39,7 +39,6 @@ def redrawing(graph: ModelGraph, space: UnconstrainedSpace) -> Redraw | None:
         tree: Any, row: Mapping[str, Any], key: PRNGKeyArray
     ) -> Mapping[str, jax.Array]:
         free, _ = tree
-        values = {site.name: site.transform(free[site.name]) for site in space.sites}
-        return simulator.row_at(row, values, key)
+        return simulator.row_at(row, space.values(free), key)
 
     return redraw

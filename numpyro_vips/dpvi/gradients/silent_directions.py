@@ -51,6 +51,11 @@ class SilentDirections(NamedTuple):
     turning: tuple[tuple[str, str], ...] = ()
 
 
+def picks_entries(program: jex_core.ClosedJaxpr) -> bool:
+    """Whether a row takes entries of arrays by their numbers, as that of its group."""
+    return any(e.primitive.name in _GATHERS for e in equations_of(program))
+
+
 def silent_directions(
     density: Callable[[Mapping[str, Any], Mapping[str, Any]], Float[Array, ""]],
     program: jex_core.ClosedJaxpr,
@@ -71,8 +76,7 @@ def silent_directions(
       rows: Synthetic rows, several for each global.
     """
     size = sum(math.prod(site.unconstrained_shape) for site in sites)
-    gathers = any(e.primitive.name in _GATHERS for e in equations_of(program))
-    if not gathers or sum(site.is_real for site in sites) < 2:
+    if not picks_entries(program) or sum(site.is_real for site in sites) < 2:
         return SilentDirections(np.zeros((size, 0)))
     rng = np.random.default_rng(3)
     gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))

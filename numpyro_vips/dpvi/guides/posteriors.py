@@ -148,6 +148,7 @@ class _GuidePosterior(abc.ABC):
                     "shape": list(site.shape),
                     "dims": list(site.dims),
                     "unit": np.asarray(site.unit).tolist(),
+                    "over": site.over,
                 }
                 for site in self.sites
             ],
@@ -167,6 +168,7 @@ class _GuidePosterior(abc.ABC):
                 shape=tuple(described["shape"]),
                 dims=tuple(described["dims"]),
                 unit=_unit_from_json(described["unit"]),
+                over=described["over"],
             )
             for described in specification["sites"]
         ]
@@ -201,12 +203,12 @@ class NormalPosterior(_GuidePosterior):
     ) -> dict[str, Float[Array, "..."]]:
         """Independent draws of every global latent, in its support."""
         keys = jax.random.split(rng_key, len(self.sites))
-        draws = {}
+        free = {}
         for site, key in zip(self.sites, keys, strict=True):
             loc, scale = self.loc[site.name], self.scale[site.name]
             noise = jax.random.normal(key, (*sample_shape, *loc.shape), loc.dtype)
-            draws[site.name] = site.transform(loc + scale * noise)
-        return draws
+            free[site.name] = loc + scale * noise
+        return UnconstrainedSpace(sites=self.sites).values(free)
 
     def problems(self) -> dict[str, str]:
         """Why sites have no usable posterior, by site; empty if all have one."""
@@ -254,8 +256,8 @@ class JointNormalPosterior(_GuidePosterior):
             shape = (*sample_shape, *self.loc.shape)
             noise = jax.random.normal(diagonal_key, shape, self.loc.dtype)
             z += self.diagonal * noise
-        values = UnconstrainedSpace(sites=self.sites).split(z)
-        return {site.name: site.transform(values[site.name]) for site in self.sites}
+        space = UnconstrainedSpace(sites=self.sites)
+        return space.values(space.split(z))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -109,7 +109,7 @@ def _distance_of(site: GuideSite, place: Float64[np.ndarray, "*site"]) -> float:
     with np.errstate(over="ignore"):
         values = np.asarray(found).astype(dtype).reshape(len(steps), -1)
     inside: Any = np.all(np.isfinite(values), axis=1)
-    if _is_positive(site.support):
+    if is_positive(site.support):
         # JAX rounds what is smaller to zero; NumPy does not.
         inside &= np.all(values >= np.finfo(dtype).tiny, axis=1)
     outside = ~(inside[: len(_DISTANCES)] & inside[len(_DISTANCES) :])
@@ -117,7 +117,7 @@ def _distance_of(site: GuideSite, place: Float64[np.ndarray, "*site"]) -> float:
     return float(_DISTANCES[max(0, number - 1)])
 
 
-def _is_positive(support: Any) -> bool:
+def is_positive(support: Any) -> bool:
     """Whether numbers of this support are above zero, which is no edge of others."""
     while isinstance(support, constraints.independent):
         support = support.base_constraint

@@ -5,7 +5,7 @@ As in NumPyro's `AutoNormal` it is that of every latent's support.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,6 +44,8 @@ class GuideSite:
       dims: Names of its leading axes, as in `Posterior.site_dims`.
       unit: What unconstrained numbers are multiples of: one number, or one for each of
         them, in the order in which they stand in a flat vector.
+      over: Name of a global that the number, in its support, is divided by to give the
+        value; see `centred_effects.py`. None for none.
     """
 
     name: str
@@ -51,10 +53,11 @@ class GuideSite:
     shape: tuple[int, ...]
     dims: tuple[str, ...]
     unit: float | tuple[float, ...] = 1.0
+    over: str | None = None
 
     @property
     def transform(self) -> Any:
-        """The bijection from the unconstrained space to the support."""
+        """The bijection from the unconstrained space to the support, but for `over`."""
         if self.unit == 1.0:
             return biject_to(self.support)
         if isinstance(self.unit, float):
@@ -109,14 +112,35 @@ class UnconstrainedSpace:
             return jnp.zeros(0)
         return jnp.concatenate([jnp.ravel(values[site.name]) for site in self.sites])
 
+    def values(self, free: Mapping[str, Any]) -> dict[str, Any]:
+        """The latents' values of unconstrained ones: arrays, with any leading axes."""
+        values = {site.name: site.transform(free[site.name]) for site in self.sites}
+        return values | {
+            site.name: values[site.name] / scale for site, scale in self._scales(values)
+        }
+
     def constrain(
         self, vector: Float[Array, " size"]
     ) -> tuple[dict[str, Float[Array, "..."]], Float[Array, ""]]:
         """The latents' values, and the log determinant of the map's Jacobian."""
-        values, log_determinant = {}, jnp.zeros((), vector.dtype)
-        for site, z in zip(self.sites, self.split(vector).values(), strict=True):
-            values[site.name] = site.transform(z)
+        free, log_determinant = self.split(vector), jnp.zeros((), vector.dtype)
+        values = {site.name: site.transform(free[site.name]) for site in self.sites}
+        for site in self.sites:
             log_determinant += jnp.sum(
-                site.transform.log_abs_det_jacobian(z, values[site.name])
+                site.transform.log_abs_det_jacobian(free[site.name], values[site.name])
             )
-        return values, log_determinant
+        for site, scale in self._scales(values):
+            logs = jnp.broadcast_to(jnp.log(scale), site.shape)
+            log_determinant -= jnp.sum(logs)
+        return self.values(free), log_determinant
+
+    def _scales(self, values: Mapping[str, Any]) -> Iterator[tuple[GuideSite, Any]]:
+        """What values are divided by, with axes that fit; see `GuideSite.over`."""
+        shapes = {site.name: site.shape for site in self.sites}
+        for site in self.sites:
+            if site.over is not None:
+                scale = values[site.over]
+                leading = jnp.ndim(scale) - len(shapes[site.over])
+                missing = len(site.shape) - len(shapes[site.over])
+                axes = tuple(range(leading, leading + missing))
+                yield site, jnp.expand_dims(scale, axes)

@@ -102,8 +102,9 @@ def without_a_mean(g: Any, h: Any, x: Any, y: Any) -> None:
 
 
 def not_centred(g: Any, h: Any, x: Any, y: Any) -> None:
+    """Effects times more than a scale alone, see `dpvi/centred_effects.py`."""
     mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
-    scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+    scale = 1.0 + numpyro.sample("scale", dist.HalfNormal(1.0))
     a = effects("a")
     with numpyro.plate("rows", len(y)):
         numpyro.sample("y", dist.StudentT(4.0, mean + scale * a[g], 1.0), obs=y)
