@@ -34,9 +34,10 @@ _STDDEVS_LEFT_OPEN = 2.0
 _FALLEN_BY = 100.0
 _MOST_MASS = (0.005, 0.995)
 # Within so many of its standard deviations of an end of its range, a posterior leans on
-# it, as one does whose density rises up to the end: an exponential one is within one,
-# and angles of von Mises that were fitted on the wrong side were within 2.3.
-_STDDEVS_FROM_END = 3.0
+# it, as one does whose density rises up to the end: an exponential one is within one.
+# Angles of von Mises that were fitted on the wrong side were within 2.3.
+_STDDEVS_FROM_END = 2.0
+_STDDEVS_OF_ANGLES = 3.0
 # A posterior whose so many deviations are more of its range than this is merely wide.
 _MOST_OF_RANGE = 0.25
 # Ranges and ends that are no choice: those of chances, correlations and sizes.
@@ -93,7 +94,8 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     shape = np.shape(posterior.mean)
     low, high = (np.broadcast_to(end, shape).astype(np.float64) for end in ends)
     mean, stddev = (np.asarray(part, np.float64) for part in posterior)
-    reach = _STDDEVS_FROM_END * stddev
+    is_angle = np.isclose(high - low, 2.0 * math.pi, rtol=1e-3)
+    reach = np.where(is_angle, _STDDEVS_OF_ANGLES, _STDDEVS_FROM_END) * stddev
     at_low = (mean - reach < low) & (low != _NATURAL_END)
     at_high = (mean + reach > high) & (high != _NATURAL_END)
     leans = (at_low | at_high) & (reach < _MOST_OF_RANGE * (high - low))
@@ -108,7 +110,7 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
         f"The posterior of {where} leans on an end of its prior's range: it is "
         f"{mean[place]:.4g} ± {stddev[place]:.2g}, and the range ends at {end:.4g}. "
     )
-    if math.isclose(high[place] - low[place], 2.0 * math.pi, rel_tol=1e-3):
+    if is_angle[place]:
         return text + (
             "If it is an angle, what lies beyond that end is at the other one, where "
             "the fit does not get to, and the posterior may be wrong. Turn the angles "
