@@ -48,7 +48,6 @@ def chances_out_of_range(graph: ModelGraph) -> dict[str, str]:
     if not looked_at or graph.latents("local"):
         return {}
     graph = at_initial_params(graph)
-    draws = moderate_draws(graph, _NUM_DRAWS, seed=0)
 
     def outside(rows: Any, latents: Any) -> dict[str, Any]:
         def at(row: Any, values: Any) -> dict[str, Any]:
@@ -65,12 +64,14 @@ def chances_out_of_range(graph: ModelGraph) -> dict[str, str]:
         return jax.vmap(at)(rows, latents)
 
     try:
+        draws = moderate_draws(graph, _NUM_DRAWS, seed=0)
         shares = [
             {name: np.mean(off) for name, off in of_kind.items()}
             for rows in _kinds_of_rows(graph.arguments)
             for of_kind in [evaluate_in_double(outside, rows, draws)]
         ]
-    # Such as a sampler or a transform that fails on such rows. Others will say why.
+    # Such as a discrete global, which has no unconstrained values, or a sampler that
+    # fails on such rows. Others will say why.
     except Exception:
         return {}
     return {

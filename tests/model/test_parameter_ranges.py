@@ -69,6 +69,13 @@ def of_shares(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(probs=x @ w), obs=y)
 
 
+def with_a_switch(x: Any, y: Any) -> None:
+    """A discrete global, which has no unconstrained values to try."""
+    z: Any = numpyro.sample("z", dist.Bernoulli(0.5))
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(probs=0.2 + 0.6 * z), obs=y)
+
+
 def small_slopes(x: Any, y: Any) -> None:
     """A linear model of chances, within its range by its priors."""
     w = weights(dist.Normal(0.0, 0.05))
@@ -87,6 +94,7 @@ def small_slopes(x: Any, y: Any) -> None:
         (of_groups, {}),
         (of_shares, {}),
         (small_slopes, {}),
+        (with_a_switch, {}),
     ],
 )
 def test_chances_leave_their_range_under_the_priors(
