@@ -79,8 +79,8 @@ class ClippingNorms(Protocol):
     def before_norms(self, state: Any, names: Collection[str]) -> Any:
         """The state from which norms are counted again, after a step.
 
-        An engine may choose units there, by what it has released; another gives the
-        state back.
+        An engine may choose units there, by what it has released; then `stretched` says
+        by how much norms may have grown. Another one gives the same state back.
 
         Args:
           state: The state after the step.

@@ -190,5 +190,7 @@ def advanced(
             progress = progress.with_stretched(engine.stretched(state), parts)
         elif following.counted:
             names = {name for part in following.counted for name in part.blocks}
-            state = engine.before_norms(state, names)
+            before, state = state, engine.before_norms(state, names)
+            if state is not before:
+                progress = progress.with_stretched(engine.stretched(state), parts)
     return state, progress.after_statistics(step, released, num_rows)

@@ -126,6 +126,8 @@ def test_norms_are_counted_in_the_grown_units() -> None:
     np.testing.assert_allclose(
         engine.row_norms(grown, rows, ["loc"])["loc"], factor * before, rtol=5e-3
     )
+    # So does a norm of before, if the histogram does not say another one.
+    assert engine.stretched(grown)["loc"] == pytest.approx(factor, rel=5e-3)
     # Counted are those of the information, say, which is in other units.
     assert engine.before_norms(state, {"information"}) is state
 

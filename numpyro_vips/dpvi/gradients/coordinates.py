@@ -78,7 +78,9 @@ class Coordinates(NamedTuple):
         dtype = np.asarray(self.units).dtype
         silent = np.asarray(self.units, np.float64) @ np.asarray(self.silent)
         grown = _symmetric(factors[:, None] * units)
-        return Coordinates.of_globals(grown, np.asarray(silent, np.float64), dtype)
+        growth = float(np.linalg.norm(grown) / np.linalg.norm(self.units))
+        found = Coordinates.of_globals(grown, np.asarray(silent, np.float64), dtype)
+        return found._replace(growth=growth)
 
     def heard(self, gradient: Float[Array, " read"]) -> Float[Array, " read"]:
         """A noisy gradient in u without what is noise for certain."""
