@@ -34,7 +34,7 @@ def program(**changes: Any) -> Any:
         "is_late": np.zeros(4, bool),
         "space": SimpleNamespace(
             sites=[
-                SimpleNamespace(name=name, unconstrained_shape=shape)
+                SimpleNamespace(name=name, unconstrained_shape=shape, over=None)
                 for name, shape in shapes
             ]
         ),
