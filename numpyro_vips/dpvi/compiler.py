@@ -120,6 +120,11 @@ class _UnconstrainedElbo:
     row: Mapping[str, Any]
     logarithms: frozenset[str] = frozenset()
 
+    @property
+    def space(self) -> UnconstrainedSpace:
+        """The globals and their layout in flat vectors."""
+        return UnconstrainedSpace(sites=self.sites)
+
     def __call__(self, free: Any, params: Any, row: Any, key: Any) -> Any:
         """The bound, and whether what the row observes lies in the support.
 
@@ -127,7 +132,7 @@ class _UnconstrainedElbo:
         So it does not matter what the scale is, and none depends on it.
         """
         fixed = {s.over: self.centres[s.over] for s in self.sites if s.over is not None}
-        values = UnconstrainedSpace(sites=self.sites).values({**free, **fixed})
+        values = self.space.values({**free, **fixed})
         return self.row_elbo(values, constrained(params, self.constraints), row, key)
 
     def of_synthetic_row(
@@ -138,7 +143,7 @@ class _UnconstrainedElbo:
 
     def at_values(self, values: Mapping[str, Any]) -> Float[Array, ""]:
         """The bound of that row at values of some globals, others at their centres."""
-        others = UnconstrainedSpace(sites=self.sites).values(self.centres)
+        others = self.space.values(self.centres)
         params = constrained(self.params, self.constraints)
         return self.row_elbo({**others, **values}, params, self.row, threefry_key(0))[0]
 
@@ -176,7 +181,11 @@ def compile_model(
     released = _released(program, names, reads_param)
     free = program.space.split(program.start)
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
-    is_noise_aware = _is_noise_aware(program, read.size)
+    is_noise_aware = (
+        _may_know_noise(graph, guide, options)
+        and read.size > 0
+        and program.space.size <= MOST_INFORMED
+    )
     redraw = redrawing(graph, program.space) if is_noise_aware else None
     return CompiledModel(
         program=program,
@@ -226,21 +235,29 @@ def _elbo_of(
         constraints=constraints,
         row=row,
     )
-    if _knows_noise(graph, guide, options):
+    has_units = _has_units(graph, guide, options)
+    may_know_noise = _may_know_noise(graph, guide, options)
+    # Marginals of single globals are those of their own numbers.
+    if has_units and may_know_noise and not options.is_analytic:
         elbo = _with_centred_effects(elbo, priors)
     elbo = dataclasses.replace(elbo, logarithms=_wide_logarithms(elbo))
-    return _in_units(elbo) if _has_units(graph, guide, options) else elbo
+    return _in_units(elbo) if has_units else elbo
 
 
-def _knows_noise(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
-    """Whether the posterior will know of the noise, but for what a row depends on; see
-    `_is_noise_aware`."""
+def _may_know_noise(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
+    """Whether the posterior knows of the noise, if globals are few; else the guide
+    stays.
+
+    It stays where gradients in the globals are not what is released, where the caller
+    asks for a guide or an iterate as it is, and next to parameters without a prior,
+    with which the rows' density changes.
+    """
     return (
-        _has_units(graph, guide, options)
+        isinstance(guide, str)
         and guide != "low_rank"
         and options.perturb == "location"
         and options.averaging is not None
-        and not options.is_analytic
+        and not options.takes_newton_steps
         and not graph.params
     )
 
@@ -258,18 +275,17 @@ def _with_centred_effects(
     def density(values: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
         return elbo.row_elbo(values, {}, row, threefry_key(0))[0]
 
-    space = UnconstrainedSpace(sites=elbo.sites)
     found = centred_effects(
         density,
         lambda: jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params),
-        space,
+        elbo.space,
         priors,
         elbo.centres,
         lambda: _rows_with_codes(elbo, elbo.sites, _PRODUCT_ROWS),
     )
     if not found:
         return elbo
-    values = space.values(elbo.centres)
+    values = elbo.space.values(elbo.centres)
     widths = {
         name: np.broadcast_to(np.asarray(values[scale]), elbo.scales[name].shape)
         for name, scale in found.items()
@@ -309,7 +325,7 @@ def _program(
       elbo: With the globals in the order of the layout.
       read: Those that observations depend on, which come first.
     """
-    space = UnconstrainedSpace(sites=elbo.sites)
+    space = elbo.space
     start = _flat(space, elbo.centres)
     start = np.where(np.isfinite(start), start, 0.0)
     start = jnp.asarray(start, jnp.result_type(float))
@@ -496,37 +512,13 @@ def _released(
     return [*of_guide, *released]
 
 
-def _is_noise_aware(program: DpviProgram, num_read: int) -> bool:
-    """Whether the posterior knows of the noise, or else the guide stays.
-
-    It stays where there are many globals, where gradients in the globals are not what
-    is released, where the caller asks for a guide or an iterate as it is, and next to
-    parameters without a prior, with which the rows' density changes.
-
-    Args:
-      program: The model's layout.
-      num_read: How many unconstrained globals observations depend on.
-    """
-    options = program.options
-    return (
-        program.guide is not None
-        and program.guide.family != "low_rank"
-        and program.perturbs_location
-        and options.averaging is not None
-        and not options.takes_newton_steps
-        and not program.graph.params
-        and num_read > 0
-        and program.space.size <= MOST_INFORMED
-    )
-
-
 def _noise_aware(
     program: DpviProgram,
     elbo: _UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
 ) -> NoiseAware:
-    """What makes the posterior know of the noise, see `_is_noise_aware`.
+    """What makes the posterior know of the noise, see `_may_know_noise`.
 
     Args:
       program: The model's layout.

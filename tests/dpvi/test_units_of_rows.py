@@ -8,6 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _models import graph_of
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -17,15 +18,7 @@ CODES = np.zeros(50, np.int32)
 
 
 def engine_of(model: Any, *arguments: Any) -> DpviEngine:
-    vi = nv.PrivateVI(
-        nv.private(model, unit="rows"),
-        budget=nv.PrivacyBudget(1.0, 1e-5),
-        engine="dpvi",
-        progress_bar=False,
-    )
-    prepared, _ = vi._prepare_fit(arguments, {})
-    assert isinstance(prepared.engine, DpviEngine)
-    return prepared.engine
+    return DpviEngine(graph_of(model, arguments)[1])
 
 
 def units_at(engine: DpviEngine, **values: float) -> dict[str, np.ndarray]:

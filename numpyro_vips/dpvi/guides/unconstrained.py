@@ -114,25 +114,30 @@ class UnconstrainedSpace:
 
     def values(self, free: Mapping[str, Any]) -> dict[str, Any]:
         """The latents' values of unconstrained ones: arrays, with any leading axes."""
-        values = {site.name: site.transform(free[site.name]) for site in self.sites}
-        return values | {
-            site.name: values[site.name] / scale for site, scale in self._scales(values)
-        }
+        numbers = {site.name: site.transform(free[site.name]) for site in self.sites}
+        return self._over_scales(numbers)
 
     def constrain(
         self, vector: Float[Array, " size"]
     ) -> tuple[dict[str, Float[Array, "..."]], Float[Array, ""]]:
         """The latents' values, and the log determinant of the map's Jacobian."""
-        free, log_determinant = self.split(vector), jnp.zeros((), vector.dtype)
-        values = {site.name: site.transform(free[site.name]) for site in self.sites}
-        for site in self.sites:
+        numbers, log_determinant = {}, jnp.zeros((), vector.dtype)
+        for site, z in zip(self.sites, self.split(vector).values(), strict=True):
+            numbers[site.name] = site.transform(z)
             log_determinant += jnp.sum(
-                site.transform.log_abs_det_jacobian(free[site.name], values[site.name])
+                site.transform.log_abs_det_jacobian(z, numbers[site.name])
             )
-        for site, scale in self._scales(values):
+        for site, scale in self._scales(numbers):
             logs = jnp.broadcast_to(jnp.log(scale), site.shape)
             log_determinant -= jnp.sum(logs)
-        return self.values(free), log_determinant
+        return self._over_scales(numbers), log_determinant
+
+    def _over_scales(self, numbers: dict[str, Any]) -> dict[str, Any]:
+        """The values that numbers in their supports stand for; see `GuideSite.over`."""
+        return numbers | {
+            site.name: numbers[site.name] / scale
+            for site, scale in self._scales(numbers)
+        }
 
     def _scales(self, values: Mapping[str, Any]) -> Iterator[tuple[GuideSite, Any]]:
         """What values are divided by, with axes that fit; see `GuideSite.over`."""
