@@ -103,8 +103,8 @@ class ClippingNorms(Protocol):
 
         Args:
           state: The state at which a histogram of norms was released.
-          ratios: By block, the norm that it found over that of rows of unit size; of
-            blocks that stood out of its noise.
+          ratios: By the name of a norm, what it found over that of rows of unit size;
+            of norms that stood out of its noise.
 
         Returns:
           The state, and by block what the norms are to be multiplied by in it; those

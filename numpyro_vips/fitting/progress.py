@@ -122,12 +122,11 @@ def _are_balanced(step: Step, parts: Sequence[NormPart]) -> bool:
 
 
 def _ratios(histogram: Step, found: FoundNorms) -> dict[str, float]:
-    """By block, how large rows were seen to be, over what rows of unit size are."""
+    """By part, how large rows were seen to be, over what rows of unit size are."""
     return {
-        name: found.norms[part.name] / part.reference
+        part.name: found.norms[part.name] / part.reference
         for part in histogram.counted
         if part.name in found.norms and part.name not in found.unseen
-        for name in part.blocks
     }
 
 

@@ -129,7 +129,9 @@ class VipsEngine:
             program,
             num_rows,
             self.local_steps,
-            columns_of_features(program, self._roles.recentred_factors),
+            columns_of_features(
+                program, self._roles.recentred_factors, self._roles.together
+            ),
         )
         self.on_globals = GlobalPrograms(
             program, sweeps, noise_by_entry=bool(self._roles.open)
@@ -417,7 +419,9 @@ class VipsEngine:
             for name in state.origins
             if name in state.standards
         }
-        standards, by = units_of_norms(self.program, recentred, ratios)
+        standards, by = units_of_norms(
+            self.program, recentred, ratios, self._roles.together
+        )
         standards = state.standards | standards
         return state._replace(standards=standards, next_standards=standards), by
 

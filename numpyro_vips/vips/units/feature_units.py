@@ -2,9 +2,10 @@
 
 Where the features of one vector are columns of a table, ages beside incomes, noise is
 as large in the squares of ages as in those of incomes, and a pilot says nothing of
-ages. Where rows are many, a histogram of each column comes first
-(`fitting.bounds.column_histogram`), and features are divided by the sizes that it has
-found.
+ages. The same is true of the features of several latents, as in a + b age + c income,
+where rows are so few that their products share a norm; see `StatisticRoles.together`.
+So a histogram of each column comes first (`fitting.bounds.column_histogram`), and
+features are divided by the sizes that it has found.
 
 Where an intercept and coefficients are entries of one vector, as in w[0] + w[1] x,
 their products Σ ψψᵀ are one block, and noise is as large in the intercept's entry, the
@@ -12,26 +13,28 @@ number of rows, as in that of squares of heights in centimetres. A pilot then sa
 neither how many rows it has seen nor what their mean is, so that nothing can be
 standardised; see `features`. But the histogram that comes before it says how large ψψᵀ
 is. What it is larger by than in rows of unit size belongs to the features, as the
-intercept's 1 is known. So they are divided by its root.
+intercept's 1 is known. So they are divided by its root. Blocks that share a norm are as
+one here, too.
 
 Both are changes of variables by released numbers.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.conjugacy.structure.statistic import Statistic
-from numpyro_vips.privacy.releases import COVARIATES
+from numpyro_vips.privacy.releases import COVARIATES, Together
 from numpyro_vips.vips.program.features import Features, Standardisation, Standards
 from numpyro_vips.vips.program.program import ConjugateProgram
 
 # Features that are larger than the intercept by less stay as they are: a bin of the
 # histogram is wide, and synthetic rows are of unit size only on average.
 _LARGEST_RATIO = 4.0
+# Coordinates in a product of two.
+_SQUARED = 2
 
 
 class FeatureColumns(NamedTuple):
@@ -47,22 +50,22 @@ class FeatureColumns(NamedTuple):
 
 
 def columns_of_features(
-    program: ConjugateProgram, factors: Collection[str]
+    program: ConjugateProgram, factors: Collection[str], together: Sequence[Together]
 ) -> dict[str, FeatureColumns]:
-    """By the statistic of their products, features that share a norm.
+    """By the norm of their products, features that share it.
 
     Args:
       program: The compiled model.
       factors: The recentred factors.
+      together: The statistics that share a norm where rows are few.
     """
     found = {}
     for name in sorted(factors & program.features.keys()):
         places = program.features[name].places
-        for statistic, _, span in _squares_of_latents(program, name):
-            own = range(span.start, span.stop)
-            indices = tuple(i for i, place in enumerate(places) if place in own)
+        for products in _products(program, name, together):
+            indices = tuple(i for i, p in enumerate(places) if p in products.places)
             if len(indices) > 1:
-                found[statistic.name] = FeatureColumns(name, indices)
+                found[products.name] = FeatureColumns(name, indices)
     return found
 
 
@@ -92,13 +95,15 @@ def units_of_norms(
     program: ConjugateProgram,
     standards: Mapping[str, Standardisation],
     ratios: Mapping[str, float],
+    together: Sequence[Together],
 ) -> tuple[dict[str, Standardisation], dict[str, float]]:
     """Standardisations in which features are about as large as their intercept.
 
     Args:
       program: The compiled model.
       standards: By recentred factor, how features are standardised so far.
-      ratios: By statistic, the norm of its rows over that of rows of unit size.
+      ratios: By the name of a norm, that of rows over that of rows of unit size.
+      together: The statistics that share a norm where rows are few.
 
     Returns:
       The standardisations, and by statistic the norm in them over that of before; it is
@@ -106,10 +111,16 @@ def units_of_norms(
     """
     found, by = dict(standards), {}
     for name, standard in standards.items():
-        beside = _squares_beside_intercept(program, name)
-        ratio = 1.0 if beside is None else ratios.get(beside.squares, 1.0)
-        if beside is None or ratio <= _LARGEST_RATIO:
+        beside = [
+            products
+            for products in _products(program, name, together)
+            if products.has_both(program.features[name])
+            and ratios.get(products.name, 1.0) > _LARGEST_RATIO
+        ]
+        if not beside:
             continue
+        largest = max(beside, key=lambda products: ratios[products.name])
+        ratio = ratios[largest.name]
         found[name] = Standardisation(
             standard.means, np.asarray(standard.matrix) / math.sqrt(ratio)
         ).as_rows_know()
@@ -117,22 +128,10 @@ def units_of_norms(
         # its products with them may have as much.
         square = 2.0 / ratio
         for statistic in program.structure.statistics:
-            power = sum(latent == beside.latent for latent, *_ in statistic.atoms)
+            power = sum(latent in largest.latents for latent, *_ in statistic.atoms)
             if power:
                 by[statistic.name] = square ** (power / 2)
     return found, by
-
-
-class _BesideIntercept(NamedTuple):
-    """A latent of which some coordinates are coefficients, and one is an intercept.
-
-    Attributes:
-      latent: The latent.
-      squares: The name of the products of all its coordinates.
-    """
-
-    latent: str
-    squares: str
 
 
 def growth_of_norms(
@@ -168,37 +167,51 @@ def growth_of_norms(
     return found
 
 
-def _squares_beside_intercept(
-    program: ConjugateProgram, name: str
-) -> _BesideIntercept | None:
-    """What has an intercept beside coefficients, of a factor with features."""
-    for statistic, latent, span in _squares_of_latents(program, name):
-        if _has_both(program.features[name], span):
-            return _BesideIntercept(latent, statistic.name)
-    return None
+class _Products(NamedTuple):
+    """All products of some coordinates of a factor, which share a norm.
 
-
-def _squares_of_latents(
-    program: ConjugateProgram, name: str
-) -> Iterator[tuple[Statistic, str, slice]]:
-    """The statistics with all products of one latent's coordinates, of a factor.
-
-    Each with the latent, and where its coordinates are in the factor.
+    Attributes:
+      name: What the norm is called.
+      latents: Those that the coordinates belong to.
+      places: The coordinates.
     """
+
+    name: str
+    latents: frozenset[str]
+    places: frozenset[int]
+
+    def has_both(self, features: Features) -> bool:
+        """Whether some coordinates are those of intercepts, and others of features."""
+        return not (
+            self.places.isdisjoint(features.constant)
+            or self.places.isdisjoint(features.places)
+        )
+
+
+def _products(
+    program: ConjugateProgram, name: str, together: Sequence[Together]
+) -> Iterator[_Products]:
+    """Those of the coordinates of each latent of a factor, and of several together."""
     structure = program.structure
     layout = structure.posterior_factors[name].layout
     assert layout is not None
+    places = {
+        latent: frozenset(range(layout.size)[layout.span(latent)])
+        for latent in layout.shapes
+    }
+    of_statistics = {
+        statistic.name: [latent for latent, *_ in statistic.atoms if latent in places]
+        for statistic in structure.statistics
+    }
     for statistic in structure.statistics:
-        own = {latent for latent, *_ in statistic.atoms if latent in layout.shapes}
+        own = frozenset(of_statistics[statistic.name])
         if statistic.matrix is None or len(own) != 1 or statistic.summed:
             continue
-        (latent,) = own
-        yield statistic, latent, layout.span(latent)
-
-
-def _has_both(features: Features, span: slice) -> bool:
-    """Whether coordinates in this span are an intercept, and others features."""
-    own = range(span.start, span.stop)
-    return any(c in own for c in features.constant) and any(
-        place in own for place in features.places
-    )
+        yield _Products(statistic.name, own, places[min(own)])
+    for shared in together:
+        own = frozenset(
+            latent for block in shared.blocks for latent in of_statistics[block]
+        )
+        if all(len(of_statistics[block]) == _SQUARED for block in shared.blocks):
+            all_places = frozenset[int]().union(*(places[latent] for latent in own))
+            yield _Products(shared.name, own, all_places)
