@@ -38,11 +38,14 @@ class Together(NamedTuple):
       name: What they are called together.
       blocks: Their names.
       directions: Of all of them; see `Block`.
+      from_the_start: Whether they share it however many rows there are. Others have
+        norms of their own at first, where rows are enough to count each.
     """
 
     name: str
     blocks: tuple[str, ...]
     directions: int | None
+    from_the_start: bool = False
 
 
 class Kept(NamedTuple):

@@ -66,6 +66,7 @@ from numpyro_vips.vips.units.column_units import suited_to_sizes
 from numpyro_vips.vips.units.feature_units import (
     columns_of_features,
     growth_of_norms,
+    narrower_start,
     units_of_norms,
     units_of_sizes,
 )
@@ -130,7 +131,9 @@ class VipsEngine:
             num_rows,
             self.local_steps,
             columns_of_features(
-                program, self._roles.recentred_factors, self._roles.together
+                program,
+                self._roles.recentred_factors | self._roles.whitened_factors,
+                self._roles.together,
             ),
         )
         self.on_globals = GlobalPrograms(
@@ -219,7 +222,7 @@ class VipsEngine:
             if sizes[name] > 1
         }
         of_features = {
-            name: Columns(len(found.indices), reference=1.0)
+            name: Columns(len(found.indices), found.reference)
             for name, found in self.on_rows.columns_of_features.items()
         }
         return of_residuals | of_features
@@ -394,6 +397,12 @@ class VipsEngine:
                 standards,
             )
             standards |= of_whitened
+            of_curvatures = {
+                name: of
+                for name, of in of_features.items()
+                if columns[name].factor in self._roles.whitened_factors
+            }
+            moments = narrower_start(self.program, columns, moments, of_curvatures)
         return state._replace(
             standards=standards,
             next_standards=standards,

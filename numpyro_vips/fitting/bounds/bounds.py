@@ -150,10 +150,12 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     )
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
     parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
-    # Every histogram adds to the noise of all.
     num_rows = graph.arguments.public_num_rows
+    together = engine.together
+    parts = joined(parts, [mine for mine in together if mine.from_the_start])
+    # Every histogram adds to the noise of all.
     if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
-        parts = joined(parts, engine.together)
+        parts = joined(parts, [mine for mine in together if not mine.from_the_start])
     most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
     return _with_columns(parts, engine.columns, most_columns)
 

@@ -386,9 +386,9 @@ class RowPrograms:
         """Absolute values of what a statistic's columns hold."""
         if name not in self.columns_of_features:
             return columns_of_rows(self.program, inputs, rows, name, self.local_steps)
-        factor, indices = self.columns_of_features[name]
-        found = features_of_rows(self.program, inputs, rows, factor)
-        return found[np.array(indices)]
+        columns = self.columns_of_features[name]
+        found = features_of_rows(self.program, inputs, rows, columns.factor)
+        return found[np.array(columns.indices)]
 
     def information(self, state: VipsState, arguments: ModelArguments) -> NewSums:
         """The sums that the information is made of, of all rows as they are.

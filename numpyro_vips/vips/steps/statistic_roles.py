@@ -159,13 +159,19 @@ class StatisticRoles:
     @property
     def together(self) -> tuple[Together, ...]:
         """The statistics of standardised features: all products of two coefficients
-        of a factor, and all that are linear in them."""
+        of a factor, and all that are linear in them.
+
+        Features that pilots of the curvature standardise are counted by column before
+        these, so what is released of them is of one size from the start.
+        """
         structure = self._structure
         found: dict[tuple, list[Statistic]] = {}
         for statistic in self.statistics:
-            if statistic.name not in self.recentred:
+            if statistic.summed or statistic.release == "public":
                 continue
-            for factor in sorted(self._features):
+            for factor in sorted(self._features | self.whitened_factors):
+                if factor in self._features and statistic.name not in self.recentred:
+                    continue
                 mine = structure.posterior_factors[factor].latents
                 # Labels are numbered in the order of a statistic's own latents.
                 others = tuple(
@@ -174,7 +180,7 @@ class StatisticRoles:
                     if latent not in mine
                 )
                 power = len(statistic.atoms) - len(others)
-                if power and not statistic.summed:
+                if power:
                     key = factor, power, statistic.release, others
                     found.setdefault(key, []).append(statistic)
         together = []
@@ -188,6 +194,7 @@ class StatisticRoles:
                         name="".join(names),
                         blocks=tuple(statistic.name for statistic in of),
                         directions=size if power == 2 else None,
+                        from_the_start=factor in self.whitened_factors,
                     )
                 )
         return tuple(together)

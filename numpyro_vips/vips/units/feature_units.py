@@ -28,13 +28,12 @@ from jaxtyping import Float64
 
 from numpyro_vips.privacy.releases import COVARIATES, Together
 from numpyro_vips.vips.program.features import Features, Standardisation, Standards
+from numpyro_vips.vips.program.named_arrays import InDouble
 from numpyro_vips.vips.program.program import ConjugateProgram
 
 # Features that are larger than the intercept by less stay as they are: a bin of the
 # histogram is wide, and synthetic rows are of unit size only on average.
 _LARGEST_RATIO = 4.0
-# Coordinates in a product of two.
-_SQUARED = 2
 
 
 class FeatureColumns(NamedTuple):
@@ -43,10 +42,12 @@ class FeatureColumns(NamedTuple):
     Attributes:
       factor: The recentred factor.
       indices: Which of its features.
+      reference: The norm of them together in rows of unit size.
     """
 
     factor: str
     indices: tuple[int, ...]
+    reference: float
 
 
 def columns_of_features(
@@ -56,16 +57,21 @@ def columns_of_features(
 
     Args:
       program: The compiled model.
-      factors: The recentred factors.
-      together: The statistics that share a norm where rows are few.
+      factors: Those whose features are standardised.
+      together: The statistics that share a norm.
     """
     found = {}
     for name in sorted(factors & program.features.keys()):
         places = program.features[name].places
         for products in _products(program, name, together):
             indices = tuple(i for i, p in enumerate(places) if p in products.places)
-            if len(indices) > 1:
-                found[products.name] = FeatureColumns(name, indices)
+            # One vector of residuals is counted itself; see `column_units`.
+            is_counted = name in program.structure.newton and len(products.latents) == 1
+            if len(indices) > 1 and not is_counted:
+                # Each is as large as an intercept whose square is released with theirs.
+                is_newton = name in program.structure.newton
+                reference = math.sqrt(len(indices)) if is_newton else 1.0
+                found[products.name] = FeatureColumns(name, indices, reference)
     return found
 
 
@@ -84,10 +90,39 @@ def units_of_sizes(
     """
     found = dict(standards)
     for statistic, of_columns in sizes.items():
-        name, indices = columns[statistic]
+        name, indices, _ = columns[statistic]
         matrix = np.array(found[name].matrix, np.float64)
         matrix[list(indices)] /= of_columns[:, None]
         found[name] = found[name]._replace(matrix=matrix).as_rows_know()
+    return found
+
+
+def narrower_start(
+    program: ConjugateProgram,
+    columns: Mapping[str, FeatureColumns],
+    moments: InDouble,
+    sizes: Mapping[str, Float64[np.ndarray, " _columns"]],
+) -> InDouble:
+    """Moments of the globals at the start, once the sizes of features are known.
+
+    Coefficients of large features start more surely by as much: with the variance of a
+    wide prior logits would be so unsure that rows had no curvature.
+
+    Args:
+      program: The compiled model.
+      columns: By the name of a norm, its features.
+      moments: Those before, by factor.
+      sizes: By the name of a norm, how large its features are; see `units_of_sizes`.
+    """
+    found = dict(moments)
+    for norm, of_columns in sizes.items():
+        name, indices, _ = columns[norm]
+        mean, places = found[name]["x"], program.features[name].places
+        factors = np.ones(mean.shape[-1])
+        factors[[places[i] for i in indices]] = 1.0 / np.maximum(of_columns, 1.0)
+        square = mean[..., :, None] * mean[..., None, :]
+        covariance = np.outer(factors, factors) * (found[name]["xx"] - square)
+        found[name] = {"x": mean, "xx": square + covariance}
     return found
 
 
@@ -212,6 +247,7 @@ def _products(
         own = frozenset(
             latent for block in shared.blocks for latent in of_statistics[block]
         )
-        if all(len(of_statistics[block]) == _SQUARED for block in shared.blocks):
+        # Only products of two coefficients have directions.
+        if own and shared.directions is not None:
             all_places = frozenset[int]().union(*(places[latent] for latent in own))
             yield _Products(shared.name, own, all_places)

@@ -127,11 +127,12 @@ def of_the_same_size(
     moments: Float64[np.ndarray, "*batch size size"],
     noise_stddev: Float64[np.ndarray, "*batch size size"],
 ) -> Standardisation:
-    """A standardisation in which each feature has the mean square that it had before.
+    """A standardisation in which each feature has the mean square that it had about 0.
 
     So norms that were found before stay about right, and rows of a rare category, whose
-    column is small on average, are made no larger. Where two columns are uncorrelated,
-    nothing changes.
+    column is small on average, are made no larger. A column whose spread about its mean
+    was below the noise at first has become smaller, and gets its size back when a later
+    pilot shows the spread.
 
     Args:
       features: Of the factor.
@@ -148,7 +149,7 @@ def of_the_same_size(
     variance = (noise_stddev**2).reshape(-1, size, size).sum(0)
     # What whitening has taken for the second moments of before, up to a factor.
     inverse = np.linalg.inv(after.matrix @ np.linalg.inv(before.matrix))
-    away = before.matrix @ (after.means - before.means)
+    away = before.matrix @ after.means
     taken = np.sum(inverse**2, axis=1) + away**2
     sized = after._replace(matrix=np.sqrt(taken)[:, None] * after.matrix)
     # Rows have ψ' = Tᵀψ where coordinates are v = T v'.
