@@ -405,6 +405,7 @@ class VipsEngine:
             moments = narrower_start(self.program, columns, moments, of_curvatures)
         return state._replace(
             standards=standards,
+            first_standards=standards,
             next_standards=standards,
             units=units,
             moments=moments,

@@ -69,6 +69,7 @@ def initial_state(
         origins=origins,
         next_origins=origins,
         standards=standards,
+        first_standards=standards,
         next_standards=standards,
         start=moments if symmetric_factors(program) else {},
         to_wait=to_wait,

@@ -151,13 +151,31 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
     parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
     num_rows = graph.arguments.public_num_rows
-    together = engine.together
-    parts = joined(parts, [mine for mine in together if mine.from_the_start])
+    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
+    parts = joined(parts, _together_from_the_start(engine, parts, most_columns))
     # Every histogram adds to the noise of all.
     if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:
-        parts = joined(parts, [mine for mine in together if not mine.from_the_start])
-    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
+        later = [mine for mine in engine.together if not mine.from_the_start]
+        parts = joined(parts, later)
     return _with_columns(parts, engine.columns, most_columns)
+
+
+def _together_from_the_start(
+    engine: Engine, parts: Sequence[NormPart], most_columns: float
+) -> list[Together]:
+    """What shares a norm once its columns are counted, where these are not too many.
+
+    Norms that the structure says are not counted, nor are their columns.
+    """
+    fixed = {name for part in parts if part.is_fixed for name in part.blocks}
+    shared = [
+        mine
+        for mine in engine.together
+        if mine.from_the_start and not fixed.issuperset(mine.blocks)
+    ]
+    columns = engine.columns
+    number = sum(columns[mine.name].number for mine in shared if mine.name in columns)
+    return shared if 0 < number <= most_columns else []
 
 
 def _with_columns(

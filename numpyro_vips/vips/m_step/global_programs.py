@@ -275,7 +275,12 @@ class GlobalPrograms:
             )
             if name in program.structure.newton:
                 standard = of_the_same_size(
-                    features, before, standard, moments, noise_stddev
+                    features,
+                    state.first_standards[name],
+                    before,
+                    standard,
+                    moments,
+                    noise_stddev,
                 )
             standards[name] = standard.as_rows_know()
         return standards

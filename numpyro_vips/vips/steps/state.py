@@ -44,6 +44,7 @@ class VipsState(NamedTuple):
         `conjugacy.structure.centring`.
       origins: By recentred factor, the point about which its statistics were taken.
       standards: How features were standardised; see `features` and `whitening`.
+      first_standards: How they were before any pilot.
       next_origins, next_standards: Those of the next release.
       start: Where a start has broken a symmetry, its moments; see `recentre`.
       kept: Share of the running average's weights that fell on releases about these.
@@ -77,6 +78,7 @@ class VipsState(NamedTuple):
     origins: dict[str, Float64[np.ndarray, "..."]]
     next_origins: dict[str, Float64[np.ndarray, "..."]]
     standards: dict[str, Standardisation]
+    first_standards: dict[str, Standardisation]
     next_standards: dict[str, Standardisation]
     start: InDouble
     kept: float = 1.0

@@ -122,12 +122,13 @@ def features_in_units(
 
 def of_the_same_size(
     features: Features,
+    first: Standardisation,
     before: Standardisation,
     after: Standardisation,
     moments: Float64[np.ndarray, "*batch size size"],
     noise_stddev: Float64[np.ndarray, "*batch size size"],
 ) -> Standardisation:
-    """A standardisation in which each feature has the mean square that it had about 0.
+    """A standardisation in which each feature has the mean square that it had at first.
 
     So norms that were found before stay about right, and rows of a rare category, whose
     column is small on average, are made no larger. A column whose spread about its mean
@@ -136,8 +137,9 @@ def of_the_same_size(
 
     Args:
       features: Of the factor.
-      before, after: How features were standardised for the moments, and will be, up to
-        the size that each has.
+      first: How features were standardised before any pilot.
+      before, after: How they were for the moments, and will be, up to the size that
+        each has.
       moments: Noisy Σ ω ψψᵀ, in the coordinates of before.
       noise_stddev: Of the noise in its entries.
 
@@ -147,9 +149,9 @@ def of_the_same_size(
     size = moments.shape[-1]
     sums = moments.reshape(-1, size, size).sum(0)
     variance = (noise_stddev**2).reshape(-1, size, size).sum(0)
-    # What whitening has taken for the second moments of before, up to a factor.
-    inverse = np.linalg.inv(after.matrix @ np.linalg.inv(before.matrix))
-    away = before.matrix @ after.means
+    # What whitening has taken for the second moments of first, up to a factor.
+    inverse = np.linalg.inv(after.matrix @ np.linalg.inv(first.matrix))
+    away = first.matrix @ (after.means - first.means)
     taken = np.sum(inverse**2, axis=1) + away**2
     sized = after._replace(matrix=np.sqrt(taken)[:, None] * after.matrix)
     # Rows have ψ' = Tᵀψ where coordinates are v = T v'.

@@ -84,6 +84,57 @@ def test_features_of_several_latents_are_columns_of_what_they_share() -> None:
     np.testing.assert_allclose(after.matrix, expected, 1e-6)
 
 
+def logistic(height: Any, income: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 10.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        loc = a + b * height + c * income
+        numpyro.sample("y", dist.Bernoulli(logits=loc), obs=y)
+
+
+def logistic_fit(rows: int) -> EngineFit:
+    income, labels = np.exp(HEIGHT / 20.0), (Y > 125.0).astype(np.int32)
+    return EngineFit(logistic, (HEIGHT[:rows], income[:rows], labels[:rows]))
+
+
+def test_a_logistic_regression_counts_the_columns_of_several_latents() -> None:
+    """And all share a norm from the start, however many rows there are."""
+    fit = logistic_fit(1500)
+    assert [part.name for part in fit.parts] == ["⟨a+b+c⟩²", "⟨a+b+c⟩"]
+    products, residuals = fit.parts
+    assert products.columns is not None
+    assert products.columns == (2, np.sqrt(2.0))  # As large as the intercept's 1.
+    assert residuals.columns is None
+    sizes = np.array([170.0, 0.5])
+    state = fit.engine.with_column_sizes(fit.start, {products.name: sizes})
+    (before,), (after,) = fit.start.standards.values(), state.standards.values()
+    expected = np.asarray(before.matrix) / sizes[:, None]
+    np.testing.assert_allclose(after.matrix, expected, 1e-6)
+    # Weights of large columns start more surely, or logits would be known to no row.
+    ((name, start),) = fit.start.moments.items()
+    narrower = np.diag(state.moments[name]["xx"]) / np.diag(start["xx"])
+    np.testing.assert_allclose(narrower, [1.0, 170.0**-2, 1.0])
+    np.testing.assert_array_equal(state.moments[name]["x"], start["x"])
+
+
+def test_without_a_histogram_of_columns_blocks_keep_their_norms() -> None:
+    """Of rows too few for it, or of one feature, whose block is its own."""
+    assert len(logistic_fit(90).parts) > 2
+    schema = nv.Schema(u=nv.Binary(0, 1), v=nv.Binary(0, 1))
+    table = {name: np.arange(500) % (2 + i) // (1 + i) for i, name in enumerate("uv")}
+
+    def of_labels(X: Any, y: Any) -> None:
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
+        with numpyro.plate("rows", len(y)):
+            numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
+
+    X = schema.encode(table).astype("f4")
+    fit = EngineFit(of_labels, (X, np.arange(500) % 2))
+    assert all(part.is_fixed and len(part.blocks) == 1 for part in fit.parts)
+
+
 def norms(fit: EngineFit, state: Any) -> dict[str, np.ndarray]:
     found = fit.engine.row_norms(state, fit.rows, sorted(fit.scales))
     return {name: np.asarray(norm, np.float64) for name, norm in found.items()}

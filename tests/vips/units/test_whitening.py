@@ -265,6 +265,23 @@ def test_what_one_pilot_hides_shows_in_the_next() -> None:
     assert ratio(second) > 1.4 * ratio(first)
 
 
+def test_a_column_gets_back_the_size_that_noise_took() -> None:
+    """Of ages about 45 the first pilot saw the mean alone, and took that off."""
+    fit = fit_of(with_intercept)
+    X = fit.rows["X"].astype(float)[:, 1:]
+    (start,), first = fit.start.standards.values(), after_pilot(fit, fit.start, 10.0)
+    about_zero = X @ np.asarray(start.matrix).T
+    known = after_pilot(fit, fit.start, 1e-6)
+    sizes = []
+    for state in (first, after_pilot(fit, first, 1e-6), known):
+        standard = state.standards[fit.factor]
+        moved = (X - standard.means) @ np.asarray(standard.matrix).T
+        sizes.append(np.mean(moved**2, 0) / np.mean(about_zero**2, 0))
+    hidden, shown, expected = (size[0] / size[1] for size in sizes)
+    assert hidden < 0.5 * expected
+    assert shown == pytest.approx(expected, rel=0.1)
+
+
 @pytest.mark.thorough
 def test_only_released_numbers_decide_the_features() -> None:
     fit = fit_of(with_intercept)
@@ -293,8 +310,14 @@ def exact(X: np.ndarray, y: np.ndarray, scale: np.ndarray) -> Any:
 
 
 @pytest.mark.thorough
-def test_raw_columns_have_the_posterior_that_standardised_ones_have() -> None:
-    """Before, the widths were three to six times those of the exact posterior."""
+@pytest.mark.parametrize("model", MODELS)
+def test_raw_columns_have_the_posterior_that_standardised_ones_have(
+    model: Callable[..., None],
+) -> None:
+    """Before, the widths were three to six times those of the exact posterior.
+
+    So they were of several latents, when those of one vector were right.
+    """
     scale = np.array([2.0, 0.03, 0.03])
     X, y = table(10_000)
     mean, covariance = exact(X.astype(float), y, scale)
@@ -303,13 +326,17 @@ def test_raw_columns_have_the_posterior_that_standardised_ones_have() -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = nv.PrivateVI(
-                nv.private(in_one_vector, unit="rows"),
+                nv.private(model, unit="rows"),
                 budget=nv.PrivacyBudget(1.0, 1e-5),
                 progress_bar=False,
             ).run(jax.random.key(seed), X, y)
-        found = result.posterior.moments()["w"]
-        errors.append((np.asarray(found.mean) - mean) / np.sqrt(np.diag(covariance)))
-        ratios.append(np.asarray(found.stddev) / np.sqrt(np.diag(covariance)))
+        moments = result.posterior.moments()
+        found, stddev = (
+            np.concatenate([np.ravel(getattr(moments[k], of)) for k in sorted(moments)])
+            for of in ("mean", "stddev")
+        )
+        errors.append((found - mean) / np.sqrt(np.diag(covariance)))
+        ratios.append(stddev / np.sqrt(np.diag(covariance)))
     assert np.sqrt(np.mean(np.square(errors))) < 1.0
     assert 0.9 < np.median(ratios) < 1.6
     assert jnp.isfinite(jnp.asarray(ratios)).all()
