@@ -220,7 +220,8 @@ def _norm(
     if not part.is_balanced:
         return seen.least_harm(noise)
     if _redraw(later, part):
-        return min(seen.least_variance(noise), _MOST_OF_MIDDLE * seen.middle)
+        least_variance = seen.least_variance(noise, part.unbalanced)
+        return min(least_variance, _MOST_OF_MIDDLE * seen.middle)
     least_harm = seen.least_harm(noise, _alignment(later, part))
     if any(step.redraws for step in later):
         # These steps only lead to where such steps start. What clipping takes off the

@@ -356,12 +356,17 @@ class _Planner:
             return {}
         numbers = {math.floor(f * self._num_steps) for f in CURVATURE_AFTER}
         # Norms of the structure are those of features as they are.
-        are_open = bool(self._unknown_of(_names(blocks)))
-        num_pilots = self._engine.pilots if are_open else 0
-        pilot = self._from_all_rows(blocks, PILOT_OF_CURVATURE_SHARE, self._parts)
-        self.steps += [dataclasses.replace(pilot, is_pilot=True)] * num_pilots
+        open_parts = self._unknown_of(_names(blocks))
+        num_pilots = self._engine.pilots if open_parts else 0
+        if num_pilots:
+            pilot = self._from_all_rows(blocks, PILOT_OF_CURVATURE_SHARE, self._parts)
+            pilot = dataclasses.replace(pilot, is_pilot=True)
+            # Squares of years about their mean are a ten thousandth of those about
+            # zero: what is left of them shows only at a norm of their own.
+            again = self._norms(open_parts, REFRESH_SHARE)
+            self.steps += [pilot, again] * num_pilots
+            self.share -= (PILOT_OF_CURVATURE_SHARE + REFRESH_SHARE) * num_pilots
         self.share -= CURVATURE_SHARE * len(numbers)
-        self.share -= PILOT_OF_CURVATURE_SHARE * num_pilots
         step = self._from_all_rows(blocks, CURVATURE_SHARE, self._parts)
         return {number: [step] for number in numbers}
 

@@ -22,10 +22,15 @@ import numpy as np
 
 from numpyro_vips import _validate
 from numpyro_vips.accounting import Relation
-from numpyro_vips.fitting.bounds.norm_histogram import norm_grid
+from numpyro_vips.fitting.bounds.norm_histogram import (
+    UNBALANCED,
+    UNBALANCED_EXPOSED,
+    norm_grid,
+)
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.prior_predictive import NoValidRows, rows_from_model
 from numpyro_vips.model.synthetic_rows import (
@@ -70,6 +75,8 @@ class NormPart:
       is_late: Whether its histogram comes right before its release, as the globals are
         where it is released only then. Where that shows nothing, the norm follows from
         those of the other parts.
+      unbalanced: Which part of what is clipped off differences to redrawn rows does not
+        add up to zero; see `SeenNorms.least_variance`.
     """
 
     name: str
@@ -81,6 +88,7 @@ class NormPart:
     directions: int | None = None
     columns: Columns | None = None
     is_late: bool = False
+    unbalanced: float = UNBALANCED
 
     @property
     def grid(self) -> np.ndarray:
@@ -116,6 +124,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             reference=reference,
             is_balanced=engine.balanced.issuperset(names),
             is_lasting=engine.lasting.issuperset(names),
+            unbalanced=UNBALANCED_EXPOSED if exposures(graph) else UNBALANCED,
         )
         late = (
             NormPart(

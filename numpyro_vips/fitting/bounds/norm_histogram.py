@@ -63,6 +63,11 @@ MIDDLE_STANDS_OUT = 3.0
 # not quite right. Reasoned, not tuned: the larger it is, the less is clipped, and the
 # wider intervals of few rows become.
 UNBALANCED = 0.05
+# The same where a Poisson rate is proportional to an argument. That may be a time which
+# ended with the event that is counted, and the program does not tell it from an
+# exposure that was known before. Rows with the time of another are unlike the data, and
+# what is clipped off them all points one way.
+UNBALANCED_EXPOSED = 1.0
 # Variances of estimates that are so much larger than the least count as equal to it.
 NEARLY = 1.05
 # Bins above the last one that stands out which may have rows under their noise, and
@@ -154,7 +159,9 @@ class SeenNorms(NamedTuple):
         below = np.cumsum(np.maximum(self.rows, 0.0))
         return float(self.uppers[np.searchsorted(below, 0.5 * below[-1])])
 
-    def least_variance(self, relative_noise: float) -> float:
+    def least_variance(
+        self, relative_noise: float, unbalanced: float = UNBALANCED
+    ) -> float:
         """The norm at which differences between scores say most of the globals.
 
         The norms are those of differences g − g* to the scores of rows that the model
@@ -167,13 +174,14 @@ class SeenNorms(NamedTuple):
 
         Args:
           relative_noise: See `least_harm`.
+          unbalanced: Which part of what is clipped off does not.
         """
         kept = [self.kept(float(norm)) for norm in self.uppers]
         slopes, squares = np.array(kept).T
         size = float(np.maximum(self.rows, 0.0) @ self._middles**2)
         # Half of a difference's square is the row's own.
         longer = np.maximum(self._middles[:, None] - self.uppers, 0.0)
-        bias = UNBALANCED * (np.maximum(self.rows, 0.0) @ longer)
+        bias = unbalanced * (np.maximum(self.rows, 0.0) @ longer)
         variances = (relative_noise * self.uppers) ** 2 + 0.5 * size * squares
         variances = (variances + bias**2) / slopes**2
         nearly = variances <= NEARLY * variances.min()

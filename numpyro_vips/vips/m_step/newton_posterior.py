@@ -178,12 +178,29 @@ def _of_one(
     """Linear natural parameter and precision of one vector."""
     known = _known(target, knows_noise)
     read, units = known.read, known.units
+    centre = _settled(target, centre, read)
     total = target.prior_precision.copy()
     slope = target.prior_linear - total @ centre
     away = known.hidden(limit) @ ((known.slope + slope[read]) / units) * units
     total[np.ix_(read, read)] += known.precision
     slope[read] += known.slope - away
     return total @ centre + slope, total
+
+
+def _settled(
+    target: Target, centre: Float64[np.ndarray, " size"], read: Int[np.ndarray, " read"]
+) -> Float64[np.ndarray, " size"]:
+    """The centre with the coordinates that no row reads where the prior has them.
+
+    The mean of effects may be anywhere else there, as no residual is asked for at it. A
+    pull of the prior towards that place would be taken for one that noise hides.
+    """
+    others = np.setdiff1d(np.arange(len(centre)), read)
+    precision = target.prior_precision[np.ix_(others, others)]
+    slope = (target.prior_linear - target.prior_precision @ centre)[others]
+    settled = centre.copy()
+    settled[others] += np.linalg.solve(precision, slope)
+    return settled
 
 
 def all_under_noise(

@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numpyro_vips.fitting.bounds import norm_histogram
 from numpyro_vips.fitting.bounds.norm_histogram import (
     GRID_FACTOR,
     LARGEST_NORM,
     SMALLEST_NORM,
     THRESHOLD,
+    UNBALANCED,
+    UNBALANCED_EXPOSED,
     Hidden,
     SeenNorms,
     histogram_block,
@@ -391,9 +392,8 @@ def test_what_is_seen_is_not_looked_for_elsewhere():
     assert _of_residuals(share, Hidden(0.0, 20.0)) == without
 
 
-def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
+def test_the_norm_of_redrawn_steps_has_the_least_variance():
     """Of a Gaussian mean, by brute force: simulated sums, at many norms."""
-    monkeypatch.setattr(norm_histogram, "UNBALANCED", 0.0)  # The model is right.
     rng = np.random.default_rng(0)
     edges, number, repetitions = norm_grid(1.0), 400, 1_000
     rows = rng.normal(size=(20_000, 2)) @ np.array([1.0, -1.0])
@@ -403,7 +403,7 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
     assert found is not None
     # Of so many rows as there are in a simulated sum.
     few = SeenNorms(found.uppers, found.rows * number / len(rows))
-    chosen = few.least_variance(noise)
+    chosen = few.least_variance(noise, unbalanced=0.0)  # The model is right.
 
     # The same ones for all norms, so that they differ by these alone.
     own, other = rng.normal(size=(2, repetitions, number))
@@ -420,7 +420,8 @@ def test_the_norm_of_redrawn_steps_has_the_least_variance(monkeypatch):
     least = min(variance(norm) for norm in 2.0 ** np.arange(-3.0, 3.0, 0.5))
     assert variance(chosen) < 1.03 * least
     # Much noise makes it small, and none makes it large; small ones are nearly alike.
-    assert few.least_variance(1e4) < 0.3 < 2.5 < few.least_variance(1e-3)
+    small, large = (few.least_variance(n, unbalanced=0.0) for n in (1e4, 1e-3))
+    assert small < 0.3 < 2.5 < large
 
 
 def test_with_many_rows_redrawn_steps_clip_next_to_nothing():
@@ -437,6 +438,20 @@ def test_with_many_rows_redrawn_steps_clip_next_to_nothing():
         clipped.append(np.mean(rows > many.least_variance(30.0)))
     assert clipped[0] > 0.3 > 0.05 > clipped[1] > clipped[2]
     assert clipped[2] < 0.001
+
+
+def test_where_redrawn_rows_may_be_unlike_the_data_fewer_rows_are_clipped():
+    edges = norm_grid(1.0)
+    rows = np.random.default_rng(0).lognormal(0.0, 0.5, 20_000)
+    found = seen_norms(
+        counts_of(rows, edges), edges, noise_stddev=0.0, num_rows=len(rows)
+    )
+    assert found is not None
+    sure, unsure = (
+        np.mean(rows > found.least_variance(100.0, unbalanced))
+        for unbalanced in (UNBALANCED, UNBALANCED_EXPOSED)
+    )
+    assert unsure < 0.5 * sure
 
 
 @pytest.mark.parametrize("noise", [0.1, 30.0, 1e3, 1e6])

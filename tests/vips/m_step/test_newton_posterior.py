@@ -133,6 +133,29 @@ def test_what_rows_know_through_the_prior_alone_has_no_information_of_its_own():
     np.testing.assert_allclose(mean[1], mean[0] / 1.5, rtol=1e-9)
 
 
+def test_where_residuals_were_asked_says_nothing_of_what_no_row_reads():
+    """Effects near -3 whose mean was left at 5: the posterior is that of any place."""
+    prior = np.array([[4.0, 0.0, -4.0], [0.0, 4.0, -4.0], [-4.0, -4.0, 8.5]])
+    target = Target(
+        mean=np.zeros(3),
+        covariance=np.eye(3),
+        residual=np.zeros(3),
+        noise_stddev=np.array([3.0, 3.0, 0.0]),
+        # Noise hides the second effect's information in part.
+        curvature=np.diag([100.0, 10.0, 0.0]),
+        curvature_noise=np.diag([5.0, 5.0, 0.0]),
+        prior_linear=np.zeros(3),
+        prior_precision=prior,
+    )
+    means = []
+    for place in (-3.0, 5.0):
+        centre = np.array([-3.0, -3.0, place])
+        found = natural_under_noise(target, centre, knows_noise=True)
+        means.append(np.linalg.solve(-2.0 * found["xx"], found["x"]))
+    np.testing.assert_allclose(*means, rtol=1e-9)
+    assert abs(means[0][:2] + 3.0).max() < 0.3
+
+
 def test_batches_are_factors_of_their_own_and_flat_priors_are_left_alone():
     one = target_of(
         np.diag([30.0, 40.0]),

@@ -128,6 +128,11 @@ def test_every_pilot_is_a_step_of_the_schedule() -> None:
     residuals = [i for i, step in enumerate(steps) if step.blocks[0].name == "⟨w⟩"]
     first = next(i for i in residuals if not steps[i].counted)
     assert sum(i < first for i in released) == CURVATURE_PILOTS + 1
+    # After each pilot norms are counted, which depend on the features that it found.
+    pilots = [i for i, step in enumerate(steps) if step.is_pilot]
+    assert [steps[i + 1].counted[0].blocks for i in pilots] == [("⟨w w⟩",)] * len(
+        pilots
+    )
     assert all(steps[i].event.noise_multiplier > 0 for i in released)
 
 
@@ -340,3 +345,32 @@ def test_raw_columns_have_the_posterior_that_standardised_ones_have(
     assert np.sqrt(np.mean(np.square(errors))) < 1.0
     assert 0.9 < np.median(ratios) < 1.6
     assert jnp.isfinite(jnp.asarray(ratios)).all()
+
+
+def of_years(year: Any, y: Any) -> None:
+    a = numpyro.sample("a", dist.Normal(0.0, 200.0))
+    b = numpyro.sample("b", dist.Normal(0.0, 0.1))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.Bernoulli(logits=a + b * year), obs=y)
+
+
+@pytest.mark.thorough
+def test_years_as_they_are_have_an_interval_of_their_own() -> None:
+    """Squares of years hide those about their mean, at the norm that they have. Before,
+    the posterior of the slope was as wide as its prior."""
+    rng = np.random.default_rng(0)
+    year = rng.integers(1990, 2021, 10_000).astype(float)
+    y = (rng.random(10_000) < expit(0.05 * (year - 2005.0))).astype(float)
+    about = np.stack([np.ones_like(year), year - 2005.0], 1)
+    mean, covariance = exact(about, y, np.array([200.0, 0.1]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = nv.PrivateVI(
+            nv.private(of_years, unit="rows"),
+            budget=nv.PrivacyBudget(1.0, 1e-5),
+            progress_bar=False,
+        ).run(jax.random.key(0), year.astype(np.float32), y.astype(np.int32))
+    found = result.posterior.moments()["b"]
+    stddev = float(np.asarray(found.stddev))
+    assert stddev < 2.0 * np.sqrt(covariance[1, 1])
+    assert abs(float(np.asarray(found.mean)) - mean[1]) < 4.0 * stddev
