@@ -1,5 +1,6 @@
 """Fixtures shared by all tests."""
 
+import contextlib
 import fnmatch
 import gc
 import itertools
@@ -198,15 +199,30 @@ def shared_data() -> Callable[[str], Path]:
     return find
 
 
+def _share_programs(folders: Sequence[Path]) -> None:
+    """Links the files of each folder into all others."""
+    files = {file.name: file for folder in folders for file in folder.glob("*")}
+    for folder in folders:
+        for name in files.keys() - {file.name for file in folder.glob("*")}:
+            # Where files cannot be linked, or another run is first, each keeps its own.
+            with contextlib.suppress(OSError):
+                os.link(files[name], folder / name)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Lets tests share what they compile, which is most of what they take.
 
     Many fit the same small models, and most programs are those of the last run. XLA's
     executables are kept, in a folder for each process, as JAX writes the files without
-    a lock. Examples that a test runs in processes of their own use it too.
+    a lock. Before there are any processes, each gets what the others have compiled: a
+    file of tests may go to another one than last time. Examples that a test runs in
+    processes of their own use it too.
     """
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    folder = REPOSITORY / ".pytest_cache" / "xla" / worker
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    folders = REPOSITORY / ".pytest_cache" / "xla"
+    if worker is None:
+        _share_programs([*folders.glob("*")])
+    folder = folders / (worker or "main")
     # Programs of code that is no more are not told from others.
     if sum(file.stat().st_size for file in folder.glob("*")) > MOST_KEPT:
         shutil.rmtree(folder)

@@ -15,17 +15,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.extend.core as jex_core
-import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 from jaxtyping import Array, Bool, Float, Float64
 
-from numpyro_vips.dpvi.gradients.silent_directions import picks_entries
+from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries, trial_gradients
 from numpyro_vips.dpvi.guides.public_ranges import is_positive
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.model.distributions import unwrapped
 
 # Effects for each scale, from which on they are those of groups.
@@ -57,14 +54,11 @@ def centred_effects(
     pairs = [*_candidates(space.sites, priors)]
     if not pairs or not picks_entries(program()):
         return {}
-    rng = np.random.default_rng(7)
-    gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))
-    synthetic, dtype = dict(rows()), jnp.result_type(float)
-    trials = []
-    for _ in range(_TRIALS):
-        place = {n: v + rng.normal(size=np.shape(v)) for n, v in start.items()}
-        values = space.values({n: jnp.asarray(v, dtype) for n, v in place.items()})
-        trials.append((values, gradients(values, synthetic)))
+    trials = [
+        *trial_gradients(
+            density, start, rows(), number=_TRIALS, seed=7, values=space.values
+        )
+    ]
     found: dict[str, str] = {}
     for effects, scale in pairs:
         is_free = effects.name not in found and scale.name not in found.values()

@@ -9,7 +9,7 @@ import jax
 import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Float64
 
 from numpyro_vips.dpvi.centred_effects import centred_effects
 from numpyro_vips.dpvi.checks import check_derivatives
@@ -72,6 +72,20 @@ _PRODUCT_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class FirstCoordinates:
+    """In which coordinates gradients are taken until a pilot has found others.
+
+    Attributes:
+      of_prior: What they are multiplied with to give the globals that rows depend on,
+        see `prior_coordinates`.
+      of_rows: What rows say of the globals' units.
+    """
+
+    of_prior: Float64[np.ndarray, "read read"]
+    of_rows: UnitsOfRows
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class CompiledModel:
     """What runs on rows, and the public program beside it.
 
@@ -82,7 +96,8 @@ class CompiledModel:
       released: What a step releases, in order.
       row_gradients: The clipped sum of it over rows.
       noise_aware: The release for intervals; None where the guide stays as it is.
-      units_of_rows: What rows say of the globals' units; None where units stay.
+      first_coordinates: Those of the gradients at first; None where these stay in the
+        globals' own units, as where the caller's optimiser or norms are for them.
       log_joint: The density of all rows, for fits without noise.
     """
 
@@ -92,7 +107,7 @@ class CompiledModel:
     released: tuple[ReleasedLeaves, ...]
     row_gradients: RowGradients
     noise_aware: NoiseAware | None
-    units_of_rows: UnitsOfRows | None
+    first_coordinates: FirstCoordinates | None
     log_joint: FullBatchDensity
 
 
@@ -196,7 +211,9 @@ def compile_model(
         noise_aware=_noise_aware(program, elbo, traced, read)
         if is_noise_aware
         else None,
-        units_of_rows=_units_of_rows(elbo, traced, read) if is_noise_aware else None,
+        first_coordinates=_first_coordinates(program, elbo, traced, read)
+        if is_noise_aware and not (options.has_own_optimizer or options.has_norms)
+        else None,
         log_joint=FullBatchDensity(
             lambda free, row: elbo(free, {}, row, threefry_key(0)),
             lambda z: program.public_elbo.log_prior(z, {}),
@@ -539,15 +556,6 @@ def _noise_aware(
         log_prior=lambda z: program.public_elbo.log_prior(z, {}),
         space=space,
         num_read=num_read,
-        units=prior_coordinates(
-            lambda z: program.public_elbo.log_prior(z, {}),
-            program.start,
-            np.repeat(
-                [site.is_real for site in space.sites],
-                [math.prod(site.unconstrained_shape) for site in space.sites],
-            ),
-            num_read,
-        ),
         silent=_silent(elbo, traced, read),
         prior_stddev=program.prior_scale,
         has_second_derivative=(solved is None or solved.sums_by_messages)
@@ -564,17 +572,32 @@ def _noise_aware(
     return found
 
 
-def _units_of_rows(
-    elbo: _UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
-) -> UnitsOfRows:
-    """See `UnitsOfRows`."""
-    return UnitsOfRows.of_model(
-        _row_density(elbo),
-        traced,
-        elbo.centres,
-        read=read,
-        widest=moderate_scales(elbo.scales, elbo.logarithms),
-        rows=lambda: _rows_with_codes(elbo, read.sites, _CURVED_ROWS),
+def _first_coordinates(
+    program: DpviProgram,
+    elbo: _UnconstrainedElbo,
+    traced: jex_core.ClosedJaxpr,
+    read: UnconstrainedSpace,
+) -> FirstCoordinates:
+    """Those that the prior suggests, and what rows say of units; see `_noise_aware`."""
+    sites = program.space.sites
+    return FirstCoordinates(
+        of_prior=prior_coordinates(
+            lambda z: program.public_elbo.log_prior(z, {}),
+            program.start,
+            np.repeat(
+                [site.is_real for site in sites],
+                [math.prod(site.unconstrained_shape) for site in sites],
+            ),
+            read.size,
+        ),
+        of_rows=UnitsOfRows.of_model(
+            _row_density(elbo),
+            traced,
+            elbo.centres,
+            read=read,
+            widest=moderate_scales(elbo.scales, elbo.logarithms),
+            rows=lambda: _rows_with_codes(elbo, read.sites, _CURVED_ROWS),
+        ),
     )
 
 

@@ -154,8 +154,8 @@ class DpviEngine:
           until_converged: Whether the fit is without noise and free to run until it has
             converged. With few globals, no parameters beside them and no settings that
             say how to go, this is by Newton's method, see `without_noise.py`.
-          has_norms: Whether the caller gave clipping norms, which are in the globals'
-            own units.
+          has_norms: Whether the caller gave clipping norms. Gradients then stay in the
+            globals' own units.
 
         Raises:
           UnsafeModelError: For the reason that `not_supported` or
@@ -192,11 +192,11 @@ class DpviEngine:
             averaging=averaging,
             is_analytic=isinstance(loss, TraceMeanField_ELBO),
             has_own_optimizer=optimizer is not None,
+            has_norms=has_norms,
             takes_newton_steps=takes_newton_steps,
             num_waiting=math.floor(WAITING * num_planned),
             num_approaching=math.ceil(APPROACH * num_planned),
         )
-        self._has_norms = has_norms
         self._num_before_redrawing = math.ceil(REDRAWN_AFTER * num_planned)
         self.compiled = compile_model(graph, guide, options, local_steps=local_steps)
         self.program = self.compiled.program
@@ -276,8 +276,7 @@ class DpviEngine:
     @property
     def _has_coordinates(self) -> bool:
         """Whether gradients are in coordinates that pilots find."""
-        own = self.program.options.has_own_optimizer or self._has_norms
-        return self.compiled.noise_aware is not None and not own
+        return self.compiled.first_coordinates is not None
 
     @property
     def together(self) -> tuple[Together, ...]:
@@ -306,16 +305,15 @@ class DpviEngine:
         What the optimiser knows of gradients in other units is forgotten. Units that
         need not grow stay, and so does all else.
         """
-        units_of_rows = self.compiled.units_of_rows
-        noise_aware = self.compiled.noise_aware
-        if state.coordinates is None or units_of_rows is None or noise_aware is None:
+        first = self.compiled.first_coordinates
+        if first is None or state.coordinates is None or "loc" not in names:
             return state
-        if "loc" not in names or not units_of_rows.names:
+        if not first.of_rows.names:
             return state
-        factors = units_of_rows.at(state.variational.guide["loc"])
+        factors = first.of_rows.at(state.variational.guide["loc"])
         variational: Any = state.variational
         return state._replace(
-            coordinates=state.coordinates.grown(noise_aware.units, factors),
+            coordinates=state.coordinates.grown(first.of_prior, factors),
             optimizer_state=self._optimizer.init(variational),
         )
 
@@ -371,22 +369,19 @@ class DpviEngine:
         """The guide at the prior's centre, slightly jittered, with small scales."""
         start_key, key = jax.random.split(as_threefry(rng_key))
         variational: Any = self.program.initial(start_key)
+        dtype = self.program.start.dtype
+        noise_aware = self.compiled.noise_aware
+        first = self.compiled.first_coordinates
         return DpviState(
             variational=variational,
             average=variational,
             optimizer_state=self._optimizer.init(variational),
             key=key,
             step=jnp.zeros((), jnp.int32),
-            score=None
-            if self.compiled.noise_aware is None
-            else self.compiled.noise_aware.no_score(self.program.start.dtype),
-            coordinates=Coordinates.of_globals(
-                self.compiled.noise_aware.units,
-                self.compiled.noise_aware.silent,
-                self.program.start.dtype,
-            )
-            if self._has_coordinates and self.compiled.noise_aware is not None
-            else None,
+            score=None if noise_aware is None else noise_aware.no_score(dtype),
+            coordinates=None
+            if first is None or noise_aware is None
+            else Coordinates.of_globals(first.of_prior, noise_aware.silent, dtype),
         )
 
     def bounded_sum(

@@ -26,6 +26,7 @@ _OPTIONS = ProgramOptions(
     averaging=None,
     is_analytic=False,
     has_own_optimizer=False,
+    has_norms=False,
     takes_newton_steps=True,
     num_waiting=0,
     num_approaching=0,

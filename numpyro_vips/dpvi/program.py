@@ -61,6 +61,8 @@ class ProgramOptions:
       averaging: How iterates are weighed; None keeps the last one.
       is_analytic: Whether Kullback-Leibler divergences are taken in closed form.
       has_own_optimizer: Whether the caller gave the optimiser.
+      has_norms: Whether the caller gave clipping norms, which are in the globals' own
+        units.
       takes_newton_steps: Whether the fit is without noise, by Newton's method.
       num_waiting: How many steps, the first ones, late globals wait.
       num_approaching: How many of them are on the way to where the others are.
@@ -71,6 +73,7 @@ class ProgramOptions:
     averaging: float | None
     is_analytic: bool
     has_own_optimizer: bool
+    has_norms: bool
     takes_newton_steps: bool
     num_waiting: int
     num_approaching: int

@@ -23,8 +23,8 @@ def engine_of(model: Any, *arguments: Any) -> DpviEngine:
 
 def units_at(engine: DpviEngine, **values: float) -> dict[str, np.ndarray]:
     """By global, its units where some globals have these values and others none."""
-    units_of_rows = engine.compiled.units_of_rows
-    assert units_of_rows is not None
+    assert engine.compiled.first_coordinates is not None
+    units_of_rows = engine.compiled.first_coordinates.of_rows
     space = engine.space
     place = space.split(jnp.zeros(space.size))
     for site in space.sites:

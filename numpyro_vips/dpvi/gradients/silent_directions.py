@@ -10,7 +10,9 @@ there is one: with a[group] for τ z[group].
 
 That a row's gradient has nothing there is not assumed: it is tried, on random rows and
 at random places of the globals. No private value is read. So there may be one for each
-district, too, where schools in districts have effects of both.
+district, too, where schools in districts have effects of both. VIPS, which has the
+row's density as a sum of terms, tries the same with these, in
+`vips/program/silent_directions.py`.
 """
 
 import itertools
@@ -18,15 +20,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.extend.core as jex_core
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
+from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries, trial_gradients
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite
-from numpyro_vips.jax_tools.jaxprs import equations_of
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 
 # Globals beyond which nobody looks.
 _MOST_GLOBALS = 12
@@ -34,7 +33,6 @@ _MOST_GLOBALS = 12
 _TRIALS = 4
 # What is left of a sum that is zero, in single precision, relative to its parts.
 _ROUNDING = 1e-5
-_GATHERS = frozenset(("gather", "dynamic_slice"))
 
 
 class SilentDirections(NamedTuple):
@@ -49,11 +47,6 @@ class SilentDirections(NamedTuple):
 
     directions: Float64[np.ndarray, "read directions"]
     turning: tuple[tuple[str, str], ...] = ()
-
-
-def picks_entries(program: jex_core.ClosedJaxpr) -> bool:
-    """Whether a row takes entries of arrays by their numbers, as that of its group."""
-    return any(e.primitive.name in _GATHERS for e in equations_of(program))
 
 
 def silent_directions(
@@ -78,14 +71,9 @@ def silent_directions(
     size = sum(math.prod(site.unconstrained_shape) for site in sites)
     if not picks_entries(program) or sum(site.is_real for site in sites) < 2:
         return SilentDirections(np.zeros((size, 0)))
-    rng = np.random.default_rng(3)
-    gradients = jit_unoptimized(jax.vmap(jax.grad(density), in_axes=(None, 0)))
     found: list[Float64[np.ndarray, "rows size"]] = []
-    for _ in range(_TRIALS):
-        place = {n: v + rng.normal(size=np.shape(v)) for n, v in start.items()}
-        place = {n: jnp.asarray(v, jnp.result_type(float)) for n, v in place.items()}
-        of_rows = gradients(place, rows)
-        number = len(next(iter(rows.values())))
+    number = len(next(iter(rows.values())))
+    for _, of_rows in trial_gradients(density, start, rows, number=_TRIALS, seed=3):
         parts = [np.reshape(of_rows[site.name], (number, -1)) for site in sites]
         gradient = np.concatenate(parts, axis=1).astype(np.float64)
         found.append(gradient[np.isfinite(gradient).all(1)])

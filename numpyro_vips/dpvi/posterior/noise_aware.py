@@ -84,7 +84,6 @@ class NoiseAware:
 
     Attributes:
       num_read: Number of globals that rows depend on, which come first.
-      units: What the first coordinates are multiplied with; see `prior_coordinates`.
       silent, turning: What no row says anything of; see `silent_directions.py`.
       information: What is released near the end.
       second_moments: What pilots release, see `coordinates.py`.
@@ -100,7 +99,6 @@ class NoiseAware:
         num_read: int,
         prior_stddev: Float64[np.ndarray, " size"],
         has_second_derivative: bool,
-        units: Float64[np.ndarray, "read read"],
         silent: SilentDirections,
     ) -> None:
         """Traces nothing yet.
@@ -110,10 +108,8 @@ class NoiseAware:
           log_prior: Log density of the unconstrained globals.
           space: The globals, those that rows depend on first.
           prior_stddev: How wide the prior is, by coordinate.
-          units: What coordinates are multiplied with at the start.
           silent: What no row says anything of.
         """
-        self.units = units
         self.silent, self.turning = silent
         self.information = RowInformation(
             program,

@@ -6,7 +6,8 @@ the prior the rest. Noise knows nothing of that. In a released gradient it point
 such a direction, too, and in a released curvature it looks like information about it.
 
 That the density of rows is the same function is not assumed: it is tried at random
-numbers.
+numbers. DPVI, which has gradients in place of terms, tries these in
+`dpvi/gradients/silent_directions.py`.
 """
 
 import itertools

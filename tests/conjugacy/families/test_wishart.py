@@ -62,7 +62,7 @@ def _read(size: int, rows: int, relative: float, repetitions: int) -> tuple[Any,
       repetitions: How many matrices are drawn.
 
     Returns:
-      The true matrices, 1,000 draws of each, and the parameters of the posteriors.
+      The true matrices, 400 draws of each, and the parameters of the posteriors.
     """
     rng, degrees = np.random.default_rng(0), size + 2.0
     of_prior = stats.wishart(df=degrees, scale=np.eye(size) / degrees)
@@ -96,7 +96,7 @@ def _read(size: int, rows: int, relative: float, repetitions: int) -> tuple[Any,
     data = family.project_to_widen(released, noise)
     share = family.share_under_noise(prior, data, noise)
     found = family.parameters({name: prior[name] + share[name] for name in prior})
-    draws = family.distribution(found).sample(jax.random.key(0), (1000,))
+    draws = family.distribution(found).sample(jax.random.key(0), (400,))
     return true, np.asarray(draws, float), found
 
 
