@@ -281,9 +281,19 @@ class GlobalPrograms:
                     standard,
                     moments,
                     noise_stddev,
+                    alone=self._alone(name),
                 )
             standards[name] = standard.as_rows_know()
         return standards
+
+    def _alone(self, name: str) -> list[int]:
+        """The features of a factor that are multiplied by a latent of their own."""
+        layout = self.program.structure.posterior_factors[name].layout
+        assert layout is not None
+        spans = (range(layout.size)[layout.span(latent)] for latent in layout.shapes)
+        single = {span[0] for span in spans if len(span) == 1}
+        places = self.program.features[name].places
+        return [index for index, place in enumerate(places) if place in single]
 
     def known_origins(
         self, state: VipsState, sums: Unclipped, places: InDouble

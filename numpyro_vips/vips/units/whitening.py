@@ -15,7 +15,7 @@ ones is not independent in the new coordinates.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float64
@@ -127,6 +127,7 @@ def of_the_same_size(
     after: Standardisation,
     moments: Float64[np.ndarray, "*batch size size"],
     noise_stddev: Float64[np.ndarray, "*batch size size"],
+    alone: Sequence[int] = (),
 ) -> Standardisation:
     """A standardisation in which each feature has the mean square that it had at first.
 
@@ -142,6 +143,8 @@ def of_the_same_size(
         each has.
       moments: Noisy Σ ω ψψᵀ, in the coordinates of before.
       noise_stddev: Of the noise in its entries.
+      alone: Features whose coefficients are latents of their own. They become as large
+        as each other, as those of one vector do by `column_units`.
 
     Returns:
       It; or that of before, where noise hides how large the features are.
@@ -153,6 +156,8 @@ def of_the_same_size(
     inverse = np.linalg.inv(after.matrix @ np.linalg.inv(first.matrix))
     away = first.matrix @ (after.means - first.means)
     taken = np.sum(inverse**2, axis=1) + away**2
+    if alone:
+        taken[[*alone]] = np.mean(taken[[*alone]])
     sized = after._replace(matrix=np.sqrt(taken)[:, None] * after.matrix)
     # Rows have ψ' = Tᵀψ where coordinates are v = T v'.
     to_before, to_sized = (features.to_coefficients(s, size) for s in (before, sized))
