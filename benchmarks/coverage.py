@@ -111,6 +111,24 @@ def raw_columns(n: int, X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
+def columns_apart(n: int, X: Any, y: Any = None) -> None:
+    """As `raw_columns`, with a latent for each of them."""
+    a, b, c = (numpyro.sample(name, dist.Normal(0.0, 100.0)) for name in "abc")
+    sigma = numpyro.sample("sigma", dist.HalfNormal(300.0))
+    with numpyro.plate("rows", n):
+        loc = a + b * X[:, 1] + c * X[:, 2]
+        numpyro.sample("y", dist.Normal(loc, sigma), obs=y)
+
+
+def logistic_apart(n: int, X: Any, y: Any = None) -> None:
+    """As the raw logistic regression, with a latent for each column."""
+    a = numpyro.sample("a", dist.Normal(0.0, 2.0))
+    b, c = (numpyro.sample(name, dist.Normal(0.0, 0.03)) for name in "bc")
+    with numpyro.plate("rows", n):
+        logits = a + b * X[:, 1] + c * X[:, 2]
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
 def textbook(n: int, X: Any, y: Any = None) -> None:
     """With the priors of McElreath's book."""
     a = numpyro.sample("a", dist.Normal(0.0, 1.0))
@@ -310,6 +328,8 @@ CASES = {
     "regression, known noise": Case(known_noise, standardised),
     "regression, unknown noise": Case(unknown_noise, standardised),
     "regression, raw columns": Case(raw_columns, raw),
+    "regression, columns apart": Case(columns_apart, raw),
+    "raw logistic, columns apart": Case(logistic_apart, raw),
     "logistic, 10 columns": Case(wide_logistic, in_unit_ball),
     "logistic, strong effects": Case(wide_logistic, many_columns),
     "logistic, groups": Case(logistic_groups, with_groups),

@@ -39,11 +39,21 @@ def linear(X: Any, y: Any = None) -> None:
         numpyro.sample("y", dist.Normal(X @ w, sigma), obs=y)
 
 
+@nv.private(unit="rows")
+def apart(X: Any, y: Any = None) -> None:
+    """A logistic regression with a latent for each column."""
+    a = numpyro.sample("a", dist.Normal(0.0, 1.0))
+    b, c, d = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "bcd")
+    with numpyro.plate("rows", X.shape[0]):
+        logits = a + b * X[:, 0] + c * X[:, 1] + d * X[:, 2]
+        numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
+
+
 def _prepared(
     rows: int, columns: int = COLUMNS, model: Any = logistic, **options: Any
 ) -> Any:
     vi = nv.PrivateVI(model, budget=nv.PrivacyBudget(1.0, 1e-5), **options)
-    labels = np.ones(rows, np.int32 if model is logistic else np.float32)
+    labels = np.ones(rows, np.float32 if model is linear else np.int32)
     return vi._prepare_fit((np.ones((rows, columns), np.float32), labels), {})[0]
 
 
@@ -72,7 +82,7 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
     if units is not None:
         state = fit.engine.with_column_sizes(state, {part.name: units})
     labels = np.arange(len(X), dtype=np.int32) % 2
-    if fit.engine.columns[part.name].reference is not None:
+    if np.issubdtype(fit.arguments.row_shapes()["y"].dtype, np.floating):
         labels = 1e3 * labels.astype(np.float32)
     found = fit.engine.column_counts(
         state,
@@ -83,7 +93,7 @@ def _counts(fit: Any, X: np.ndarray, mask: Any = True, units: Any = None) -> np.
     return np.asarray(found[part.name])
 
 
-@pytest.mark.parametrize("model", [logistic, linear])
+@pytest.mark.parametrize("model", [logistic, linear, apart])
 @pytest.mark.parametrize("units", [None, np.array([10.0, 0.1, 1.0])])
 def test_a_row_counts_once_in_each_column_where_its_entry_is(units, model):
     fit = _prepared(900, model=model)
@@ -100,7 +110,7 @@ def test_a_row_counts_once_in_each_column_where_its_entry_is(units, model):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize("model", [logistic, linear])
+@pytest.mark.parametrize("model", [logistic, linear, apart])
 def test_neighbours_differ_by_what_is_stated(model):
     """On every pair of neighbours of these rows, for both relations."""
     fit = _prepared(900, model=model)
