@@ -53,6 +53,7 @@ from numpyro_vips.handlers import check_marked, name_of, private
 from numpyro_vips.jax_tools.blas_threads import one_blas_thread
 from numpyro_vips.jax_tools.random_keys import as_threefry, check_key, platforms
 from numpyro_vips.model.arguments import bind_arguments, check_widths
+from numpyro_vips.model.loops_of_rows import warning_of_loops
 from numpyro_vips.model.parameter_ranges import warning_of_chances
 from numpyro_vips.privacy.budget import PrivacyBudget
 from numpyro_vips.privacy.sampling import RowSampling, as_sampling
@@ -425,6 +426,7 @@ class PrivateVI:
             for told in (
                 warning_of_no_globals(prepared.graph),
                 warning_of_chances(prepared.out_of_range),
+                warning_of_loops(prepared.graph),
                 warning_of_delta(priced, prepared.arguments.public_num_rows),
             ):
                 if told is not None:

@@ -1,0 +1,65 @@
+"""Whether a model loops until a number of a row says stop.
+
+`jax.lax.while_loop` may then take as long as a row wants, and never end at some row.
+Whether a fit ends would tell of that row, and no noise is added to it. Solvers of
+differential equations are written so, and end for all rows that their authors thought
+of. So they are not refused: the caller is told, before anything is charged.
+"""
+
+from collections.abc import Sequence
+
+import jax.extend.core as jex_core
+
+from numpyro_vips.jax_tools.jaxprs import called_program, equations_of, evaluate
+from numpyro_vips.model.graph import ModelGraph
+
+
+def loops_until_rows_stop(graph: ModelGraph) -> bool:
+    """Whether anything that a row has part in goes into a `while_loop`.
+
+    Loops of globals and public arguments alone do not count, nor do those whose number
+    of turns is in the program, as of `fori_loop` from 0 to a constant.
+
+    Args:
+      graph: The model, of whose rows only shapes and types are looked at.
+    """
+    found = False
+
+    def of_rows(
+        equation: jex_core.JaxprEqn, operands: Sequence[bool]
+    ) -> list[bool] | None:
+        nonlocal found
+        if called_program(equation) is not None:
+            return None
+        is_of_rows = any(operands)
+        inside = (e for value in equation.params.values() for e in _equations(value))
+        names = (e.primitive.name for e in (equation, *inside))
+        found = found or (is_of_rows and "while" in names)
+        return [is_of_rows] * len(equation.outvars)
+
+    rows, *_ = graph.program_inputs
+    inputs = [number < len(rows) for number in range(len(graph.program.in_avals))]
+    evaluate(graph.program, inputs, of_rows, constant=lambda _: False)
+    return found
+
+
+def _equations(value: object) -> list[jex_core.JaxprEqn]:
+    """Those of the programs in a parameter of an equation."""
+    values = value if isinstance(value, tuple | list) else (value,)
+    programs = [
+        v for v in values if isinstance(v, jex_core.ClosedJaxpr | jex_core.Jaxpr)
+    ]
+    return [equation for program in programs for equation in equations_of(program)]
+
+
+def warning_of_loops(graph: ModelGraph) -> str | None:
+    """What is said, before anything is charged, of loops that rows may keep going."""
+    if not loops_until_rows_stop(graph):
+        return None
+    return (
+        "The model has a jax.lax.while_loop that goes on until numbers of a row say "
+        "stop. At some row it may take very long, or never end, and whether and when "
+        "the fit ends tells of that row without any noise. Give the loop a public "
+        "largest number of turns, such as jax.lax.fori_loop from 0 to a constant. See "
+        "'Timing and side channels' in docs/privacy.md."
+    )
