@@ -21,6 +21,11 @@ from numpyro_vips.conjugacy.families.family import (
     no_covariance,
 )
 from numpyro_vips.conjugacy.families.noisy_counts import expected_counts
+from numpyro_vips.conjugacy.families.noisy_shares import (
+    MOST_SHARES,
+    Counts,
+    share_of_noisy_counts,
+)
 
 # One vector per factor: of concentrations, or of a number for each state.
 Vectors = Mapping[str, Float[Array, "*batch states"]]
@@ -89,6 +94,33 @@ class Beta(Family):
         deviations = jnp.stack([noise["log"], noise["log1m"]], -1)
         kept = _information_kept(counts, deviations)
         return {s: kept * data[s] for s in self.statistics}
+
+    def project_to_widen(self, data: Elementwise, noise: Elementwise) -> NewElementwise:
+        """The released counts unchanged: `share_under_noise` reads them together with
+        the prior. Of very many it does not, and they are moved as in `project`."""
+        if data["log"].size > MOST_SHARES:
+            return super().project_to_widen(data, noise)
+        return dict(data)
+
+    def share_under_noise(
+        self, prior: Elementwise, data: Elementwise, noise: Elementwise
+    ) -> NewElementwise:
+        if data["log"].size > MOST_SHARES:
+            return self.widened(data, noise)
+
+        def counts_of(numbers: Elementwise, more: float = 0.0) -> Counts:
+            of, others = jnp.broadcast_arrays(numbers["log"], numbers["log1m"])
+            return Counts(of + more, others + more)
+
+        def by_quadrature() -> NewElementwise:
+            own, released = counts_of(prior, 1.0), counts_of(data)
+            found = share_of_noisy_counts(own, released, counts_of(noise))
+            is_noisy = (noise["log"] > 0) | (noise["log1m"] > 0)
+            share = {"log": found.of - own.of, "log1m": found.others - own.others}
+            return {s: jnp.where(is_noisy, share[s], data[s]) for s in share}
+
+        is_noisy = jnp.any(noise["log"] > 0) | jnp.any(noise["log1m"] > 0)
+        return jax.lax.cond(is_noisy, by_quadrature, lambda: dict(data))
 
     def neutral(self, shape: Shape) -> NewElementwise:
         return {"log": jnp.zeros(shape), "log1m": jnp.zeros(shape)}
