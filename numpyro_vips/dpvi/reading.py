@@ -5,9 +5,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
 from numpyro_vips.dpvi.compiler import CompiledModel
-from numpyro_vips.dpvi.description import on_compared, on_hidden, on_turning
+from numpyro_vips.dpvi.description import (
+    on_compared,
+    on_hidden,
+    on_turning,
+    on_unheard,
+)
 from numpyro_vips.dpvi.guides.posteriors import DrawsPosterior
 from numpyro_vips.dpvi.guides.user_guides import drawing
 from numpyro_vips.dpvi.iterates import (
@@ -75,7 +81,10 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         )
         excess = _excess(state)
         diagnostics["excess"] = None if excess is None else excess.factor
-        texts = [*on_hidden(ratio), *_on_excess(excess, state, sizes)]
+        assert compiled.noise_aware is not None
+        widths = compiled.noise_aware.widths_over_prior(normal)
+        texts = [*on_hidden(ratio), *on_unheard(_least(widths, sizes))]
+        texts += _on_excess(excess, state, sizes)
         return _warned({**diagnostics, "width_ratio": ratio}, texts)
     log_scale = state.average.guide.get("log_scale", np.zeros(0))
     stddev = np.exp(np.asarray(log_scale, np.float64))
@@ -83,6 +92,23 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
     if state.information is not None:
         return _warned(diagnostics, [_NOT_NOISE_AWARE])
     return diagnostics
+
+
+def _least(
+    of_coordinates: Float64[np.ndarray, " read"], sizes: Mapping[str, int]
+) -> dict[str, float]:
+    """The least entry of each site, of those with all their coordinates there.
+
+    Args:
+      of_coordinates: By unconstrained coordinate, of the first ones.
+      sizes: How many each global is, in the guide's order.
+    """
+    ends = np.cumsum(list(sizes.values()))
+    return {
+        name: float(np.min(of_coordinates[end - size : end]))
+        for (name, size), end in zip(sizes.items(), ends, strict=True)
+        if size and end <= len(of_coordinates)
+    }
 
 
 def _excess(state: DpviState) -> Excess | None:

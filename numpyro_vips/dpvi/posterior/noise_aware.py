@@ -182,6 +182,11 @@ class NoiseAware:
             None if coordinates is None else coordinates.of_all(self._space.size),
         )
 
+    def widths_over_prior(self, normal: VectorNormal) -> Float64[np.ndarray, " read"]:
+        """How wide the posterior is over the prior, by coordinate that rows read."""
+        read = slice(self.num_read)
+        return normal.stddev[read] / self._prior_stddev[read]
+
     def posterior(self, found: NoiseAwareNormal) -> NoiseAwarePosterior:
         """The Normal as a posterior."""
         dtype = jnp.result_type(float)

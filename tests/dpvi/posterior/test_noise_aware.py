@@ -206,6 +206,30 @@ def test_the_variance_has_two_parts(result: Any, tmp_path: Any):
 
 
 @pytest.mark.thorough
+def test_a_fit_that_hands_back_the_prior_says_so(result: Any):
+    """Raw ages and incomes, of which a probit regression saw nothing; silently."""
+
+    @nv.private(unit="people")
+    def probit(age: Any, income: Any, y: Any = None):
+        a, b, c = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "abc")
+        with numpyro.plate("people", len(age)):
+            probability = jax.scipy.stats.norm.cdf(a + b * age + c * income)
+            numpyro.sample("y", dist.Bernoulli(probs=probability), obs=y)
+
+    rng = np.random.default_rng(0)
+    age, income = rng.normal(45.0, 12.0, NUM_ROWS), rng.lognormal(3.5, 0.5, NUM_ROWS)
+    latent = 0.03 * age + 0.02 * income - 2.0 + rng.normal(size=NUM_ROWS)
+    labels = (latent > 0).astype(np.int32)
+    found = fitted(probit, age, income, labels, insecure_seed=0)
+    (text,) = (
+        text for text in found.diagnostics["warnings"] if "about the prior" in text
+    )
+    assert text.startswith("Noise hides what the rows say of 'a', 'b', 'c': ")
+    # Where the rows say much, nothing is said.
+    assert not any("prior" in text for text in result.diagnostics["warnings"])
+
+
+@pytest.mark.thorough
 def test_globals_that_no_row_depends_on_are_in_the_joint_posterior():
     X, y, _ = table()
     result = fitted(with_hyperprior, X, y, insecure_seed=3)
