@@ -228,7 +228,7 @@ class PrivateVIResult:
             >>> result = vi.run(jax.random.key(0), np.repeat([0.0, 4.0], [9, 29]))
             >>> z = result.local_posterior(np.array([0.0, 2.0, 4.0]))["z"]
             >>> [round(float(prob), 3) for prob in z.probs]
-            [0.001, 0.756, 1.0]
+            [0.001, 0.758, 1.0]
 
         Args:
           *args: The model's arguments, with these rows.
