@@ -463,9 +463,13 @@ class Watched:
         (charge,) = vi.budget.charges
         messages = [record.getMessage() for record in self._caplog.records]
 
-        def without_shares(texts: Iterable[str]) -> list[str]:
-            """Texts that are not about the released shares of rows."""
-            return [text for text in texts if "of the rows" not in text]
+        def without_released(texts: Iterable[str]) -> list[str]:
+            """Texts that are not read off released numbers.
+
+            Those are the shares of rows, and the information that noise hides.
+            """
+            released = "of the rows", "Noise hides what the rows say"
+            return [text for text in texts if not any(r in text for r in released)]
 
         statement = result.privacy.to_dict()
         return {
@@ -475,16 +479,16 @@ class Watched:
             "compiled": [m for m in messages if m.startswith("Compiling")],
             "events": charge.events,
             "price": (charge.epsilon, charge.delta),
-            # But for the released shares of rows.
+            # But for what is read off released numbers.
             "statement": {
                 **statement,
                 "shares": None,
-                "remarks": without_shares(statement["remarks"]),
+                "remarks": without_released(statement["remarks"]),
             },
             "plan": result.plan,
             "settings": result.settings,
             "params": _shapes(result.params),
-            "warnings": without_shares(str(warning.message) for warning in warned),
+            "warnings": without_released(str(warning.message) for warning in warned),
             "printed": tuple(self._capfd.readouterr()),
         }
 
