@@ -426,7 +426,7 @@ class PrivateVI:
             for told in (
                 warning_of_no_globals(prepared.graph),
                 warning_of_chances(prepared.out_of_range),
-                warning_of_loops(prepared.graph),
+                warning_of_loops(prepared.loops_until_rows_stop),
                 warning_of_delta(priced, prepared.arguments.public_num_rows),
             ):
                 if told is not None:

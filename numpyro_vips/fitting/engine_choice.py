@@ -30,6 +30,7 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.model.loops_of_rows import loops_until_rows_stop
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -89,6 +90,7 @@ class PreparedFit:
         model; None where it has not.
       exposed: Which rates are proportional to which arguments, see `exposures`.
       out_of_range: Which chances leave [0, 1], see `chances_out_of_range`.
+      loops_until_rows_stop: Whether the model has such a loop; see `loops_of_rows`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -106,6 +108,7 @@ class PreparedFit:
     advantage: Advantage | None = None
     exposed: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     out_of_range: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    loops_until_rows_stop: bool = False
     rehearsed: set[Hashable] = dataclasses.field(default_factory=set)
 
 
@@ -183,6 +186,7 @@ def prepare_fit(
         advantage=advantage,
         exposed=exposures(graph),
         out_of_range=chances_out_of_range(graph),
+        loops_until_rows_stop=loops_until_rows_stop(graph),
     )
 
 

@@ -52,9 +52,13 @@ def _equations(value: object) -> list[jex_core.JaxprEqn]:
     return [equation for program in programs for equation in equations_of(program)]
 
 
-def warning_of_loops(graph: ModelGraph) -> str | None:
-    """What is said, before anything is charged, of loops that rows may keep going."""
-    if not loops_until_rows_stop(graph):
+def warning_of_loops(until_rows_stop: bool) -> str | None:
+    """What is said, before anything is charged, of loops that rows may keep going.
+
+    Args:
+      until_rows_stop: See `loops_until_rows_stop`.
+    """
+    if not until_rows_stop:
         return None
     return (
         "The model has a jax.lax.while_loop that goes on until numbers of a row say "

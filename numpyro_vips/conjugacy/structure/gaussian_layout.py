@@ -54,6 +54,11 @@ class GaussianLayout:
         start = sum(sizes[name] for name in before)
         return slice(start, start + sizes[site])
 
+    def places(self, site: str) -> range:
+        """The numbers of a site's coordinates in the block."""
+        span = self.span(site)
+        return range(span.start, span.stop)
+
     def labels(self, site: str, labels: Labels) -> tuple[Labels, ...]:
         """A site's labels, split into those of batch and of block axes."""
         batch = tuple(labels[axis] for axis in self.batch_axes[site])

@@ -290,8 +290,8 @@ class GlobalPrograms:
         """The features of a factor that are multiplied by a latent of their own."""
         layout = self.program.structure.posterior_factors[name].layout
         assert layout is not None
-        spans = (range(layout.size)[layout.span(latent)] for latent in layout.shapes)
-        single = {span[0] for span in spans if len(span) == 1}
+        of_latents = map(layout.places, layout.shapes)
+        single = {own[0] for own in of_latents if len(own) == 1}
         places = self.program.features[name].places
         return [index for index, place in enumerate(places) if place in single]
 

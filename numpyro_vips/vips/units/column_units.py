@@ -16,7 +16,7 @@ noise is made for.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Array, Float, Float64
@@ -109,27 +109,41 @@ def suited_to_sizes(
 ) -> tuple[dict[str, Float64[np.ndarray, "..."]], InDouble]:
     """Units, and moments of the globals at the start, once sizes are known.
 
-    Coefficients of large columns start more surely by as much: with the variance of a
-    wide prior logits would be so unsure that rows had no curvature.
-
     Args:
       program, squares: See `units_of_priors`.
       units, moments: Those before, by statistic and by factor.
       sizes: By vector of residuals, how large each column is in these units, over what
         it would be in rows of unit size.
     """
-    found, narrower = dict(units), dict(moments)
+    found, start = dict(units), dict(moments)
     for residual, of_columns in sizes.items():
         found |= units_of(residual, squares[residual], units[residual] / of_columns)
         factor, place = _coefficients(program, residual)
-        mean = narrower[factor]["x"]
-        factors = np.ones(mean.shape)
-        factors[place] = 1.0 / np.maximum(of_columns, 1.0)
-        square = np.outer(mean, mean)
-        covariance = narrower[factor]["xx"] - square
-        covariance = np.outer(factors, factors) * covariance
-        narrower[factor] = {"x": mean, "xx": square + covariance}
-    return found, narrower
+        start[factor] = narrower(start[factor], place, of_columns)
+    return found, start
+
+
+def narrower(
+    moments: Mapping[str, Float64[np.ndarray, "..."]],
+    places: slice | Sequence[int],
+    sizes: Float64[np.ndarray, " _columns"],
+) -> dict[str, Float64[np.ndarray, "..."]]:
+    """Moments of coefficients that start more surely, by how large their columns are.
+
+    With the variance of a wide prior logits would be so unsure that rows had no
+    curvature.
+
+    Args:
+      moments: Of a Gaussian block.
+      places: Where the coefficients stand in it.
+      sizes: How large each column is, over what it would be in rows of unit size.
+    """
+    mean = moments["x"]
+    factors = np.ones(mean.shape[-1])
+    factors[places] = 1.0 / np.maximum(sizes, 1.0)
+    square = mean[..., :, None] * mean[..., None, :]
+    covariance = np.outer(factors, factors) * (moments["xx"] - square)
+    return {"x": mean, "xx": square + covariance}
 
 
 def _coefficients(program: ConjugateProgram, residual: str) -> tuple[str, slice]:

@@ -30,6 +30,7 @@ from numpyro_vips.privacy.releases import COVARIATES, Together
 from numpyro_vips.vips.program.features import Features, Standardisation, Standards
 from numpyro_vips.vips.program.named_arrays import InDouble
 from numpyro_vips.vips.program.program import ConjugateProgram
+from numpyro_vips.vips.units.column_units import narrower
 
 # Features that are larger than the intercept by less stay as they are: a bin of the
 # histogram is wide, and synthetic rows are of unit size only on average.
@@ -37,10 +38,10 @@ _LARGEST_RATIO = 4.0
 
 
 class FeatureColumns(NamedTuple):
-    """The features that a latent's coefficients are multiplied by.
+    """Features whose products share a norm.
 
     Attributes:
-      factor: The recentred factor.
+      factor: The factor of their coefficients.
       indices: Which of its features.
       reference: The norm of them together in rows of unit size.
     """
@@ -65,12 +66,13 @@ def columns_of_features(
         places = program.features[name].places
         for products in _products(program, name, together):
             indices = tuple(i for i, p in enumerate(places) if p in products.places)
-            # One vector of residuals is counted itself; see `column_units`.
-            is_counted = name in program.structure.newton and len(products.latents) == 1
-            if len(indices) > 1 and not is_counted:
+            reference = 1.0
+            if name in program.structure.newton:
+                if len(products.latents) == 1:
+                    continue  # Its residuals are counted; see `column_units`.
                 # Each is as large as an intercept whose square is released with theirs.
-                is_newton = name in program.structure.newton
-                reference = math.sqrt(len(indices)) if is_newton else 1.0
+                reference = math.sqrt(len(indices))
+            if len(indices) > 1:
                 found[products.name] = FeatureColumns(name, indices, reference)
     return found
 
@@ -105,8 +107,7 @@ def narrower_start(
 ) -> InDouble:
     """Moments of the globals at the start, once the sizes of features are known.
 
-    Coefficients of large features start more surely by as much: with the variance of a
-    wide prior logits would be so unsure that rows had no curvature.
+    See `column_units.narrower`.
 
     Args:
       program: The compiled model.
@@ -117,12 +118,8 @@ def narrower_start(
     found = dict(moments)
     for norm, of_columns in sizes.items():
         name, indices, _ = columns[norm]
-        mean, places = found[name]["x"], program.features[name].places
-        factors = np.ones(mean.shape[-1])
-        factors[[places[i] for i in indices]] = 1.0 / np.maximum(of_columns, 1.0)
-        square = mean[..., :, None] * mean[..., None, :]
-        covariance = np.outer(factors, factors) * (found[name]["xx"] - square)
-        found[name] = {"x": mean, "xx": square + covariance}
+        places = [program.features[name].places[index] for index in indices]
+        found[name] = narrower(found[name], places, of_columns)
     return found
 
 
@@ -191,7 +188,7 @@ def growth_of_norms(
             latent
             for latent in layout.shapes
             for place in program.features[name].places
-            if place in range(layout.size)[layout.span(latent)]
+            if place in layout.places(latent)
         }
         for statistic in program.structure.statistics:
             latents = [latent for latent, *_ in statistic.atoms]
@@ -230,10 +227,7 @@ def _products(
     structure = program.structure
     layout = structure.posterior_factors[name].layout
     assert layout is not None
-    places = {
-        latent: frozenset(range(layout.size)[layout.span(latent)])
-        for latent in layout.shapes
-    }
+    places = {latent: frozenset(layout.places(latent)) for latent in layout.shapes}
     of_statistics = {
         statistic.name: [latent for latent, *_ in statistic.atoms if latent in places]
         for statistic in structure.statistics

@@ -104,7 +104,7 @@ def features_in_units(
             if statistic.name not in squares or structure.factor_of[latent] != name:
                 continue
             span = layout.span(latent)
-            if not set(range(layout.size)[span]) <= set(features.places):
+            if not set(layout.places(latent)) <= set(features.places):
                 continue  # Of columns that are no features, residuals keep their units.
             of_coordinates[span] = units[statistic.name]
             ones = np.ones_like(units[statistic.name])

@@ -189,8 +189,12 @@ def test_what_stands_out_of_no_histogram_changes_nothing() -> None:
     assert (state, by) == (fit.start, {})
 
 
-def test_where_no_entry_is_an_intercept_nothing_changes() -> None:
-    fit = engine_fit(whole_matrix)
+@pytest.mark.parametrize("model", [apart, whole_matrix])
+def test_blocks_without_an_intercept_have_norms_that_change_nothing(
+    model: Callable[..., None],
+) -> None:
+    """One of several blocks has no intercept in it, where each has its own norm."""
+    fit = engine_fit(model)
     state, by = fit.engine.suited_to_norms(fit.start, dict.fromkeys(fit.scales, 1e4))
     assert by == {}
     assert state.next_standards == fit.start.next_standards
