@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float64
 from numpyro_vips.dpvi.centred_effects import centred_effects
 from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.compared_globals import compared_globals
+from numpyro_vips.dpvi.feature_columns import FeatureColumns, rows_of_all_sizes
 from numpyro_vips.dpvi.gradients.clipped_gradients import (
     Redraw,
     ReleasedLeaves,
@@ -79,10 +80,12 @@ class FirstCoordinates:
       of_prior: What they are multiplied with to give the globals that rows depend on,
         see `prior_coordinates`.
       of_rows: What rows say of the globals' units.
+      columns: Of features that globals are coefficients of.
     """
 
     of_prior: Float64[np.ndarray, "read read"]
     of_rows: UnitsOfRows
+    columns: FeatureColumns
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -598,7 +601,40 @@ def _first_coordinates(
             widest=moderate_scales(elbo.scales, elbo.logarithms),
             rows=lambda: _rows_with_codes(elbo, read.sites, _CURVED_ROWS),
         ),
+        columns=_columns(program, elbo, traced, read),
     )
+
+
+def _columns(
+    program: DpviProgram,
+    elbo: _UnconstrainedElbo,
+    traced: jex_core.ClosedJaxpr,
+    read: UnconstrainedSpace,
+) -> FeatureColumns:
+    """The columns of features of the model's rows; see `_noise_aware`."""
+
+    def inputs(place: Mapping[str, Any], row: Mapping[str, Any]) -> list[Any]:
+        return jax.tree.leaves((dict(place), row, threefry_key(0)))
+
+    place = program.space.split(program.start)
+    found = FeatureColumns(
+        traced,
+        inputs,
+        read,
+        place,
+        rows_of_all_sizes(_rows_with_codes(elbo, read.sites, _CURVED_ROWS)),
+        program.graph.arguments.encodings.keys(),
+    )
+    if found.groups:
+        check_derivatives(
+            found.of_row,
+            place,
+            program.row,
+            density=traced,
+            arguments=program.graph.arguments,
+            what="model",
+        )
+    return found
 
 
 def _row_density(elbo: _UnconstrainedElbo) -> Callable[[Any, Any], Float[Array, ""]]:

@@ -81,6 +81,7 @@ from numpyro_vips.privacy.releases import (
     INFORMATION,
     SECOND_MOMENTS,
     SQUARES,
+    WHOLE_VECTOR,
     ClippingEffect,
     Columns,
     Kept,
@@ -244,8 +245,12 @@ class DpviEngine:
 
     @property
     def columns(self) -> Mapping[str, Columns]:
-        """No columns: coordinates of a gradient have the units of their priors."""
-        return {}
+        """Features of rows, by which they multiply the globals; see
+        `feature_columns.py`."""
+        first = self.compiled.first_coordinates
+        number = 0 if first is None else len(first.columns.groups)
+        # Each is one in rows of unit size.
+        return {WHOLE_VECTOR: Columns(number, math.sqrt(number))} if number else {}
 
     @property
     def row_simulator(self) -> None:
@@ -311,6 +316,8 @@ class DpviEngine:
         if not first.of_rows.names:
             return state
         factors = first.of_rows.at(state.variational.guide["loc"])
+        if state.column_units is not None:
+            factors = factors * state.column_units
         variational: Any = state.variational
         return state._replace(
             coordinates=state.coordinates.grown(first.of_prior, factors),
@@ -583,14 +590,36 @@ class DpviEngine:
         *,
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
     ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
-        """No counts, since no block has columns; see `columns`."""
-        return {}
+        """In how many of the chunk's rows each feature lies in which bin, not yet
+        private; see `fitting.abilities.ColumnUnits.column_counts`.
+
+        It depends on the rows alone, not on the state.
+        """
+        double = {name: increasing_edges(of) for name, of in edges.items()}
+        found = self._rows.column_counts(dict(rows), mask, double)
+        return {name: np.asarray(counts) for name, counts in found.items()}
 
     def with_column_sizes(
         self, state: DpviState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
     ) -> DpviState:
-        """The state unchanged: there are no columns to be rescaled."""
-        return state
+        """The state whose coefficients are in units of one over their features' sizes.
+
+        The guide starts closer to the prior's centre, and more surely, by as much.
+        """
+        first = self.compiled.first_coordinates
+        if first is None or state.coordinates is None or not sizes:
+            return state
+        # No unit is longer than the prior is wide.
+        most = np.maximum(1.0, self.program.prior_scale[: len(first.of_prior)])
+        units = np.minimum(first.columns.units(sizes[WHOLE_VECTOR]), most)
+        variational: Any = self.program.narrowed(state.variational, units)
+        return state._replace(
+            variational=variational,
+            average=variational,
+            optimizer_state=self._optimizer.init(variational),
+            coordinates=state.coordinates.grown(first.of_prior, units),
+            column_units=units,
+        )
 
     def suited_to_norms(
         self, state: DpviState, ratios: Mapping[str, float]

@@ -50,6 +50,8 @@ class DpviState(NamedTuple):
       score: Averages of what the steps released; None where no posterior is made of it.
       coordinates: Those that rows' gradients are taken in; None where they are always
         the globals' own.
+      column_units: What the sizes of features have made of the globals' units; None
+        where none were counted.
       pilot: The information that the next coordinates are to be found by; None where
         none was released since the last ones.
       second: What the last pilot has released; None before.
@@ -71,6 +73,7 @@ class DpviState(NamedTuple):
     diagnostics: Mapping[str, Any] | None = None
     score: RunningScore | None = None
     coordinates: Coordinates | None = None
+    column_units: Float64[np.ndarray, " read"] | None = None
     pilot: Information | None = None
     second: SecondMoments | None = None
     information: Information | None = None
@@ -85,6 +88,7 @@ def for_program(state: DpviState) -> DpviState:
         recent=(),
         is_noisy=False,
         diagnostics=None,
+        column_units=None,
         pilot=None,
         second=None,
         information=None,
@@ -108,6 +112,7 @@ def with_drift(updated: DpviState, before: DpviState, *, is_noisy: bool) -> Dpvi
         drift=drift,
         recent=recent,
         is_noisy=is_noisy,
+        column_units=before.column_units,
         pilot=before.pilot,
         second=before.second,
         information=before.information,

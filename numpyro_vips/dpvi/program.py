@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Bool, Float, Float64, Int, PRNGKeyArray, Shaped
 from numpyro.distributions import biject_to
 from numpyro.distributions.constraints import Constraint
 
@@ -149,6 +149,25 @@ class DpviProgram:
             self.graph, self.user_guide, self.constraints, params_key
         )
         return Variational(guide=arrays, params=params)
+
+    def narrowed(
+        self, variational: Variational, units: Float64[np.ndarray, " read"]
+    ) -> Variational:
+        """A guide that is as many times closer to the start, and as much surer.
+
+        Args:
+          variational: A guide near the start, as `initial` makes it.
+          units: Factors of the globals that rows depend on; those above 1 count as 1.
+        """
+        factors = np.ones(self.space.size)
+        factors[: len(units)] = np.minimum(units, 1.0)
+        loc, log_scale = variational.guide["loc"], variational.guide["log_scale"]
+        start = self.start
+        narrowed = {
+            "loc": start + jnp.asarray(factors, loc.dtype) * (loc - start),
+            "log_scale": log_scale + jnp.asarray(np.log(factors), log_scale.dtype),
+        }
+        return variational._replace(guide={**variational.guide, **narrowed})
 
     def draws(self, key: PRNGKeyArray, step: Any) -> tuple[PRNGKeyArray, Draws]:
         """A step's key, and its ε, one entry per particle.

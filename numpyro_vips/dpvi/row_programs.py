@@ -21,8 +21,8 @@ class RowPrograms:
     """The programs of one model; they take rows as arrays, and keep none.
 
     Attributes:
-      bounded_sum, bounded_matrix, norms, counts, matrix_counts: The methods below,
-        compiled.
+      bounded_sum, bounded_matrix, norms, counts, matrix_counts, column_counts: The
+        methods below, compiled.
     """
 
     def __init__(self, compiled: CompiledModel) -> None:
@@ -32,6 +32,7 @@ class RowPrograms:
         self.norms = jit_unoptimized(self._norms)
         self.counts = jit_ahead(self._counts, static_argnums=5)
         self.matrix_counts = jit_ahead(self._matrix_counts, static_argnums=0)
+        self.column_counts = jit_ahead(self._column_counts)
 
     def _bounded_sum(
         self,
@@ -103,6 +104,21 @@ class RowPrograms:
         norms = of_row.norms(point, units, self._as_traced(rows))
         with jax.enable_x64(True):
             return counts_in_bins(norms, mask, edges)
+
+    def _column_counts(
+        self,
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        edges: Mapping[str, Float[Array, " _edges"]],
+    ) -> dict[str, Float[Array, "_columns _bins"]]:
+        """See `FeatureColumns.counts`."""
+        first, program = self._compiled.first_coordinates, self._compiled.program
+        assert first is not None
+        place, rows = program.space.split(program.start), self._as_traced(rows)
+        return {
+            name: first.columns.counts(place, rows, mask, of)
+            for name, of in edges.items()
+        }
 
     def _as_traced(self, rows: Mapping[str, Any]) -> dict[str, Shaped[Array, "..."]]:
         """Dense rows of the dtypes that the model was traced with."""

@@ -30,5 +30,5 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
     if not is_private:
         return (1.0,) * num_steps
     longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
-    slowing = 1.0 - np.arange(num_steps) / num_steps
+    slowing = (1.0 - np.arange(num_steps) / num_steps) ** 2
     return tuple((longest * slowing).tolist())

@@ -14,6 +14,8 @@ INFORMATION = "information"
 COVARIATES = "covariates' second moments"
 # What the block of pilots is called: the second moments of rows' gradients.
 SECOND_MOMENTS = "gradients' second moments"
+# What the gradient of DPVI is called, whose parts have no norms one by one.
+WHOLE_VECTOR = "gradient"
 # Blocks that are the square of a row's gradient, about.
 SQUARES = frozenset({INFORMATION, SECOND_MOMENTS})
 

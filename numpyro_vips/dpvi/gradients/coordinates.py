@@ -7,8 +7,10 @@ former decides about the clipping norm, and the noise at that norm hides the lat
 
 So a fit under noise asks for the second moments of rows' gradients at half time, in
 pilots. From then on gradients are taken in coordinates u of the globals, z = U u, in
-which directions that stand out of the pilots' noise are as long as the others. Nothing
-but released matrices enters. Where a pilot is wrong the coordinates are less good, and
+which rows say about as much of each direction, as far as these stand out of the pilots'
+noise. Strong ones are shorter there, and weak ones longer: steps are longer, too, where
+it is longer from where iterates are to where they may as well be. Nothing but released
+matrices enters. Where a pilot is wrong the coordinates are less good, and
 no less private: a row's gradient in u is clipped and priced as one in z is.
 """
 
@@ -97,10 +99,11 @@ class Coordinates(NamedTuple):
         return information._replace(matrix=matrix, silent=silent)
 
     def whitened(self, information: Information, num_rows: int) -> "Coordinates":
-        """Those in which strong directions are shortened to the others' length.
+        """Those in which directions are as long as rows say the less of them.
 
-        A direction is left as it is if its information does not exceed that of one unit
-        for each row, or what the noise alone may make of a matrix.
+        Then rows say as much of all of them, that of one unit for each row at most: the
+        strongest direction stays as it is if rows say less of it. No direction is made
+        longer than what the noise alone may make of a matrix would have it.
 
         Args:
           information: The pilot, in the coordinates before.
@@ -113,9 +116,11 @@ class Coordinates(NamedTuple):
         hidden = noise * math.sqrt(2.0 * len(values))
         # What it leaves of the strongest direction in others, by turning it.
         leak = hidden**2 / max(hidden, float(np.max(values)))
-        least = max(math.sqrt(hidden * leak), float(num_rows), float(np.min(values)))
-        lengths = np.sqrt(least / np.maximum(values, least))
-        lengths = np.maximum(lengths, _SHORTEST)
+        least = max(math.sqrt(hidden * leak), float(np.min(values)), 1.0)
+        level = max(least, min(float(num_rows), float(np.max(values))))
+        lengths = np.sqrt(level / np.maximum(values, least))
+        longest = max(1.0, math.sqrt(level / max(hidden, least)))
+        lengths = np.clip(lengths, _SHORTEST, longest)
         strong = np.maximum(values, least)
         root = _symmetric(units @ (axes * lengths) @ axes.T)
         growth = math.sqrt(float(np.sum(strong * lengths**2) / np.sum(strong)))

@@ -39,15 +39,19 @@ from numpyro_vips.model.synthetic_rows import (
     rows_of_unit_size,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block, optimal_scales
-from numpyro_vips.privacy.releases import SQUARES, Columns, Release, Together
+from numpyro_vips.privacy.releases import (
+    SQUARES,
+    WHOLE_VECTOR,
+    Columns,
+    Release,
+    Together,
+)
 
 # How many synthetic rows norms are read off.
 NUM_TYPICAL_ROWS = 64
 # At the first start the gradients of all rows may be zero, as where the model clips a
 # latent at its prior's centre. So many starts are tried.
 _NUM_STARTS = 32
-# What the gradient of DPVI is called, whose parts have no norms one by one.
-WHOLE_VECTOR = "gradient"
 # Well within the range of norms that mechanisms take.
 _SMALLEST, _LARGEST = 1e-29, 1e29
 # Residuals of labels, y - σ(ψ), are at the start, where all logits are zero, half as
@@ -115,6 +119,8 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
         return ()
     trial = _Trial(engine, graph.arguments, names)
     rows, typical = trial.typical_norms(graph)
+    num_rows = graph.arguments.public_num_rows
+    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
     if engine.is_one_vector:
         joint = np.sqrt(sum(typical[name] ** 2 for name in names))
         reference = _moderate_norm(float(np.max(joint)))
@@ -136,7 +142,7 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
             for kind in ("pilot", "information")
             for block in engine.blocks(kind)
         )
-        return (part, *late)
+        return (*_with_columns((part,), engine.columns, most_columns), *late)
     largest = {name: float(np.max(typical[name])) for name in names}
     # About other points than zero norms are others, whatever they were.
     others = [trial.norms(sized) for sized in rows_of_other_sizes(rows)]
@@ -159,8 +165,6 @@ def norm_parts(engine: Engine, graph: ModelGraph) -> tuple[NormPart, ...]:
     )
     fixed = {part.name: part.reference for part in parts if part.is_fixed}
     parts = joined(parts, _exclusive([typical, *others], fixed), norm=max)
-    num_rows = graph.arguments.public_num_rows
-    most_columns = min(num_rows / _ROWS_PER_COLUMN, _MOST_COLUMNS)
     parts = joined(parts, _together_from_the_start(engine, parts, most_columns))
     # Every histogram adds to the noise of all.
     if len(parts) > num_rows / _ROWS_PER_HISTOGRAM:

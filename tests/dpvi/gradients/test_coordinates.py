@@ -38,14 +38,31 @@ def test_without_noise_all_directions_become_alike():
     assert found.growth == pytest.approx(np.sqrt(3 / (1 + 50 + 1e4)))
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e7])
-def test_nothing_is_lengthened_and_what_noise_hides_stays(noise):
-    """No row is asked for more than a unit's information, and noise is no direction."""
+def test_weak_directions_become_as_long_as_the_strongest_allows():
+    """No row is asked for more than a unit's information."""
     values = np.array([1e-3, 0.1, 0.9]) * N
-    information = Information(second_moments(values, axes_of(3)), noise)
+    information = Information(second_moments(values, axes_of(3)), 0.0)
+    found = own(3).whitened(information, N)
+    inside = found.units.T @ information.matrix @ found.units
+    np.testing.assert_allclose(inside, 0.9 * N * np.eye(3), atol=1e-6 * N)
+    assert found.growth == pytest.approx(np.sqrt(2.7 / 1.001))
+
+
+def test_what_noise_hides_stays():
+    values = np.array([1e-3, 0.1, 0.9]) * N
+    information = Information(second_moments(values, axes_of(3)), 1e7)
     found = own(3).whitened(information, N)
     np.testing.assert_allclose(found.units, np.eye(3), atol=1e-9)
     assert found.growth == pytest.approx(1.0)
+
+
+def test_no_direction_is_longer_than_noise_would_have_it():
+    noise = 0.01 * N
+    values = np.array([0.0, 0.0, 0.9]) * N
+    information = Information(second_moments(values, axes_of(3)), noise)
+    found = own(3).whitened(information, N)
+    longest = np.linalg.norm(found.units, 2)
+    assert longest == pytest.approx(np.sqrt(0.9 * N / (noise * np.sqrt(6))))
 
 
 def test_a_second_pilot_sees_what_the_first_one_hid():

@@ -13,9 +13,10 @@ import pytest
 from _models import rates as counts
 
 import numpyro_vips as nv
-from numpyro_vips.fitting.bounds.bounds import WHOLE_VECTOR, NormPart, bounded_blocks
+from numpyro_vips.fitting.bounds.bounds import NormPart, bounded_blocks
 from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, DIAGNOSTICS, ZERO_ROWS
 from numpyro_vips.privacy.gaussian_mechanism import Block
+from numpyro_vips.privacy.releases import WHOLE_VECTOR
 
 
 def labels(y):

@@ -1,0 +1,252 @@
+"""Columns of features, by which rows multiply the globals.
+
+In a + b age + c income a row's gradient is as large in c as its income, in b as its
+age, and in a as one. It is clipped, and gets its noise, as a whole: that of incomes
+hides what rows say of the others, and steps that suit a are far too long for c. So
+each feature is a column, whose size a private histogram finds before all else, see
+`fitting.bounds.column_histogram`. Coefficients are then in units of one over it.
+
+Which globals these are is tried on synthetic rows. Features that all such rows have
+alike, as the 1 of an intercept and that of a row's group, need no histogram. Others are
+measured by these, as the model may divide all of them, such as by the scale of a
+residual. A feature that multiplies one of many effects, each row another one's, is a
+single column, and so is one that stands in several predictors.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex_core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Float64
+
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
+from numpyro_vips.dpvi.linear_predictors import linear_predictors
+from numpyro_vips.jax_tools.jaxprs import with_used_inputs
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.row_sums import (
+    counts_in_bins,
+    in_double,
+    map_over_rows,
+    piece_length,
+)
+from numpyro_vips.jax_tools.separate_rows import over_rows
+from numpyro_vips.model.synthetic_rows import with_large_floats
+
+# Differences of two numbers that single precision makes.
+_ROUNDING = 1e-5
+# Jacobians of rows are held for so many numbers at a time.
+_MOST_NUMBERS = 2**20
+# Above the largest integers of synthetic rows, which fit any type of integer.
+_LARGE = 100
+
+
+class FeatureColumns:
+    """The columns of features of a model's rows.
+
+    Attributes:
+      groups: Of each column the globals that it multiplies, by their places in the
+        vector of those that rows depend on.
+      of_row: The program of one row, of the place of all globals, by name, and of the
+        row: the absolute value of its entry in every column.
+    """
+
+    def __init__(
+        self,
+        program: jex_core.ClosedJaxpr,
+        inputs: Callable[[Mapping[str, Any], Mapping[str, Any]], list[Any]],
+        read: UnconstrainedSpace,
+        place: Mapping[str, Any],
+        rows: Mapping[str, np.ndarray],
+        encoded: Collection[str],
+    ) -> None:
+        """Tries synthetic rows; no private value is read.
+
+        Args:
+          program: A row's log density, of inputs that begin with the leaves of `place`.
+          inputs: The program's inputs at a place and a row.
+          read: The globals that rows depend on.
+          place: A place of all globals, unconstrained.
+          rows: Synthetic rows, of several sizes.
+          encoded: Arguments whose sizes a schema says.
+        """
+        self._program, self._inputs, self._read = program, inputs, read
+        self.groups: tuple[np.ndarray, ...] = ()
+        known = []
+        if self._asks(place, rows, encoded):
+            is_real = {site.name: site.is_real for site in read.sites}
+            owners = _owners(read)
+            for group, sizes in _grouped(self._tried(place, rows), owners):
+                if len(sizes) and np.ptp(sizes) > _ROUNDING * np.max(sizes):
+                    self.groups += (group,)
+                elif len(sizes) and is_real[owners[group[0]]]:
+                    known.append(float(sizes[0]))
+        self._intercept = max(known, default=1.0)
+        self.of_row = jax.jit(self._sizes)
+        self._of_rows = over_rows(self.of_row)
+
+    def counts(
+        self,
+        place: Mapping[str, Any],
+        rows: Mapping[str, Any],
+        mask: Bool[Array, " rows"],
+        edges: Float[Array, " _edges"],
+    ) -> Float[Array, "_columns _bins"]:
+        """In how many rows each column's entry lies in which bin; not yet private.
+
+        A row's bins are its own, whatever other rows hold. An entry that is not finite
+        is in none.
+
+        Args:
+          place: See above. Where it is does not matter to what is linear there.
+          rows: Private rows, as the model takes them.
+          mask: Which of them are counted.
+          edges: Where bins end, see `counts_in_bins`.
+        """
+
+        def of_piece(rows: Any) -> Float[Array, "piece _columns"]:
+            with jax.enable_x64(is_double):
+                found = self._of_rows(place, rows)
+            return in_double(found)
+
+        is_double = jnp.result_type(float) == jnp.float64
+        # Jacobians of predictors, of which there are few.
+        at_a_time = piece_length(self._read.size**2, _MOST_NUMBERS)
+        with jax.enable_x64(True):
+            sizes = map_over_rows(of_piece, rows, at_a_time)
+            return jax.lax.map(
+                lambda of_column: counts_in_bins(of_column, mask, edges), sizes.T
+            )
+
+    def units(
+        self, sizes: Float64[np.ndarray, " _columns"]
+    ) -> Float64[np.ndarray, " read"]:
+        """By how much the units of globals are longer, once columns' sizes are known.
+
+        Args:
+          sizes: Of each column.
+        """
+        units = np.ones(self._read.size)
+        for group, size in zip(self.groups, sizes, strict=True):
+            units[group] = self._intercept / size
+        return units
+
+    def _asks(
+        self,
+        place: Mapping[str, Any],
+        rows: Mapping[str, np.ndarray],
+        encoded: Collection[str],
+    ) -> bool:
+        """Whether features depend on numbers of rows whose sizes nobody says."""
+        row = {name: values[0] for name, values in rows.items()}
+        features = jax.make_jaxpr(functools.partial(self._features, place))(row)
+        _, used = with_used_inputs(features)
+        names = [
+            name for name, is_used in zip(sorted(row), used, strict=True) if is_used
+        ]
+        return any(rows[n].dtype.kind != "b" and n not in encoded for n in names)
+
+    def _tried(
+        self, place: Mapping[str, Any], rows: Mapping[str, np.ndarray]
+    ) -> Float64[np.ndarray, "rows read"]:
+        """What synthetic rows multiply each global with."""
+        features = jax.vmap(self._features, in_axes=(None, 0))
+        found = np.asarray(jit_unoptimized(features)(place, rows), np.float64)
+        return found[np.isfinite(found).all(1)]
+
+    def _features(
+        self, place: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> Float[Array, " read"]:
+        """What the row multiplies each global with, the largest absolute value.
+
+        Of what the global is in units of one.
+        """
+        others = self._inputs(place, row)[len(place) :]
+
+        def predictors(place: Mapping[str, Any]) -> list[Any]:
+            found = linear_predictors(self._program, place, others)
+            return [of.value for of in found]
+
+        named = linear_predictors(self._program, place)
+        slopes = jax.jacfwd(predictors)(dict(place))
+        features = []
+        for site in self._read.sites:
+            size = math.prod(site.unconstrained_shape)
+            found = [
+                jnp.abs(jnp.reshape(slope[site.name], (-1, size)))
+                for predictor, slope in zip(named, slopes, strict=True)
+                if site.name in predictor.linear_in
+            ]
+            none = jnp.zeros((1, size), jnp.result_type(float))
+            largest = jnp.max(jnp.concatenate([none, *found]), axis=0)
+            features.append(largest / jnp.asarray(np.ravel(site.units), none.dtype))
+        return jnp.concatenate(features)
+
+    def _sizes(
+        self, place: Mapping[str, Any], row: Mapping[str, Any]
+    ) -> Float[Array, " _columns"]:
+        features = self._features(place, row)
+        return jnp.stack([jnp.max(features[group]) for group in self.groups])
+
+
+def _owners(read: UnconstrainedSpace) -> list[str]:
+    """By coordinate, the global that it belongs to."""
+    sizes = {s.name: math.prod(s.unconstrained_shape) for s in read.sites}
+    return [name for name, size in sizes.items() for _ in range(size)]
+
+
+def _grouped(
+    features: Float64[np.ndarray, "rows read"], owners: Sequence[str]
+) -> Iterator[tuple[np.ndarray, Float64[np.ndarray, " present"]]]:
+    """Globals that have a feature in common.
+
+    Args:
+      features: Of synthetic rows.
+      owners: By coordinate, the global that it is an entry of.
+
+    Yields:
+      Their coordinates, and the feature in those rows that have it.
+    """
+    groups: list[tuple[str, list[int], np.ndarray]] = []
+    for place, (owner, feature) in enumerate(zip(owners, features.T, strict=True)):
+        for name, places, largest in groups:
+            # Each row has another one's: of a row one of them at most is not zero.
+            if name == owner and not np.any((largest > 0) & (feature > 0)):
+                places.append(place)
+                np.maximum(largest, feature, out=largest)
+                break
+        else:
+            groups.append((owner, [place], feature.copy()))
+    columns: list[tuple[list[int], np.ndarray]] = []
+    for _, places, largest in groups:
+        for others, of_others in columns:
+            if np.allclose(largest, of_others, rtol=_ROUNDING, atol=0.0):
+                others += places
+                break
+        else:
+            columns.append((places, largest))
+    for places, largest in columns:
+        yield np.array(places), largest[largest > 0]
+
+
+def rows_of_all_sizes(rows: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Synthetic rows, of which half have large numbers.
+
+    Many of them are no valid observations. What they multiply globals with is looked
+    at, and no density.
+    """
+    rng = np.random.default_rng(7)
+    return {
+        name: np.concatenate([rows[name], _large(values, rng)])
+        for name, values in with_large_floats(rows).items()
+    }
+
+
+def _large(values: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    if values.dtype.kind in "iu":
+        return rng.integers(0, _LARGE, values.shape).astype(values.dtype)
+    return values

@@ -1,0 +1,261 @@
+"""Columns of features: which there are, their counts, and what is made of them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from _models import graph_of
+
+import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.jax_tools.random_keys import threefry_key
+from numpyro_vips.privacy.releases import WHOLE_VECTOR
+
+N = 40
+RNG = np.random.default_rng(0)
+AGE = RNG.normal(45.0, 12.0, N).astype(np.float32)
+INCOME = np.exp(RNG.normal(10.0, 0.5, N)).astype(np.float32)
+YEAR = RNG.integers(1990, 2020, N).astype(np.int32)
+GROUP = RNG.integers(0, 3, N).astype(np.int32)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = RNG.integers(0, 2, N).astype(np.int32)
+
+
+def normal(name: str, *shape: int) -> Any:
+    prior = dist.Normal(0.0, 1.0)
+    return numpyro.sample(name, prior.expand(shape).to_event(len(shape)))
+
+
+def observed(logits: Any, y: Any) -> None:
+    with numpyro.plate("rows", y.shape[0]):
+        # No model that VIPS knows.
+        probs = jnp.exp(-jnp.exp(logits))
+        numpyro.sample("y", dist.Bernoulli(probs=probs), obs=y)
+
+
+def apart(age, income, y):
+    observed(normal("a") + normal("b") * age + normal("c") * income, y)
+
+
+def one_vector(X, y):
+    observed(normal("a") + X @ normal("w", 2), y)
+
+
+def several_classes(X, y):
+    logits = X @ normal("w", 2, 3)
+    with numpyro.plate("rows", y.shape[0]):
+        shares = jax.nn.softmax(jnp.sinh(logits))
+        numpyro.sample("y", dist.Categorical(probs=shares), obs=y)
+
+
+def slopes_of_groups(g, age, y):
+    observed(normal("a", 3)[g] + normal("b", 3)[g] * age, y)
+
+
+def mixed_features(g, X, y):
+    of_row = jnp.sum(normal("w", 3, 2)[g] * X, -1)
+    observed(of_row, y)
+
+
+def integers(year, y):
+    observed(normal("a") + normal("b") * year, y)
+
+
+def in_scale_too(age, y):
+    location, scale = normal("a") + normal("b") * age, normal("c") + normal("d") * age
+    with numpyro.plate("rows", y.shape[0]):
+        numpyro.sample("y", dist.Logistic(location, jnp.exp(scale)), obs=1.0 * y)
+
+
+def without_features(g, y):
+    observed(normal("a") + normal("u", 3)[g], y)
+
+
+def slopes_of_products(g, age, y):
+    mean, scale = normal("mean"), numpyro.sample("scale", dist.HalfNormal(1.0))
+    observed((mean + scale * normal("z", 3)[g]) * age, y)
+
+
+# The globals of every column, as name and entry.
+CASES = {
+    "apart": (apart, (AGE, INCOME, Y), [["b0"], ["c0"]]),
+    "one vector": (one_vector, (X, Y), [["w0"], ["w1"]]),
+    "several classes": (
+        several_classes,
+        (X, Y),
+        [["w0", "w1", "w2"], ["w3", "w4", "w5"]],
+    ),
+    "slopes of groups": (slopes_of_groups, (GROUP, AGE, Y), [["b0", "b1", "b2"]]),
+    "mixed": (mixed_features, (GROUP, X, Y), [["w0", "w2", "w4"], ["w1", "w3", "w5"]]),
+    "integers": (integers, (YEAR, Y), [["b0"]]),
+    "in scale too": (in_scale_too, (AGE, Y), [["b0", "d0"]]),
+    "none": (without_features, (GROUP, Y), []),
+    "products": (slopes_of_products, (GROUP, AGE, Y), [["mean0", "z0", "z1", "z2"]]),
+}
+
+
+def engine_of(model: Any, rows: tuple[Any, ...], **options: Any) -> DpviEngine:
+    return DpviEngine(graph_of(model, rows)[1], **options)
+
+
+def names_of(engine: DpviEngine) -> list[list[str]]:
+    first = engine.compiled.first_coordinates
+    assert first is not None
+    names = [
+        f"{site.name}{entry}"
+        for site in engine.space.sites
+        for entry in range(int(np.prod(site.unconstrained_shape)))
+    ]
+    return sorted(sorted(names[i] for i in group) for group in first.columns.groups)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_feature_multiplies_is_found(case: str) -> None:
+    model, rows, expected = CASES[case]
+    engine = engine_of(model, rows)
+    assert names_of(engine) == expected
+    number = len(expected)
+    assert {k: v.number for k, v in engine.columns.items()} == (
+        {WHOLE_VECTOR: number} if number else {}
+    )
+
+
+def counts_of(
+    engine: DpviEngine, rows: dict[str, Any], mask: Any, edges: np.ndarray
+) -> np.ndarray:
+    state = engine.initial_state(threefry_key(0))
+    found = engine.column_counts(state, rows, mask, edges={WHOLE_VECTOR: edges})
+    return found[WHOLE_VECTOR]
+
+
+EDGES = np.array([1.0, 30.0, 60.0, 1e4, 2e4, 1e5])
+
+
+def test_rows_count_by_the_size_of_their_entries() -> None:
+    rows = {"age": AGE.copy(), "income": INCOME.copy(), "y": Y}
+    rows["age"][0], rows["age"][1] = np.nan, -45.0
+    mask = np.arange(N) > 2
+    mask[:2] = True
+    engine = engine_of(apart, (AGE, INCOME, Y))
+    found = counts_of(engine, rows, mask, EDGES)
+    for of_column, name in zip(found, ("age", "income"), strict=True):
+        # A row that holds something invalid is in no bin.
+        values = abs(rows[name][mask & np.isfinite(rows["age"])])
+        bins = np.searchsorted(EDGES, values, side="left")
+        np.testing.assert_array_equal(of_column, np.bincount(bins, minlength=7))
+
+
+@pytest.mark.parametrize("replacement", [np.nan, np.inf, 0.0, 1e30, -1e-30])
+def test_one_row_moves_counts_by_what_is_stated(replacement: float) -> None:
+    """A row that is replaced leaves a bin of each column, and enters another one."""
+    engine = engine_of(apart, (AGE, INCOME, Y))
+    rows, other = {"age": AGE, "income": INCOME, "y": Y}, {}
+    for name in ("age", "income"):
+        other[name] = rows[name].copy()
+        other[name][7] = replacement
+    every = np.ones(N, bool)
+    without = every.copy()
+    without[7] = False
+    here = counts_of(engine, rows, every, EDGES)
+    for neighbour in (
+        counts_of(engine, {**rows, **other}, every, EDGES),
+        counts_of(engine, rows, without, EDGES),
+    ):
+        moved = np.abs(here - neighbour)
+        assert np.all(moved.sum(1) <= 2)
+    added = here - counts_of(engine, rows, without, EDGES)
+    assert np.linalg.norm(added) == pytest.approx(np.sqrt(2))
+
+
+def test_coefficients_get_units_of_their_features() -> None:
+    engine = engine_of(apart, (AGE, INCOME, Y))
+    before = engine.initial_state(threefry_key(0))
+    sizes = {WHOLE_VECTOR: np.array([32.0, 2.0**14])}
+    after = engine.with_column_sizes(before, sizes)
+    assert before.coordinates is not None
+    assert after.coordinates is not None
+    expected = np.diag([1.0, 2.0**-5, 2.0**-14])
+    np.testing.assert_allclose(after.coordinates.units, expected, rtol=1e-6)
+    # Logits of the first steps are as unsure as those of rows of unit size.
+    first, second = before.variational.guide, after.variational.guide
+    ratio = np.exp(np.asarray(second["log_scale"] - first["log_scale"]))
+    np.testing.assert_allclose(ratio, np.diag(expected), rtol=1e-4)
+    np.testing.assert_allclose(
+        second["loc"], np.diag(expected) * np.asarray(first["loc"]), rtol=1e-4
+    )
+    np.testing.assert_array_equal(after.average.guide["loc"], second["loc"])
+
+
+def test_features_are_measured_by_an_intercept() -> None:
+    def divided(age, y):
+        mean = normal("a") + 0.5 * normal("b") * age
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(4.0, mean, 10.0), obs=1.0 * y)
+
+    columns = engine_of(divided, (AGE, Y)).compiled.first_coordinates.columns
+    np.testing.assert_allclose(columns.units(np.array([2.0])), [1.0, 0.05], rtol=1e-5)
+
+
+def test_no_unit_is_longer_than_the_prior_is_wide() -> None:
+    engine = engine_of(apart, (AGE, INCOME, Y))
+    state = engine.initial_state(threefry_key(0))
+    sizes = {WHOLE_VECTOR: np.array([1e-3, 1e-6])}
+    found = engine.with_column_sizes(state, sizes).coordinates
+    assert found is not None
+    np.testing.assert_allclose(found.units, np.eye(3), atol=0.1)
+
+
+def test_units_last_where_others_are_found_on_the_way() -> None:
+    def far(age, y):
+        a = numpyro.sample("a", dist.Normal(0.0, 100.0))
+        b = numpyro.sample("b", dist.Normal(0.0, 100.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.StudentT(4.0, a + b * age, 50.0), obs=1.0 * y)
+
+    engine = engine_of(far, (AGE, Y))
+    state = engine.initial_state(threefry_key(0))
+    # Of ages, divided by the scale of residuals.
+    state = engine.with_column_sizes(state, {WHOLE_VECTOR: np.array([32.0 / 50.0])})
+    found = engine.before_norms(state, {"loc"}).coordinates
+    assert found is not None
+    units = np.diag(found.units)
+    assert units[0] > 1.0
+    assert units[1] == pytest.approx(units[0] / 32.0, rel=0.5)
+
+
+@pytest.mark.parametrize("options", [{"has_norms": True}, {"perturb": "all"}])
+def test_where_gradients_stay_as_they_are_nothing_is_counted(options: Any) -> None:
+    assert engine_of(apart, (AGE, INCOME, Y), **options).columns == {}
+
+
+def first_labels(model: Any, rows: Any, *columns: Any) -> list[str]:
+    vi = nv.PrivateVI(
+        nv.private(model, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        engine="dpvi",
+        progress_bar=False,
+    )
+    return [step.label for step in vi._prepare_fit(rows, {})[0].steps][:2]
+
+
+def test_columns_are_counted_first_and_paid_for() -> None:
+    many = 500 * (AGE[0],), 500 * (INCOME[0],), 500 * (0,)
+    rows = tuple(np.array(column) for column in many)
+    assert first_labels(apart, rows) == [
+        "histogram of the columns of gradient",
+        "histogram of the norms of gradient",
+    ]
+    few = tuple(column[:50] for column in rows)
+    assert first_labels(apart, few)[0] == "histogram of the norms of gradient"
+
+
+def test_columns_that_a_schema_encodes_are_not_counted() -> None:
+    schema = nv.Schema(age=nv.Bounded(0, 120), dose=nv.Bounded(0, 10))
+    frame = {"age": AGE, "dose": np.full(N, 5.0)}
+    rows = schema.encode(frame), Y
+    engine = engine_of(one_vector, rows)
+    assert engine.columns == {}

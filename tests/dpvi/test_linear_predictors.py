@@ -1,0 +1,54 @@
+"""Sums of globals, times numbers of a row, that something else is made of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from numpyro_vips.dpvi.linear_predictors import linear_predictors
+
+FREE = {"a": jnp.asarray(0.3), "b": jnp.asarray(0.7)}
+
+
+def predictor(a: Any, b: Any, x: Any) -> Any:
+    return a + b * x
+
+
+@pytest.mark.parametrize(
+    ("density", "expected"),
+    [
+        (lambda a, b, x: jnp.exp(predictor(a, b, x)), [("ab", "exp")]),
+        # An offset and a jump belong to it.
+        (
+            lambda a, b, x: jnp.tanh(predictor(a, b, x) + jnp.where(x > 0, b, 0.0)),
+            [("ab", "tanh")],
+        ),
+        (lambda a, b, x: -((x - predictor(a, b, x)) ** 2), [("ab", "integer_pow")]),
+        # In a product of two globals each is one by itself.
+        (lambda a, b, x: x * (a * b), [("a", "mul"), ("b", "mul")]),
+        (lambda a, b, x: jnp.exp(a + jnp.sin(b) * x), [("b", "sin"), ("a", "exp")]),
+        # What is but added to the density is none.
+        (lambda a, b, x: a * x + b, []),
+    ],
+)
+def test_predictors_are_found_with_what_is_made_of_them(
+    density: Any, expected: list[tuple[str, str]]
+) -> None:
+    program = jax.make_jaxpr(lambda free, x: density(free["a"], free["b"], x))(
+        FREE, 0.5
+    )
+    found = linear_predictors(program, FREE)
+    assert [("".join(sorted(f.linear_in)), f.operation) for f in found] == expected
+    assert all(of.value is None for of in found)
+
+
+def test_values_are_those_of_the_program_in_the_same_order() -> None:
+    program = jax.make_jaxpr(
+        lambda free, x: jnp.exp(free["a"] + free["b"] * x) * jnp.sin(free["b"] - x)
+    )(FREE, 0.5)
+    found = linear_predictors(program, FREE, [jnp.asarray(2.0)])
+    named = linear_predictors(program, FREE)
+    assert [of[:2] for of in found] == [of[:2] for of in named]
+    np.testing.assert_allclose([f.value for f in found], [1.7, -1.3], rtol=1e-6)
