@@ -19,9 +19,10 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
 
     Under noise all steps together should go a fixed distance: the noise of a step
     grows like the root of the number of steps, so that with more steps each is shorter.
-    They become shorter from the first to the last, so that those that count stay where
-    the density is a parabola: a scale that is too small by a third doubles all
-    gradients.
+    They become shorter from the first to the last, the later the faster, so that those
+    that count stay where the density is a parabola: a scale that is too small by a
+    third doubles all gradients, and a residual that is larger as effects sway makes a
+    larger scale.
 
     Args:
       num_steps: Number of steps.

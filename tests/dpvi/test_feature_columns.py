@@ -259,3 +259,27 @@ def test_columns_that_a_schema_encodes_are_not_counted() -> None:
     rows = schema.encode(frame), Y
     engine = engine_of(one_vector, rows)
     assert engine.columns == {}
+
+
+@pytest.mark.thorough
+def test_raw_columns_are_told_apart() -> None:
+    """Without units the posterior is the prior: rows say nothing beside their noise."""
+    rng = np.random.default_rng(1)
+    age, income = rng.normal(45.0, 12.0, 2000), np.exp(rng.normal(3.5, 0.5, 2000))
+    truth = {"a": -2.0, "b": 0.03, "c": 0.02}
+    logits = truth["a"] + truth["b"] * age + truth["c"] * income
+    y = rng.random(2000) < np.exp(-np.exp(logits))
+
+    vi = nv.PrivateVI(
+        nv.private(apart, unit="rows"),
+        budget=nv.PrivacyBudget(1.0, 1e-5),
+        progress_bar=False,
+    )
+    result = vi.run(jax.random.key(0), age, income, y.astype(np.int32))
+    assert result.engine == "dpvi"
+    draws = result.sample_posterior(jax.random.key(1), sample_shape=(2000,))
+    # About three times as wide as without noise, at most.
+    for name, most in {"a": 0.6, "b": 0.012, "c": 0.008}.items():
+        mean, stddev = np.mean(draws[name]), np.std(draws[name])
+        assert abs(mean - truth[name]) < 4.0 * stddev
+        assert stddev < most
