@@ -7,7 +7,7 @@ reads its share with the noise in it.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -184,6 +184,33 @@ class Reading:
         Rows simulated from the released posterior show it, with covariates of the
         moments that have been released.
         """
+        simulation = self._simulation_at(state)
+        if simulation is None:
+            return None
+        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
+        return without_clipping(
+            state.statistics, noise_stddev, simulation.missing, simulation.lost
+        )
+
+    def share_clipped(self, state: VipsState, names: Sequence[str]) -> float | None:
+        """The share of rows that the model expects to be clipped in a step.
+
+        Args:
+          state: What was released.
+          names: The statistics of that step.
+
+        Returns:
+          None where rows cannot be simulated.
+        """
+        simulation = self._simulation_at(state)
+        if simulation is None or names[0] not in state.clipped:
+            return None
+        sums, _ = self.sums_of(state)
+        return simulation.share_clipped(sums.statistics, state.clipped[names[0]])
+
+    def _simulation_at(self, state: VipsState) -> RowSimulation | None:
+        """Rows as those of the last step; None where nothing shows what clipping does
+        to them."""
         if state.units:
             return None  # Nothing has been released of their covariates.
         bounds = {
@@ -196,11 +223,7 @@ class Reading:
             return None
         if simulator.covariates and not self._covariates(state, state.statistics):
             return None
-        simulation = self._simulation(state, simulator, bounds)
-        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
-        return without_clipping(
-            state.statistics, noise_stddev, simulation.missing, simulation.lost
-        )
+        return self._simulation(state, simulator, bounds)
 
     def _covariates(self, state: VipsState, sums: Sums) -> Covariates | None:
         """A distribution for covariates of simulated rows; None if nothing tells one.
