@@ -22,6 +22,9 @@ from numpyro_vips.privacy.statement import NoisyShare
 # many standard deviations.
 _WORTH_A_WARNING = 0.05
 _STANDING_OUT = 3.0
+# A share above that which the model expects is, by these standard deviations, if it is
+# larger by more than this.
+_WORTH_A_LOOK = 0.005
 # Gradients add up to zero near the optimum, so clipping some of them does less harm
 # than to sums of counts, and the histogram of norms makes use of that.
 _WORTH_A_WARNING_OF_GRADIENTS = 0.25
@@ -66,14 +69,24 @@ def warnings_on_rows(
     weights = weights_of_rows(prepared.graph)
     if weights and _may_be_notable(shares.get(CLIPPED_ROWS)):
         found.append(_on_weights(weights, shares[CLIPPED_ROWS]))
-    if _is_notable(shares.get(CLIPPED_ROWS), limit):
+    if _is_notable(shares.get(CLIPPED_ROWS), min(limit, _WORTH_A_LOOK)):
         step = reporting[-1]
         effect = prepared.engine.clipping_effect(state, [b.name for b in step.blocks])
-        found.append(
-            f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps: "
-            f"{_what_was_cut(prepared, step, effect)} {_consequence(step, effect)} "
-            f"{_remedies(prepared, options, progress, step, effect)}"
-        )
+        expected, unexpected = effect.expected, ""
+        if expected is not None and _is_notable(
+            shares[CLIPPED_ROWS], expected + _WORTH_A_LOOK
+        ):
+            unexpected = (
+                f", where the model expects {100 * expected:.1f} %. So some rows are farther "
+                "out than it says, and what is cut off them is in no estimate"
+            )
+        if unexpected or _is_notable(shares[CLIPPED_ROWS], limit):
+            found.append(
+                f"{shares[CLIPPED_ROWS]} of the rows were clipped in the last steps"
+                f"{unexpected}: {_what_was_cut(prepared, step, effect)} "
+                f"{_consequence(step, effect)} "
+                f"{_remedies(prepared, options, progress, step, effect)}"
+            )
     if _is_notable(shares.get(ZERO_ROWS), _WORTH_A_WARNING if options.private else 0.0):
         sites = prepared.graph.sites.values()
         observed = [repr(site.name) for site in sites if site.role == "observed"]

@@ -77,8 +77,11 @@ class ClippingEffect(NamedTuple):
       has_plain_norms: Whether the norms are those of what a caller's `clipping_norm=`
         would bound, too: not of statistics about means that were released before, or in
         units of their columns.
+      expected: The share of rows that are clipped if the model is right; None where
+        that is not known.
     """
 
     pulls: Mapping[str, Pull]
     is_corrected: bool = False
     has_plain_norms: bool = True
+    expected: float | None = None

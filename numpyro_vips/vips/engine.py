@@ -646,13 +646,15 @@ class VipsEngine:
         pulls = pulls_of_clipping(self.program.structure, names, self.recentred)
         sites = self.program.graph.sites
         of_sites: dict[str, Pull] = {k: v for k, v in pulls.items() if k in sites}
-        is_corrected = False
+        is_corrected, expected = False, None
         if self.has_posterior(state):
             sums, _ = self._reading.sums_of(state)
             is_corrected = sums.statistics is not state.statistics
+            expected = self._reading.share_clipped(state, names)
         return ClippingEffect(
             of_sites,
             is_corrected=is_corrected,
+            expected=expected,
             has_plain_norms=not (self.recentred or self._roles.squares),
         )
 

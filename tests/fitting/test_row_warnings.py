@@ -130,6 +130,19 @@ def test_a_warning_names_what_was_cut_which_way_and_what_helps(
     assert not any("rows were clipped" in text for text in texts)
 
 
+@pytest.mark.parametrize("num_far", [0, 600])
+def test_few_rows_that_the_model_does_not_expect_are_told(num_far: int):
+    """Three of a hundred beyond a norm that Poisson counts of 3 hardly ever reach."""
+    rng = np.random.default_rng(3)
+    rows = rng.poisson(3.0, 20_000)
+    rows[:num_far] = 40
+    _, texts = fit(counts, rows, clipping_norm=10.0)
+    assert len(texts) == bool(num_far)
+    if num_far:
+        assert "where the model expects 0." in clipped_in(texts)
+        assert "'rate' comes out too small" in clipped_in(texts)
+
+
 @pytest.mark.thorough
 def test_norms_about_released_means_are_not_advised():
     """With norms of the caller's sums are about zero again, and others."""

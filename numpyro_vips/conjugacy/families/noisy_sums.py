@@ -160,18 +160,39 @@ def rate_of_noisy_sums(
     stages = jax.lax.fori_loop(0, _STAGES, closer, (low, high, nothing, nothing))
     points, logs = stages[2:]
     weights = jnp.exp(logs - logs.max(0))
-    weights = weights / weights.sum(0)
-    mean_log = (weights * points).sum(0)
+    return rate_on_grid(
+        points, weights / weights.sum(0), has_inverse=prior.inverse is not None
+    )
+
+
+def rate_on_grid(
+    logs: Float[Array, " points *batch"],
+    weights: Float[Array, " points *batch"],
+    *,
+    has_inverse: bool,
+) -> RateShape:
+    """The distribution nearest to one on a grid.
+
+    Args:
+      logs: Values of log τ.
+      weights: Their probabilities.
+      has_inverse: Whether it is one with an `inverse`.
+
+    Returns:
+      See `rate_of_noisy_sums`.
+    """
+    mean_log = (weights * logs).sum(0)
     # Beside its own size, so that narrow densities keep their digits.
-    ratio = (weights * jnp.expm1(points - mean_log)).sum(0)
+    ratio = (weights * jnp.expm1(logs - mean_log)).sum(0)
     # Rounding leaves no more digits than these of what is certain.
     gap = jnp.maximum(jnp.log1p(ratio), 1e-13)
-    if prior.inverse is not None:
+    if has_inverse:
         # Nearly that of a Gamma, and good enough for where to start.
         concentration = 0.5 / gap
         rate = concentration / jnp.exp(mean_log) / (1.0 + ratio)
-        return _nearest(RateShape(concentration, rate, prior.inverse), points, weights)
-    variance = (weights * (points - mean_log) ** 2).sum(0)
+        start = RateShape(concentration, rate, jnp.zeros_like(rate))
+        return _nearest(start, logs, weights)
+    variance = (weights * (logs - mean_log) ** 2).sum(0)
     concentration = jnp.maximum(_of_gap(gap), _of_variance(variance))
     rate = jnp.exp(digamma(concentration) - mean_log)
     return RateShape(concentration, rate)

@@ -129,6 +129,9 @@ class NoiseAware:
         self._prior_stddev = prior_stddev
         self.num_read = num_read
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
+        # Of the last scores that were asked for, as a posterior and what is known of it
+        # both need it.
+        self._last: tuple[RunningScore, NoiseAwareNormal | None] | None = None
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
@@ -164,6 +167,9 @@ class NoiseAware:
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
         """
+        last = self._last  # Another fit may replace it meanwhile.
+        if last is not None and last[0] is score:
+            return last[1]
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
             place=np.asarray(score.place, np.float64),
@@ -173,7 +179,7 @@ class NoiseAware:
             return None
         if kept is not None:
             averages, information = before_clipping(averages, information, kept)
-        return normal_of(
+        found = normal_of(
             averages,
             information,
             self._log_prior,
@@ -181,6 +187,8 @@ class NoiseAware:
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
         )
+        self._last = score, found
+        return found
 
     def widths_over_prior(self, normal: VectorNormal) -> Float64[np.ndarray, " read"]:
         """How wide the posterior is over the prior, by coordinate that rows read."""

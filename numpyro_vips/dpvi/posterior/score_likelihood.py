@@ -9,7 +9,8 @@ the steps, ḡ and z̄, the score is about linear between these places:
 N(0, I) is what the rows do not know of the truth θ, and V the variance of the noise in
 ḡ. Read as a likelihood of θ, this is Gaussian with precision I (I + V)⁻¹ I. The way by
 which the iterates came to z_t does not matter, though noise has led them. The posterior
-is the Normal with the largest ELBO under this likelihood and the model's own prior.
+is the Normal with the largest ELBO under this likelihood and the model's own prior, or
+the one with the intervals that draws of the two have; see `sampled_normal.py`.
 
 A matrix that is known badly must not lead away from z̄: where I is taken for smaller
 than it is, I⁻¹ḡ goes too far. The iterates, which a new score corrects at every step,
@@ -26,6 +27,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float64
 
+from numpyro_vips.dpvi.posterior.sampled_normal import with_its_intervals
 from numpyro_vips.dpvi.posterior.variational_newton import (
     Draws,
     Target,
@@ -117,8 +119,8 @@ def normal_of(
         globals U u; None where they are in the globals themselves.
 
     Returns:
-      The Normal with the largest ELBO; None if it, or the prior at the start, is not
-      finite.
+      The Normal with the largest ELBO, or with the density's own intervals where that
+      is far from a Normal; None if it, or the prior at the start, is not finite.
     """
     size, num_read = len(score.place), len(score.gradient)
     units = np.eye(size) if units is None else units
@@ -153,6 +155,7 @@ def normal_of(
             break
     if normal is None:
         return None
+    normal = with_its_intervals(log_joint, normal, draws)
     # Afterwards, as hyperparameters must not answer to how hidden means are held.
     hidden = 1.0 - share_known(found, information)
     heard = share_heard(found, information, prior_precision, score.variance)

@@ -7,7 +7,7 @@ reads its share with the noise in it.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,9 +18,10 @@ from numpyro_vips.vips.corrections.missing_information import load_optimizers, o
 from numpyro_vips.vips.corrections.row_simulation import RowSimulation
 from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
+from numpyro_vips.vips.m_step.marginal_scales import MarginalScales, spread_out
 from numpyro_vips.vips.m_step.newton_posterior import all_under_noise
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
-from numpyro_vips.vips.program.named_arrays import NewMeans, Sums
+from numpyro_vips.vips.program.named_arrays import InDouble, NewMeans, Sums
 from numpyro_vips.vips.row_sums.covariates import Covariates
 from numpyro_vips.vips.row_sums.row_programs import RowPrograms
 from numpyro_vips.vips.steps.newton_steps import Target
@@ -60,6 +61,7 @@ class Reading:
     ):
         self._rows, self._globals, self._roles = on_rows, on_globals, roles
         self.program = on_rows.program
+        self._margins = MarginalScales(self.program)
         # Of the last state that was asked for, as a posterior and what is known of it
         # both need it.
         self._last: tuple[VipsState, tuple[Unclipped, ObservedSums | None]] | None = (
@@ -143,11 +145,20 @@ class Reading:
         )
         return ObservedSums(with_noise, without_noise, found.missing, found.left)
 
-    def _targets_of(self, state: VipsState, sums: Unclipped) -> dict[str, Target]:
-        """What the averages say of the factors that take Newton steps."""
+    def _targets_of(
+        self, state: VipsState, sums: Unclipped, moments: InDouble
+    ) -> dict[str, Target]:
+        """What the averages say of the factors that take Newton steps.
+
+        Args:
+          state, sums: What was released.
+          moments: Those of other globals that are not the state's.
+        """
         if not self._roles.residuals:
             return {}
-        return self._globals.newton_targets(state, sums)
+        return self._globals.newton_targets(
+            state, sums, moments={**state.moments, **moments}
+        )
 
     def _limit(self, state: VipsState) -> float:
         """What clipped rows can inform of; see `newton_posterior`.
@@ -173,6 +184,33 @@ class Reading:
         Rows simulated from the released posterior show it, with covariates of the
         moments that have been released.
         """
+        simulation = self._simulation_at(state)
+        if simulation is None:
+            return None
+        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
+        return without_clipping(
+            state.statistics, noise_stddev, simulation.missing, simulation.lost
+        )
+
+    def share_clipped(self, state: VipsState, names: Sequence[str]) -> float | None:
+        """The share of rows that the model expects to be clipped in a step.
+
+        Args:
+          state: What was released.
+          names: The statistics of that step.
+
+        Returns:
+          None where rows cannot be simulated.
+        """
+        simulation = self._simulation_at(state)
+        if simulation is None or names[0] not in state.clipped:
+            return None
+        sums, _ = self.sums_of(state)
+        return simulation.share_clipped(sums.statistics, state.clipped[names[0]])
+
+    def _simulation_at(self, state: VipsState) -> RowSimulation | None:
+        """Rows as those of the last step; None where nothing shows what clipping does
+        to them."""
         if state.units:
             return None  # Nothing has been released of their covariates.
         bounds = {
@@ -185,11 +223,7 @@ class Reading:
             return None
         if simulator.covariates and not self._covariates(state, state.statistics):
             return None
-        simulation = self._simulation(state, simulator, bounds)
-        noise_stddev = {name: float(of) for name, of in state.noise_stddev.items()}
-        return without_clipping(
-            state.statistics, noise_stddev, simulation.missing, simulation.lost
-        )
+        return self._simulation(state, simulator, bounds)
 
     def _covariates(self, state: VipsState, sums: Sums) -> Covariates | None:
         """A distribution for covariates of simulated rows; None if nothing tells one.
@@ -284,19 +318,38 @@ class Reading:
         found = state.natural
         if sums.statistics is not state.statistics or not self._roles.residuals:
             found = self._globals.natural_of(state, sums)
-        targets = self._targets_of(state, sums)
-        centre = self._globals.centre_in(state, state.centre)
-        newton = all_under_noise(
-            targets, centre, knows_noise=True, limit=self._limit(state)
-        )
-        in_model = self._globals.natural_from(state, newton)
-        posterior = self._globals.posterior_of({**found, **in_model})
+        found = self._with_margins(state, sums, found, knows_noise=True)
+        posterior = self._globals.posterior_of(found)
         if sum(value.size for value in posterior.params.values()) > _MOST_IN_PARTS:
             return posterior
-        as_they_are = {
-            **self._globals.natural_of(state, alone, noise_read),
-            **self._globals.natural_from(
-                state, all_under_noise(targets, centre, knows_noise=False)
-            ),
-        }
+        found = self._globals.natural_of(state, alone, noise_read)
+        as_they_are = self._with_margins(state, sums, found, knows_noise=False)
         return posterior.beside(self._globals.posterior_of(as_they_are))
+
+    def _with_margins(
+        self, state: VipsState, sums: Unclipped, found: InDouble, *, knows_noise: bool
+    ) -> InDouble:
+        """Natural parameters of all globals, with scales of coefficients integrated out
+        and those that know of the noise of factors that take Newton steps.
+
+        Args:
+          state: What was released.
+          sums: The sums that are read.
+          found: Natural parameters by coordinate ascent.
+          knows_noise: See `newton_posterior.natural_under_noise`.
+        """
+        margin = self._margins.margin(found)
+        targets = self._targets_of(state, sums, {} if margin is None else margin.middle)
+        newton = all_under_noise(
+            targets,
+            self._globals.centre_in(state, state.centre),
+            knows_noise=knows_noise,
+            limit=self._limit(state) if knows_noise else math.inf,
+        )
+        in_model = self._globals.natural_from(state, newton)
+        if margin is None:
+            return {**found, **in_model}
+        natural = {**found, **margin.natural, **in_model}
+        for name, spread in margin.spread.items():
+            natural[name] = spread_out(natural[name], spread)
+        return natural

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 from jaxtyping import Float64
 
-from numpyro_vips.jax_tools.row_sums import equal_chunks
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS, equal_chunks
 from numpyro_vips.model.simulated_rows import RowSimulator, seed_of
 from numpyro_vips.vips.corrections.clipping_bias import Lost
 from numpyro_vips.vips.program.named_arrays import Means, NewMeans, NewSums, Sums
@@ -122,6 +122,29 @@ class RowSimulation:
                 found[name] += factor * (whole - clipped)
         finite = all(np.isfinite(value).all() for value in found.values())
         return found if finite else None
+
+    def share_clipped(self, sums: Sums, bound: Bound) -> float | None:
+        """The share of rows that are clipped, by what the model says of them.
+
+        Args:
+          sums: Those whose posterior rows are simulated from.
+          bound: How they are clipped.
+
+        Returns:
+          None if the sums have no posterior.
+        """
+        latents = self._means_of_latents(sums)
+        covariates = self._covariates and self._covariates(sums)
+        if latents is None or (self._covariates is not None and covariates is None):
+            return None
+        given = covariates and covariates.drawn(self._size, self._seed)
+        found = self._sum_of_rows(
+            self._simulator.rows(latents, self._size, self._seed, given),
+            np.ones(self._size, bool),
+            scales={**bound.scales, CLIPPED_ROWS: 1.0},
+            clipping_norm=bound.clipping_norm,
+        )
+        return float(found[CLIPPED_ROWS]) / self._size
 
     def lost(self, sums: Sums) -> dict[str, Lost]:
         """What clipping hides of the rows, by statistic; see `Lost`.

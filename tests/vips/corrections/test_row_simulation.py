@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from numpyro_vips.jax_tools.row_sums import CLIPPED_ROWS
 from numpyro_vips.vips.corrections.row_simulation import RowSimulation
 from numpyro_vips.vips.steps.released_sums import Bound
 
@@ -45,6 +46,9 @@ def sum_of_rows(
 ) -> dict[str, np.ndarray]:
     """Sums of x and of (x, −x), each clipped by itself in units of its scale."""
     x = rows["x"][mask]
+    if CLIPPED_ROWS in scales:
+        (scale,) = (of for name, of in scales.items() if name != CLIPPED_ROWS)
+        return {CLIPPED_ROWS: np.asarray(np.sum(x * scale > clipping_norm))}
     clipped = {name: np.minimum(x, clipping_norm / scales[name]) for name in scales}
     found = {name: np.asarray(array.sum()) for name, array in clipped.items()}
     return {n: np.stack([s, -s]) if n == "both" else s for n, s in found.items()}
@@ -96,8 +100,17 @@ def test_what_is_missing_is_that_of_all_rows(mean: float) -> None:
         assert error < 0.2 * expected or name == "both"
 
 
+@pytest.mark.parametrize("mean", [0.5, 1.0])
+def test_the_share_that_is_clipped_is_that_beyond_the_norm(mean: float) -> None:
+    found = simulation_of(Exponential()).share_clipped(sums_of(mean), BOUNDS["both"])
+    beyond = math.exp(-2.0 * NORM / mean)
+    assert found == pytest.approx(beyond, abs=5.0 * math.sqrt(beyond / NUM_ROWS))
+
+
 def test_where_sums_have_no_posterior_nothing_is_known() -> None:
     assert simulation_of(Exponential()).missing(sums_of(-1.0)) is None
+    found = simulation_of(Exponential()).share_clipped(sums_of(-1.0), BOUNDS["one"])
+    assert found is None
 
     class NotFinite(Exponential):
         def rows(
