@@ -19,10 +19,10 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
 
     Under noise all steps together should go a fixed distance: the noise of a step
     grows like the root of the number of steps, so that with more steps each is shorter.
-    They become shorter from the first to the last, the later the faster, so that those
-    that count stay where the density is a parabola: a scale that is too small by a
-    third doubles all gradients, and a residual that is larger as effects sway makes a
-    larger scale.
+    They become shorter from the first to the last, so that those that count stay where
+    the density is a parabola: a scale that is too small by a third doubles all
+    gradients. From half time on, when coordinates have been found, they are half as
+    long: effects that sway make residuals, and so their scale, look larger.
 
     Args:
       num_steps: Number of steps.
@@ -31,5 +31,6 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
     if not is_private:
         return (1.0,) * num_steps
     longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
-    slowing = (1.0 - np.arange(num_steps) / num_steps) ** 2
+    left = 1.0 - np.arange(num_steps) / num_steps
+    slowing = np.where(left > 0.5, left, 0.5 * left)
     return tuple((longest * slowing).tolist())
