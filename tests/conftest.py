@@ -242,6 +242,8 @@ def pytest_configure(config: pytest.Config) -> None:
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": 0,
+        # One, for GPUs, lies in the folder, whose name would be a part of each key.
+        "jax_persistent_cache_enable_xla_caches": "",
         # Lines of Python that no test looks up in a compiled program.
         "jax_traceback_in_locations_limit": 0,
     }
