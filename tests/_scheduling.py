@@ -5,7 +5,7 @@ does for files that share compiled models. What took longest in the last run com
 first, so that no process is left with a long file when the others are done.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -33,12 +33,11 @@ class Scheduling:
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
-        self.took: Counter[str] = Counter()
+        self.took: dict[str, float] = defaultdict(float)
         # Every process has to have the tests in one order: that of the first.
-        is_worker = hasattr(config, "workerinput")
-        of_first: Any = vars(config).get("workerinput", {})
+        of_first: Any = getattr(config, "workerinput", None)
         self.record: dict[str, float] = (
-            of_first.get(_RECORD, {}) if is_worker else self._last_run()
+            self._last_run() if of_first is None else of_first[_RECORD]
         )
 
     def _last_run(self) -> dict[str, float]:
@@ -68,7 +67,7 @@ class Scheduling:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Iterator[None]:
         """Sorts what is left of the tests, those of a share as they were."""
         yield
-        seconds: Counter[str] = Counter()
+        seconds: dict[str, float] = defaultdict(float)
         for item in items:
             seconds[share_of(item.nodeid)] += self.record.get(item.nodeid, 0.0)
         items.sort(key=lambda item: -seconds[share_of(item.nodeid)])
