@@ -39,6 +39,7 @@ from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
+from numpyro_vips.abilities import Abilities
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model
 from numpyro_vips.dpvi.description import (
@@ -82,10 +83,8 @@ from numpyro_vips.privacy.releases import (
     SECOND_MOMENTS,
     SQUARES,
     ClippingEffect,
-    Columns,
     Kept,
     Release,
-    Together,
 )
 from numpyro_vips.vips.m_step.noisy_information import Information
 
@@ -100,8 +99,11 @@ NUM_PILOTS = 2
 MOVES = 8
 
 
-class DpviEngine:
+class DpviEngine(Abilities):
     """Per-row ELBO gradients and public optimiser steps for one model.
+
+    The structure of a model bounds no gradient, and coordinates have the units of their
+    priors, so no block's norms grow or are suited to rows, and there are no columns.
 
     Attributes:
       name: `"dpvi"`.
@@ -221,11 +223,6 @@ class DpviEngine:
         return frozenset(released.block.name for released in self.compiled.released)
 
     @property
-    def growing(self) -> frozenset[str]:
-        """No block: the structure of a model bounds no gradient."""
-        return frozenset()
-
-    @property
     def pilots(self) -> int:
         """How many pilots find coordinates; no statistics are "refreshed"."""
         return NUM_PILOTS if self._has_coordinates else 0
@@ -241,20 +238,6 @@ class DpviEngine:
         observed = [site for site in sites if not site.is_latent]
         of_labels = bool(observed) and all(site.num_states for site in observed)
         return self.balanced if of_labels else frozenset()
-
-    @property
-    def columns(self) -> Mapping[str, Columns]:
-        """No columns: coordinates of a gradient have the units of their priors."""
-        return {}
-
-    @property
-    def row_simulator(self) -> None:
-        """None: rows of this engine are not simulated from the model.
-
-        Their gradients at the start are larger than at the end, so norms of simulated
-        rows would not be those of a fit.
-        """
-        return None
 
     @property
     def redrawn_after(self) -> int | None:
@@ -277,11 +260,6 @@ class DpviEngine:
     def _has_coordinates(self) -> bool:
         """Whether gradients are in coordinates that pilots find."""
         return self.compiled.first_coordinates is not None
-
-    @property
-    def together(self) -> tuple[Together, ...]:
-        """No groups: all blocks are one vector, clipped by one norm."""
-        return ()
 
     def recentre(self, state: DpviState) -> DpviState:
         """The state whose gradients are taken in coordinates that a pilot has found.
@@ -323,13 +301,6 @@ class DpviEngine:
             return {}
         growth = float(state.coordinates.growth)
         return {"loc": growth, SECOND_MOMENTS: growth**2}
-
-    def expected_squares(self, state: DpviState) -> Mapping[str, float]:
-        """No sums of squared norms, as earlier releases do not estimate them.
-
-        Without them the clipping norms are read off the histogram alone.
-        """
-        return {}
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
@@ -555,7 +526,7 @@ class DpviEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.abilities.ClippingNorms.norm_counts`.
+        See `abilities.ClippingNorms.norm_counts`.
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares
@@ -574,29 +545,6 @@ class DpviEngine:
             self._inputs(state), dict(rows), mask, double, row_keys, names
         )
         return {name: np.asarray(counts) for name, counts in found.items()}
-
-    def column_counts(
-        self,
-        state: DpviState,
-        rows: Mapping[str, Any],
-        mask: Any,
-        *,
-        edges: Mapping[str, Float64[np.ndarray, " _edges"]],
-    ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
-        """No counts, since no block has columns; see `columns`."""
-        return {}
-
-    def with_column_sizes(
-        self, state: DpviState, sizes: Mapping[str, Float64[np.ndarray, " _columns"]]
-    ) -> DpviState:
-        """The state unchanged: there are no columns to be rescaled."""
-        return state
-
-    def suited_to_norms(
-        self, state: DpviState, ratios: Mapping[str, float]
-    ) -> tuple[DpviState, dict[str, float]]:
-        """The state unchanged, since gradients have the units of their priors."""
-        return state, {}
 
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""
@@ -626,22 +574,6 @@ class DpviEngine:
         if not self.program.options.takes_newton_steps:
             return None
         return newton_states(self.compiled, state, arguments)
-
-    def has_converged(self, state: DpviState) -> bool:
-        """Gradient steps are as many as were planned; Newton's end by themselves."""
-        return False
-
-    def other_starts(self, rng_key: PRNGKeyArray) -> list[DpviState]:
-        """No further states, since Newton's method itself tries several starts."""
-        return []
-
-    def best(self, states: Sequence[DpviState], arguments: ModelArguments) -> DpviState:
-        """The first state: `other_starts` gives no more than one."""
-        return states[0]
-
-    def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
-        """The state unchanged: a guide's width is fitted with its mean."""
-        return state
 
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate, or a Normal that knows of the noise."""
