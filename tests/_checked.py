@@ -142,7 +142,6 @@ class _Loader(importlib.machinery.SourceFileLoader):
         # Byte code that others find is not made, nor is any of theirs taken.
         tree = ast.parse(self.get_data(self.path))
         _decorate(tree.body)
-        ast.fix_missing_locations(tree)
         vars(module)[_NAME] = self.checked
         exec(compile(tree, self.path, "exec", dont_inherit=True), vars(module))
 
@@ -167,10 +166,13 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _decorate(body: list[ast.stmt]) -> None:
-    name = ast.Name(_NAME, ast.Load())
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            node.decorator_list.append(ast.copy_location(name, node))
+            node.decorator_list.append(_decorator_of(node))
         if isinstance(node, ast.ClassDef):
-            node.decorator_list.insert(0, ast.copy_location(name, node))
+            node.decorator_list.insert(0, _decorator_of(node))
             _decorate(node.body)
+
+
+def _decorator_of(node: ast.FunctionDef | ast.ClassDef) -> ast.Name:
+    return ast.copy_location(ast.Name(_NAME, ast.Load()), node)

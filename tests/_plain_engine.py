@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 import numpyro_vips as nv
+from numpyro_vips.abilities import FitsWithoutNoise
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.model.arguments import ModelArguments, bind_arguments
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -31,7 +32,7 @@ def clipped(x: np.ndarray) -> np.ndarray:
     return x / np.maximum(norms, 1.0)
 
 
-class PlainEngine:
+class PlainEngine(FitsWithoutNoise):
     """Its state is the list of what it was updated with.
 
     Args:

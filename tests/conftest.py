@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import _checked
+import _scheduling
 import jax
 import pytest
 import threadpoolctl
@@ -136,6 +137,16 @@ def no_prepared_fits() -> Iterator[None]:
     forget_prepared_fits()
 
 
+@pytest.fixture(scope="module")
+def own_prepared_fits() -> Iterator[None]:
+    """Prepared fits that tests of a module share with each other and with no other."""
+    from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
+
+    forget_prepared_fits()
+    yield
+    forget_prepared_fits()
+
+
 @pytest.fixture
 def x64() -> Iterator[None]:
     """Float64 for one test; the package itself never switches it on."""
@@ -231,12 +242,15 @@ def pytest_configure(config: pytest.Config) -> None:
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": 0,
+        # One, for GPUs, lies in the folder, whose name would be a part of each key.
+        "jax_persistent_cache_enable_xla_caches": "",
         # Lines of Python that no test looks up in a compiled program.
         "jax_traceback_in_locations_limit": 0,
     }
     for name, value in settings.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+    config.pluginmanager.register(_scheduling.Scheduling(config))
 
 
 @pytest.hookimpl(tryfirst=True)

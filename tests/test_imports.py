@@ -18,7 +18,6 @@ ORDER = (
     "fitting/",
     "fitting/bounds/",
     "fitting/engine.py",
-    "fitting/abilities.py",
     "fitting/reducers/",
     "dpvi/",
     "dpvi/posterior/",
@@ -40,6 +39,7 @@ ORDER = (
     "named_draws.py",
     "uncertainty.py",
     "posterior.py",
+    "abilities.py",
     "conjugacy/structure/",
     "conjugacy/densities/",
     "conjugacy/interpreter/",
@@ -198,6 +198,7 @@ def test_the_privacy_core_needs_no_jax(file):
 
 # Modules without a test file of their own name, and where they are tested.
 TESTED_ELSEWHERE = {
+    "abilities.py": "what engines have without them, vips/ and dpvi/test_engine.py",
     "conjugacy/densities/log_densities.py": "by a model each, test_conjugate_models.py",
     "conjugacy/interpreter/values.py": "by each rule, interpreter/test_*_rules.py",
     "conjugacy/structure/log_joint.py": "on whole models, test_conjugate_models.py",
@@ -209,10 +210,11 @@ TESTED_ELSEWHERE = {
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
     "dpvi/reading.py": "by its posteriors, posterior/test_noise_aware.py",
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
-    "fitting/abilities.py": "protocols without code",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",
     "fitting/results.py": "by what fits return, test_inference.py",
+    "model/max_nonzeros.py": "by arguments with widths, model/test_arguments.py",
+    "model/refused_arguments.py": "by what is refused, model/test_arguments.py",
     "posterior.py": "a protocol; its registry, test_result_file.py",
     "privacy/budget_table.py": "by ledgers that are printed, privacy/test_budget.py",
     "privacy/charge_checks.py": "by what ledgers refuse, privacy/test_budget.py",

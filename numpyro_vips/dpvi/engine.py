@@ -39,6 +39,7 @@ from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
 from numpyro_vips import _validate
+from numpyro_vips.abilities import Abilities
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model
 from numpyro_vips.dpvi.description import (
@@ -86,7 +87,6 @@ from numpyro_vips.privacy.releases import (
     Columns,
     Kept,
     Release,
-    Together,
 )
 from numpyro_vips.vips.m_step.noisy_information import Information
 
@@ -101,8 +101,11 @@ NUM_PILOTS = 2
 MOVES = 8
 
 
-class DpviEngine:
+class DpviEngine(Abilities):
     """Per-row ELBO gradients and public optimiser steps for one model.
+
+    The structure of a model bounds no gradient, and coordinates have units of their
+    own, so no block's norms grow or are suited to rows.
 
     Attributes:
       name: `"dpvi"`.
@@ -222,11 +225,6 @@ class DpviEngine:
         return frozenset(released.block.name for released in self.compiled.released)
 
     @property
-    def growing(self) -> frozenset[str]:
-        """No block: the structure of a model bounds no gradient."""
-        return frozenset()
-
-    @property
     def pilots(self) -> int:
         """How many pilots find coordinates; no statistics are "refreshed"."""
         return NUM_PILOTS if self._has_coordinates else 0
@@ -253,15 +251,6 @@ class DpviEngine:
         return {WHOLE_VECTOR: Columns(number, math.sqrt(number))} if number else {}
 
     @property
-    def row_simulator(self) -> None:
-        """None: rows of this engine are not simulated from the model.
-
-        Their gradients at the start are larger than at the end, so norms of simulated
-        rows would not be those of a fit.
-        """
-        return None
-
-    @property
     def redrawn_after(self) -> int | None:
         """When norms have been found again for the first time, if rows can be drawn.
 
@@ -282,11 +271,6 @@ class DpviEngine:
     def _has_coordinates(self) -> bool:
         """Whether gradients are in coordinates that pilots find."""
         return self.compiled.first_coordinates is not None
-
-    @property
-    def together(self) -> tuple[Together, ...]:
-        """No groups: all blocks are one vector, clipped by one norm."""
-        return ()
 
     def recentre(self, state: DpviState) -> DpviState:
         """The state whose gradients are taken in coordinates that a pilot has found.
@@ -330,13 +314,6 @@ class DpviEngine:
             return {}
         growth = float(state.coordinates.growth)
         return {"loc": growth, SECOND_MOMENTS: growth**2}
-
-    def expected_squares(self, state: DpviState) -> Mapping[str, float]:
-        """No sums of squared norms, as earlier releases do not estimate them.
-
-        Without them the clipping norms are read off the histogram alone.
-        """
-        return {}
 
     def blocks(self, release: Release) -> tuple[Block, ...]:
         """What each step releases, and the information for the posterior.
@@ -562,7 +539,7 @@ class DpviEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.abilities.ClippingNorms.norm_counts`.
+        See `abilities.ClippingNorms.norm_counts`.
         """
         if squares := SQUARES & parts.keys():
             (name,) = squares
@@ -591,7 +568,7 @@ class DpviEngine:
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
     ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
         """In how many of the chunk's rows each feature lies in which bin, not yet
-        private; see `fitting.abilities.ColumnUnits.column_counts`.
+        private; see `abilities.ColumnUnits.column_counts`.
 
         It depends on the rows alone, not on the state.
         """
@@ -621,12 +598,6 @@ class DpviEngine:
             column_units=units,
         )
 
-    def suited_to_norms(
-        self, state: DpviState, ratios: Mapping[str, float]
-    ) -> tuple[DpviState, dict[str, float]]:
-        """The state unchanged, since gradients have the units of their priors."""
-        return state, {}
-
     def has_posterior(self, state: DpviState) -> bool:
         """Always: a guide has parameters from the start."""
         return True
@@ -655,22 +626,6 @@ class DpviEngine:
         if not self.program.options.takes_newton_steps:
             return None
         return newton_states(self.compiled, state, arguments)
-
-    def has_converged(self, state: DpviState) -> bool:
-        """Gradient steps are as many as were planned; Newton's end by themselves."""
-        return False
-
-    def other_starts(self, rng_key: PRNGKeyArray) -> list[DpviState]:
-        """No further states, since Newton's method itself tries several starts."""
-        return []
-
-    def best(self, states: Sequence[DpviState], arguments: ModelArguments) -> DpviState:
-        """The first state: `other_starts` gives no more than one."""
-        return states[0]
-
-    def informed(self, state: DpviState, arguments: ModelArguments) -> DpviState:
-        """The state unchanged: a guide's width is fitted with its mean."""
-        return state
 
     def posterior(self, state: DpviState) -> Posterior:
         """The guide at the averaged iterate, or a Normal that knows of the noise."""

@@ -9,14 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from numpyro_vips.fitting.abilities import (
-    ClippingNorms,
-    ColumnUnits,
-    Description,
-    FitsWithoutNoise,
-    Recentring,
-    RedrawnRows,
-)
+from numpyro_vips.abilities import Abilities
 from numpyro_vips.handlers import private
 from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.posterior import Posterior
@@ -24,19 +17,11 @@ from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import ClippingEffect, Release
 
 
-class Engine(
-    ClippingNorms,
-    ColumnUnits,
-    Recentring,
-    RedrawnRows,
-    FitsWithoutNoise,
-    Description,
-    Protocol,
-):
+class Engine(Abilities, Protocol):
     """Row contributions and public steps for one model. States are public.
 
     These are the core: what each step releases, how rows are summed, and what becomes
-    of the sums. What else an engine may be able to do is in `abilities.py`.
+    of the sums. What else an engine may be able to do is in `abilities`.
 
     Attributes:
       name: `"vips"` or `"dpvi"`.

@@ -20,15 +20,19 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
-from jax.core import Tracer
 
 from numpyro_vips import _validate
 from numpyro_vips.errors import did_you_mean, quoted
 from numpyro_vips.handlers import private
 from numpyro_vips.jax_tools.random_keys import is_key
+from numpyro_vips.model.max_nonzeros import widths_of
+from numpyro_vips.model.refused_arguments import (
+    misplaced_constant,
+    refuse_dtype,
+    refuse_kind,
+    type_name,
+)
 from numpyro_vips.model.row_chunks import (
     Chunk,
     Csr,
@@ -46,8 +50,6 @@ from numpyro_vips.schema.encoded_rows import EncodedRows
 from numpyro_vips.schema.encoding import Encoding
 
 PlainValue = int | float | complex | str | bool | None
-
-_TABLE_PACKAGES = ("pandas", "polars", "modin", "xarray")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,29 +206,6 @@ class ModelArguments:
         return f"ModelArguments({', '.join(described)})"
 
 
-def check_widths(max_nonzeros: Any) -> None:
-    """Checks what can be checked of `max_nonzeros` before there are arguments.
-
-    Raises:
-      TypeError, ValueError: It is neither None, a positive integer nor a mapping to
-        such.
-    """
-    widths = {"max_nonzeros": max_nonzeros}
-    if isinstance(max_nonzeros, Mapping):
-        widths = {f"max_nonzeros[{k!r}]": v for k, v in max_nonzeros.items()}
-    for name, width in widths.items():
-        if width is None and not isinstance(max_nonzeros, Mapping):
-            continue
-        if not isinstance(width, int | np.integer):
-            raise TypeError(
-                f"Expected {name}={width!r} to be an integer, or a dict of one for "
-                "each argument meant."
-            )
-        _validate.positive_integer(
-            **{name: width if isinstance(width, bool) else int(width)}
-        )
-
-
 def bind_arguments(
     model: private,
     args: tuple[Any, ...],
@@ -287,46 +266,9 @@ def bind_arguments(
         constants=sorter.constants,
         positional=tuple(filled[position] for position in range(len(args))),
         keywords={keyword: filled[keyword] for keyword in kwargs},
-        widths=_widths(max_nonzeros, sorter.private),
+        widths=widths_of(max_nonzeros, sorter.private),
         encodings=sorter.encodings,
     )
-
-
-def _widths(
-    declared: int | Mapping[str, int] | None, leaves: Mapping[str, PrivateLeaf]
-) -> dict[str, int]:
-    """The declared widths by argument, those that leave something out."""
-    if declared is None:
-        return {}
-    arrays = [name for name, leaf in leaves.items() if len(shape_of(leaf)) > 1]
-    if not isinstance(declared, Mapping):
-        if len(arrays) != 1:
-            raise ValueError(
-                f"Expected max_nonzeros={declared!r} with one private argument whose "
-                f"rows are arrays, but there are {len(arrays)}: "
-                f"{quoted(arrays, 'nothing')}. Say which is meant, as in "
-                f"max_nonzeros={{'name': {declared!r}}}."
-            )
-        declared = {arrays[0]: declared}
-    for name in declared:
-        if name in arrays:
-            continue
-        if name in leaves:
-            raise ValueError(
-                f"max_nonzeros names {name!r}, of which a row is a single number. Only "
-                "an array has entries that can be left out."
-            )
-        hint = did_you_mean(name, arrays) or (
-            f"Private arguments whose rows are arrays: {quoted(arrays, 'nothing')}."
-        )
-        raise ValueError(
-            f"max_nonzeros names {name!r}, which is no private argument. {hint}"
-        )
-    return {
-        name: int(width)
-        for name, width in declared.items()
-        if width < shape_of(leaves[name])[-1]
-    }
 
 
 def _named_arguments(
@@ -420,14 +362,14 @@ class _Sorter:
             return self._settings(name, value)
         if _is_constant(value):
             if not constant:
-                raise TypeError(_misplaced_constant(name, value))
+                raise TypeError(misplaced_constant(name, value))
             self.constants[name] = value
             return value
         if isinstance(value, SourceColumn | RowSource) or (
             isinstance(value, np.memmap) and value.ndim and not public
         ):
             return self._source(name, value, public=public)
-        _refuse_kind(name, value, public=public)
+        refuse_kind(name, value, public=public)
         if isinstance(value, EncodedRows):
             if value.encoding is not None and not public:
                 self.encodings[name] = value.encoding
@@ -461,7 +403,7 @@ class _Sorter:
         slots = {}
         for key, column in found.items():
             full = name if key is None else f"{name}.{key}"
-            _refuse_dtype(full, column.dtype)
+            refuse_dtype(full, column.dtype)
             self.private[full] = column
             slots[key] = _Slot(full)
         return slots.get(None, slots)
@@ -472,7 +414,7 @@ class _Sorter:
         for key, part in parts.items():
             if not _is_constant(part):
                 raise TypeError(
-                    f"'{name}.{key}' is of type {_type_name(part)}, and a namespace "
+                    f"'{name}.{key}' is of type {type_name(part)}, and a namespace "
                     "may hold Python numbers, strings, bools and None alone, which are "
                     "public. Pass arrays as arguments of their own, or in a dict."
                 )
@@ -506,159 +448,6 @@ def _is_constant(value: Any) -> bool:
     return value is None or (
         isinstance(value, plain) and not isinstance(value, np.generic)
     )
-
-
-def _refuse_kind(name: str, value: Any, *, public: bool) -> None:
-    """Raises a `TypeError` unless `value` can be rows, or a public array."""
-    if isinstance(value, (list, set, frozenset, range)):
-        raise TypeError(
-            f"The argument {name!r} is a {type(value).__name__}, which may be data or "
-            "settings. Pass data as one array, np.asarray(...), several arrays as a "
-            "tuple or a dict, and records, a mapping each, as nv.RecordRows(...)."
-        )
-    if type(value).__module__.split(".")[0] in _TABLE_PACKAGES:
-        is_column = getattr(value, "ndim", 2) == 1
-        encode = (
-            "Encode the table that it is a column of by public facts, "
-            "Schema(...).encode(table)"
-            if is_column
-            else f"Encode it by public facts, Schema(...).encode({name})"
-        )
-        raise TypeError(
-            f"The argument {name!r} is a {_type_name(value)}. {encode}, or pass its "
-            f"numbers, {name}.to_numpy(), one array per dtype, with categories coded "
-            "by public lists. Rows are taken in their order, whatever their index."
-        )
-    if scipy.sparse.issparse(value):
-        _refuse_sparse(name, value, public=public)
-    elif isinstance(value, Tracer):
-        raise TypeError(
-            f"The argument {name!r} is an array that JAX is tracing. Private "
-            "inference draws its own rows and noise and cannot run inside jax.jit, "
-            "jax.vmap or jax.grad."
-        )
-    elif isinstance(value, jax.Array) and is_key(value):
-        raise TypeError(
-            f"The argument {name!r} is a random key. A model takes its randomness "
-            "from numpyro.sample; give the key to run() instead."
-        )
-    elif isinstance(value, np.generic) or (
-        isinstance(value, (np.ndarray, jax.Array)) and value.ndim == 0
-    ):
-        raise TypeError(
-            f"The argument {name!r} is a single {value.dtype} of type "
-            f"{_type_name(value)}, which may have been computed from private rows. If "
-            f"it is a public constant, pass it as a Python number, {name}.item()."
-        )
-    elif isinstance(value, jax.Array) and not (
-        value.is_fully_addressable or value.is_fully_replicated
-    ):
-        raise TypeError(
-            f"The argument {name!r} is an array that JAX has divided among processes, "
-            "and this one cannot read all of it. Write the rows to where every process "
-            "can read them, such as a memory map on a shared disk, and pass that, with "
-            "PrivateVI(across=nv.Processes()): each process then reads its share."
-        )
-    elif isinstance(value, np.ma.MaskedArray):
-        raise TypeError(
-            f"The argument {name!r} is a masked array, whose mask would be lost. Pass "
-            f"{name}.filled(0) and, as a further argument, ~np.ma.getmaskarray({name})"
-            "; use it in the model with numpyro.handlers.mask."
-        )
-    elif not isinstance(value, (np.ndarray, jax.Array)) and (
-        isinstance(getattr(value, "shape", None), tuple) and hasattr(value, "dtype")
-    ):
-        raise TypeError(
-            f"The argument {name!r} has type {_type_name(value)}. If it lies "
-            f"elsewhere, as HDF5 and Zarr do, pass nv.ArrayRows({name}), which is read "
-            f"a part at a time, else np.asarray({name})."
-        )
-    elif not isinstance(value, (np.ndarray, jax.Array)):
-        raise TypeError(
-            f"The argument {name!r} has type {_type_name(value)}. Pass arrays, tuples "
-            "or dicts of arrays, or Python numbers and strings. "
-            f"{_instead_of(name, value)}"
-        )
-    _refuse_dtype(name, value.dtype)
-
-
-def _instead_of(name: str, value: Any) -> str:
-    """What to pass in place of an object that is no array."""
-    if isinstance(value, Mapping):
-        return f"Of this mapping pass a copy that is a dict, dict({name})."
-    if isinstance(value, Iterator):
-        return f"Pass what it yields as an array, np.asarray(list({name}))."
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [field.name for field in dataclasses.fields(value)]
-        as_dict = "vars" if hasattr(value, "__dict__") else "dataclasses.asdict"
-        return (
-            f"Pass the fields of this dataclass ({', '.join(fields)}) one by one, or "
-            f"in a dict, {as_dict}({name}); or make it a typing.NamedTuple, whose "
-            "fields may be arrays."
-        )
-    if any(isinstance(part, (np.ndarray, jax.Array)) for part in _held_by(value)):
-        return f"Pass the arrays that it holds one by one, or in a dict, vars({name})."
-    return (
-        "Give the model anything else, such as a function or a network, beforehand "
-        "with functools.partial."
-    )
-
-
-def _held_by(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
-
-
-def _refuse_sparse(name: str, value: Any, *, public: bool) -> None:
-    if public:
-        raise TypeError(
-            f"The public argument {name!r} is a sparse matrix, which a NumPyro model "
-            f"cannot use. Pass {name}.toarray()."
-        )
-    if value.format != "csr" or value.ndim != 2:
-        raise TypeError(
-            f"The argument {name!r} is a sparse {value.format.upper()} array of shape "
-            f"{value.shape}. Only two-dimensional CSR has quick rows: pass "
-            f"{name}.tocsr()."
-        )
-
-
-def _refuse_dtype(name: str, dtype: Any) -> None:
-    if dtype.kind == "O":
-        raise TypeError(
-            f"The argument {name!r} is an array of dtype object, of anything. A model "
-            f"computes with numbers: if it holds numbers alone, pass "
-            f"{name}.astype(float); code text by its position in a public list of "
-            "categories; and make one numeric array out of objects of equal shape."
-        )
-    if dtype.kind in "UST":
-        raise TypeError(
-            f"The argument {name!r} is an array of dtype {dtype}. A model computes "
-            "with numbers: code text by its position in a public list of categories, "
-            "or numbers that were read as text with .astype(float)."
-        )
-    if dtype.names is not None:
-        raise TypeError(
-            f"The argument {name!r} is a structured array with the fields "
-            f"{quoted(dtype.names)}. Pass a dict of its columns, "
-            f"{{key: {name}[key] for key in {name}.dtype.names}}."
-        )
-    if dtype.kind in "Mm":
-        raise TypeError(
-            f"The argument {name!r} holds dates or durations ({dtype}). Pass numbers, "
-            "such as days since a public date."
-        )
-    if jnp.issubdtype(dtype, np.complexfloating):
-        raise TypeError(
-            f"The argument {name!r} is complex ({dtype}). Pass its real and its "
-            "imaginary part as real arrays."
-        )
-    numeric = jnp.issubdtype(dtype, np.number) or jnp.issubdtype(dtype, np.bool_)
-    if not numeric or dtype == np.longdouble:
-        raise TypeError(
-            f"The argument {name!r} has dtype {dtype}. Expected booleans, integers or "
-            "floating-point numbers that JAX knows, such as float32; convert it with "
-            ".astype(...)."
-        )
 
 
 def _common_length(leaves: Mapping[str, PrivateLeaf], unit: str) -> int:
@@ -699,20 +488,6 @@ def _fill(value: Any, rows: Mapping[str, Any]) -> Any:
         # precision that was, and int32 does not add up with int64 (seen with jax 0.10).
         return value.view()
     return value
-
-
-def _misplaced_constant(name: str, value: Any) -> str:
-    return (
-        f"{name!r} is a Python {type(value).__name__} inside a tuple, which may be "
-        "data or settings. Pass data as one array, np.asarray(...); pass a public "
-        "setting as an argument of its own or as a value of a dict."
-    )
-
-
-def _type_name(value: Any) -> str:
-    kind = type(value)
-    root = kind.__module__.split(".")[0]
-    return kind.__name__ if root == "builtins" else f"{root}.{kind.__name__}"
 
 
 def _described(leaf: Any) -> str:

@@ -8,13 +8,14 @@ sums are averaged over the steps and the globals are brought to convergence for 
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, Shaped, UInt32
+from jaxtyping import Array, Bool, Float, Float64, PRNGKeyArray, UInt32
 
+from numpyro_vips.abilities import Abilities
 from numpyro_vips.conjugacy.structure.statistic import Statistic
 from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
@@ -25,7 +26,6 @@ from numpyro_vips.privacy.releases import (
     COVARIATES,
     ClippingEffect,
     Columns,
-    Kept,
     Pull,
     Release,
     Together,
@@ -86,8 +86,10 @@ SWEEPS_PER_STEP = 5
 NUM_STARTS = 5
 
 
-class VipsEngine:
+class VipsEngine(Abilities):
     """Runs a compiled conjugate model; the loop over steps is in `fitting.fit_loop`.
+
+    No rows are redrawn: what clipping takes off is worked out after the release.
 
     Args:
       program: The model.
@@ -207,11 +209,6 @@ class VipsEngine:
         return int(bool(self._roles.recentred_factors))
 
     @property
-    def lasting(self) -> frozenset[str]:
-        """None: of residuals, `expected_squares` says how large they must be."""
-        return frozenset()
-
-    @property
     def columns(self) -> dict[str, Columns]:
         """Columns that get units of their own: those of vectors of several residuals,
         see `column_units`, and the features of a block, see `feature_units`."""
@@ -230,11 +227,6 @@ class VipsEngine:
     @property
     def row_simulator(self) -> RowSimulator | None:
         return self.on_rows.simulator
-
-    @property
-    def redrawn_after(self) -> None:
-        """None: what clipping takes off is worked out after the release."""
-        return None
 
     def default_num_steps(self, *, is_private: bool, until_converged: bool) -> int:
         adaptive = {block.name for block in self.blocks("adaptive")}
@@ -346,7 +338,7 @@ class VipsEngine:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.abilities.ClippingNorms.norm_counts`.
+        See `abilities.ClippingNorms.norm_counts`.
         """
         return self.on_rows.norm_counts(
             state,
@@ -369,7 +361,7 @@ class VipsEngine:
         """In how many of the chunk's rows each column lies in which bin, not yet
         private.
 
-        See `fitting.abilities.ColumnUnits.column_counts`.
+        See `abilities.ColumnUnits.column_counts`.
         """
         return self.on_rows.column_counts(state, rows, mask, edges=edges)
 
@@ -379,7 +371,7 @@ class VipsEngine:
         """The state with columns in units that suit their sizes.
 
         See `column_units.suited_to_sizes`, `feature_units.units_of_sizes` and
-        `fitting.abilities.ColumnUnits.with_column_sizes`.
+        `abilities.ColumnUnits.with_column_sizes`.
         """
         columns = self.on_rows.columns_of_features
         of_features = {n: s for n, s in sizes.items() if n in columns}
@@ -413,15 +405,11 @@ class VipsEngine:
             expected_natural=self.on_rows.expected_natural_of(moments),
         )
 
-    def before_norms(self, state: VipsState, names: Collection[str]) -> VipsState:
-        """The state unchanged: units follow from norms; see `suited_to_norms`."""
-        return state
-
     def suited_to_norms(
         self, state: VipsState, ratios: Mapping[str, float]
     ) -> tuple[VipsState, dict[str, float]]:
         """The state with features that are as large as their intercept; see
-        `feature_units` and `fitting.abilities.ClippingNorms.suited_to_norms`."""
+        `feature_units` and `abilities.ClippingNorms.suited_to_norms`."""
         if not state.released.isdisjoint(self._roles.recentred):
             return state, {}  # A pilot has said more.
         recentred = {
@@ -460,14 +448,14 @@ class VipsEngine:
     def stretched(self, state: VipsState) -> dict[str, float]:
         """By statistic, how much larger its rows may be of standardised features.
 
-        See `fitting.abilities.Recentring.stretched`.
+        See `abilities.Recentring.stretched`.
         """
         return growth_of_norms(self.program, state.standards, state.next_standards)
 
     def expected_squares(self, state: VipsState) -> dict[str, float]:
         """By block of residuals, about what rows' squared norms add up to.
 
-        See `fitting.abilities.ClippingNorms.expected_squares`.
+        See `abilities.ClippingNorms.expected_squares`.
         """
         if not state.first_curvature:
             return {}
@@ -485,10 +473,6 @@ class VipsEngine:
             num_rows=self.num_rows,
         )
 
-    def with_kept(self, state: VipsState, kept: Mapping[str, Kept]) -> VipsState:
-        """The state unchanged, since no rows are redrawn."""
-        return state
-
     def with_bound(
         self,
         state: VipsState,
@@ -498,7 +482,7 @@ class VipsEngine:
     ) -> VipsState:
         """The state that knows how rows are clipped for the next release.
 
-        See `fitting.abilities.ClippingNorms.with_bound`.
+        See `abilities.ClippingNorms.with_bound`.
         """
         if COVARIATES in scales:
             return state
@@ -569,12 +553,6 @@ class VipsEngine:
         }
         of_rows = {} if state.covariates is None else {COVARIATES: state.covariates}
         return {**sums, **noise, **origins, **of_rows}
-
-    def until_converged(
-        self, state: VipsState, arguments: ModelArguments
-    ) -> Iterator[VipsState] | None:
-        """None: these are steps like any others."""
-        return None
 
     def has_converged(self, state: VipsState) -> bool:
         """Whether further steps would leave the posterior where it is."""
@@ -659,11 +637,6 @@ class VipsEngine:
         )
 
     # --- what `explain` says ----------------------------------------------------------
-
-    @property
-    def captured(self) -> Mapping[str, Shaped[np.ndarray, "..."]]:
-        """Arrays that are held beside the model: none."""
-        return {}
 
     def describe_site(self, name: str) -> dict[str, Any]:
         """What a row of `Plan.sites` says of a site; see `description`."""

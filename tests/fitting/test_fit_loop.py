@@ -1,5 +1,6 @@
 """The loop takes the steps of its schedule, from what they release alone."""
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,16 +36,13 @@ class Kept:
 class Restarted(PlainEngine):
     """It starts from several points, and the second one is the best."""
 
-    def until_converged(self, state: Any, arguments: Any) -> None:
-        return None
-
     def other_starts(self, rng_key: Any) -> list[Any]:
         return [["second"], ["third"]]
 
     def has_converged(self, state: Any) -> bool:
         return False
 
-    def best(self, states: list[Any], arguments: Any) -> Any:
+    def best(self, states: Sequence[Any], arguments: Any) -> Any:
         (found,) = (state for state in states if state[0] == "second")
         return found
 
@@ -105,17 +103,10 @@ def test_a_fit_that_goes_on_ends_where_it_would_have() -> None:
 
 
 def test_without_noise_a_fit_ends_when_it_has_converged() -> None:
-    class Converging(PlainEngine):
-        def until_converged(self, state: Any, arguments: Any) -> None:
-            return None
-
-        def other_starts(self, rng_key: Any) -> list[Any]:
-            return []
-
-    found = list(loop(Converging(), UNTIL).states([], steps(10)))
+    found = list(loop(PlainEngine(), UNTIL).states([], steps(10)))
     assert len(found) == 2
     # With noise every step that was paid for runs.
-    assert len(list(loop(Converging()).states([], steps(10)))) == 10
+    assert len(list(loop(PlainEngine()).states([], steps(10)))) == 10
 
 
 def test_an_engine_may_go_its_own_way_only_where_nothing_is_private() -> None:

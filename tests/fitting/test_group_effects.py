@@ -13,7 +13,7 @@ from _engine_choice import advantage_of
 import numpyro_vips as nv
 from numpyro_vips.fitting.engine_choice import PreparedFit
 
-pytestmark = pytest.mark.usefixtures("no_prepared_fits")
+pytestmark = pytest.mark.usefixtures("own_prepared_fits")
 
 ROWS = 500
 
@@ -103,6 +103,12 @@ def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
     assert "for each effect of a group" in note
 
 
+def test_the_budget_decides_anew_in_every_fit() -> None:
+    """Prepared fits are kept: the one for much noise is not that for little."""
+    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 100.0, 1.0, 100.0)]
+    assert engines == ["dpvi", "vips"] * 2
+
+
 @pytest.mark.parametrize("fn", [alone, slopes, regression, logistic])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
@@ -150,9 +156,3 @@ def test_rows_that_are_many_show_groups_beside_slopes_alone(
     """What `benchmarks/group_effects.py` finds: more of a mean and less of all effects
     is hidden by less noise."""
     assert plan_of(fn, rows=3_000).engine == engine
-
-
-def test_the_budget_decides_anew_in_every_fit() -> None:
-    """Prepared fits are kept: the one for much noise is not that for little."""
-    engines = [plan_of(crossed, epsilon=e).engine for e in (1.0, 100.0, 1.0, 100.0)]
-    assert engines == ["dpvi", "vips"] * 2

@@ -324,7 +324,7 @@ class RowPrograms:
     ) -> dict[str, Float64[np.ndarray, " _bins"]]:
         """In how many of the chunk's rows each norm lies in which bin, not yet private.
 
-        See `fitting.abilities.ClippingNorms.norm_counts`.
+        See `abilities.ClippingNorms.norm_counts`.
 
         Args:
           state, rows, mask, parts, edges: See there.
@@ -359,7 +359,7 @@ class RowPrograms:
         edges: Mapping[str, Float64[np.ndarray, " _edges"]],
     ) -> dict[str, Float64[np.ndarray, "_columns _bins"]]:
         """In how many of the chunk's rows each column lies in which bin, not yet
-        private; see `fitting.abilities.ColumnUnits.column_counts`."""
+        private; see `abilities.ColumnUnits.column_counts`."""
         double = {name: increasing_edges(of) for name, of in edges.items()}
         found = self._column_counts(self._inputs(state), dict(rows), mask, double)
         return {name: np.asarray(counts) for name, counts in found.items()}

@@ -1,7 +1,8 @@
-"""What an engine may be able to do besides its steps; `engine.py` has these.
+"""What an engine may be able to do besides its steps; `fitting/engine.py` has these.
 
-An engine without one of these abilities has the members all the same: they say that
-there is nothing, or give a state back as it is. So nobody asks of which kind it is.
+An engine without one of these abilities has the members all the same, as they are here:
+they say that there is nothing, or give a state back as it is. So nobody asks of which
+kind it is.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ class ClippingNorms(Protocol):
     @property
     def growing(self) -> frozenset[str]:
         """Blocks whose norms the start halves: rows' residuals of labels, y - σ(ψ)."""
-        ...
+        return frozenset()
 
     @property
     def lasting(self) -> frozenset[str]:
@@ -33,12 +34,12 @@ class ClippingNorms(Protocol):
 
         Where nearly all labels are alike, the noise of a later histogram hides them.
         """
-        ...
+        return frozenset()
 
     @property
     def together(self) -> tuple[Together, ...]:
         """Blocks that share a norm; each block in one of these at most."""
-        ...
+        return ()
 
     @property
     def row_simulator(self) -> RowSimulator | None:
@@ -46,7 +47,7 @@ class ClippingNorms(Protocol):
 
         So not under DPVI: gradients at the start are larger than those at the end.
         """
-        ...
+        return None
 
     def norm_counts(
         self,
@@ -86,7 +87,7 @@ class ClippingNorms(Protocol):
           state: The state after the step.
           names: The blocks whose norms are counted.
         """
-        ...
+        return state
 
     def expected_squares(self, state: Any) -> Mapping[str, float]:
         """By block, about what the squared norms of all rows add up to.
@@ -94,7 +95,7 @@ class ClippingNorms(Protocol):
         As far as what was released says it; others are left out. A histogram of norms
         may not show them all.
         """
-        ...
+        return {}
 
     def suited_to_norms(
         self, state: Any, ratios: Mapping[str, float]
@@ -110,7 +111,7 @@ class ClippingNorms(Protocol):
           The state, and by block what the norms are to be multiplied by in it; those
           that stay are left out.
         """
-        ...
+        return state, {}
 
     def with_bound(
         self,
@@ -129,7 +130,7 @@ class ClippingNorms(Protocol):
           scales, clipping_norm: As in `bounded_sum`.
           sampling_rate: Expected share of the rows that the sums are of.
         """
-        ...
+        return state
 
 
 class ColumnUnits(Protocol):
@@ -142,7 +143,7 @@ class ColumnUnits(Protocol):
     def columns(self) -> Mapping[str, Columns]:
         """By block, its columns, if there are several that may get units of their
         own."""
-        ...
+        return {}
 
     def column_counts(
         self,
@@ -163,7 +164,7 @@ class ColumnUnits(Protocol):
           By the name of the block, counts as of `norm_counts`, one line for each
           column: (number of columns, number of edges + 1).
         """
-        ...
+        return {}
 
     def with_column_sizes(self, state: Any, sizes: Mapping[str, np.ndarray]) -> Any:
         """The state in which columns are clipped in units that suit their sizes.
@@ -173,7 +174,7 @@ class ColumnUnits(Protocol):
           sizes: By block, how large each column's entries are, over what they would be
             in rows of unit size: (number of columns,). Of released numbers alone.
         """
-        ...
+        return state
 
 
 class Recentring(Protocol):
@@ -188,27 +189,27 @@ class Recentring(Protocol):
 
         What is released later is about points, or in coordinates, that these say.
         """
-        ...
+        return 0
 
     @property
     def recentred(self) -> frozenset[str]:
         """Blocks that `recentre` changes, which are of one kind: `"once"` or
         `"adaptive"`. None needs no `recentre`."""
-        ...
+        return frozenset()
 
     def recentre(self, state: Any) -> Any:
         """The state from which `recentred` blocks are released about where globals are.
 
         It is asked for after each pilot, before a histogram of the norms about there.
         """
-        ...
+        return state
 
     def stretched(self, state: Any) -> Mapping[str, float]:
         """By block, how much larger norms may have become by `recentre`.
 
         For norms that no histogram shows afterwards. Others are left out.
         """
-        ...
+        return {}
 
 
 class RedrawnRows(Protocol):
@@ -221,7 +222,7 @@ class RedrawnRows(Protocol):
     @property
     def redrawn_after(self) -> int | None:
         """After how many of its steps rows may be redrawn; None where none can be."""
-        ...
+        return None
 
     def with_kept(self, state: Any, kept: Mapping[str, Kept]) -> Any:
         """The state that knows what clipping leaves of differences to redrawn rows.
@@ -231,7 +232,7 @@ class RedrawnRows(Protocol):
           kept: By block of which it has shown something, if the next steps redraw rows.
             Of released numbers alone.
         """
-        ...
+        return state
 
 
 class FitsWithoutNoise(Protocol):
@@ -251,23 +252,23 @@ class FitsWithoutNoise(Protocol):
           state: The initial state.
           arguments: The model's, with the rows.
         """
-        ...
+        return None
 
     def has_converged(self, state: Any) -> bool:
         """Whether planned steps may end here; asked only of a fit without noise."""
-        ...
+        return False
 
     def other_starts(self, rng_key: jax.Array) -> Sequence[Any]:
         """Further initial states that are worth a try, of a fit without noise."""
-        ...
+        return []
 
     def best(self, states: Sequence[Any], arguments: ModelArguments) -> Any:
         """The best of some states that starts without noise have led to."""
-        ...
+        return states[0]
 
     def informed(self, state: Any, arguments: ModelArguments) -> Any:
         """The last state of a fit without noise, with what intervals need of rows."""
-        ...
+        return state
 
 
 class Description(Protocol):
@@ -276,7 +277,7 @@ class Description(Protocol):
     @property
     def captured(self) -> Mapping[str, np.ndarray]:
         """Arrays held beside the model, as by a guide; they are treated as public."""
-        ...
+        return {}
 
     def describe_site(self, name: str) -> Mapping[str, Any]:
         """What a row of `Plan.sites` says beside the site's name and shape."""
@@ -293,3 +294,15 @@ class Description(Protocol):
     def notes(self) -> Iterable[str]:
         """What else to know."""
         ...
+
+
+class Abilities(
+    ClippingNorms,
+    ColumnUnits,
+    Recentring,
+    RedrawnRows,
+    FitsWithoutNoise,
+    Description,
+    Protocol,
+):
+    """All of them."""
