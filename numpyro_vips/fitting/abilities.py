@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import Columns, Kept, Together
 
@@ -276,6 +277,12 @@ class Description(Protocol):
     @property
     def captured(self) -> Mapping[str, np.ndarray]:
         """Arrays held beside the model, as by a guide; they are treated as public."""
+        ...
+
+    @property
+    def programs_of_rows(self) -> Sequence[ProgramOfRows]:
+        """What the caller has written of it and runs on rows, beside the model's own
+        program: densities, and a guide."""
         ...
 
     def describe_site(self, name: str) -> Mapping[str, Any]:

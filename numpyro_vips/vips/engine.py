@@ -663,6 +663,11 @@ class VipsEngine:
         """Arrays that are held beside the model: none."""
         return {}
 
+    @property
+    def programs_of_rows(self) -> tuple[()]:
+        """None: densities are this package's own, and there is no guide."""
+        return ()
+
     def describe_site(self, name: str) -> dict[str, Any]:
         """What a row of `Plan.sites` says of a site; see `description`."""
         return describe_site(self.program, name)
