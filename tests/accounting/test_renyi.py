@@ -1,6 +1,7 @@
 """Rényi divergences against integrals and dp-accounting's."""
 
 import math
+from typing import Any
 
 import dp_accounting
 import mpmath
@@ -40,7 +41,8 @@ def test_many_steps_that_each_say_next_to_nothing_are_not_free(noise):
     """Their log moments are below the rounding of numbers near 1."""
     rate, steps = 1e-4, 10**15
     with mpmath.workdps(60):
-        q, m = mpmath.mpf(rate), 1 / mpmath.mpf(noise)
+        q: Any = mpmath.mpf(rate)
+        m: Any = 1 / mpmath.mpf(noise)
         for order in (2, 3, 10, 40):
             moment = mpmath.fsum(
                 mpmath.binomial(order, j)
