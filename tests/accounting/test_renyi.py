@@ -42,7 +42,7 @@ def test_many_steps_that_each_say_next_to_nothing_are_not_free(noise):
     rate, steps = 1e-4, 10**15
     with mpmath.workdps(60):
         q: Any = mpmath.mpf(rate)
-        m: Any = 1 / mpmath.mpf(noise)
+        m: Any = mpmath.mpf(1 / noise)
         for order in (2, 3, 10, 40):
             moment = mpmath.fsum(
                 mpmath.binomial(order, j)
