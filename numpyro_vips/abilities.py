@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from numpyro_vips.model.arguments import ModelArguments
+from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.simulated_rows import RowSimulator
 from numpyro_vips.privacy.releases import Columns, Kept, Together
 
@@ -278,6 +279,12 @@ class Description(Protocol):
     def captured(self) -> Mapping[str, np.ndarray]:
         """Arrays held beside the model, as by a guide; they are treated as public."""
         return {}
+
+    @property
+    def programs_of_rows(self) -> Sequence[ProgramOfRows]:
+        """What the caller has written of it and runs on rows, beside the model's own
+        program: densities, and a guide."""
+        return ()
 
     def describe_site(self, name: str) -> Mapping[str, Any]:
         """What a row of `Plan.sites` says beside the site's name and shape."""

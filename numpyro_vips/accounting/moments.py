@@ -14,6 +14,7 @@ _MOST_EXACT_ORDER = 500
 _MOMENT_ORDERS = tuple(range(2, _MOST_EXACT_ORDER + 1)) + tuple(
     round(_MOST_EXACT_ORDER * 2 ** (k / 4)) for k in range(1, 21)
 )
+_ROUNDING = 2.0**-50
 
 
 def moments_epsilon(groups: Groups, delta: float) -> float:
@@ -51,7 +52,10 @@ def _moments(group: StepGroup) -> np.ndarray:
         binomial = log_factorial[order] - log_factorial[: order + 1]
         binomial = binomial - log_factorial[order::-1]
         log_moments.append(special.logsumexp(binomial + terms(order, powers)))
-    return np.maximum(0.0, log_moments) / (orders - 1)
+    # The rounding of the binomials, which is what matters of steps whose moments are as
+    # small as their number is large.
+    rounding = _ROUNDING * (1.0 + log_factorial[list(_MOMENT_ORDERS)])
+    return (np.maximum(0.0, log_moments) + rounding) / (orders - 1)
 
 
 _MomentTerms = Callable[[int, np.ndarray], np.ndarray]

@@ -15,6 +15,10 @@ RENYI_ORDERS = tuple(
     + [float(k) for k in range(11, 65)]
     + [float(round(64 * 2 ** (k / 2))) for k in range(1, 24)]
 )
+# Bound on the error of a step's log moment where this is small: a sum of numbers near 1
+# is rounded, and steps may be as many as their moments are small. The largest error
+# found is 2e-15.
+_ROUNDING = 1e-14
 
 
 def renyi_of_events(
@@ -93,7 +97,7 @@ def _sampled_divergence(group: StepGroup, order: float) -> float:
             math.log(atom) if atom > 0 else -math.inf,
         ]
         moment = float(special.logsumexp(parts))
-    return _at_least_zero(moment) / (order - 1)
+    return (_at_least_zero(moment) + _ROUNDING) / (order - 1)
 
 
 def _at_least_zero(value: float) -> float:

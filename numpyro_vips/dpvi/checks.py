@@ -131,7 +131,7 @@ def check_derivatives(
     density: jex_core.ClosedJaxpr,
     arguments: Declared,
     what: str,
-) -> None:
+) -> jex_core.ClosedJaxpr:
     """Refuses derivatives by which rows could meet, leave or enter unseen.
 
     Args:
@@ -143,9 +143,13 @@ def check_derivatives(
       arguments: The model's.
       what: Whose derivatives they are, for the message.
 
+    Returns:
+      The function's program, of the leaves of its arguments.
+
     Raises:
       UnsafeModelError: See `separate_rows.check_row_program`, or a derivative that the
         author gave holds an array that is as long as the data.
     """
     program, _ = row_program(of_row, shared, row)
     refuse_program_constants(program, arguments, what, looked_at=constants_of(density))
+    return program

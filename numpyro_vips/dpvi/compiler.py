@@ -51,6 +51,7 @@ from numpyro_vips.jax_tools.double_precision import evaluate_in_double
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.model.prior_centre import (
     WIDE_LOGARITHM,
     global_values,
@@ -98,6 +99,8 @@ class CompiledModel:
       compared: Those of them without a gradient, see `compared_globals`.
       released: What a step releases, in order.
       row_gradients: The clipped sum of it over rows.
+      programs_of_rows: What runs on each of them: its gradient, and that beside a
+        redrawn row's where there is one.
       noise_aware: The release for intervals; None where the guide stays as it is.
       first_coordinates: Those of the gradients at first; None where these stay in the
         globals' own units, as where the caller's optimiser or norms are for them.
@@ -109,6 +112,7 @@ class CompiledModel:
     compared: tuple[str, ...]
     released: tuple[ReleasedLeaves, ...]
     row_gradients: RowGradients
+    programs_of_rows: tuple[ProgramOfRows, ...]
     noise_aware: NoiseAware | None
     first_coordinates: FirstCoordinates | None
     log_joint: FullBatchDensity
@@ -205,12 +209,14 @@ def compile_model(
         and program.space.size <= MOST_INFORMED
     )
     redraw = redrawing(graph, program.space) if is_noise_aware else None
+    row_gradients, of_rows = _row_gradients(program, traced, released, redraw)
     return CompiledModel(
         program=program,
         read=names,
         compared=compared_globals(traced, free, names),
         released=tuple(released),
-        row_gradients=_row_gradients(program, traced, released, redraw),
+        row_gradients=row_gradients,
+        programs_of_rows=of_rows,
         noise_aware=_noise_aware(program, elbo, traced, read)
         if is_noise_aware
         else None,
@@ -394,8 +400,10 @@ def _row_gradients(
     traced: jex_core.ClosedJaxpr,
     released: Sequence[ReleasedLeaves],
     redraw: Redraw | None,
-) -> RowGradients:
+) -> tuple[RowGradients, tuple[ProgramOfRows, ...]]:
     """The clipped sum of what a step releases, whose derivatives are checked.
+
+    With it come the programs of which they are.
 
     Args:
       program: The model's layout.
@@ -413,19 +421,23 @@ def _row_gradients(
     key = threefry_key(0)
     inputs = RowInputs(program.initial(key), *program.draws(key, np.int32(0)))
     shared = jax.eval_shape(program.shared, inputs)
-    programs: list[tuple[Any, Any]] = [(found.of_row, program.row)]
+    functions: list[tuple[Any, Any]] = [(found.of_row, program.row)]
     if found.of_pair is not None:
-        programs.append((found.of_pair, (program.row, np.zeros(2, np.uint32))))
-    for of_row, row in programs:
-        check_derivatives(
-            of_row,
+        functions.append((found.of_pair, (program.row, np.zeros(2, np.uint32))))
+    programs: list[ProgramOfRows] = []
+    for function, row in functions:
+        checked = check_derivatives(
+            function,
             shared,
             row,
             density=traced,
             arguments=program.graph.arguments,
             what="model or guide",
         )
-    return found
+        public, own = len(jax.tree.leaves(shared)), len(jax.tree.leaves(program.row))
+        of_row = [public <= n < public + own for n in range(len(checked.in_avals))]
+        programs.append(ProgramOfRows(checked, of_row, draws=function is found.of_pair))
+    return found, tuple(programs)
 
 
 def _sites(

@@ -76,6 +76,7 @@ from numpyro_vips.jax_tools.random_keys import as_threefry
 from numpyro_vips.jax_tools.row_sums import increasing_edges
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
+from numpyro_vips.model.loops_of_rows import ProgramOfRows
 from numpyro_vips.posterior import Posterior
 from numpyro_vips.privacy.gaussian_mechanism import Block
 from numpyro_vips.privacy.releases import (
@@ -652,6 +653,11 @@ class DpviEngine(Abilities):
         """Arrays that the user's guide holds itself; they are treated as public."""
         user_guide = self.program.user_guide
         return {} if user_guide is None else user_guide.captured
+
+    @property
+    def programs_of_rows(self) -> Sequence[ProgramOfRows]:
+        """What rows' gradients come from; see `CompiledModel.programs_of_rows`."""
+        return self.compiled.programs_of_rows
 
     def describe_site(self, name: str) -> dict[str, Any]:
         """What a row of `Plan.sites` says of a site; see `description`."""

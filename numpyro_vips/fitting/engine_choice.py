@@ -30,7 +30,10 @@ from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.axis_labels import AxisLabels, axis_labels
 from numpyro_vips.model.exposures import exposures
 from numpyro_vips.model.graph import ModelGraph, build_graph
-from numpyro_vips.model.loops_of_rows import loops_until_rows_stop
+from numpyro_vips.model.loops_of_rows import (
+    loops_until_rows_stop,
+    program_of_model,
+)
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
@@ -90,7 +93,8 @@ class PreparedFit:
         model; None where it has not.
       exposed: Which rates are proportional to which arguments, see `exposures`.
       out_of_range: Which chances leave [0, 1], see `chances_out_of_range`.
-      loops_until_rows_stop: Whether the model has such a loop; see `loops_of_rows`.
+      loops_until_rows_stop: Whether what runs on rows has such a loop; see
+        `loops_of_rows`.
       rehearsed: The kinds of steps that the engine has compiled, see `rehearse`.
     """
 
@@ -186,7 +190,12 @@ def prepare_fit(
         advantage=advantage,
         exposed=exposures(graph),
         out_of_range=chances_out_of_range(graph),
-        loops_until_rows_stop=loops_until_rows_stop(graph),
+        loops_until_rows_stop=any(
+            map(
+                loops_until_rows_stop,
+                (program_of_model(graph), *engine.programs_of_rows),
+            )
+        ),
     )
 
 

@@ -29,18 +29,13 @@ from numpyro_vips.fitting.plan import Plan
 from numpyro_vips.fitting.redrawing_steps import with_redrawn_rows
 from numpyro_vips.fitting.schedule import ScheduleOptions
 from numpyro_vips.handlers import private
+from numpyro_vips.jax_tools.rounding import settings_of_jax
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.captured import captured_arrays
 from numpyro_vips.model.fingerprint import Fingerprint, fingerprint
 
 # Compiled programs take tens of megabytes each.
 _MOST_KEPT = 8
-# Settings of JAX that a traced program depends on.
-_JAX_SETTINGS = (
-    *("jax_enable_x64", "jax_default_device", "jax_default_matmul_precision"),
-    *("jax_numpy_dtype_promotion", "jax_numpy_rank_promotion", "jax_disable_jit"),
-    *("jax_default_prng_impl", "jax_threefry_partitionable"),
-)
 
 
 class _Kept(NamedTuple):
@@ -143,6 +138,6 @@ def _key(found: Fingerprint, arguments: ModelArguments) -> tuple[Hashable, ...]:
         arguments.public_num_rows,
         arguments.num_rows_declared,
     )
-    settings = tuple(str(getattr(jax.config, name, None)) for name in _JAX_SETTINGS)
     encodings = tuple(sorted(arguments.encodings.items()))
+    settings = settings_of_jax()
     return found.digest, rows, encodings, counts, settings, jax.default_backend()

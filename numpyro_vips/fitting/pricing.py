@@ -140,7 +140,7 @@ def price(
             "delta=0. Pass a delta well below 1 / num_rows."
         )
     if not steps:
-        return PricedSteps(steps=(), epsilon=0.0, delta=delta)
+        return PricedSteps(steps=(), epsilon=0.0, delta=0.0)
     events = events_of(steps)
     if options.noise_multiplier is None:
         factor = budget.calibrate_events(

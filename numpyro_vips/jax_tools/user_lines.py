@@ -28,6 +28,16 @@ def line_of_equation(equation: jex_core.JaxprEqn) -> str:
     return _text((frame.file_name, frame.line_num) for frame in reversed(frames))
 
 
+def is_of_libraries(equation: jex_core.JaxprEqn) -> bool:
+    """Whether an equation was traced from NumPyro or this package, by JAX or not, or
+    from JAX alone."""
+    source = getattr(equation, "source_info", None)
+    frames = getattr(getattr(source, "traceback", None), "frames", ())
+    callers = (f.file_name for f in frames if not _is_in(f.file_name, _OF_JAX))
+    first = next(callers, None)
+    return first is None or _is_in(first, _OURS)
+
+
 def _text(frames: Iterable[tuple[str, int]]) -> str:
     lines = [(name, number) for name, number in frames if not _is_in(name, _OURS)]
     # Unless the model itself is in a library, such as one of the user's own.
@@ -47,6 +57,7 @@ def _folders(packages: Iterable[str]) -> list[Path]:
 
 # Whose lines are never the user's, and where those of libraries and of Python lie.
 _OURS = _folders(("numpyro_vips", "numpyro", "jax", "jaxlib", "numpy", "scipy"))
+_OF_JAX = _folders(("jax", "jaxlib"))
 _INSTALLED = [
     Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")
 ]

@@ -7,39 +7,59 @@ of. So they are not refused: the caller is told, before anything is charged.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.extend.core as jex_core
 
 from numpyro_vips.jax_tools.jaxprs import called_program, equations_of, evaluate
+from numpyro_vips.jax_tools.user_lines import is_of_libraries
 from numpyro_vips.model.graph import ModelGraph
 
 
-def loops_until_rows_stop(graph: ModelGraph) -> bool:
+class ProgramOfRows(NamedTuple):
+    """A program that runs on single rows.
+
+    Attributes:
+      program: The program.
+      of_row: For each of its inputs whether it is of the row.
+      draws: Whether it draws what a row observes. JAX's and NumPyro's samplers reject
+        draws until one fits, and end whatever the row holds; others may not.
+    """
+
+    program: jex_core.ClosedJaxpr
+    of_row: Sequence[bool]
+    draws: bool = False
+
+
+def program_of_model(graph: ModelGraph) -> ProgramOfRows:
+    """The model's own program, of which densities are no part."""
+    rows, *_ = graph.program_inputs
+    count = len(graph.program.in_avals)
+    return ProgramOfRows(graph.program, [n < len(rows) for n in range(count)])
+
+
+def loops_until_rows_stop(of_rows: ProgramOfRows) -> bool:
     """Whether anything that a row has part in goes into a `while_loop`.
 
     Loops of globals and public arguments alone do not count, nor do those whose number
     of turns is in the program, as of `fori_loop` from 0 to a constant.
-
-    Args:
-      graph: The model, of whose rows only shapes and types are looked at.
     """
     found = False
 
-    def of_rows(
+    def rule(
         equation: jex_core.JaxprEqn, operands: Sequence[bool]
     ) -> list[bool] | None:
         nonlocal found
         if called_program(equation) is not None:
             return None
-        is_of_rows = any(operands)
+        is_of_row = any(operands)
         inside = (e for value in equation.params.values() for e in _equations(value))
-        names = (e.primitive.name for e in (equation, *inside))
-        found = found or (is_of_rows and "while" in names)
-        return [is_of_rows] * len(equation.outvars)
+        loops = (e for e in (equation, *inside) if e.primitive.name == "while")
+        if is_of_row and not found:
+            found = any(not (of_rows.draws and is_of_libraries(e)) for e in loops)
+        return [is_of_row] * len(equation.outvars)
 
-    rows, *_ = graph.program_inputs
-    inputs = [number < len(rows) for number in range(len(graph.program.in_avals))]
-    evaluate(graph.program, inputs, of_rows, constant=lambda _: False)
+    evaluate(of_rows.program, of_rows.of_row, rule, constant=lambda _: False)
     return found
 
 
@@ -61,9 +81,9 @@ def warning_of_loops(until_rows_stop: bool) -> str | None:
     if not until_rows_stop:
         return None
     return (
-        "The model has a jax.lax.while_loop that goes on until numbers of a row say "
-        "stop. At some row it may take very long, or never end, and whether and when "
-        "the fit ends tells of that row without any noise. Give the loop a public "
-        "largest number of turns, such as jax.lax.fori_loop from 0 to a constant. See "
-        "'Timing and side channels' in docs/privacy.md."
+        "The model or guide has a jax.lax.while_loop that goes on until numbers of a "
+        "row say stop. At some row it may take very long, or never end, and whether "
+        "and when the fit ends tells of that row without any noise. Give the loop a "
+        "public largest number of turns, such as jax.lax.fori_loop from 0 to a "
+        "constant. See 'Timing and side channels' in docs/privacy.md."
     )

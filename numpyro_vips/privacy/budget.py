@@ -141,7 +141,9 @@ class PrivacyBudget:
         if self._file is not None:
             with self._file.locked():
                 fits: dict[str, FitInSteps] = {}
-                if self._file.path.exists():
+                # Not where it merely cannot be read, which `Path.exists` may take for
+                # absence: an empty ledger would be put in its place.
+                with contextlib.suppress(FileNotFoundError):
                     self._charges, fits = self._file.contents()
                 # Also proves, before anything is spent, that charging will work.
                 self._file.write(self._charges, fits)
@@ -502,12 +504,12 @@ class PrivacyBudget:
                 "PrivacyBudget(math.inf) for a fit that need not be private."
             )
         if self._composition == "rdp":
-            if entry.epsilon > 0 and not entry.events:
+            if (entry.epsilon > 0 or entry.delta > 0) and not entry.events:
                 raise ValueError(
-                    f"Expected the events of a fit of epsilon={entry.epsilon!r}, got "
-                    "none: the ledger's Rényi filter adds up events and would count "
-                    "it as free. Nothing was charged. Charge what is no Gaussian "
-                    "release to a ledger with composition='split'."
+                    f"Expected the events of a fit of epsilon={entry.epsilon!r}, "
+                    f"delta={entry.delta!r}, got none: the ledger's Rényi filter adds "
+                    "up events and would count it as free. Nothing was charged. Charge "
+                    "what is no Gaussian release to a ledger with composition='split'."
                 )
             events = [event for charge in (*charges, entry) for event in charge.events]
             reading = filter_epsilon(events, self._epsilon, self._delta)

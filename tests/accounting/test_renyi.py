@@ -1,6 +1,7 @@
 """Rényi divergences against integrals and dp-accounting's."""
 
 import math
+from typing import Any
 
 import dp_accounting
 import mpmath
@@ -10,6 +11,7 @@ from _events import event
 from dp_accounting import rdp as google_rdp
 
 from numpyro_vips import accounting
+from numpyro_vips.accounting import moments
 from numpyro_vips.accounting.events import groups_of
 from numpyro_vips.accounting.renyi import renyi_epsilon
 
@@ -32,6 +34,30 @@ def test_poisson_renyi_is_the_integral(order):
         return 1 - rate + rate * mpmath.exp(x / noise - 1 / (2 * noise**2))
 
     assert got == pytest.approx(3 * integrated_divergence(ratio, order), rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [1e2, 1e3, 1e4])
+def test_many_steps_that_each_say_next_to_nothing_are_not_free(noise):
+    """Their log moments are below the rounding of numbers near 1."""
+    rate, steps = 1e-4, 10**15
+    with mpmath.workdps(60):
+        q: Any = mpmath.mpf(rate)
+        m: Any = mpmath.mpf(1 / noise)
+        for order in (2, 3, 10, 40):
+            moment = mpmath.fsum(
+                mpmath.binomial(order, j)
+                * (1 - q) ** (order - j)
+                * q**j
+                * mpmath.exp(j * (j - 1) * m**2 / 2)
+                for j in range(order + 1)
+            )
+            truth = steps * float(mpmath.log(moment) / (order - 1))
+            events = [event(noise, rate, steps)]
+            (got,) = accounting.renyi_of_events(events, [float(order)])
+            assert truth <= got <= truth + steps * 2e-14 / (order - 1)
+            (group,) = groups_of(events)
+            of_moments = steps * moments._moments(group._replace(num_steps=1))
+            assert truth <= of_moments[order - 2] <= truth + steps * 1e-14
 
 
 def test_poisson_renyi_agrees_with_dp_accounting():

@@ -147,7 +147,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "a global array, in place": lambda patch: WEIGHTS.fill(5.0),
     "a global array": lambda patch: patch.setitem(globals(), "WEIGHTS", np.ones(2)),
     "a setting of JAX": lambda patch: patch.setattr(
-        prepared_fits, "_JAX_SETTINGS", ("jax_enable_x64",)
+        prepared_fits, "settings_of_jax", lambda: ("other",)
     ),
 }
 

@@ -66,7 +66,8 @@ def test_fixed_noise_has_its_price_and_stays_as_it_is() -> None:
 def test_what_is_free_is_priced_as_nothing_and_what_has_no_noise_as_everything() -> (
     None
 ):
-    assert priced(nv.PrivacyBudget(1.0, 1e-5), steps=[]).epsilon == 0.0
+    free = priced(nv.PrivacyBudget(1.0, 1e-5), steps=[])
+    assert (free.epsilon, free.delta) == (0.0, 0.0)
     options = ScheduleOptions(sampling=nv.FullBatch(), private=False)
     found = priced(nv.PrivacyBudget(math.inf), options)
     assert found.epsilon == math.inf and found.steps == tuple(STEPS)

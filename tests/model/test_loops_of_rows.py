@@ -9,11 +9,17 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from numpyro.distributions import constraints
 
 import numpyro_vips as nv
+from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
-from numpyro_vips.model.loops_of_rows import loops_until_rows_stop, warning_of_loops
+from numpyro_vips.model.graph import ModelGraph, build_graph
+from numpyro_vips.model.loops_of_rows import (
+    loops_until_rows_stop,
+    program_of_model,
+    warning_of_loops,
+)
 
 Y = np.linspace(-1.0, 1.0, 6).astype(np.float32)
 
@@ -54,6 +60,11 @@ CASES = {
 }
 
 
+def graph_of(model: Callable[..., Any], *rows: Any) -> ModelGraph:
+    marked = nv.private(model, unit="rows")
+    return build_graph(marked, bind_arguments(marked, rows, {}))
+
+
 @pytest.mark.parametrize("mean", CASES, ids=lambda mean: mean.__name__)
 def test_loops_that_rows_keep_going_are_told_of(mean: Callable[..., Any]):
     def model(y: Any) -> None:
@@ -61,12 +72,91 @@ def test_loops_that_rows_keep_going_are_told_of(mean: Callable[..., Any]):
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.Laplace(mean(w, y), 1.0), obs=y)
 
-    marked = nv.private(model, unit="rows")
-    graph = build_graph(marked, bind_arguments(marked, (Y,), {}))
-    found = loops_until_rows_stop(graph)
+    found = loops_until_rows_stop(program_of_model(graph_of(model, Y)))
     assert found == CASES[mean]
     text = warning_of_loops(found)
     assert (text is not None) == CASES[mean]
     if text is not None:
         assert "while_loop" in text
         assert "without any noise" in text
+
+
+# NumPyro's types do not allow a support that is a plain attribute.
+Distribution: Any = dist.Distribution
+
+
+class Ordinary(Distribution):
+    """Laplace, as the caller might write it."""
+
+    support = constraints.real
+    pytree_data_fields = ("loc",)
+
+    def __init__(self, loc: Any, *, validate_args: Any = None) -> None:
+        self.loc = loc
+        super().__init__(batch_shape=jnp.shape(loc), validate_args=validate_args)
+
+    def log_prob(self, value: Any) -> Any:
+        return dist.Laplace(self.loc, 1.0).log_prob(value)
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        noise = jax.random.laplace(key, sample_shape + self.batch_shape)
+        return self.loc + noise
+
+
+class LoopsInDensity(Ordinary):
+    def log_prob(self, value: Any) -> Any:
+        length = jax.vmap(turns)(jax.lax.stop_gradient(jnp.abs(value)))
+        return super().log_prob(value) - length
+
+
+class LoopsInSampler(Ordinary):
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        return super().sample(key, sample_shape) + jax.vmap(turns)(jnp.abs(self.loc))
+
+
+@pytest.mark.parametrize("kind", [LoopsInDensity, LoopsInSampler])
+def test_loops_in_densities_and_in_samplers_are_told_of(kind: Any):
+    """They are no part of the model's own program, and run on rows all the same."""
+
+    def model(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", kind(w * x), obs=y)
+
+    graph = graph_of(model, Y, Y)
+    assert not loops_until_rows_stop(program_of_model(graph))
+    programs = DpviEngine(graph).programs_of_rows  # The second redraws rows.
+    own, pair = map(loops_until_rows_stop, programs)
+    assert pair and own == (kind is LoopsInDensity)
+
+
+def test_loops_of_numpyros_samplers_are_not_told_of():
+    """They reject draws until one fits, which ends at every rate."""
+
+    def model(x: Any, y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            numpyro.sample("y", dist.Poisson(jnp.exp(w * x)), obs=y)
+
+    own, pair = DpviEngine(graph_of(model, Y, Y.astype(int))).programs_of_rows
+    assert "while[" in str(pair.program) and "while[" not in str(own.program)
+    assert not loops_until_rows_stop(pair)
+
+
+def test_loops_in_a_guide_are_told_of():
+    def model(y: Any) -> None:
+        w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            z = numpyro.sample("z", dist.Normal(w, 1.0))
+            numpyro.sample("y", dist.Laplace(jnp.tanh(z), 1.0), obs=y)
+
+    def guide(y: Any) -> None:
+        loc = numpyro.param("loc", 0.0)
+        slope = numpyro.param("slope", 0.1)
+        numpyro.sample("w", dist.Normal(loc, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            seen = jax.vmap(turns)(jnp.abs(y))
+            numpyro.sample("z", dist.Normal(slope * seen, 1.0))
+
+    (program,) = DpviEngine(graph_of(model, Y), guide=guide).programs_of_rows
+    assert loops_until_rows_stop(program)

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -244,8 +245,11 @@ def test_a_filter_does_not_take_what_it_cannot_read():
     budget = PrivacyBudget(1.0, 1e-6, composition="rdp")
     with pytest.raises(ValueError, match="composition='split'"):
         charge(budget, 100.0)
+    # Nor what publishes every row with a probability of a half.
+    with pytest.raises(ValueError, match="composition='split'"):
+        charge(budget, 0.0, 0.5)
     assert budget.charges == ()
-    charge(budget, 0.0)  # Nothing was released.
+    charge(budget, 0.0, 0.0)  # Nothing was released.
 
 
 def test_a_fit_without_noise_needs_an_infinite_budget():
@@ -394,6 +398,23 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         with pytest.raises(ValueError, match="damaged"):
             attempt()
     assert path.read_text() == damaged
+
+
+def test_a_file_that_cannot_be_read_is_no_new_ledger(tmp_path, monkeypatch):
+    """As on a network's disk; an empty one in its place would forget all charges."""
+    path = tmp_path / "ledger.json"
+    charge(PrivacyBudget(1.0, 1e-6, path=path), 0.7, 1e-7)
+
+    def fail(self: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+
+    with monkeypatch.context() as patch:
+        # Since Python 3.14 this is what it says of a file that cannot be asked.
+        patch.setattr(Path, "exists", lambda self: False)
+        patch.setattr(Path, "read_bytes", fail)
+        with pytest.raises(OSError, match="cannot be read"):
+            PrivacyBudget(1.0, 1e-6, path=path)
+    assert PrivacyBudget(1.0, 1e-6, path=path).spent().epsilon == 0.7
 
 
 def test_a_link_and_its_file_are_one_ledger(tmp_path):

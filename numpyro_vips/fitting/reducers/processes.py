@@ -22,6 +22,7 @@ from numpyro_vips import errors
 from numpyro_vips.fitting.reducers.packed_arrays import packed, unpacked
 from numpyro_vips.fitting.reducers.reducer import Batch, Reducer, Released, SumOf
 from numpyro_vips.fitting.reducers.tree_sum import Place, Sums, TreeSum
+from numpyro_vips.jax_tools.rounding import how_numbers_are_rounded
 from numpyro_vips.privacy.batch_selection import split_batch
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 from numpyro_vips.privacy.secure_random import SecureRandom, fresh_key
@@ -144,11 +145,21 @@ class ProcessReducer(Reducer):
         return self.arrays_from_first(noisy)
 
     def check_same(self, about: Callable[[], str]) -> None:
-        digests = self._gathered(lambda: hashlib.sha256(about().encode()).digest())
-        if len(set(digests)) > 1:
+        fits = self._gathered(lambda: _digest(about()))
+        if len(set(fits)) > 1:
             raise ValueError(
                 "Expected every process to run the same fit: the model, the settings, "
                 "rng_key and the shapes of the arguments must be the same. Nothing was "
+                "charged to the privacy budget."
+            )
+        # Leaving a row out moves others from one process to the next, and what these
+        # contribute must stay.
+        if len(set(self._gathered(lambda: _digest(how_numbers_are_rounded())))) > 1:
+            raise ValueError(
+                "Expected every process to round numbers alike: the settings of JAX, "
+                "such as jax_enable_x64, the environment's XLA_FLAGS, the versions of "
+                "the libraries and the kind of processor must be the same. Otherwise "
+                "leaving out one row would change what others contribute. Nothing was "
                 "charged to the privacy budget."
             )
 
@@ -210,6 +221,10 @@ def share_of(index: int, count: int, number: int) -> range:
         return number if of == count else number * of // count // multiple * multiple
 
     return range(limit(index), limit(index + 1))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 def _packed_sums(sums: Mapping[Place, Sums]) -> bytes:

@@ -206,6 +206,23 @@ def test_what_the_first_process_refuses_ends_all_uncharged():
     assert not budgets[1].charges
 
 
+def test_processes_that_round_in_different_ways_are_refused_before_the_charge():
+    """A row that is left out moves others to another process, and so what they add."""
+
+    def work(index: int, across: Across) -> Any:
+        budget = nv.PrivacyBudget(1.0, 1e-5)
+        with jax.enable_x64(index == 1):
+            try:
+                fit(across, budget=budget)
+            except ValueError as error:
+                return error, budget.charges
+        raise AssertionError("The fit ran.")
+
+    for error, charges in in_each(2, work):
+        assert "round numbers alike" in str(error)
+        assert charges == ()
+
+
 def test_processes_that_run_different_fits_are_refused_before_the_charge():
     budgets = [nv.PrivacyBudget(1.0, 1e-5) for _ in range(2)]
 
