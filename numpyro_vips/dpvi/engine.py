@@ -282,11 +282,16 @@ class DpviEngine(Abilities):
             return state
         num_rows = self.program.graph.arguments.public_num_rows
         variational: Any = state.variational
+        units = state.coordinates.units
         return state._replace(
             coordinates=state.coordinates.whitened(state.pilot, num_rows),
             optimizer_state=self._optimizer.init(variational),
             pilot=None,
-            second=SecondMoments(state.pilot, state.coordinates.units),
+            second=SecondMoments(
+                state.pilot,
+                units,
+                np.asarray(variational.guide["loc"], np.float64)[: len(units)],
+            ),
         )
 
     def before_norms(self, state: DpviState, names: Collection[str]) -> DpviState:

@@ -79,7 +79,7 @@ def _of_iterates(compiled: CompiledModel, state: DpviState) -> dict[str, Any]:
         ratio = largest_by_name(
             state.variational, sizes, normal.stddev / found.data_stddev
         )
-        excess = _excess(state)
+        excess = _excess(compiled, state, normal.loc)
         diagnostics["excess"] = None if excess is None else excess.factor
         assert compiled.noise_aware is not None
         widths = compiled.noise_aware.widths_over_prior(normal)
@@ -111,12 +111,20 @@ def _least(
     }
 
 
-def _excess(state: DpviState) -> Excess | None:
+def _excess(
+    compiled: CompiledModel, state: DpviState, mean: Float64[np.ndarray, " size"]
+) -> Excess | None:
     """How much more rows vary than the model says; None where it was not released."""
     if state.second is None or state.information is None or state.coordinates is None:
         return None
     units = state.coordinates.units
-    return largest_excess(state.second, state.information, units)
+    return largest_excess(
+        state.second,
+        state.information,
+        units,
+        mean[: len(units)],
+        compiled.program.graph.arguments.public_num_rows,
+    )
 
 
 def _on_excess(

@@ -77,8 +77,8 @@ def warnings_on_rows(
             shares[CLIPPED_ROWS], expected + _WORTH_A_LOOK
         ):
             unexpected = (
-                f", where the model expects {100 * expected:.1f} %. So some rows are farther "
-                "out than it says, and what is cut off them is in no estimate"
+                f", where the model expects {100 * expected:.1f} %. So some rows are "
+                "farther out than it says, and what is cut off them is in no estimate"
             )
         if unexpected or _is_notable(shares[CLIPPED_ROWS], limit):
             found.append(

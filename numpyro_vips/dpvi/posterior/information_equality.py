@@ -9,7 +9,8 @@ model are clipped, which draws the globals to the others.
 
 Clipping shortens both matrices, and second moments more, as their rows' norms have
 longer tails. So an excess that is found is smaller than the true one, and a small one
-is not found.
+is not found. The pilots ask for the second moments on the way to where the rows are:
+there scores have a mean ḡ, which adds ḡḡᵀ over the number of rows to them.
 """
 
 from typing import NamedTuple
@@ -36,10 +37,12 @@ class SecondMoments(NamedTuple):
     Attributes:
       moments: The matrix in coordinates u.
       units: U, where globals are U u.
+      place: At which globals rows were asked.
     """
 
     moments: Information
     units: Units
+    place: Float64[np.ndarray, " read"]
 
 
 class Excess(NamedTuple):
@@ -55,17 +58,24 @@ class Excess(NamedTuple):
 
 
 def largest_excess(
-    second: SecondMoments, information: Information, units: Units
+    second: SecondMoments,
+    information: Information,
+    units: Units,
+    mean: Float64[np.ndarray, " read"],
+    num_rows: int,
 ) -> Excess:
     """The largest factor by which second moments surely exceed the information.
 
     Each eigenvector of the information is looked at. What noise may have added to the
-    second moments along it, and taken off the information, is granted.
+    second moments along it, and taken off the information, is granted, and so is what
+    the mean score adds at the place of the pilot.
 
     Args:
       second: What the last pilot has released.
       information: The release near the end, in its own coordinates.
       units: Those of the information, as `SecondMoments.units`.
+      mean: That of the posterior, of the globals.
+      num_rows: Public number of rows.
     """
     within = np.asarray(units, np.float64)
     turned = np.linalg.solve(np.asarray(second.units, np.float64), within)
@@ -73,7 +83,9 @@ def largest_excess(
     along = turned @ axes
     moments = np.sum(along * (second.moments.matrix @ along), axis=0)
     noise = _largest(second.moments) * np.sum(along**2, axis=0)
+    scores = values * (axes.T @ np.linalg.solve(within, mean - second.place))
     most = np.maximum(values, 0.0) + _SURE * _largest(information)
+    most = most + scores**2 / num_rows
     # Rounding makes zeros of a direction that rows say nothing of.
     known = most > _ROUNDING * np.max(most)
     least = np.where(known, moments - _SURE * noise, 0.0) / np.where(known, most, 1.0)

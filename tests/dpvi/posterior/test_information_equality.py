@@ -22,6 +22,7 @@ RNG = np.random.default_rng(0)
 ROOT = RNG.normal(size=(3, 3))
 # The information of the globals, and two sets of coordinates.
 OF_GLOBALS = 1e4 * ROOT @ ROOT.T
+MEAN, NUM_ROWS = np.array([3.0, -1.0, 0.0]), 1_000
 FIRST, LAST = (np.eye(3) + 0.3 * (root + root.T) for root in RNG.normal(size=(2, 3, 3)))
 
 
@@ -35,9 +36,24 @@ def excess_of(factor: np.ndarray, stddev: float = 0.0, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     root = np.linalg.cholesky(OF_GLOBALS)
     moments = root @ np.diag(factor) @ root.T
-    second = SecondMoments(noisy(FIRST.T @ moments @ FIRST, stddev, rng), FIRST)
+    second = SecondMoments(noisy(FIRST.T @ moments @ FIRST, stddev, rng), FIRST, MEAN)
     information = noisy(LAST.T @ OF_GLOBALS @ LAST, stddev, rng)
-    return largest_excess(second, information, LAST)
+    return largest_excess(second, information, LAST, MEAN, NUM_ROWS)
+
+
+def test_scores_with_a_mean_are_no_excess():
+    """A pilot asks away from where the rows are."""
+    away = np.array([1.0, -2.0, 0.5])
+    score = OF_GLOBALS @ away
+    moments = OF_GLOBALS + np.outer(score, score) / NUM_ROWS
+    second = SecondMoments(
+        Information(FIRST.T @ moments @ FIRST, 0.0), FIRST, MEAN - away
+    )
+    information = Information(LAST.T @ OF_GLOBALS @ LAST, 0.0)
+    found = largest_excess(second, information, LAST, MEAN, NUM_ROWS)
+    assert found.factor == pytest.approx(1.0, rel=1e-6)
+    at_mean = second._replace(place=MEAN)
+    assert largest_excess(at_mean, information, LAST, MEAN, NUM_ROWS).factor > 2.0
 
 
 @pytest.mark.parametrize("factor", [0.5, 1.0, 4.0])
@@ -46,11 +62,12 @@ def test_without_noise_a_common_factor_is_found_in_any_coordinates(factor: float
 
 
 def test_the_direction_is_one_of_the_globals():
-    second = SecondMoments(Information(np.diag([10.0, 50.0]), 0.0), np.eye(2))
+    none = np.zeros(2)
+    second = SecondMoments(Information(np.diag([10.0, 50.0]), 0.0), np.eye(2), none)
     information = Information(np.diag([1.0, 20.0]), 0.0)
     # The first coordinate is half of the second global.
     units = np.array([[0.0, 1.0], [0.5, 0.0]])
-    found = largest_excess(second, information, units)
+    found = largest_excess(second, information, units, none, NUM_ROWS)
     assert found.factor == pytest.approx(0.25 * 50.0)
     np.testing.assert_allclose(abs(found.direction), [0.0, 0.5])
 
