@@ -196,8 +196,11 @@ def test_features_are_measured_by_an_intercept() -> None:
         with numpyro.plate("rows", y.shape[0]):
             numpyro.sample("y", dist.StudentT(4.0, mean, 10.0), obs=1.0 * y)
 
-    columns = engine_of(divided, (AGE, Y)).compiled.first_coordinates.columns
-    np.testing.assert_allclose(columns.units(np.array([2.0])), [1.0, 0.05], rtol=1e-5)
+    first = engine_of(divided, (AGE, Y)).compiled.first_coordinates
+    assert first is not None
+    np.testing.assert_allclose(
+        first.columns.units(np.array([2.0])), [1.0, 0.05], rtol=1e-5
+    )
 
 
 def test_no_unit_is_longer_than_the_prior_is_wide() -> None:

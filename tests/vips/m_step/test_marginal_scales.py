@@ -26,7 +26,7 @@ def exact(y: np.ndarray, group: np.ndarray, prior: dist.Distribution) -> np.ndar
     mean = np.bincount(group, y, minlength=GROUPS) / count
     logs = np.asarray(prior.log_prob(jnp.exp(jnp.asarray(LOGS)))) + LOGS
     for index, scale in enumerate(np.exp(LOGS)):
-        covariance = 25.0 + np.diag(scale**2 + STDDEV**2 / count)
+        covariance: Any = 25.0 + np.diag(scale**2 + STDDEV**2 / count)
         logs[index] += scipy.stats.multivariate_normal.logpdf(
             mean, np.zeros(GROUPS), covariance
         )
@@ -73,7 +73,7 @@ def test_the_scale_of_effects_has_its_margin(name: str):
     result = vi.run(jax.random.key(0), group, y)
     draws = result.sample_posterior(jax.random.key(1), sample_shape=(20_000,))
     logs = np.log(np.asarray(draws["scale"], np.float64))
-    weights = exact(y, group, prior)
+    weights = exact(np.asarray(y), group, prior)
     mean = weights @ LOGS
     stddev = np.sqrt(weights @ (LOGS - mean) ** 2)
     assert abs(logs.mean() - mean) < 0.25 * stddev
