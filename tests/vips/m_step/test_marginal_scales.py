@@ -1,6 +1,7 @@
 """Posteriors of scales of effects, compared with quadrature over their exact margin."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
