@@ -23,6 +23,7 @@ from _worst_cases import (
     WorstCase,
     column_scores,
     covariate_scores,
+    feature_scores,
     fresh_start,
     histogram_scores,
     information_count_scores,
@@ -44,7 +45,7 @@ from numpyro_vips.fitting import private_step
 from numpyro_vips.jax_tools.row_sums import DIAGNOSTICS
 from numpyro_vips.privacy import gaussian_mechanism
 from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
-from numpyro_vips.privacy.releases import COVARIATES, INFORMATION
+from numpyro_vips.privacy.releases import COVARIATES, INFORMATION, WHOLE_VECTOR
 from numpyro_vips.privacy.row_keys import RowKeys
 from numpyro_vips.schema.moments import PLACES, SQUARES
 from numpyro_vips.vips.engine import VipsEngine
@@ -369,6 +370,7 @@ def test_fits_with_a_pilot_stay_below_their_claim(record_property):
         (information_count_scores, "dpvi, histogram of the information"),
         (covariate_scores, "vips, covariates"),
         (column_scores, "vips, histograms of columns"),
+        (feature_scores, "dpvi, histograms of columns"),
     ],
 )
 def test_what_is_released_beside_steps_stays_below_its_claim(
@@ -388,6 +390,7 @@ def test_what_is_released_beside_steps_stays_below_its_claim(
         (information_count_scores, INFORMATION),
         (covariate_scores, COVARIATES),
         (column_scores, "⟨w⟩"),
+        (feature_scores, WHOLE_VECTOR),
     ],
 )
 def test_what_is_released_beside_steps_without_noise_is_caught(
