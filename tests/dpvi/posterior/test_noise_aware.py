@@ -314,9 +314,9 @@ def test_its_norm_is_the_callers_squared_where_there_is_one():
 def test_its_norm_is_that_of_a_histogram_of_its_own():
     """Near the optimum squares of gradients have longer tails than the information."""
     X, y, w = table()
-    # In coordinates of equal information, that of the weakest direction.
+    # In coordinates of equal information, one unit for each row or the strongest.
     values, axes = np.linalg.eigh(X.T @ X / 0.25 / len(X))
-    lengths = np.sqrt(np.min(values) / values)
+    lengths = np.sqrt(min(1.0, np.max(values)) / values)
     rows, ratios = np.sum((X @ axes * lengths) ** 2, axis=1) / 0.25, []
     squares = rows * (y - X @ w) ** 2 / 0.25
     # The noise of one histogram may well find a norm that is four times as large.
