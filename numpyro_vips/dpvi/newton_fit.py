@@ -13,7 +13,7 @@ from jaxtyping import Float
 from numpyro_vips.dpvi.compiler import CompiledModel
 from numpyro_vips.dpvi.guides.automatic_guides import LARGEST_SCALE
 from numpyro_vips.dpvi.iterates import DpviState, Variational
-from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
+from numpyro_vips.dpvi.posterior.variational_newton import Target, VectorNormal
 from numpyro_vips.dpvi.posterior.without_noise import MOST_GLOBALS, fit_normal
 from numpyro_vips.jax_tools.row_sums import ZERO_ROWS
 from numpyro_vips.model.arguments import ModelArguments
@@ -28,6 +28,8 @@ _NUM_FAR_STARTS = 5
 # a logarithm has a standard deviation of 1,000, and their centres as far out.
 _NEAR_CENTRE = (1.0, 0.1, 0.01)
 _NEAR_ZERO = (1.0, 0.1)
+# Half of the way over which a curvature is looked at, in widths of the prior.
+_SHORT = 1e-7
 
 
 def may_take_newton_steps(graph: ModelGraph) -> bool:
@@ -60,6 +62,7 @@ def newton_states(
     starts = [VectorNormal(first, around[-1].tril), *around]
     tried = np.stack([start.loc for start in starts])
     target, per_second, share = compiled.log_joint.with_rows(arguments, tried)
+    starts.append(_as_wide_as_rows_say(target, around[-1], np.asarray(program.start)))
     for fit in fit_normal(
         target,
         starts,
@@ -75,6 +78,30 @@ def newton_states(
             step=jnp.asarray(fit.num_steps),
             diagnostics=_with_zero_rows(fit.diagnostics, share),
         )
+
+
+def _as_wide_as_rows_say(
+    target: Target, wide: VectorNormal, centre: Float[np.ndarray, " size"]
+) -> VectorNormal:
+    """A Normal at the prior's centre whose widths are those of rows, taken one by one.
+
+    The coefficient of an income is a ten thousandth of one of an age: about a centre
+    with one width for both no row is possible.
+
+    Args:
+      target: The log joint density.
+      wide: As wide as the prior.
+      centre: The prior's.
+    """
+    widths = wide.stddev
+    away = np.diag(_SHORT * widths)
+    _, gradients = target(np.concatenate([centre + away, centre - away]))
+    upper, lower = np.diagonal(np.split(gradients, 2), axis1=1, axis2=2)
+    with np.errstate(invalid="ignore"):
+        curvature = (lower - upper) / (2.0 * _SHORT * widths)
+        curvature = np.where(np.isfinite(curvature), curvature, 0.0)
+    precision = np.maximum(curvature, widths**-2.0)
+    return VectorNormal(np.asarray(centre, np.float64), np.diag(precision**-0.5))
 
 
 def _with_zero_rows(

@@ -341,3 +341,34 @@ def test_a_gradient_that_xla_makes_wrong_is_not_gone_by() -> None:
     # Standard deviations are about 0.06.
     assert np.max(np.abs(found - mode.x[:2])) < 0.02
     assert result.diagnostics["converged"]
+
+
+@pytest.mark.thorough
+def test_covariates_of_any_size_have_the_same_fit():
+    """About a centre with one width for all coefficients no row would be possible."""
+    rng = np.random.default_rng(3)
+    age, income = rng.uniform(18.0, 80.0, 500), np.exp(rng.normal(10.0, 0.5, 500))
+    hazard = np.exp(-3.0 + 0.03 * age + 2e-5 * income)
+    y = (rng.random(500) < 1.0 - np.exp(-hazard)).astype(np.int32)
+
+    def events(age, income, y):
+        a, b = (numpyro.sample(name, dist.Normal(0.0, 1.0)) for name in "ab")
+        c = numpyro.sample("c", dist.Normal(0.0, 1.0))
+        with numpyro.plate("rows", y.shape[0]):
+            chance = 1.0 - jnp.exp(-jnp.exp(a + b * age + c * income))
+            numpyro.sample("y", dist.Bernoulli(chance), obs=y)
+
+    found = []
+    for unit in (1.0, 1e4):
+        vi = nv.PrivateVI(
+            nv.private(events, unit="rows"),
+            budget=nv.PrivacyBudget(math.inf),
+            engine="dpvi",
+            progress_bar=False,
+        )
+        result = vi.run(jax.random.key(0), age, income / unit, y)
+        assert result.diagnostics["converged"]
+        draws = result.sample_posterior(jax.random.key(1), sample_shape=(1000,))
+        found.append([np.mean(draws["b"]), np.std(draws["b"])])
+        found[-1] += [np.mean(draws["c"]) / unit, np.std(draws["c"]) / unit]
+    np.testing.assert_allclose(*found, rtol=0.01)
