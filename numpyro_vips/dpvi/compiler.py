@@ -27,6 +27,7 @@ from numpyro_vips.dpvi.gradients.silent_directions import (
     SilentDirections,
     silent_directions,
 )
+from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
 from numpyro_vips.dpvi.guides.public_ranges import public_ranges
@@ -48,7 +49,9 @@ from numpyro_vips.dpvi.units_of_globals import moderate_scales, unit_of
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.jax_tools.double_precision import evaluate_in_double
+from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
+from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.graph import ModelGraph, Site
 from numpyro_vips.model.loops_of_rows import ProgramOfRows
@@ -307,7 +310,7 @@ def _with_centred_effects(
         elbo.space,
         priors,
         elbo.centres,
-        lambda: _rows_with_codes(elbo, elbo.sites, _PRODUCT_ROWS),
+        lambda: _in_range(elbo, _rows_with_codes(elbo, elbo.sites, _PRODUCT_ROWS)),
     )
     if not found:
         return elbo
@@ -479,6 +482,34 @@ def _rows_with_codes(
     """Synthetic rows, some of whose integers number the entries of these globals."""
     sizes = {size for site in sites for size in site.shape if size > 1}
     return rows_with_codes(elbo.row_elbo.graph.arguments, count, sorted(sizes))
+
+
+def _in_range(
+    elbo: _UnconstrainedElbo,
+    rows: Mapping[str, np.ndarray],
+    traced: jex_core.ClosedJaxpr | None = None,
+) -> dict[str, np.ndarray]:
+    """The rows whose indices lie in their arrays; others count as zero in every fit.
+
+    Where groups of two kinds differ in number, a code of the one may be none of the
+    other. JAX then takes the last entry, and its derivative in that is zero.
+
+    Args:
+      elbo: The bound.
+      rows: Synthetic rows.
+      traced: The bound in globals, parameters, row and key, if it has been traced.
+    """
+    inputs = elbo.centres, elbo.params, elbo.row, threefry_key(0)
+    program = jax.make_jaxpr(elbo)(*inputs) if traced is None else traced
+    if not picks_entries(program):
+        return dict(rows)
+
+    def is_in_range(row: Mapping[str, Any]) -> Any:
+        leaves = jax.tree.leaves((elbo.centres, elbo.params, row, threefry_key(0)))
+        return indices_in_range(program, leaves)
+
+    kept = np.asarray(jit_unoptimized(jax.vmap(is_in_range))(dict(rows)))
+    return {name: values[kept] for name, values in rows.items()}
 
 
 def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
@@ -667,7 +698,9 @@ def _silent(
         traced,
         read.sites,
         {site.name: elbo.centres[site.name] for site in read.sites},
-        with_large_floats(_rows_with_codes(elbo, read.sites, _SILENT_ROWS)),
+        with_large_floats(
+            _in_range(elbo, _rows_with_codes(elbo, read.sites, _SILENT_ROWS), traced)
+        ),
     )
 
 

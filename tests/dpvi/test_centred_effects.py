@@ -25,8 +25,8 @@ def observed(centre: Any, y: Any, width: Any = 1.0) -> None:
         numpyro.sample("y", dist.StudentT(4.0, centre, width), obs=y)
 
 
-def effects(name: str = "z", scale: Any = 1.0) -> Any:
-    with numpyro.plate(f"groups of {name}", GROUPS):
+def effects(name: str = "z", scale: Any = 1.0, number: int = GROUPS) -> Any:
+    with numpyro.plate(f"groups of {name}", number):
         return numpyro.sample(name, dist.Normal(0.0, scale))
 
 
@@ -49,7 +49,9 @@ def centred(g: Any, h: Any, x: Any, y: Any) -> None:
 
 def of_two_kinds(g: Any, h: Any, x: Any, y: Any) -> None:
     first = of_scale() * effects()[g]
-    observed(mean() + first + of_scale("u") * effects("w", 3.0)[h], y)
+    # A code of the second kind may be none of the first.
+    second = of_scale("u") * effects("w", 3.0, 2 * GROUPS)[h]
+    observed(mean() + first + second, y)
 
 
 def with_slopes(g: Any, h: Any, x: Any, y: Any) -> None:

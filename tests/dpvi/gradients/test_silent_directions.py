@@ -40,6 +40,16 @@ def crossed(g: Any, h: Any, x: Any, y: Any) -> None:
         numpyro.sample("y", dist.StudentT(4.0, mean + a[g] + b[h], 1.0), obs=y)
 
 
+def crossed_with_others(g: Any, h: Any, x: Any, y: Any) -> None:
+    """A code of the one kind may be none of the other, and is tried as one."""
+    mean = numpyro.sample("mean", dist.Normal(0.0, 1.0))
+    a = effects("a")
+    with numpyro.plate("others", 2 * GROUPS):
+        b = numpyro.sample("b", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", len(y)):
+        numpyro.sample("y", dist.StudentT(4.0, mean + a[g] + b[h], 1.0), obs=y)
+
+
 DISTRICT_OF = np.array([0, 0, 1, 1, 1])
 
 
@@ -126,6 +136,7 @@ def engine_of(fn: Any) -> DpviEngine:
     [
         (beside_a_mean, 1),
         (crossed, 2),
+        (crossed_with_others, 2),
         (nested, 3),
         (half_of_the_time, 0),
         (nearly_one_direction, 0),
