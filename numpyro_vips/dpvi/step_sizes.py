@@ -21,7 +21,7 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
     grows like the root of the number of steps, so that with more steps each is shorter.
     They become shorter from the first to the last, so that those that count stay where
     the density is a parabola: a scale that is too small by a third doubles all
-    gradients. From half time on, when coordinates have been found, they are about half as
+    gradients. From half time on, when coordinates have been found, they are half as
     long: effects that sway make residuals, and so their scale, look larger.
 
     Args:
@@ -30,8 +30,7 @@ def step_sizes(num_steps: int, *, is_private: bool) -> tuple[float, ...]:
     """
     if not is_private:
         return (1.0,) * num_steps
-    pace = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
+    longest = min(LONGEST_STEP, DEFAULT_STEPS / num_steps)
     left = 1.0 - np.arange(num_steps) / num_steps
-    # Together as long as if they became shorter evenly.
-    sizes = pace * left * np.where(left > 0.5, 7.0 / 6.0, 0.5)
-    return tuple(np.minimum(sizes, LONGEST_STEP).tolist())
+    slowing = np.where(left > 0.5, left, 0.5 * left)
+    return tuple((longest * slowing).tolist())
