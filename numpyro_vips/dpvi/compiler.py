@@ -499,14 +499,16 @@ def _in_range(
       rows: Synthetic rows.
       traced: The bound in globals, parameters, row and key, if it has been traced.
     """
-    inputs = elbo.centres, elbo.params, elbo.row, threefry_key(0)
-    program = jax.make_jaxpr(elbo)(*inputs) if traced is None else traced
+
+    def inputs(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        return elbo.centres, elbo.params, row, threefry_key(0)
+
+    program = jax.make_jaxpr(elbo)(*inputs(elbo.row)) if traced is None else traced
     if not picks_entries(program):
         return dict(rows)
 
     def is_in_range(row: Mapping[str, Any]) -> Any:
-        leaves = jax.tree.leaves((elbo.centres, elbo.params, row, threefry_key(0)))
-        return indices_in_range(program, leaves)
+        return indices_in_range(program, jax.tree.leaves(inputs(row)))
 
     kept = np.asarray(jit_unoptimized(jax.vmap(is_in_range))(dict(rows)))
     return {name: values[kept] for name, values in rows.items()}

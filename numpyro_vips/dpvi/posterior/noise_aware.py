@@ -5,6 +5,7 @@ of the iterates. With the scores that the steps have released anyway it makes a 
 Normal posterior of all globals, see `score_likelihood.py`, in place of the guide.
 """
 
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -129,9 +130,9 @@ class NoiseAware:
         self._prior_stddev = prior_stddev
         self.num_read = num_read
         self._jitted_prior = jit_unoptimized(jax.vmap(jax.value_and_grad(log_prior)))
-        # Of the last scores that were asked for, as a posterior and what is known of it
-        # both need it.
-        self._last: tuple[RunningScore, NoiseAwareNormal | None] | None = None
+        # Of the last releases that were asked for, as a posterior and what is known of
+        # it both need it.
+        self._last: tuple[tuple[Any, ...], NoiseAwareNormal | None] | None = None
 
     def no_score(self, dtype: Any) -> RunningScore:
         """The running average of scores before the first step: zeros, of no weight."""
@@ -167,8 +168,9 @@ class NoiseAware:
           coordinates: Those of the gradients and of the information; None for the
             globals' own.
         """
-        last = self._last  # Another fit may replace it meanwhile.
-        if last is not None and last[0] is score:
+        last, asked = self._last, (score, information, kept, coordinates)
+        # Another fit may replace it meanwhile.
+        if last is not None and all(map(operator.is_, last[0], asked)):
             return last[1]
         averages = Score(
             gradient=np.asarray(score.gradient, np.float64),
@@ -187,7 +189,7 @@ class NoiseAware:
             self._prior_stddev,
             None if coordinates is None else coordinates.of_all(self._space.size),
         )
-        self._last = score, found
+        self._last = asked, found
         return found
 
     def widths_over_prior(self, normal: VectorNormal) -> Float64[np.ndarray, " read"]:
