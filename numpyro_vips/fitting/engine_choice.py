@@ -9,7 +9,13 @@ from numpyro_vips import _validate
 from numpyro_vips.dpvi.settings import DPVI
 from numpyro_vips.errors import NotConjugateError, UnsafeModelError
 from numpyro_vips.fitting.bounds.bounds import NormPart, norm_parts
-from numpyro_vips.fitting.curvature_noise import HIDDEN, noise_over_curvature
+from numpyro_vips.fitting.curvature_noise import (
+    SHARES,
+    curvature_share,
+    hides_curvature,
+    may_be_left_to_dpvi,
+    noise_over_curvature,
+)
 from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.group_effects import hides_groups, rows_for_groups
 from numpyro_vips.fitting.marginal_latents import (
@@ -17,11 +23,7 @@ from numpyro_vips.fitting.marginal_latents import (
     is_better_marginal,
     is_left_open,
 )
-from numpyro_vips.fitting.schedule import (
-    CURVATURE_SHARE,
-    ScheduleOptions,
-    plan_steps,
-)
+from numpyro_vips.fitting.schedule import ScheduleOptions, plan_steps
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.fitting.sum_rounding import with_rounding
 from numpyro_vips.handlers import private
@@ -85,6 +87,7 @@ class PreparedFit:
         `axis_labels`.
       curvature_noise: By how much noise exceeds the curvature that VIPS would release,
         for a noise multiplier of 1; see `curvature_noise`. 0 where VIPS was not tried.
+      may_be_left_to_dpvi: Whether that is reason enough to take DPVI; see there.
       hides_curvature: Whether it does so by too much at this fit's budget. Then
         `engine_choice="auto"` has taken DPVI, if that can run the model.
       rows_for_groups: How many rows show effects of groups beside other coefficients,
@@ -107,6 +110,7 @@ class PreparedFit:
     reasons: Mapping[str, str]
     axis_labels: AxisLabels = dataclasses.field(default_factory=dict)
     curvature_noise: float = 0.0
+    may_be_left_to_dpvi: bool = False
     hides_curvature: bool = False
     rows_for_groups: float = 0.0
     advantage: Advantage | None = None
@@ -155,7 +159,20 @@ def prepare_fit(
             )
         raise
     settings, engine, reasons = _build(engine_choice, model, graph, options)
-    per_noise, is_hidden = _curvature_noise(engine, graph, options, noise_multiplier)
+    per_noise, many_columns = 0.0, may_be_left_to_dpvi(engine)
+    if options.private:
+        per_noise = noise_over_curvature(
+            engine,
+            num_rows=graph.arguments.public_num_rows,
+            share=SHARES[0],
+            relation=options.sampling.relation,
+        )
+    is_hidden = many_columns and hides_curvature(
+        per_noise, _noise_of_all_steps(engine, options) or noise_multiplier
+    )
+    # Noise that the caller has fixed is no part of a budget.
+    is_fixed = options.noise_multiplier is not None
+    share = curvature_share(per_noise, None if is_fixed else noise_multiplier)
     advantage, for_groups = None, 0.0
     if isinstance(engine, VipsEngine):
         for_groups = rows_for_groups(engine.program)
@@ -174,7 +191,7 @@ def prepare_fit(
     _check_norms(engine, options)
     needs_norms = options.private and options.clipping_norm is None
     parts = norm_parts(engine, graph) if needs_norms else ()
-    steps = plan_steps(engine, parts, options)
+    steps = plan_steps(engine, parts, options, curvature_share=share)
     return PreparedFit(
         arguments=arguments,
         graph=graph,
@@ -185,6 +202,7 @@ def prepare_fit(
         reasons=reasons,
         axis_labels=axis_labels(model, graph),
         curvature_noise=per_noise,
+        may_be_left_to_dpvi=many_columns,
         hides_curvature=is_hidden,
         rows_for_groups=for_groups,
         advantage=advantage,
@@ -224,39 +242,17 @@ def _advantage(
     return "group effects" if is_hidden else None
 
 
-def _curvature_noise(
-    engine: Engine,
-    graph: ModelGraph,
-    options: ScheduleOptions,
-    noise_multiplier: float | None,
-) -> tuple[float, bool]:
-    """`PreparedFit.curvature_noise` and `.hides_curvature`."""
-    if not options.private:
-        return 0.0, False
-    if options.noise_multiplier is not None:
-        num_steps = options.num_steps or engine.default_num_steps(
-            is_private=True, until_converged=False
-        )
-        # The one of the steps, as that of one release which is as dear as all of them.
-        steps = options.sampling.rate * math.sqrt(num_steps)
-        noise_multiplier = options.noise_multiplier / steps
-    per_noise = noise_over_curvature(
-        engine,
-        num_rows=graph.arguments.public_num_rows,
-        share=CURVATURE_SHARE,
-        relation=options.sampling.relation,
-    )
-    return per_noise, hides_curvature(per_noise, noise_multiplier)
+def _noise_of_all_steps(engine: Engine, options: ScheduleOptions) -> float | None:
+    """The noise multiplier of one release that is as dear as all steps of a fit.
 
-
-def hides_curvature(per_noise: float, noise_multiplier: float | None) -> bool:
-    """Whether noise of this size exceeds the curvature by too much.
-
-    Args:
-      per_noise: See `PreparedFit.curvature_noise`.
-      noise_multiplier: See `prepare_fit`.
+    None where the caller has not fixed that of a step.
     """
-    return noise_multiplier is not None and per_noise * noise_multiplier > HIDDEN
+    if options.noise_multiplier is None:
+        return None
+    num_steps = options.num_steps or engine.default_num_steps(
+        is_private=True, until_converged=False
+    )
+    return options.noise_multiplier / (options.sampling.rate * math.sqrt(num_steps))
 
 
 def _dpvi_instead(

@@ -16,10 +16,14 @@ from typing import Any, NamedTuple
 
 import jax
 
+from numpyro_vips.fitting.curvature_noise import (
+    SHARES,
+    curvature_share,
+    hides_curvature,
+)
 from numpyro_vips.fitting.engine_choice import (
     EngineChoice,
     PreparedFit,
-    hides_curvature,
     prepare_fit,
 )
 from numpyro_vips.fitting.explanation import explain_plan, notes_on_redrawn_rows
@@ -105,7 +109,7 @@ def prepared_fit(
 
 def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:
     """What is kept of a fit with this noise, which then is the one used last."""
-    for hidden in itertools.product((False, True), repeat=2):
+    for hidden in itertools.product((False, True), (False, True), SHARES):
         kept = _kept.get((key, hidden))
         if kept is not None and _hidden(kept.prepared, noise_multiplier) == hidden:
             _kept.move_to_end((key, hidden))
@@ -113,12 +117,17 @@ def _found(key: Hashable, noise_multiplier: float | None) -> _Kept | None:
     return None
 
 
-def _hidden(prepared: PreparedFit, noise_multiplier: float | None) -> tuple[bool, bool]:
-    """Whether this noise hides the curvature, and effects of groups."""
+def _hidden(
+    prepared: PreparedFit, noise_multiplier: float | None
+) -> tuple[bool, bool, float]:
+    """Whether this noise hides the curvature, whether it hides effects of groups, and
+    which share of the budget shows the curvature."""
     num_rows = prepared.graph.arguments.public_num_rows
+    per_noise = prepared.curvature_noise
     return (
-        hides_curvature(prepared.curvature_noise, noise_multiplier),
+        prepared.may_be_left_to_dpvi and hides_curvature(per_noise, noise_multiplier),
         hides_groups(prepared.rows_for_groups, num_rows, noise_multiplier),
+        curvature_share(per_noise, noise_multiplier),
     )
 
 

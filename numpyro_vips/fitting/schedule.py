@@ -18,6 +18,7 @@ from numpyro_vips.fitting.bounds.bounds import (
 )
 from numpyro_vips.fitting.bounds.column_histogram import column_block
 from numpyro_vips.fitting.bounds.norm_histogram import histogram_block
+from numpyro_vips.fitting.curvature_noise import SHARES
 from numpyro_vips.fitting.engine import Engine
 from numpyro_vips.fitting.step import Step
 from numpyro_vips.privacy.gaussian_mechanism import Block
@@ -80,9 +81,7 @@ class ScheduleOptions:
 # Shares are parts of Σ 1/σ², σ being noise multipliers, which full batches spend of the
 # budget. That of a single release of "once" statistics beside "adaptive" ones.
 ONCE_SHARE = 0.3
-# Share of each release of "refreshed" statistics.
-CURVATURE_SHARE = 0.04
-# Share of each pilot before these; see `Recentring.pilots`.
+# Share of each pilot before "refreshed" statistics; see `Recentring.pilots`.
 PILOT_OF_CURVATURE_SHARE = 0.03
 # Share of the first histogram of norms, and of those after pilots.
 BOUNDS_SHARE = 0.03
@@ -126,7 +125,11 @@ REPORTING = 0.25
 
 
 def plan_steps(
-    engine: Engine, parts: Sequence[NormPart], options: ScheduleOptions
+    engine: Engine,
+    parts: Sequence[NormPart],
+    options: ScheduleOptions,
+    *,
+    curvature_share: float = SHARES[0],
 ) -> tuple[Step, ...]:
     """Plans the steps of a fit, with noise up to a common factor.
 
@@ -141,6 +144,7 @@ def plan_steps(
       parts: What is known of norms; empty if the caller gave them, or nothing is
         clipped.
       options: The caller's choices.
+      curvature_share: Of each release of "refreshed" statistics.
 
     Returns:
       The steps. Their noise multipliers are in the right proportion to each other;
@@ -151,7 +155,7 @@ def plan_steps(
     planner.count_norms()
     share_of_pilots = planner.release_pilots()
     planner.release_once(share_of_pilots)
-    curvature = planner.release_curvature()
+    curvature = planner.release_curvature(curvature_share)
     if planner.releases.adaptive:
         between = [planner.release_information(), planner.release_coordinates()]
         between += [curvature, planner.count_norms_again()]
@@ -345,8 +349,11 @@ class _Planner:
         )
         self.share -= share
 
-    def release_curvature(self) -> dict[int, list[Step]]:
+    def release_curvature(self, share: float) -> dict[int, list[Step]]:
         """What only slows the fit if it is noisy, with its pilots before all steps.
+
+        Args:
+          share: Of each release that is no pilot.
 
         Returns:
           The releases between adaptive steps.
@@ -366,8 +373,8 @@ class _Planner:
             again = self._norms(open_parts, REFRESH_SHARE)
             self.steps += [pilot, again] * num_pilots
             self.share -= (PILOT_OF_CURVATURE_SHARE + REFRESH_SHARE) * num_pilots
-        self.share -= CURVATURE_SHARE * len(numbers)
-        step = self._from_all_rows(blocks, CURVATURE_SHARE, self._parts)
+        self.share -= share * len(numbers)
+        step = self._from_all_rows(blocks, share, self._parts)
         return {number: [step] for number in numbers}
 
     def release_information(self) -> dict[int, list[Step]]:

@@ -17,8 +17,9 @@ from _row_by_row import solve_locals
 from scipy import optimize, special, stats
 
 import numpyro_vips as nv
+from numpyro_vips.fitting.curvature_noise import SHARES
 from numpyro_vips.fitting.private_step import release, update
-from numpyro_vips.fitting.schedule import CURVATURE_AFTER, CURVATURE_SHARE
+from numpyro_vips.fitting.schedule import CURVATURE_AFTER
 from numpyro_vips.model.arguments import bind_arguments
 from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.secure_random import SecureRandom
@@ -341,7 +342,7 @@ def test_curvature_has_its_share_of_the_budget(relation: Any):
     apart = squared_prices()
     assert set(apart) == {"⟨w w⟩", "⟨w⟩"}
     total = sum(apart.values())
-    share = CURVATURE_SHARE * len(CURVATURE_AFTER)
+    share = SHARES[0] * len(CURVATURE_AFTER)
     assert apart["⟨w w⟩"] == pytest.approx(share * total, rel=1e-6)
     assert gaussian_delta(1.5, math.sqrt(total)) == pytest.approx(1e-5, rel=1e-3)
     # In every step instead, it shares each step's noise, at the same price.
@@ -377,7 +378,7 @@ def test_curvature_has_the_noise_of_one_release():
     noise = state.statistics["⟨w w⟩"]
     coordinates = isometric_coordinates(first.blocks[0], noise)
     # 0.7 in L2 norm, and a release's share of the squared budget.
-    stddev = 0.7 / math.sqrt(CURVATURE_SHARE)
+    stddev = 0.7 / math.sqrt(SHARES[0])
     assert first.mechanism.noise_stddev == pytest.approx(stddev)
     assert state.noise_stddev["⟨w w⟩"] == pytest.approx(stddev)
     statistic = np.sum((coordinates / stddev) ** 2)

@@ -25,7 +25,7 @@ def test_without_noise_information_is_as_released():
 
 
 @pytest.mark.parametrize("released", [-3.0, 0.5, 2.0, 8.0])
-def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
+def test_the_interval_is_that_of_all_that_the_information_may_be(released):
     stddev, prior, variance = 1.5, 0.2, 0.7
     # The prior on the information is exponential.
     mean = released - stddev**2 / max(released - stddev, prior)
@@ -48,14 +48,29 @@ def test_the_variance_is_the_mean_over_what_the_information_may_be(released):
 
     low, high = likely.ppf([0.025, 0.975])
     mass = likely.cdf(high) - likely.cdf(low)
-    expected, _ = integrate.quad(
-        lambda x: posterior_variance(x) * likely.pdf(x) / mass, low, high
-    )
-    expected = nothing / prior + (1.0 - nothing) * expected
     found = rows_information(
         Information(np.array([[released]]), stddev), np.array([prior]), variance
     )
-    assert posterior_variance(found.values[0]) == pytest.approx(expected, rel=0.06)
+    end = normal.isf(0.025) * math.sqrt(posterior_variance(found.values[0]))
+    # How probable it is that the coordinate is in the interval of 95 %.
+    inside, _ = integrate.quad(
+        lambda x: (
+            normal.cdf(end / math.sqrt(posterior_variance(x))) * likely.pdf(x) / mass
+        ),
+        low,
+        high,
+    )
+    inside = nothing * normal.cdf(end * math.sqrt(prior)) + (1.0 - nothing) * inside
+    assert 2.0 * inside - 1.0 == pytest.approx(0.95, abs=0.002)
+
+
+def test_a_direction_that_may_be_hidden_by_chance_does_not_get_the_prior_s_width():
+    """Noise makes seven standard deviations in no fit; the prior is ten thousand times
+    as wide as the rows let the coordinate be."""
+    found = rows_information(
+        Information(np.array([[7.0]]), 1.0), np.array([1e-8]), np.array([0.01])
+    )
+    assert found.values[0] == pytest.approx(6.0, abs=1.0)
 
 
 def test_eigenvalues_that_noise_has_driven_apart_are_moved_together():
