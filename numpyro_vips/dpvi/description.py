@@ -101,10 +101,10 @@ def on_compared(names: Sequence[str]) -> Iterable[str]:
     if names:
         they = ", ".join(map(repr, names))
         yield (
-            f"DPVI follows gradients, and the log density of a row has none in {they}: "
-            "it is only compared with something, or rounded. So it stays at its prior, "
-            "and the other globals are fitted as if it were at the prior's centre. "
-            "Use a smooth function in place of the comparison, such as "
+            f"DPVI follows gradients, and the log density of a row has none in {they}, "
+            "which the model only compares with something, or rounds. So it keeps its "
+            "prior, and the other globals are fitted as if it were at the prior's "
+            "centre. Use a smooth function in place of the comparison, such as "
             "jax.nn.sigmoid((t - switch) / width) for t > switch."
         )
 
@@ -117,12 +117,12 @@ def on_turning(pairs: Sequence[tuple[str, str]]) -> Iterable[str]:
     """
     for one, other in pairs:
         yield (
-            f"Rows know {one!r} and {other!r} only together, and how much of the one "
-            "makes up for the other depends on other globals, as in mean + scale * "
-            "z[group]. Noise leads such a fit astray: intervals of these globals may "
-            "not hold. Write the effects themselves: a ~ Normal(0, scale) and mean + "
-            "a[group], in place of z ~ Normal(0, 1) times something else. In these the "
-            "direction is one, and the fit keeps its noise out."
+            f"A change of {one!r} can be made up for by one of {other!r}, and how much "
+            "depends on other globals, as in mean + scale * z[group]. Noise leads such "
+            "a fit astray: intervals of these globals may not hold the truth. Write "
+            "the effects themselves, a ~ Normal(0, scale) and mean + a[group], in "
+            "place of z ~ Normal(0, 1) times something else: the fit then keeps this "
+            "noise out."
         )
 
 
@@ -143,9 +143,9 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
         yield (
             f"Noise makes the intervals of {', '.join(map(repr, hidden))} up to "
             f"{max(width_ratio.values()):.0f} times as wide as the rows alone would. "
-            "The scores are read as linear over all of that, which they may not be: "
+            "Over such a width the approximation behind the posterior may not hold: "
             "other globals, scales above all, may be off by more than their intervals "
-            "say. More rows, a larger epsilon or tighter priors help."
+            "say. What helps: more rows, a larger epsilon or tighter priors."
         )
 
 
@@ -166,9 +166,9 @@ def on_unheard(heard: Mapping[str, float]) -> Iterable[str]:
     if heard and min(heard.values()) > _UNHEARD:
         yield (
             f"Noise hides what the rows say of {', '.join(map(repr, heard))}: the "
-            "posterior is about the prior. More rows, a larger epsilon or tighter "
-            "priors help; and columns of about unit size, centred by public constants, "
-            "if they are far from it."
+            "posterior is about the prior. What helps: columns scaled to about -1 to 1 "
+            "by public constants, if they are not yet; more rows, a larger epsilon or "
+            "tighter priors."
         )
 
 

@@ -169,7 +169,10 @@ def diagnostics_of(
     if distance is not None:
         found["distance"] = dict(distance)
     if r_hat is None:
-        text = f"{num_steps} steps are too few to tell whether the fit has converged."
+        text = (
+            f"{num_steps} steps are too few to tell whether the fit has converged. "
+            "Pass a larger num_steps=."
+        )
         return found | {"warnings": [text]}
     knows_scores = is_private and distance is not None
     wanders = {
@@ -210,19 +213,22 @@ def _on_moving(
 ) -> str:
     """What is said of a fit whose iterates still drift, and what helps."""
     if not math.isfinite(r_hat):
-        return "The fit has not converged: its iterates are not finite."
+        return (
+            "The fit has not converged: its iterates are not finite. Scale the rows, "
+            "or choose tighter priors or a smaller learning rate."
+        )
     text = (
         f"The fit has not converged: after {num_steps} steps "
         f"{', '.join(map(repr, names))} still drifted, "
         f"by more than {'the noise explains' if is_private else 'they fluctuate'} "
-        f"(R̂ up to {r_hat:.3g}, above {limit}). Where they end nobody "
-        "knows, and intervals do not say so. "
+        f"(R̂ up to {r_hat:.3g}, above {limit}). Means may be off by more than their "
+        "intervals say. "
     )
     if not is_private:
-        return text + "More steps (num_steps=) would help."
+        return text + "What helps: more steps (num_steps=)."
     return text + (
-        "More rows, a larger epsilon, tighter priors, or arguments and priors in units "
-        "in which slopes are about one would help."
+        "What helps: arguments scaled to about -1 to 1, with priors in these units; "
+        "more rows, a larger epsilon or tighter priors."
     )
 
 
@@ -236,11 +242,13 @@ def _on_wild(
         f"{fluctuation:.3g} standard deviations of the posterior."
     )
     if not is_private:
-        return text
+        return text + (
+            " What helps: a smaller learning rate, DPVI(optimizer=optax.adam(0.01))."
+        )
     return text + (
-        " The noise drives them, or they are still on their way: their "
-        "average may be off by several, and intervals do not say so. More "
-        "rows, a larger epsilon or tighter priors would help."
+        " The noise drives them, or they are still on their way. Means may be off by "
+        "more than their intervals say. What helps: more rows, a larger epsilon, "
+        "tighter priors or fewer globals."
     )
 
 
@@ -250,6 +258,6 @@ def _on_far(names: Sequence[str], distance: float, num_steps: int) -> str:
         f"The fit has not converged: after {num_steps} steps the posterior's "
         f"mean of {', '.join(map(repr, names))} lies up to "
         f"{distance:.3g} of its standard deviations from the "
-        "average of the iterates. It is as good as the log density is a "
-        "parabola so far. More steps (num_steps=) would help."
+        "average of the iterates, at which it was computed. So far away it may be "
+        "wrong. What helps: more steps (num_steps=)."
     )

@@ -31,9 +31,9 @@ from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.posterior import Posterior
 
 _NOT_NOISE_AWARE = (
-    "The posterior is the guide, whose intervals know nothing of the noise: with the "
-    "released information the posterior would not be finite. A larger epsilon, more "
-    "rows or priors that are less wide help."
+    "Intervals do not allow for the noise, and are too narrow: with the released "
+    "information matrix the posterior would not be finite, so the guide is returned. "
+    "What helps: a larger epsilon, more rows or narrower priors."
 )
 
 
@@ -145,9 +145,9 @@ def _on_excess(
     largest = max(shares.values())
     sites = [name for name, share in shares.items() if share >= 0.5 * largest]
     yield (
-        "Rows vary more about the model than it says: their variance is at least "
-        f"{excess.factor:.2g} times that, in what they say of "
-        f"{', '.join(map(repr, sites))}. "
+        "Rows vary more about the model than it says: in what they say of "
+        f"{', '.join(map(repr, sites))} their variance is at least "
+        f"{excess.factor:.2g} times the model's. "
         "Intervals are too narrow, and rows that surprise the model are clipped, which "
         "draws the posterior towards the others. What helps: a likelihood with room "
         "for it, such as NegativeBinomial2 for Poisson, StudentT for Normal, a spread "

@@ -60,11 +60,11 @@ def notes_on_redrawn_rows(
     for site, names in exposed.items():
         made_of = " and ".join(map(repr, names))
         yield (
-            f"The rate of {site!r} is proportional to {made_of}, which "
-            "redrawn rows keep, as an exposure that was known beforehand. If it is a "
-            "time that ended when the event came, redrawn rows are unlike the data, "
-            "and the rate comes out too large: write the likelihood with "
-            "numpyro.factor, or as a censored distribution."
+            f"The rate of {site!r} is proportional to {made_of}, which is taken for an "
+            "exposure that was known beforehand. If it is a time that ended when the "
+            "event came, rows that the model draws are unlike the data, and the rate "
+            "comes out too large: write the likelihood with numpyro.factor, or as a "
+            "censored distribution."
         )
     yield (
         f"The last {number} steps clip the difference between the gradient of a "
@@ -247,18 +247,17 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     unknown = [part.name for part in prepared.parts if not part.is_fixed]
     if unknown:
         yield (
-            f"The clipping norms of {', '.join(unknown)} are read off a private "
-            "histogram of the norms of all rows, in the schedule with its share of the "
-            "budget. Where the rows are too few for it, they are those of synthetic "
-            "rows of unit size. With clipping_norm=, from public knowledge, there is "
-            "no histogram."
+            f"The clipping norms of {', '.join(unknown)} come from private histograms "
+            "of the rows' norms, which are in the schedule. Where rows are too few for "
+            f"a histogram, they are those of {rows_in_place(engine)}. With "
+            "clipping_norm=, from public knowledge, there is no histogram."
         )
     counted = [part.name for part in prepared.parts if part.columns is not None]
     uncounted = sorted(engine.columns.keys() & set(unknown))
     if counted:
         yield (
-            f"The columns of {', '.join(counted)} get units from a private histogram "
-            "of each column before rows are clipped, so that large ones, such as "
+            f"The columns of {', '.join(counted)} are scaled before rows are clipped, "
+            "by a private histogram of each column, so that large ones, such as "
             "incomes, do not hide small ones."
         )
     elif uncounted:
@@ -270,22 +269,21 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
         )
     if engine.is_one_vector and any(step.is_pilot for step in prepared.steps):
         yield (
-            "Pilots find coordinates of the globals in which rows say about as much "
-            "along every direction, as far as that stands out of the noise. What is "
-            "released afterwards is clipped in these."
+            "Pilots are cheap releases that find coordinates of the globals in which "
+            "rows say about equally much along every direction, as far as noise allows "
+            "it. Later releases are clipped in these coordinates."
         )
     elif any(step.recentres for step in prepared.steps):
         yield (
             f"{', '.join(sorted(engine.recentred))} are released about means that "
-            "earlier releases have found, so that their noise is that of the rows' "
-            "spread, not that of their distance from zero; features of a regression "
-            "are standardised by what these say of them."
+            "earlier releases, the pilots, have found: their noise then depends on the "
+            "rows' spread, not on their distance from zero. Features of a regression "
+            "are standardised by the pilots."
         )
     elif any(step.is_pilot for step in prepared.steps):
         yield (
-            "Pilots make features uncorrelated, as far as they stand out of the noise, "
-            "and are used for nothing else. Later releases are of features in these "
-            "coordinates."
+            "Pilots are cheap releases by which features are made uncorrelated, as far "
+            "as noise allows it. Later releases are of these features."
         )
     if not options.private:
         yield "NOT PRIVATE: no noise, no clipping."

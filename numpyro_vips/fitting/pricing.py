@@ -103,9 +103,9 @@ def warning_of_delta(priced: PricedSteps, num_rows: int) -> str | None:
         return None
     return (
         f"delta={priced.delta:.3g} is not below 1 / num_rows = {1 / num_rows:.3g}. "
-        "To publish some rows as they are, each with this probability, would be "
-        "allowed by it, so that it promises nothing to the individuals. Choose a delta "
-        "well below, such as 1e-6: a small one costs little accuracy."
+        "Such a delta promises nothing: publishing each row as it is with this "
+        "probability would satisfy it. Choose one well below, such as 1e-6: a small "
+        "delta costs little accuracy."
     )
 
 

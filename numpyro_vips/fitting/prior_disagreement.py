@@ -112,9 +112,9 @@ def _at_an_end(name: str, prior: Any, posterior: MeanAndStddev) -> str | None:
     )
     if is_angle[place]:
         return text + (
-            "If it is an angle, what lies beyond that end is at the other one, where "
-            "the fit does not get to, and the posterior may be wrong. Turn the angles "
-            "by a public constant, so that they are far from both ends."
+            "If it is an angle, the truth may be at the other end, where the fit does "
+            "not get to, and the posterior may be wrong. Turn the angles by a public "
+            "constant, so that they are far from both ends."
         )
     return text + (
         "If the truth may lie beyond it, the posterior is wrong. Give a wider range, "
@@ -172,8 +172,9 @@ def _sentence(
     return (
         f"The prior of {where} and the data disagree: the posterior is {mean:.4g} ± "
         f"{stddev:.2g}, and 99 % of the prior lie between {low:.4g} and {high:.4g}. "
-        "The prior draws the posterior towards itself, and clipped rows may draw it "
-        "further. Give a wider prior, from public knowledge, or write the data in "
-        "units in which the prior holds. If the prior is right, the posterior is not: "
-        "look for the noise, for clipping, and at the units of the data."
+        "The truth may be even farther out, since the prior draws the posterior "
+        "towards itself, and clipping may do so, too. Give a wider prior, from public "
+        "knowledge, or write the data in units in which the prior holds. If the prior "
+        "is right, the posterior is not: check the units of the data, and the share of "
+        "clipped rows."
     )

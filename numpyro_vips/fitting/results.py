@@ -149,13 +149,13 @@ def _without_posterior(problems: Mapping[str, str], result: PrivateVIResult) -> 
             "stays, and what it paid for is in this error's `result` and `released`. "
         )
         change = (
-            "Scale the rows as `explain` says, give a prior that is not flat, or fit "
+            "Scale the rows to about -1 to 1, give a prior that is not flat, or fit "
             "fewer latents or more rows at a larger epsilon"
         )
     else:
         charged = "Nothing was charged. "
         change = "Give a prior that is not flat, or scale the rows"
     return (
-        f"The fit ended in what is no posterior: {sites}. {charged}{change}; under "
+        f"The fit ended without a usable posterior: {sites}. {charged}{change}; under "
         "DPVI also a smaller learning rate helps."
     )

@@ -78,7 +78,7 @@ def warnings_on_rows(
         ):
             unexpected = (
                 f", where the model expects {100 * expected:.1f} %. So some rows are "
-                "farther out than it says, and what is cut off them is in no estimate"
+                "larger than it says, and what is cut off them is lost"
             )
         if unexpected or _is_notable(shares[CLIPPED_ROWS], limit):
             found.append(
@@ -91,11 +91,11 @@ def warnings_on_rows(
         sites = prepared.graph.sites.values()
         observed = [repr(site.name) for site in sites if site.role == "observed"]
         found.append(
-            f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold something "
-            "that is not finite, or an observation or an index that the model "
-            f"cannot have.{_still_counted(prepared)} Look at how "
-            f"{_listed(_arguments(prepared))} were made, and at the support of "
-            f"{_listed(observed)}. What is missing is said by numpyro.handlers.mask."
+            f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold a number "
+            "that is not finite, an observation outside its support, or an index out "
+            f"of range.{_still_counted(prepared)} Check how values of "
+            f"{_listed(_arguments(prepared))} were made, and the support of "
+            f"{_listed(observed)}. Declare missing values by numpyro.handlers.mask."
         )
     if progress.unseen:
         known = {p.name: p.reference for p in prepared.parts} | dict(progress.norms)
@@ -105,8 +105,8 @@ def warnings_on_rows(
             f"{_listed(list(progress.unseen))}: no bin of the private histogram stood "
             "out of its noise. So the norm is that of "
             f"{rows_in_place(prepared.engine)} ({_listed(norms)}), which may be far "
-            "from the rows' own. What helps, the best first: more rows or a larger "
-            "epsilon, so that the histogram shows them; "
+            "from the rows' own: rows may be clipped, or get needless noise. What "
+            "helps, the best first: more rows or a larger epsilon; "
             f"{_listed(_arguments(prepared))} in units in which numbers are about one, "
             "and priors in these units."
         )
@@ -118,8 +118,8 @@ def _still_counted(prepared: PreparedFit) -> str:
     if prepared.engine.is_one_vector:
         return ""
     return (
-        " The public number of rows has them all the same, so that estimates are drawn "
-        "towards zero, and intervals are those of so many rows."
+        " The public number of rows has them all the same, so estimates are drawn "
+        "towards zero, and intervals are too narrow."
     )
 
 
@@ -143,12 +143,11 @@ def _on_weights(weights: Mapping[str, Iterable[str]], share: NoisyShare) -> str:
     return (
         f"Rows have weights of their own: {made_of}, by numpyro.handlers.scale around "
         f"{sites}. {share} of the rows were clipped, the "
-        "heavy ones first, and so count with less than their weight. Where a response "
-        "goes with its weight, the posterior is biased towards light rows, and "
-        "intervals do not know of it. What helps, the best first: weights with a limit "
-        f"that you choose without looking, as numpy.minimum({names[0]}, 3), so that "
-        "few rows are clipped; more rows or a larger epsilon; a model of what weights "
-        "are made of, such as strata, in their place."
+        "heavy ones first, and so count with less than their weight. If the response "
+        "depends on the weight, the posterior is biased towards light rows, and "
+        "intervals do not allow for it. What helps, the best first: weights with a "
+        f"limit that you choose without looking, as numpy.minimum({names[0]}, 3); "
+        "more rows or a larger epsilon; strata in the model in place of weights."
     )
 
 
@@ -159,8 +158,8 @@ def _what_was_cut(prepared: PreparedFit, step: Step, effect: ClippingEffect) -> 
         longer = f"their gradients in {sites} were longer than {step.clipping_norm:.3g}"
         if step.redraws:
             return (
-                f"{longer}, to which their differences to gradients of rows that the "
-                "model draws were shortened."
+                f"{longer}, as compared with those of rows that the model draws, and "
+                "were shortened to that."
             )
         return f"{longer}, and were shortened to that."
     names = [block.name for block in step.blocks]
@@ -202,11 +201,10 @@ def _consequence(step: Step, effect: ClippingEffect) -> str:
         )
     if effect.is_corrected:
         return (
-            "Of what was cut off a part has been added back, as rows lose it that the "
-            "model itself draws, and intervals are wider for it. As far as that falls "
-            f"short, {joined}."
+            "What rows of the model itself would lose by it has been added back, and "
+            f"intervals are wider for it. If the rows lost more, {joined}."
         )
-    return f"So {joined}. Intervals do not know of it."
+    return f"So {joined}. Intervals do not allow for it."
 
 
 def _remedies(
@@ -222,16 +220,15 @@ def _remedies(
         texts.append("leave clipping_norm= out, so that a private histogram finds it")
     else:
         texts.append(
-            "more rows or a larger epsilon, with which the histogram affords a larger "
-            "norm"
+            "more rows or a larger epsilon, at which the histogram takes a larger norm"
         )
     larger = _larger_norm(prepared, options, progress, step, effect)
     if larger is not None:
         texts.append(
-            f"clipping_norm={larger}, which is twice as large, and so is the noise"
+            f"clipping_norm={larger}, which is twice as large, with twice the noise"
         )
     texts.append(
-        f"where few rows are far larger than the others, the logarithm of "
+        f"if few rows are far larger than the others, the logarithm of "
         f"{_listed(_arguments(prepared), 'or')}, or a limit on it that you choose "
         "without looking"
     )

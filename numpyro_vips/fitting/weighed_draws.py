@@ -140,10 +140,10 @@ def _warnings(found: dict[str, Any], is_known: bool) -> list[str]:
         k = found["pareto_k"]
         shown = f"{k:.2f}" if math.isfinite(k) else "infinite"
         return [
-            "The posterior is far from the model's own: draws of it, weighed by the "
-            f"model's density, have too heavy a tail (Pareto k = {shown}, which should "
-            f"be below {LARGEST_GOOD_SHAPE}) to tell how far. Means may be off, and "
-            f"standard deviations too small. {reason}"
+            "The posterior is far from the model's own: so say draws of it, weighed by "
+            f"the model's density (Pareto k = {shown}, which should be below "
+            f"{LARGEST_GOOD_SHAPE}). Means may be off, and standard deviations too "
+            f"small. {reason}"
         ]
     moved, widened = found["moved"], found["widened"]
     texts = [

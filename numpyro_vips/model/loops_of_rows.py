@@ -81,9 +81,9 @@ def warning_of_loops(until_rows_stop: bool) -> str | None:
     if not until_rows_stop:
         return None
     return (
-        "The model or guide has a jax.lax.while_loop that goes on until numbers of a "
-        "row say stop. At some row it may take very long, or never end, and whether "
-        "and when the fit ends tells of that row without any noise. Give the loop a "
-        "public largest number of turns, such as jax.lax.fori_loop from 0 to a "
-        "constant. See 'Timing and side channels' in docs/privacy.md."
+        "The model or guide has a jax.lax.while_loop whose length depends on a row. "
+        "At some row it may take very long, or never end, so when the fit ends tells "
+        "something about that row, without any noise. Give the loop a public largest "
+        "number of turns, such as jax.lax.fori_loop from 0 to a constant. See 'Timing "
+        "and side channels' in docs/privacy.md."
     )

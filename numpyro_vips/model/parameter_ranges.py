@@ -93,9 +93,9 @@ def warning_of_chances(found: Mapping[str, str]) -> str | None:
     return (
         f"Under its priors the model makes chances below zero or above one: {listed}. "
         "NumPyro moves them to the nearest end, where the density does not depend on "
-        "the latents, so that the posterior is none of the model that was meant. Write "
+        "the latents, so the posterior is not that of the model that was meant. Write "
         "logits=, or a function with values between zero and one, such as "
-        "jax.nn.sigmoid, or give priors that keep chances within."
+        "jax.nn.sigmoid, or give priors that keep chances between zero and one."
     )
 
 

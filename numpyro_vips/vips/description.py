@@ -29,11 +29,11 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
         yield (
             f"VIPS has not converged: in the last of {found['num_steps']} steps the "
             f"statistics of {sites} still moved, by more than the noise explains "
-            f"(drift up to {max(found['drift'].values()):.3g}). The average still has "
-            "the sums of earlier steps in it, and intervals do not say so. More steps "
-            "(num_steps=), or weights that forget the first ones sooner, would help: "
-            "VIPS(step_size=lambda t: min(1.0, 6 / (t + 6))) does beside the default "
-            "2 / (t + 2)."
+            f"(drift up to {max(found['drift'].values()):.3g}). The posterior is "
+            "computed from an average over steps, which still contains the first ones, "
+            "and intervals do not allow for that. What helps: more steps (num_steps=), "
+            "or weights that forget the first ones sooner, "
+            "engine=VIPS(step_size=lambda t: min(1.0, 6 / (t + 6)))."
         )
     elif found["converged"] is False:
         left = found["remaining"]
@@ -47,44 +47,44 @@ def warnings_of(program: ConjugateProgram, found: Mapping[str, Any]) -> Iterator
         sites = ", ".join(repr(site) for site in found["as_good"])
         yield (
             f"Another start led to another posterior of {sites} that is about as "
-            "good, as where components may trade their labels. Means of single "
-            "components are then up to relabelling: look at what does not depend "
-            "on the order, or give the components different priors."
+            "good, as where components may trade their labels. So do not read means of "
+            "single components: look at what does not depend on their order, such as "
+            "predictions, or give the components different priors."
         )
     left = found["errors_left"]
     if left is not None and left > _LEFT:
         yield (
             f"Rows say little of their own latents: {found['missing_information']:.0%} "
-            "of the information about some direction of the globals is missing. Of the "
-            f"errors of early steps up to {left:.1g} posterior standard deviations are "
-            "left. Intervals allow for them, as far as the sums of rows are linear in "
-            "the globals. More steps (num_steps=) leave less."
+            "of the information about some direction of the globals is missing. The "
+            f"first steps leave an error of up to {left:.1g} posterior standard "
+            "deviations. Intervals allow for it, but only approximately. What helps: "
+            "more steps (num_steps=)."
         )
     is_noisy = found["converged"] is None or bool(found["moving"])
     if is_noisy and found["missing_information"] is not None and left is None:
         text = (
-            "Rows say little of their own latents, and what the first steps have left "
-            "in the average could not be taken out. Intervals may be too narrow. "
+            "Rows say little of their own latents, and the error that the first steps "
+            "have left could not be corrected. Intervals may be too narrow. "
         )
         if _has_components(program):
             text += (
-                "Look at what does not depend on the order of components. More rows, "
-                "fewer components or priors that tell them apart would help."
+                "Look at what does not depend on the order of components. What helps: "
+                "more rows, fewer components or priors that tell them apart."
             )
             if can_be_summed_out(program):
                 text += " So does engine='dpvi', which sums over rows' latents."
         else:
             text += (
-                "More rows, a larger epsilon or tighter priors of what the rows' "
-                "latents depend on would help."
+                "What helps: more rows, a larger epsilon or tighter priors of what the "
+                "rows' latents depend on."
             )
         yield text
     if found["below_noise"]:
         sites = ", ".join(repr(site) for site in found["below_noise"])
         yield (
             f"What the rows say of {sites} is below the noise, and its posterior "
-            "is about as wide as the noise makes it. More rows, a larger epsilon "
-            "or a smaller clipping_norm would say more."
+            "is about as wide as the noise makes it. What helps: more rows, a larger "
+            "epsilon or a smaller clipping_norm."
         )
     yield from _on_bounds(program)
     if found["converged"] is None or found["moving"]:
@@ -128,8 +128,8 @@ def _on_bounds(program: ConjugateProgram) -> Iterable[str]:
     own = [x for x in own if latents[x].role == "local" and is_real(latents[x])]
     if own:
         yield (
-            f"Of {', '.join(map(repr, own))}, which every row has its own of, the "
-            "logistic likelihood is replaced by a bound. It is looser the less a "
+            f"Every row has latents {', '.join(map(repr, own))} of its own, over which "
+            "the logistic likelihood is replaced by a bound. It is looser the less a "
             "row says of them: globals that scale them come out too small, "
             "precisions too large, and both too certain. engine='dpvi' integrates "
             "one or two such latents by quadrature."
@@ -144,8 +144,8 @@ def _on_flat_priors(program: ConjugateProgram) -> Iterable[str]:
         yield (
             f"The prior of {', '.join(map(repr, flat))} is flat (ImproperUniform). "
             "Where noise hides what the rows say, the posterior is improper, and "
-            "what is returned is as wide as numbers allow. A proper prior from "
-            "public knowledge, such as a wide Normal, says what is possible."
+            "what is returned is as wide as numbers allow. Give a proper prior from "
+            "public knowledge, such as a wide Normal."
         )
 
 
@@ -283,17 +283,17 @@ def notes_on(program: ConjugateProgram, squares: Mapping[str, str]) -> Iterable[
     yield from _on_bounds(program)
     if can_be_summed_out(program):
         yield (
-            "Rows add what is expected of their own latents. engine='dpvi', which sums "
-            "over them, adds less noise: its errors were two thirds to a quarter of "
-            "these with a thousand rows at epsilon 1."
+            "VIPS releases expected statistics of the rows' own latents. engine='dpvi' "
+            "sums over these latents, and needs less noise: with a thousand rows at "
+            "epsilon 1 its errors were a quarter to nine tenths as large."
         )
     if squares:
         yield (
-            f"Of {', '.join(squares)} rows are clipped, and norms counted, "
-            "in units of columns: those of the coefficients' priors or of histograms "
-            "of columns at first, then those that are made of the released "
-            f"{', '.join(dict.fromkeys(squares.values()))}, which is clipped in them, "
-            "too."
+            f"{', '.join(squares)} and "
+            f"{', '.join(dict.fromkeys(squares.values()))} are clipped, and their "
+            "norms counted, in units of columns. These come from the coefficients' "
+            "priors or from histograms of columns, and later from what was released of "
+            f"{', '.join(dict.fromkeys(squares.values()))}."
         )
     factors = program.structure.posterior_factors.values()
     largest = max((f.layout.size for f in factors if f.layout), default=0)

@@ -99,12 +99,12 @@ def test_latents_that_can_be_summed_out_are_a_reason_for_dpvi(
 ) -> None:
     """Shares of topics and real factors are none, nor is what an augmentation adds."""
     notes = " ".join(notes_on(program_of(name), {}))
-    assert ("sums over them" in notes) == expected
+    assert ("sums over these latents" in notes) == expected
 
 
 def test_many_latents_of_a_row_are_not_summed_out() -> None:
     notes = " ".join(notes_on(uncertified(two_of_many, (np.zeros((4, 20)),)), {}))
-    assert "sums over them" not in notes
+    assert "sums over these latents" not in notes
 
 
 def test_sites_are_described_by_their_factors_and_bounds() -> None:

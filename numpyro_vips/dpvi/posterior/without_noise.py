@@ -174,8 +174,8 @@ def with_warnings(diagnostics: dict[str, Any]) -> dict[str, Any]:
     if not diagnostics["converged"]:
         warnings.append(
             "The fit has not converged: its means and standard deviations may be far "
-            "off. Scale the data, choose tighter priors, or look for a direction in "
-            "which the posterior has no end."
+            "off. Scale the data, choose tighter priors, or look for latents that "
+            "neither the rows nor their priors determine."
         )
     k = diagnostics["pareto_k"]
     # The shape of the tail says nothing of its size.
@@ -183,6 +183,7 @@ def with_warnings(diagnostics: dict[str, Any]) -> dict[str, Any]:
         warnings.append(
             f"The posterior is far from a Normal (Pareto k = {k:.2f}, above "
             f"{LARGEST_GOOD_SHAPE}): means may be off, and standard deviations and "
-            "tails more so."
+            "tails more so. Try another parametrisation, or a guide of your own; "
+            "without privacy, NUTS runs the same model."
         )
     return diagnostics | {"warnings": warnings}

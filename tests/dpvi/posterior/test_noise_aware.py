@@ -478,4 +478,4 @@ def test_a_posterior_that_would_overflow_is_the_guide_and_says_so():
         result = vi.run(jax.random.key(0), y)
     assert isinstance(result.posterior, NormalPosterior)
     said = " ".join(result.diagnostics["warnings"])
-    assert "know nothing of the noise" in said
+    assert "do not allow for the noise" in said
