@@ -25,6 +25,7 @@ import scipy.sparse
 from _models import logistic
 
 import numpyro_vips as nv
+from numpyro_vips.privacy.gaussian_mechanism import GaussianMechanism
 
 pytestmark = pytest.mark.usefixtures("without_remarks")
 
@@ -262,6 +263,53 @@ def test_a_sparse_matrix_may_lie_in_files(sampling, tmp_path):
 
 
 @pytest.mark.thorough
+def seen_entries(X: Any, seen: Any) -> None:
+    mean: Any = numpyro.sample("mean", dist.Normal(np.zeros(4), 1.0).to_event(1))
+    with numpyro.plate("rows", X.shape[0]), numpyro.handlers.mask(mask=seen):
+        numpyro.sample("x", dist.Normal(mean, 1.0).to_event(1), obs=1.0 * X)
+
+
+@pytest.mark.optimized
+def test_a_row_of_a_file_is_clipped_whatever_bytes_its_truth_values_are(
+    tmp_path, monkeypatch
+):
+    """A row alone, so that the sum is what it contributes."""
+    moved: list[float] = []
+
+    def watched(self: GaussianMechanism, sums: Any, rng: Any) -> Any:
+        if {block.name for block in self.blocks} >= {"⟨mean⟩"}:
+            squares = [
+                np.sum((block.scale * np.asarray(sums[block.name])) ** 2)
+                for block in self.blocks
+            ]
+            moved.append(math.sqrt(sum(squares)) / self.sensitivity("add_or_remove"))
+        return add_noise(self, sums, rng)
+
+    add_noise = GaussianMechanism.add_noise
+    monkeypatch.setattr(GaussianMechanism, "add_noise", watched)
+    vi = nv.PrivateVI(
+        nv.private(seen_entries, unit="rows"),
+        budget=nv.PrivacyBudget(20.0, 1e-5),
+        engine="vips",
+        num_steps=2,
+        num_rows=100,
+        clipping_norm=0.7,
+        epsilon=1.0,
+        delta=1e-7,
+        progress_bar=False,
+    )
+    for bytes_of_row in ([1, 1, 0, 1, 1], [1, 1, 0, 1, 255], [2, 3, 2, 3, 253]):
+        np.array(bytes_of_row, np.uint8).tofile(tmp_path / "row")
+        row = np.memmap(tmp_path / "row", bool, mode="r", shape=(1, 5))
+        vi.run(KEY, np.asarray(row[:, :4]), np.asarray(row[:, 4]))
+        vi.run(KEY, *(np.memmap(tmp_path / "row", bool, "r", o, s) for o, s in _PARTS))
+    assert len(moved) >= 6 and max(moved) <= 1.0
+
+
+# Offset and shape of the arguments in that file.
+_PARTS = ((0, (1, 4)), (4, (1,)))
+
+
 def test_chunks_without_rows_are_no_trouble(tmp_path):
     """Where fewer rows are there than were declared."""
     counts = counts_of_words()

@@ -6,11 +6,11 @@ no sums without noise, no state of a generator.
 
 No step may be released twice under one charge, also where somebody copies files while
 the fit runs or brings back an old copy. So a step becomes public in one instant. Its
-numbers are first written sealed, with a key that is in memory alone. Then the ledger's
-file is replaced, which counts the step and holds the key. If the process ends before
-that, nobody can read the numbers, and the step is drawn again; if it ends after it, the
-step is there. A checkpoint with fewer steps than the ledger has counted is an old copy,
-and is refused.
+numbers are first written sealed, with a key that is in memory alone. Then a line is
+added to the ledger's file, which counts the step and has the key. If the process ends
+before that, nobody can read the numbers, and the step is drawn again; if it ends after
+it, the step is there. A checkpoint with fewer steps than the ledger has counted is an
+old copy, and is refused.
 
 The file begins with a line of JSON about the fit. The record of a step is a line of
 JSON with its length and the key of the step before, and then its numbers, sealed.

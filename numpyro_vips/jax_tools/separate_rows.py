@@ -24,13 +24,16 @@ and the rule never does.
 
 Derivatives that an author has given a function (`jax.custom_jvp`, `jax.custom_vjp`) are
 part of the traced program wherever a derivative is taken.
+
+LAPACK prints a line where it is to decompose a matrix with an infinite number. So the
+singular values of what is not finite are not looked for: they are not numbers.
 """
 
 import functools
 import math
 import operator
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -182,19 +185,46 @@ def _replaced_equation(equation: jex_core.JaxprEqn) -> jex_core.JaxprEqn:
         new = equation
     else:
         new = equation.replace(params=params)
+    if equation.primitive.name == "svd":
+        return _call_of(_svd_of_finite(new), [aval_of(x) for x in new.invars], new)
     if equation.primitive.name != "custom_vmap_call" or _is_ours(equation):
         return new
     called = called_program(new)
     assert called is not None
+    return _call_of(jex_core.jaxpr_as_fun(called), called.in_avals, new)
+
+
+def _call_of(
+    function: Callable[..., Any], avals: Sequence[Any], equation: jex_core.JaxprEqn
+) -> jex_core.JaxprEqn:
+    """A call of a function in the place of an equation; the latter if there is none."""
     like = [
-        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type)
-        for x in called.in_avals
+        jax.ShapeDtypeStruct(x.shape, x.dtype, weak_type=x.weak_type) for x in avals
     ]
     # Of arrays in the program JAX would make operands of the call.
-    (call,) = jax.make_jaxpr(jax.jit(jex_core.jaxpr_as_fun(called)))(*like).jaxpr.eqns
+    (call,) = jax.make_jaxpr(jax.jit(function))(*like).jaxpr.eqns
     if len(call.invars) != len(equation.invars):
-        return new
+        return equation
     return call.replace(invars=equation.invars, outvars=equation.outvars)
+
+
+def _svd_of_finite(equation: jex_core.JaxprEqn) -> Callable[[Any], list[Any]]:
+    """What an equation does that decomposes matrices, with NaN where one is not finite.
+
+    Zeros are decomposed in its place.
+    """
+
+    def decomposed(matrix: jax.Array) -> list[jax.Array]:
+        is_finite = jnp.isfinite(matrix).all((-2, -1))
+
+        def where_finite(array: Any, other: float) -> jax.Array:
+            axes = tuple(range(is_finite.ndim, array.ndim))
+            return jnp.where(jnp.expand_dims(is_finite, axes), array, other)
+
+        found = equation.primitive.bind(where_finite(matrix, 0.0), **equation.params)
+        return [where_finite(array, math.nan) for array in found]
+
+    return decomposed
 
 
 def check_row_program(program: jex_core.ClosedJaxpr) -> None:

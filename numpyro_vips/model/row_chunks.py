@@ -56,8 +56,8 @@ def row_chunks(
 ) -> Iterator[Iterator[Chunk]]:
     """The chunks that hold the pieces of a selection of rows, in order.
 
-    Values are cast to the dtypes that JAX would give them, and a sparse matrix is made
-    dense, but for an argument with a width.
+    Values are cast to the dtypes that JAX would give them, see `_cast`, and a sparse
+    matrix is made dense, but for an argument with a width.
 
     Args:
       leaves: What holds the rows, by the name of the argument.
@@ -84,10 +84,9 @@ def row_chunks(
             if name in read:
                 leaf, places = read[name], range(len(piece))
             if width is None:
-                dense = _rows(leaf, places).astype(dtype, copy=False)
-                return _filled_up(dense, length)
+                return _filled_up(_cast(_rows(leaf, places), dtype), length)
             kept = _largest_entries(leaf, places, width)
-            values = kept.values.astype(dtype, copy=False)
+            values = _cast(kept.values, dtype)
             # Those of one row must differ.
             first = np.arange(width, dtype=kept.indices.dtype)
             return dataclasses.replace(
@@ -133,6 +132,17 @@ def shape_of(leaf: PrivateLeaf) -> tuple[int, ...]:
     shape = leaf.shape
     assert shape is not None
     return tuple(int(size) for size in shape)
+
+
+def _cast(array: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The array with a dtype, and truth values with bytes that are 0 or 1.
+
+    NumPy takes any byte for a truth value, such as those of a file, and any but 0 for
+    true. XLA may take 2 for true in one place and for false in another: what a row's
+    norm is made of would differ from what is added.
+    """
+    found = array.astype(dtype, copy=False)
+    return found.view(np.uint8) != 0 if dtype == np.bool_ else found
 
 
 def _filled_up(array: np.ndarray, length: int, filling: Any = 0) -> np.ndarray:

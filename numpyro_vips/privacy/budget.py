@@ -390,15 +390,14 @@ class PrivacyBudget:
         """
         file = self._counting_file()
         with self._lock, file.locked():
-            charges = self._current_charges()
+            self._current_charges()
             _, fits = file.contents()
             if name not in fits or fits[name].steps != steps - 1:
                 raise RuntimeError(
                     "Another program has gone on with this fit, and its ledger has "
                     "counted this step. It was not released a second time."
                 )
-            fits[name] = dataclasses.replace(fits[name], steps=steps, key=key)
-            file.write(charges, fits)
+            file.count(name, dataclasses.replace(fits[name], steps=steps, key=key))
 
     def _counting_file(self) -> LedgerFile:
         assert self._file is not None, "only a file counts steps"

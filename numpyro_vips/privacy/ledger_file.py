@@ -1,6 +1,12 @@
 """The file that keeps a ledger, written so that no charge is ever lost.
 
 Several processes may share one: whoever reads it in order to write it holds its lock.
+
+The file is JSON, which a charge replaces. After it come lines that count the steps of
+fits which may go on, each with the key by which its step is read. Such a key must not
+be on the disk before the step counts, and a file that is about to replace this one is
+there before it does: a process that is killed in between leaves it behind. So a line is
+added where it is, and counts with its last byte.
 """
 
 import contextlib
@@ -10,7 +16,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,10 @@ from numpyro_vips.accounting import jsonable
 from numpyro_vips.privacy.charges import Charge, FitInSteps
 
 _FORMAT = "numpyro_vips privacy ledger 3"
+# What a line that counts a step has before its key.
+_BEFORE_KEY = '"key": "'
+# Lines that count steps, before they become part of what they follow.
+_MOST_LINES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +54,8 @@ class LedgerFile:
           ValueError: The file is damaged, has another format, or is of another budget.
           OSError: It cannot be read.
         """
-        try:
-            content = self.path.read_bytes()
-        except OSError as error:
-            raise OSError(
-                error.errno,
-                "The privacy ledger cannot be read, and nothing was charged: "
-                f"{error.strerror}. Choose another path, or restore the file from a "
-                "copy",
-                str(self.path),
-            ) from error
         with self._damage_named():
-            record = json.loads(content)
+            record, lines, _ = _parts(self._text())
             body = record["ledger"]
             found_format = body["format"]
             if record["sha256"] != _checksum(body):
@@ -70,7 +70,7 @@ class LedgerFile:
             charges = tuple(map(Charge.from_dict, body["charges"]))
             fits = {
                 name: FitInSteps(**fields)
-                for name, fields in body.get("fits", {}).items()
+                for name, fields in (body.get("fits", {}) | _counted(lines)).items()
             }
             found = (
                 float(body["epsilon"]),
@@ -87,6 +87,23 @@ class LedgerFile:
                 "Open it with its own settings, or use another file."
             )
         return charges, fits
+
+    def _text(self) -> str:
+        """All that the file holds.
+
+        Raises:
+          OSError: It cannot be read.
+        """
+        try:
+            return self.path.read_bytes().decode()
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                "The privacy ledger cannot be read, and nothing was charged: "
+                f"{error.strerror}. Choose another path, or restore the file from a "
+                "copy",
+                str(self.path),
+            ) from error
 
     @contextlib.contextmanager
     def _damage_named(self) -> Generator[None]:
@@ -118,6 +135,30 @@ class LedgerFile:
         )
         text = json.dumps({"sha256": _checksum(body), "ledger": body}, indent=1)
         replace_file(self.path, text + "\n")
+
+    def count(self, name: str, fit: FitInSteps) -> None:
+        """Notes how far a fit has come, which is on the disk when this returns.
+
+        The key is nowhere in a file before the fit has come so far; see the module.
+
+        Args:
+          name: The fit's, of those in the file.
+          fit: It, with one step more.
+        """
+        _, lines, _ = _parts(self._text())
+        if len(lines) >= _MOST_LINES:
+            self.write(*self.contents())
+        text = self._text()
+        _, _, cut = _parts(text)
+        step = {"fit": name, **dataclasses.asdict(fit)}
+        line = json.dumps({"sha256": _checksum(step), "step": step})
+        with self.path.open("r+b") as file:
+            # What a process that was killed has left behind goes.
+            file.truncate(len(text.encode()) - len(cut.encode()))
+            file.seek(0, os.SEEK_END)
+            file.write(f"{line}\n".encode())
+            file.flush()
+            os.fsync(file.fileno())
 
     @contextlib.contextmanager
     def locked(self) -> Generator[None]:
@@ -201,6 +242,36 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _parts(text: str) -> tuple[dict[str, Any], list[str], str]:
+    """The ledger in a file, the lines after it, and one that was cut off.
+
+    Raises:
+      ValueError: It is no such file, or a line was cut off behind the beginning of its
+        key: whether that can be read nobody knows.
+    """
+    record, end = json.JSONDecoder().raw_decode(text)
+    *lines, cut = text[end:].split("\n")
+    if _BEFORE_KEY in cut:
+        raise ValueError("A line was cut off.")
+    return record, [line for line in lines if line], cut
+
+
+def _counted(lines: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Fits by name, as the lines have them that count their steps.
+
+    Raises:
+      ValueError, KeyError, TypeError: A line is damaged.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        record = json.loads(line)
+        step = record["step"]
+        if record["sha256"] != _checksum(step):
+            raise ValueError("The checksum is another one.")
+        found[step.pop("fit")] = step
+    return found
 
 
 def _checksum(body: Mapping[str, Any]) -> str:

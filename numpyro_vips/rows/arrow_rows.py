@@ -227,13 +227,15 @@ def _numbers(column: Any) -> np.ndarray:
         inner = column.values.slice(column.offset * kind.list_size)
         flat = _numbers(inner.slice(0, len(column) * kind.list_size))
         rows = flat.reshape(len(column), kind.list_size, *flat.shape[1:]).copy()
-        rows[column.is_null().to_numpy(zero_copy_only=False)] = _missing(rows.dtype)
+        rows[column.is_null().to_numpy(zero_copy_only=False)] = missing_number(
+            rows.dtype
+        )
         return rows
     if pa.types.is_boolean(kind):
         column = column.cast(pa.uint8())
     if column.null_count:
         dtype = np.dtype(column.type.to_pandas_dtype())
-        column = pc.fill_null(column, pa.scalar(_missing(dtype), column.type))
+        column = pc.fill_null(column, pa.scalar(missing_number(dtype), column.type))
     return column.to_numpy(zero_copy_only=False)
 
 
@@ -247,10 +249,15 @@ def _module(name: str) -> Any:
         raise
 
 
-def _missing(dtype: np.dtype) -> Any:
-    """What stands for a missing number; of a narrow float, a NaN of that type."""
-    if dtype.kind == "f":
+def missing_number(dtype: np.dtype) -> Any:
+    """What stands for a missing number; of a narrow float, a NaN of that type.
+
+    Truth values have none that is no other: it is false.
+    """
+    if dtype.kind not in "biu":
         return np.array(np.nan, dtype)[()]
+    if dtype.kind == "b":
+        return False
     # JAX makes 32 bits of 64, which leaves a zero of the smallest number.
     if dtype.kind == "u":
         return min(np.iinfo(dtype).max, np.iinfo(np.uint32).max)

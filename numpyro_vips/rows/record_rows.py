@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from numpyro_vips.rows.arrow_rows import missing_number
 from numpyro_vips.rows.source import RowType
 
 # Records that are read at once.
@@ -22,6 +23,12 @@ class RecordRows:
     Whatever has a length and gives a record for `records[n]`: a list of dicts, a data
     set of PyTorch, a random-access source of Grain, such as an `ArrayRecordDataSource`.
     Where there is `records.__getitems__(indices)`, several are read at once.
+
+    No record is an error: whether a fit ends would tell of it. What a record does not
+    have, what has another shape and what is no number is missing, as a cell of
+    `ArrowRows` may be, so that the row counts as zero. If that is so of all records,
+    `row` is not what they are: look at a few, `rows.read(np.arange(3))`, where they may
+    be seen.
     """
 
     def __init__(
@@ -39,7 +46,8 @@ class RecordRows:
             were read off a record, that record would decide how all others are read.)
             A record's other entries are left out.
           decode: Makes a record's arrays of what is stored, such as bytes. It must look
-            at that record alone: what it adds up over records has no noise.
+            at that record alone: what it adds up over records has no noise. Where it
+            raises, the fit ends.
 
         Raises:
           TypeError: Records have no length, or cannot be read by their number.
@@ -76,7 +84,7 @@ class RecordRows:
         if not isinstance(self.row, Mapping):
             return _stacked(decoded, self.row)
         return {
-            name: _stacked([record[name] for record in decoded], row)
+            name: _stacked([_of_record(record, name) for record in decoded], row)
             for name, row in self.row.items()
         }
 
@@ -84,18 +92,35 @@ class RecordRows:
         return record if self._decode is None else self._decode(record)
 
 
-def _stacked(values: list[Any], row: RowType) -> np.ndarray:
-    """The arrays of some rows, of the dtype that was declared.
+def _of_record(record: Any, name: str) -> Any:
+    """An array of a record; None if it has no such array."""
+    try:
+        return record[name]
+    except Exception:
+        return None
 
-    Raises:
-      ValueError: One has another shape, which it must not be broadcast to.
+
+def _stacked(values: list[Any], row: RowType) -> np.ndarray:
+    """The arrays of some rows, of the shape and dtype that were declared.
+
+    Those of another shape, which must not be broadcast, and what cannot be cast is
+    missing.
     """
-    stacked = np.zeros((len(values), *row.shape), row.dtype)
+    dtype = np.dtype(row.dtype)
+    stacked = np.full((len(values), *row.shape), missing_number(dtype), dtype)
     for number, value in enumerate(values):
-        array = np.asarray(value)
-        if array.shape != stacked.shape[1:]:
-            raise ValueError("A record's array is not of the declared shape.")
-        # A number that the dtype cannot hold must not warn: that depends on it.
-        with np.errstate(all="ignore"):
+        array = _cast(value, dtype)
+        if array is not None and array.shape == stacked.shape[1:]:
             stacked[number] = array
     return stacked
+
+
+def _cast(value: Any, dtype: np.dtype) -> np.ndarray | None:
+    """An array of a dtype; None if there is none, or it would have to warn."""
+    try:
+        array = np.asarray(value)
+        # A number that the dtype cannot hold must not warn: that depends on it.
+        with np.errstate(all="ignore"):
+            return None if array.dtype.kind == "c" else array.astype(dtype)
+    except Exception:  # Such as of texts, or of integers of any size.
+        return None

@@ -79,13 +79,16 @@ def _csv(
     options = csv.ParseOptions(
         newlines_in_values=True, invalid_row_handler=lambda _: "skip"
     )
+    # Arrow decompresses a file whose name says so, `people.csv.gz`.
+    with pa.input_stream(str(path)) as stream:
+        content = pa.py_buffer(stream.read())
     # One block, also for the names: a cell that is longer than a block is an error, and
     # so is one with line breaks that ends in another. Bytes, since whether they are
     # texts is for each cell.
-    size = min(path.stat().st_size + 1, _LARGEST_BLOCK)
+    size = min(content.size + 1, _LARGEST_BLOCK)
     try:
         table = csv.read_csv(
-            path,
+            pa.BufferReader(content),
             read_options=csv.ReadOptions(block_size=size),
             parse_options=options,
             convert_options=csv.ConvertOptions(

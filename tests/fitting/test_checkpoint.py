@@ -245,6 +245,60 @@ def test_what_the_ledger_has_not_counted_cannot_be_read(tmp_path, monkeypatch):
         assert_same(checkpoint.released, [first, second])
 
 
+def _readable(folder: Path) -> int:
+    """How many steps somebody can read who has all files of a folder."""
+    files = [path.read_bytes() for path in folder.iterdir() if path.is_file()]
+    keys = {
+        key.decode() for file in files for key in re.findall(rb"\b[0-9a-f]{64}", file)
+    }
+    with (folder / "fit").open("rb") as file:
+        file.readline()
+        sealed = [record.content for record in checkpoints._records(file)]
+
+    def is_open(content: bytes, key: str) -> bool:
+        try:
+            checkpoints._opened(content, key)
+        except ValueError:
+            return False
+        return True
+
+    return sum(any(is_open(content, key) for key in keys) for content in sealed)
+
+
+@pytest.mark.parametrize("operation", ["fsync", "replace"])
+def test_no_file_of_any_instant_has_the_key_of_a_step_that_does_not_count(
+    operation, tmp_path, monkeypatch
+):
+    """Of files that a process leaves that is killed, or that are copied meanwhile."""
+    folder, copies = tmp_path / "fit", []
+    folder.mkdir()
+    operate = getattr(os, operation)
+
+    def copying(*args: Any) -> Any:
+        copies.append(tmp_path / str(len(copies)))
+        shutil.copytree(folder, copies[-1])
+        return operate(*args)
+
+    with opened(folder / "fit", ledger(folder), STEPS, "about") as checkpoint:
+        begun(folder, checkpoint)
+        monkeypatch.setattr(os, operation, copying)
+        for step in range(3):
+            checkpoint.keep(fresh(step))
+        ledger(folder)  # It writes the file, which then has the keys in it.
+    monkeypatch.undo()
+    assert copies
+    for copy in copies:
+        assert _readable(copy) == _steps_counted(copy)
+    assert _readable(folder) == _steps_counted(folder) == 3
+
+
+def _steps_counted(folder: Path) -> int:
+    header = json.loads((folder / "fit").read_bytes().splitlines()[0])
+    found = ledger(folder).fit_in_steps(header["name"])
+    assert found is not None
+    return found[1].steps
+
+
 def _stop(*_: Any) -> None:
     raise Stopped
 

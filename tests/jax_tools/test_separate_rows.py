@@ -409,6 +409,33 @@ def test_rows_inside_a_derivative_are_refused() -> None:
         private_vi(model, engine="dpvi").explain(rows_of(1))
 
 
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize(
+    "function",
+    [
+        jnp.linalg.svd,
+        lambda x: jnp.linalg.svd(x, compute_uv=False),
+        lambda x: jnp.linalg.svd(x)[1],
+        jnp.linalg.pinv,
+        jax.grad(lambda x: jnp.linalg.norm(x, ord="nuc")),
+        lambda x: jax.lax.map(lambda y: jnp.linalg.svd(y)[1], jnp.stack([x, 2 * x])),
+    ],
+)
+def test_lapack_prints_nothing_of_a_row_that_is_not_finite(
+    function: Any, value: float, capfd: Any
+) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 30, 30)).astype(np.float32)
+    rows[1, 4, 7] = value
+    mapped = over_rows(lambda _, x: function(x))
+    found = jax.tree.leaves(jax.jit(mapped)((), jnp.asarray(rows)))
+    expected = jax.tree.leaves(jax.jit(jax.vmap(function))(rows[::2]))
+    for mine, plain in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine[::2], plain, rtol=1e-4, atol=1e-4)
+        assert np.isnan(mine[1]).all()
+    printed = capfd.readouterr()
+    assert not printed.out and not printed.err
+
+
 def test_what_never_runs_is_not_refused() -> None:
     """A key of another kind that only unused draws were made from harms nobody."""
 

@@ -86,6 +86,26 @@ def test_a_number_beyond_its_new_type_says_nothing() -> None:
     assert np.isinf(rows["x"]).all()
 
 
+BYTES = np.arange(23 * 6, dtype=np.uint8).reshape(23, 6) % 5
+
+
+@pytest.mark.parametrize("widths", [{}, {"x": 3}])
+@pytest.mark.parametrize("kind", ["numpy", "csr"])
+def test_a_truth_value_is_one_byte_or_the_other(kind: str, widths: Any) -> None:
+    """XLA takes a 2 for true in one place and for false in another."""
+    wild = BYTES.view(bool)
+    matrix = scipy.sparse.csr_matrix(BYTES)
+    matrix.data = matrix.data.view(bool)
+    leaf = wild if kind == "numpy" else matrix
+    for rows, mask in read({"x": leaf}, np.arange(0, 23, 2), widths=widths):
+        found = rows["x"].values if widths else rows["x"]
+        assert found.dtype == bool and set(np.unique(found.view(np.uint8))) <= {0, 1}
+        assert mask.any()
+    if not widths:
+        ((rows, _), *_) = read({"x": leaf}, range(23))
+        np.testing.assert_array_equal(rows["x"], BYTES[:5] != 0)
+
+
 def test_indices_that_a_matrix_does_not_have_are_left_out() -> None:
     """SciPy checks none of them, and would write beyond the array."""
     matrix = scipy.sparse.csr_matrix(X)

@@ -80,6 +80,64 @@ def test_another_budget_cannot_read_it(ledger: LedgerFile, name, value) -> None:
     assert repr(value) in str(error.value)
 
 
+def counted(ledger: LedgerFile, steps: int) -> None:
+    ledger.count("a", FitInSteps(charge=1, steps=steps, key=f"{steps:064x}"))
+
+
+def test_steps_are_counted_behind_what_was_charged(ledger: LedgerFile) -> None:
+    ledger.write(CHARGES, FITS)
+    before = ledger.path.read_bytes()
+    for steps in range(5, 8):
+        counted(ledger, steps)
+    assert ledger.path.read_bytes().startswith(before)
+    charges, fits = ledger.contents()
+    assert charges == CHARGES
+    assert fits == {"a": FitInSteps(charge=1, steps=7, key=f"{7:064x}")}
+    ledger.write(charges, fits)
+    assert ledger.contents() == (charges, fits)
+
+
+def test_a_long_fit_does_not_make_the_file_long(ledger: LedgerFile) -> None:
+    ledger.write(CHARGES, FITS)
+    for steps in range(5, 405):
+        counted(ledger, steps)
+        assert ledger.contents()[1]["a"].steps == steps
+    assert len(ledger.path.read_bytes().splitlines()) < 200
+
+
+def test_a_line_that_was_cut_off_does_not_count(ledger: LedgerFile) -> None:
+    """Unless its key may be readable: then nothing is known."""
+    ledger.write(CHARGES, FITS)
+    counted(ledger, 5)
+    content = ledger.path.read_bytes()
+    counted(ledger, 6)
+    whole = ledger.path.read_bytes()
+    key = whole.index(b'"key": "', len(content))
+    for length in range(len(content), len(whole)):
+        ledger.path.write_bytes(whole[:length])
+        if length < key + len('"key": "'):
+            assert ledger.contents()[1]["a"].steps == 5
+            counted(ledger, 6)
+            assert ledger.path.read_bytes() == whole
+        else:
+            with pytest.raises(ValueError, match="damaged or was edited"):
+                ledger.read()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [('"steps": 6', '"steps": 5'), ('"step"', '"stop"'), ("{", "")]
+)
+def test_an_edited_count_is_noticed(ledger: LedgerFile, old: str, new: str) -> None:
+    ledger.write(CHARGES, FITS)
+    before = ledger.path.read_text()
+    counted(ledger, 6)
+    line = ledger.path.read_text()[len(before) :]
+    assert old in line
+    ledger.path.write_text(before + line.replace(old, new))
+    with pytest.raises(ValueError, match="damaged or was edited"):
+        ledger.read()
+
+
 @pytest.mark.parametrize("place", range(0, 200, 13))
 def test_no_byte_can_be_lost(ledger: LedgerFile, place: int) -> None:
     """A charge that is left out could be spent twice."""

@@ -60,8 +60,42 @@ def test_records_are_decoded_and_read_together():
 
 def test_one_record_of_another_shape_is_never_broadcast():
     records = [{"x": np.zeros(3)}, {"x": np.zeros(1)}]
-    with pytest.raises(ValueError, match="the declared shape"):
-        RecordRows(records, {"x": np.zeros(3)}).read(np.array([0, 1]))
+    found = RecordRows(records, {"x": np.zeros(3)}).read(np.array([0, 1]))
+    np.testing.assert_array_equal(found["x"], [[0.0] * 3, [np.nan] * 3])
+
+
+MISSING = {
+    np.float32: np.nan,
+    np.int64: -(2**31),
+    np.int8: -128,
+    np.uint8: 255,
+    np.bool_: False,
+}
+
+
+@pytest.mark.parametrize("dtype", MISSING)
+@pytest.mark.parametrize(
+    "record",
+    [
+        {},
+        None,
+        {"x": "secret"},
+        {"x": b"\xff"},
+        {"x": [[0], [1, 2]]},
+        {"x": [1, 1, 1]},
+        {"x": [1j, 1]},
+        {"x": [10**400, 1]},
+        {"x": {}},
+    ],
+)
+def test_no_record_is_an_error_nor_a_warning(record, dtype, recwarn):
+    records: list[Any] = [{"x": [0, 1]}, record, {"x": [1, 1]}]
+    rows = RecordRows(records, {"x": np.zeros(2, dtype)})
+    found = rows.read(np.arange(3))["x"]
+    if not (dtype is np.bool_ and record == {"x": [10**400, 1]}):
+        np.testing.assert_array_equal(found, [[0, 1], [MISSING[dtype]] * 2, [1, 1]])
+    assert found.dtype == dtype
+    assert not recwarn.list
 
 
 def test_the_first_record_does_not_decide_how_others_are_read():

@@ -1,5 +1,7 @@
 """Files are encoded as tables are; a cell of a CSV file is read by itself."""
 
+import gzip
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -110,14 +112,22 @@ def test_what_is_no_file_of_these_is_an_error(tmp_path):
         SCHEMA.encode(path)
 
 
-def test_a_long_cell_is_no_error(tmp_path):
-    """Arrow reads blocks of a million bytes, and a cell may be longer than that."""
-    path = tmp_path / "people.csv"
-    rows = "age,job,ill,region\n30,cook,1,1\n"
-    path.write_text(rows)
+@pytest.mark.parametrize("name", ["people.csv", "people.csv.gz"])
+def test_a_long_cell_is_no_error(tmp_path, name):
+    """Arrow reads blocks of a million bytes, and a cell may be longer than that.
+
+    Compressed, such a cell is a few thousand bytes.
+    """
+    path = tmp_path / name
+
+    def write(rows):
+        content = f"age,job,ill,region\n{rows}".encode()
+        path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+
+    write("30,cook,1,1\n")
     before = SCHEMA.encode(path)
     for cell in ("x" * 3_000_000, '"' + "x\n" * 1_500_000 + '"'):
-        path.write_text(f"age,job,ill,region\n40,{cell},1,1\n30,cook,1,1\n")
+        write(f"40,{cell},1,1\n30,cook,1,1\n")
         np.testing.assert_array_equal(SCHEMA.encode(path)[1:], before)
 
 
