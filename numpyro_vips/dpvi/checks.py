@@ -105,10 +105,14 @@ def not_supported(graph: ModelGraph, *, has_guide: bool = False) -> str | None:
         return (
             "The model has no latent that all rows share, so there is nothing to fit."
         )
-    supports, moved = global_values(graph).supports, moved_supports(graph)
+    supports = global_values(graph).supports
+    described = {s.name: support_to_json(supports[s.name]) for s in sites}
+    # Other supports are the same wherever latents are.
+    is_bounded = any("bounds" in str(description) for description in described.values())
+    moved = moved_supports(graph) if is_bounded else supports
     for site in sites:
         first, second = supports[site.name], moved[site.name]
-        description = support_to_json(first)
+        description = described[site.name]
         if description is None:
             return (
                 f"DPVI knows no smooth map from the real numbers to the support of "

@@ -13,7 +13,6 @@ residual. A feature that multiplies one of many effects, each row another one's,
 single column, and so is one that stands in several predictors.
 """
 
-import functools
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,8 +25,8 @@ from jaxtyping import Array, Bool, Float, Float64
 
 from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.linear_predictors import linear_predictors
+from numpyro_vips.jax_tools.double_precision import evaluate_in_numpy
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.row_sums import (
     counts_in_bins,
     in_double,
@@ -74,13 +73,16 @@ class FeatureColumns:
           rows: Synthetic rows, of several sizes.
           encoded: Arguments whose sizes a schema says.
         """
-        self._program, self._inputs, self._read = program, inputs, read
+        self._inputs, self._read = inputs, read
+        self._predictors = linear_predictors(program, place)
+        row = {name: values[0] for name, values in rows.items()}
+        features = jax.make_jaxpr(self._features)(place, row)
         self.groups: tuple[np.ndarray, ...] = ()
         known = []
-        if self._asks(place, rows, encoded):
+        if _asks(features, rows, encoded):
             is_real = {site.name: site.is_real for site in read.sites}
             owners = _owners(read)
-            for group, sizes in _grouped(self._tried(place, rows), owners):
+            for group, sizes in _grouped(_tried(features, place, rows), owners):
                 if len(sizes) and np.ptp(sizes) > _ROUNDING * np.max(sizes):
                     self.groups += (group,)
                 elif len(sizes) and is_real[owners[group[0]]]:
@@ -135,29 +137,6 @@ class FeatureColumns:
             units[group] = self._intercept / size
         return units
 
-    def _asks(
-        self,
-        place: Mapping[str, Any],
-        rows: Mapping[str, np.ndarray],
-        encoded: Collection[str],
-    ) -> bool:
-        """Whether features depend on numbers of rows whose sizes nobody says."""
-        row = {name: values[0] for name, values in rows.items()}
-        features = jax.make_jaxpr(functools.partial(self._features, place))(row)
-        _, used = with_used_inputs(features)
-        names = [
-            name for name, is_used in zip(sorted(row), used, strict=True) if is_used
-        ]
-        return any(rows[n].dtype.kind != "b" and n not in encoded for n in names)
-
-    def _tried(
-        self, place: Mapping[str, Any], rows: Mapping[str, np.ndarray]
-    ) -> Float64[np.ndarray, "rows read"]:
-        """What synthetic rows multiply each global with."""
-        features = jax.vmap(self._features, in_axes=(None, 0))
-        found = np.asarray(jit_unoptimized(features)(place, rows), np.float64)
-        return found[np.isfinite(found).all(1)]
-
     def _features(
         self, place: Mapping[str, Any], row: Mapping[str, Any]
     ) -> Float[Array, " read"]:
@@ -166,19 +145,18 @@ class FeatureColumns:
         Of what the global is in units of one.
         """
         others = self._inputs(place, row)[len(place) :]
+        values = jex_core.jaxpr_as_fun(self._predictors.program)
 
         def predictors(place: Mapping[str, Any]) -> list[Any]:
-            found = linear_predictors(self._program, place, others)
-            return [of.value for of in found]
+            return values(*jax.tree.leaves(place), *others)
 
-        named = linear_predictors(self._program, place)
         slopes = jax.jacfwd(predictors)(dict(place))
         features = []
         for site in self._read.sites:
             size = math.prod(site.unconstrained_shape)
             found = [
                 jnp.abs(jnp.reshape(slope[site.name], (-1, size)))
-                for predictor, slope in zip(named, slopes, strict=True)
+                for predictor, slope in zip(self._predictors.found, slopes, strict=True)
                 if site.name in predictor.linear_in
             ]
             none = jnp.zeros((1, size), jnp.result_type(float))
@@ -191,6 +169,43 @@ class FeatureColumns:
     ) -> Float[Array, " _columns"]:
         features = self._features(place, row)
         return jnp.stack([jnp.max(features[group]) for group in self.groups])
+
+
+def _asks(
+    features: jex_core.ClosedJaxpr,
+    rows: Mapping[str, np.ndarray],
+    encoded: Collection[str],
+) -> bool:
+    """Whether features depend on numbers of rows whose sizes nobody says.
+
+    Args:
+      features: Of a place and a row, the program of `FeatureColumns`.
+      rows: Synthetic rows.
+      encoded: Arguments whose sizes a schema says.
+    """
+    _, used = with_used_inputs(features)
+    names = [
+        name
+        for name, is_used in zip(sorted(rows), used[-len(rows) :], strict=True)
+        if is_used
+    ]
+    return any(rows[n].dtype.kind != "b" and n not in encoded for n in names)
+
+
+def _tried(
+    features: jex_core.ClosedJaxpr,
+    place: Mapping[str, Any],
+    rows: Mapping[str, np.ndarray],
+) -> Float64[np.ndarray, "rows read"]:
+    """What synthetic rows multiply each global with; see `_asks`."""
+    of_row = jex_core.jaxpr_as_fun(features)
+    of_rows = jax.make_jaxpr(
+        lambda place, rows: jax.vmap(
+            lambda row: of_row(*jax.tree.leaves((place, row)))[0]
+        )(rows)
+    )(place, rows)
+    (found,) = evaluate_in_numpy(of_rows, *jax.tree.leaves((place, rows)))
+    return found[np.isfinite(found).all(1)]
 
 
 def _owners(read: UnconstrainedSpace) -> list[str]:

@@ -5,17 +5,13 @@ number of that kind is a predictor where something else is made of it, such as a
 exponential. What the row multiplies a global with there is its feature.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.extend.core as jex_core
 
-from numpyro_vips.jax_tools.jaxprs import (
-    apply_equation,
-    called_program,
-    evaluate_and_note,
-)
+from numpyro_vips.jax_tools.jaxprs import inlined, with_results
 
 # What moves numbers, or adds and compares them.
 _LINEAR = {
@@ -45,69 +41,61 @@ class LinearPredictor(NamedTuple):
     Attributes:
       linear_in: These globals.
       operation: What is made of it.
-      value: The number, of whatever shape; None where no numbers are given.
     """
 
     linear_in: frozenset[str]
     operation: str
-    value: Any
 
 
-class _Number(NamedTuple):
-    """What is known of a number on the way to a log density.
+class LinearPredictors(NamedTuple):
+    """Those on the way to a row's log density.
 
     Attributes:
-      value: See `LinearPredictor`.
-      linear_in: The globals that are added to it, times numbers of the row at most.
-      depends: Whether it depends on globals in any way.
+      found: The predictors, in an order that depends on the program alone.
+      program: Returns their numbers, of whatever shapes, in this order. It takes what
+        the log density takes.
     """
 
-    value: Any
-    linear_in: frozenset[str] = frozenset()
-    depends: bool = False
+    found: tuple[LinearPredictor, ...]
+    program: jex_core.ClosedJaxpr
 
 
 def linear_predictors(
-    program: jex_core.ClosedJaxpr,
-    free: Mapping[str, Any],
-    others: Sequence[Any] | None = None,
-) -> list[LinearPredictor]:
+    program: jex_core.ClosedJaxpr, free: Mapping[str, Any]
+) -> LinearPredictors:
     """The linear predictors on the way to a row's log density.
-
-    Their order depends on the program alone.
 
     Args:
       program: A row's log density, of inputs that begin with the leaves of `free`.
       free: The globals, by name: one array each.
-      others: The other inputs. Without them predictors have no values.
     """
-
-    def following(
-        equation: jex_core.JaxprEqn, operands: Sequence[_Number]
-    ) -> tuple[list[_Number] | None, list[LinearPredictor]]:
-        if called_program(equation) is not None:
-            return None, []
-        name = equation.primitive.name
-        num_dependent = sum(each.depends for each in operands)
-        is_linear = name in _LINEAR or (name in _BILINEAR and num_dependent <= 1)
-        # No divisor is linear.
-        is_linear &= name != "div" or not operands[1].depends
-        linear_in = frozenset[str]().union(*(each.linear_in for each in operands))
-        used = [each for each in operands if each.linear_in and not is_linear]
-        values = len(equation.outvars) * [None]
-        if others is not None:
-            values = apply_equation(equation, [each.value for each in operands])
-        return [
-            _Number(value, linear_in if is_linear else frozenset(), num_dependent > 0)
-            for value in values
-        ], [LinearPredictor(each.linear_in, name, each.value) for each in used]
-
+    flat = inlined(program)
     names = jax.tree.leaves({name: name for name in free})
-    values = [*jax.tree.leaves(dict(free)), *(others or [])]
-    if others is None:
-        values = len(program.in_avals) * [None]
-    inputs = [_Number(value) for value in values]
-    for place, name in enumerate(names):
-        inputs[place] = _Number(values[place], frozenset({name}), True)
-    _, found = evaluate_and_note(program, inputs, following, constant=_Number)
-    return found
+    # Of each number that depends on globals those that are added to it.
+    linear_in = {
+        variable: frozenset({name})
+        for variable, name in zip(flat.jaxpr.invars, names, strict=False)
+    }
+    found, places = [], []
+    for equation in flat.jaxpr.eqns:
+        operands = [None if _is_literal(v) else v for v in equation.invars]
+        dependent = [v for v in operands if v in linear_in]
+        if not dependent:
+            continue
+        name = equation.primitive.name
+        is_linear = name in _LINEAR or (name in _BILINEAR and len(dependent) == 1)
+        # No divisor is linear.
+        is_linear &= name != "div" or operands[1] not in linear_in
+        added = frozenset[str]()
+        if is_linear:
+            added = added.union(*(linear_in[v] for v in dependent))
+        else:
+            used = [v for v in dependent if linear_in[v]]
+            found += [LinearPredictor(linear_in[v], name) for v in used]
+            places += used
+        linear_in.update(dict.fromkeys(equation.outvars, added))
+    return LinearPredictors(tuple(found), with_results(flat, places))
+
+
+def _is_literal(variable: Any) -> bool:
+    return isinstance(variable, jex_core.Literal)

@@ -28,7 +28,7 @@ def logarithmic_globals(
       program: A row's log density, of inputs that begin with the leaves of `free`.
       free: The globals, by name: one array each.
     """
-    predictors = linear_predictors(program, free)
+    predictors = linear_predictors(program, free).found
     return frozenset[str]().union(
         *(of.linear_in for of in predictors if of.operation in _EXPONENTIALS)
     )

@@ -47,12 +47,25 @@ def trace_in_double(function: Callable[..., Any], *args: Any) -> Callable[..., A
     structure = jax.tree.structure(shape)
 
     def run(*args: Any) -> Any:
-        leaves = map(_in_double, jax.tree.leaves(args))
-        with np.errstate(all="ignore"), jax.enable_x64(True):
-            results = evaluate(program, leaves, _apply, constant=_in_double)
-        return jax.tree.unflatten(structure, results)
+        return jax.tree.unflatten(
+            structure, evaluate_in_numpy(program, *jax.tree.leaves(args))
+        )
 
     return run
+
+
+def evaluate_in_numpy(program: jex_core.ClosedJaxpr, *leaves: Any) -> list[Any]:
+    """Evaluates a program, every real number in double precision.
+
+    Args:
+      program: Traced in any precision.
+      *leaves: What it takes.
+
+    Returns:
+      NumPy arrays.
+    """
+    with np.errstate(all="ignore"), jax.enable_x64(True):
+        return evaluate(program, map(_in_double, leaves), _apply, constant=_in_double)
 
 
 def evaluate_in_double(function: Callable[..., Any], *args: Any) -> Any:

@@ -76,7 +76,7 @@ class Site:
         return bool(self.support.is_discrete)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ModelGraph:
     """The sites of a model and its program for one row.
 

@@ -4,6 +4,7 @@ value."""
 import dataclasses
 import functools
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,8 +47,21 @@ class GlobalValues(NamedTuple):
     supports: dict[str, Any]
 
 
+# Both engines ask, and each several times. By whether double precision is on.
+_values: weakref.WeakKeyDictionary[ModelGraph, dict[bool, GlobalValues]]
+_values = weakref.WeakKeyDictionary()
+
+
 def global_values(graph: ModelGraph) -> GlobalValues:
-    """Runs the model with its globals at the centres of their priors."""
+    """Runs the model with its globals at the centres of their priors, once."""
+    found = _values.setdefault(graph, {})
+    is_double = jnp.result_type(float) == jnp.float64
+    if is_double not in found:
+        found[is_double] = _global_values(graph)
+    return found[is_double]
+
+
+def _global_values(graph: ModelGraph) -> GlobalValues:
     rows = synthetic_rows(graph.arguments, 1, 0)
     with _PriorCentres():
         messages = graph.run(rows, {})

@@ -3,6 +3,7 @@
 Public arrays stay in NumPy; what is made with a private one is traced.
 """
 
+import functools
 import string
 from collections.abc import Sequence
 from typing import Any
@@ -126,19 +127,27 @@ def contract(
                 letters[label] = next(pool)
     inputs = ",".join("".join(letters[x] for x in labels) for _, labels in arrays)
     kept = tuple(label for label in output if label in letters)
-    # Norms must bound sums, so no accelerator may round these products to half floats.
-    precision = {} if all_public else {"precision": "highest"}
-    result = xp.einsum(
+    einsum: Any = np.einsum if all_public else _einsum
+    result = einsum(
         f"{inputs}->{''.join(letters[label] for label in kept)}",
         *(array for array, _ in arrays),
         optimize="greedy" if len(arrays) > 2 else False,
-        **precision,
     )
     if cut:
         result = result[tuple(slice(label.size) for label in kept)]
     result = expand_to(result * scale, kept, output)
     sizes = zip(output, result.shape, strict=True)
     return xp.broadcast_to(result, [max(label.size, n) for label, n in sizes])
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames="optimize", inline=True)
+def _einsum(subscripts: str, *arrays: jax.Array, optimize: Any) -> jax.Array:
+    """`jnp.einsum`, traced once for all arrays of the same shapes.
+
+    A row's norm, its sum and their checks make the same products. Norms must bound
+    sums, so no accelerator may round these to half floats.
+    """
+    return jnp.einsum(subscripts, *arrays, optimize=optimize, precision="highest")
 
 
 def as_real(array: ArrayLike) -> ArrayLike:

@@ -13,11 +13,12 @@ given all others. No private value is read.
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import jax.extend.core as jex_core
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64
 
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
+from numpyro_vips.jax_tools.double_precision import evaluate_in_numpy
+from numpyro_vips.jax_tools.jaxprs import inlined
 from numpyro_vips.model.prior_centre import units_of_prior
 
 # By how much variances have to differ for a direction to count.
@@ -48,10 +49,14 @@ def prior_coordinates(
     units = np.eye(num_read)
     if len(read) < 2:
         return units
-    # In the precision that the model was traced in.
-    hessian = jit_unoptimized(jax.hessian(log_prior))(jnp.asarray(centre))
+    # In the precision that the model was traced in, which is traced once.
+    density = jex_core.jaxpr_as_fun(
+        inlined(jax.make_jaxpr(log_prior)(centre), keep_rules=True)
+    )
+    program = jax.make_jaxpr(jax.hessian(lambda z: density(z)[0]))(centre)
+    (hessian,) = evaluate_in_numpy(program, centre)
     real = np.flatnonzero(is_real)
-    precision = -np.asarray(hessian, np.float64)[np.ix_(real, real)]
+    precision = -hessian[np.ix_(real, real)]
     given = np.diag(precision)
     if not np.isfinite(precision).all() or np.any(given <= 0):
         return units
