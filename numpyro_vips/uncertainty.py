@@ -9,7 +9,7 @@ enter.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,9 @@ from numpyro_vips.model.axis_labels import AxisLabels
 
 # Entries of a site that get a row each; of longer ones there is one row for all.
 _MOST_ROWS = 12
+# Which part of the prior's width is left where rows have said next to nothing. Noise in
+# what they say may make it narrower by a little.
+_UNHEARD = 0.95
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,3 +106,21 @@ class Uncertainty:
                 label = name + (f"[{', '.join(places)}]" if index else "")
                 numbers = (each[index] for each in (mean, total, data))
                 yield label, *(f"{n:.3g}" for n in numbers), f"{share[index]:.0%}"
+
+
+def on_unheard(heard: Mapping[str, float]) -> Iterable[str]:
+    """What follows where the posterior is the prior.
+
+    Of some globals rows may have nothing to say. Where this is so of all, noise hides
+    it, and the result looks like one.
+
+    Args:
+      heard: By site, the smallest width of its entries over that of the prior.
+    """
+    if heard and min(heard.values()) > _UNHEARD:
+        yield (
+            f"Noise hides what the rows say of {', '.join(map(repr, heard))}: the "
+            "posterior is about the prior. What helps: columns scaled to about -1 to 1 "
+            "by public constants, if they are not yet; more rows, a larger epsilon or "
+            "tighter priors."
+        )

@@ -13,7 +13,12 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips.result import PrivateVIResult
-from numpyro_vips.uncertainty import KnowsItsParts, Uncertainty, VarianceParts
+from numpyro_vips.uncertainty import (
+    KnowsItsParts,
+    Uncertainty,
+    VarianceParts,
+    on_unheard,
+)
 
 Y = np.random.default_rng(0).normal(1.0, 0.5, 2000).astype(np.float32)
 
@@ -123,3 +128,11 @@ def test_without_noise_all_is_due_to_the_data_whichever_the_engine() -> None:
     for site, found in parts.items():
         np.testing.assert_allclose(np.sqrt(found.data), moments[site].stddev)
         np.testing.assert_array_equal(found.share_of_width, 0.0)
+
+
+def test_a_posterior_that_is_the_prior_is_said_to_be() -> None:
+    """Where rows have something to say of one global, others may well be unknown."""
+    assert list(on_unheard({"w": 1.0, "s": 0.9})) == []
+    (text,) = on_unheard({"w": 0.999, "s": 1.02})
+    assert text.startswith("Noise hides what the rows say of 'w', 's': the posterior")
+    assert list(on_unheard({})) == []

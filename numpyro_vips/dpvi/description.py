@@ -149,29 +149,6 @@ def on_hidden(width_ratio: Mapping[str, float]) -> Iterable[str]:
         )
 
 
-# Which part of the prior's width is left where rows have said next to nothing. Noise in
-# what they say may make it narrower by a little.
-_UNHEARD = 0.95
-
-
-def on_unheard(heard: Mapping[str, float]) -> Iterable[str]:
-    """What follows where the posterior is the prior.
-
-    Of some globals rows may have nothing to say. Where this is so of all, noise hides
-    it, and the result looks like one.
-
-    Args:
-      heard: By site, the smallest width of its entries over that of the prior.
-    """
-    if heard and min(heard.values()) > _UNHEARD:
-        yield (
-            f"Noise hides what the rows say of {', '.join(map(repr, heard))}: the "
-            "posterior is about the prior. What helps: columns scaled to about -1 to 1 "
-            "by public constants, if they are not yet; more rows, a larger epsilon or "
-            "tighter priors."
-        )
-
-
 def late_names(program: DpviProgram) -> list[str]:
     """Names of the globals that wait in the first steps, in the guide's order."""
     if not program.is_late.any():

@@ -12,7 +12,6 @@ from numpyro_vips.dpvi.description import (
     on_compared,
     on_hidden,
     on_turning,
-    on_unheard,
 )
 from numpyro_vips.dpvi.guides.posteriors import DrawsPosterior
 from numpyro_vips.dpvi.guides.user_guides import drawing
@@ -29,6 +28,7 @@ from numpyro_vips.dpvi.posterior.information_equality import (
 from numpyro_vips.dpvi.posterior.score_likelihood import NoiseAwareNormal
 from numpyro_vips.dpvi.posterior.variational_newton import VectorNormal
 from numpyro_vips.posterior import Posterior
+from numpyro_vips.uncertainty import on_unheard
 
 _NOT_NOISE_AWARE = (
     "Intervals do not allow for the noise, and are too narrow: with the released "

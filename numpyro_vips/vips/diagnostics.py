@@ -1,8 +1,10 @@
 """What is known of how good a conjugate posterior is, from released numbers alone."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from numpyro_vips.uncertainty import on_unheard
 from numpyro_vips.vips.corrections.reading import ObservedSums
 from numpyro_vips.vips.description import bounds_at, warnings_of
 from numpyro_vips.vips.program.program import ConjugateProgram
@@ -22,6 +24,7 @@ def diagnostics_of(
     roles: StatisticRoles,
     state: VipsState,
     seen: ObservedSums | None,
+    widths: Mapping[str, float],
 ) -> dict[str, Any]:
     """What is known of how good the posterior is.
 
@@ -30,6 +33,8 @@ def diagnostics_of(
       roles: What each statistic is released for.
       state: The state of the fit.
       seen: What rows show of their latents; None before there is a posterior.
+      widths: By site, the smallest width of its entries over the prior's, where noisy
+        residuals were released of it.
 
     Returns:
       num_steps, change, drift: See `VipsState`.
@@ -81,7 +86,7 @@ def diagnostics_of(
         "below_noise": below,
         "bounds": {site: bound for site, bound in bounds.items() if bound},
     }
-    return {**found, "warnings": list(warnings_of(program, found))}
+    return {**found, "warnings": [*warnings_of(program, found), *on_unheard(widths)]}
 
 
 def _moving(

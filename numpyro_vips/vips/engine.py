@@ -613,10 +613,11 @@ class VipsEngine(Abilities):
 
     def diagnostics(self, state: VipsState) -> dict[str, Any]:
         """What is known of how good the posterior is; see `diagnostics_of`."""
-        seen = None
+        seen, widths = None, dict[str, float]()
         if self.has_posterior(state):
             _, seen = self._reading.sums_of(state)
-        return diagnostics_of(self.program, self._roles, state, seen)
+            widths = self._reading.widths_over_prior(state)
+        return diagnostics_of(self.program, self._roles, state, seen, widths)
 
     def clipping_effect(self, state: VipsState, names: Sequence[str]) -> ClippingEffect:
         """Which way clipping draws each global, see `clipping_direction`, and whether

@@ -13,7 +13,6 @@ from numpyro_vips.dpvi.description import (
     notes,
     on_compared,
     on_hidden,
-    on_unheard,
 )
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
@@ -120,14 +119,6 @@ def test_globals_that_noise_hides_are_named_with_the_largest_ratio() -> None:
     (text,) = on_hidden({"w": 22.4, "s": 1.0})
     assert text.startswith("Noise makes the intervals of 'w' up to 22 times as wide")
     assert list(on_hidden({})) == []
-
-
-def test_a_posterior_that_is_the_prior_is_said_to_be() -> None:
-    """Where rows have something to say of one global, others may well be unknown."""
-    assert list(on_unheard({"w": 1.0, "s": 0.9})) == []
-    (text,) = on_unheard({"w": 0.999, "s": 1.02})
-    assert text.startswith("Noise hides what the rows say of 'w', 's': the posterior")
-    assert list(on_unheard({})) == []
 
 
 def test_globals_without_a_gradient_are_named() -> None:

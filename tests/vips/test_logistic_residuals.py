@@ -223,3 +223,15 @@ def test_clipped_rows_inform_of_the_limit_at_most(
     limit = fit.engine._reading._limit(state)
     trace = abs(np.trace(np.asarray(found["⟨w w⟩"])))
     np.testing.assert_allclose(trace / noise, limit, rtol=1e-5)
+
+
+def test_a_posterior_that_noise_has_left_at_its_prior_is_said_to_be(
+    data: tuple[np.ndarray, np.ndarray],
+) -> None:
+    """Priors as wide as people write them do not show how wide they are."""
+    hidden = _fit(data, 0.02, clipping_norm=1.0, num_steps=3, insecure_seed=0)
+    texts = [text for text in hidden.diagnostics["warnings"] if "'w'" in text]
+    assert [text[:38] for text in texts] == ["Noise hides what the rows say of 'w': "]
+    assert np.all(np.diag(hidden.params["w/covariance_matrix"]) > 0.9)
+    found = _fit(data, 5.0, clipping_norm=1.0, num_steps=3, insecure_seed=0)
+    assert not any("hides" in text for text in found.diagnostics["warnings"])

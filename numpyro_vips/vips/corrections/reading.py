@@ -19,7 +19,7 @@ from numpyro_vips.vips.corrections.row_simulation import RowSimulation
 from numpyro_vips.vips.corrections.simulated_answers import SimulatedAnswers
 from numpyro_vips.vips.m_step.global_programs import GlobalPrograms
 from numpyro_vips.vips.m_step.marginal_scales import MarginalScales, spread_out
-from numpyro_vips.vips.m_step.newton_posterior import all_under_noise
+from numpyro_vips.vips.m_step.newton_posterior import all_under_noise, is_proper
 from numpyro_vips.vips.posterior.posterior import ConjugatePosterior
 from numpyro_vips.vips.program.named_arrays import InDouble, NewMeans, Sums
 from numpyro_vips.vips.row_sums.covariates import Covariates
@@ -159,6 +159,28 @@ class Reading:
         return self._globals.newton_targets(
             state, sums, moments={**state.moments, **moments}
         )
+
+    def widths_over_prior(self, state: VipsState) -> dict[str, float]:
+        """By site, the smallest width of its entries over that of their prior.
+
+        Of the sites that noisy residuals are released of, and have a proper prior.
+        """
+        if not is_noisy(state.noise_stddev):
+            return {}
+        sums, _ = self.sums_of(state)
+        frames, found = self._globals.frames_of(state), dict[str, float]()
+        for name, target in self._targets_of(state, sums, {}).items():
+            layout = self.program.structure.posterior_factors[name].layout
+            if layout is None or not is_proper(target):
+                continue
+            prior = np.linalg.inv(target.prior_precision)
+            if name in frames:
+                prior = frames[name].covariance_from(prior)
+            posterior = np.linalg.inv(-2.0 * state.natural[name]["xx"])
+            squares = (np.diagonal(of, axis1=-2, axis2=-1) for of in (posterior, prior))
+            ratio = np.sqrt(np.divide(*squares))
+            found |= {k: float(np.min(v)) for k, v in layout.sites(ratio).items()}
+        return found
 
     def _limit(self, state: VipsState) -> float:
         """What clipped rows can inform of; see `newton_posterior`.

@@ -216,7 +216,7 @@ def all_under_noise(
             target, centres[name], knows_noise=knows_noise, limit=limit
         )
         for name, target in targets.items()
-        if _is_proper(target)
+        if is_proper(target)
     }
 
 
@@ -230,9 +230,10 @@ def shares_of_rows(
     return {
         name: share_of_rows(target, centres[name], knows_noise=knows_noise)
         for name, target in targets.items()
-        if _is_proper(target)
+        if is_proper(target)
     }
 
 
-def _is_proper(target: Target) -> bool:
+def is_proper(target: Target) -> bool:
+    """Whether the prior of all vectors of a factor is."""
     return bool(np.all(np.linalg.eigvalsh(target.prior_precision) > 0))
