@@ -14,6 +14,8 @@ from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.fitting.curvature_noise import (
     FEW_COLUMNS,
     HIDDEN,
+    SHARES,
+    curvature_share,
     noise_over_curvature,
 )
 from numpyro_vips.fitting.prepared_fits import forget_prepared_fits
@@ -31,6 +33,12 @@ def logistic(X: Any, y: Any = None) -> None:
     alpha = numpyro.sample("alpha", dist.Gamma(1.0, 1.0))
     with numpyro.plate("feature", X.shape[1]):
         w: Any = numpyro.sample("w", dist.Normal(0.0, 1 / jnp.sqrt(alpha)))
+    with numpyro.plate("rows", X.shape[0]):
+        numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+
+def several_columns(X: Any, y: Any = None) -> None:
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0).expand([3]).to_event(1))
     with numpyro.plate("rows", X.shape[0]):
         numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
 
@@ -221,6 +229,30 @@ def test_a_model_that_dpvi_cannot_run_stays_with_vips(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("ratio", "share"), [(0.01, 0), (0.05, 0), (0.1, 1), (0.8, 1), (1.0, 0), (50.0, 0)]
+)
+def test_the_curvature_gets_more_where_that_shows_it(ratio: float, share: int) -> None:
+    """Neither where it is clear anyway, nor where it is hidden all the same."""
+    assert curvature_share(ratio / 4.0, 4.0) == SHARES[share]
+    assert curvature_share(ratio, None) == SHARES[0]
+
+
+def test_steps_spend_what_the_curvature_gets() -> None:
+    def shares(rows: int) -> list[float]:
+        X, y = table(columns=3, rows=rows)
+        prepared, _ = fit_of(several_columns)._prepare_fit((X, y), {})
+        found = [
+            step.share
+            for step in prepared.steps
+            if [block.name for block in step.blocks] == ["⟨w w⟩"]
+        ]
+        return found[-2:]  # Pilots and histograms come before.
+
+    assert shares(1000) == pytest.approx([SHARES[1]] * 2)
+    assert shares(100_000) == pytest.approx([SHARES[0]] * 2)
+
+
 def test_budgets_share_what_was_prepared_unless_they_differ_in_this(
     prepared: list[Any],
 ) -> None:
