@@ -226,13 +226,6 @@ def test_densities_with_a_cusp_are_taken_as_they_are(fn: Any, epsilon: float) ->
     assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
-def test_a_mixture_without_a_site_for_its_classes_says_that_they_are_summed() -> None:
-    plan = plan_of(clusters)
-    assert plan.engine == "dpvi"
-    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
-    assert "sums over the discrete latents of rows" in note
-
-
 @pytest.mark.parametrize("fn", [levels, effects, no_latents, many_globals, long_tails])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
@@ -242,3 +235,10 @@ def test_rows_are_enough_or_not() -> None:
     assert affords_scores(math.ceil(4 * ROWS_PER_NOISE), 4.0)
     assert not affords_scores(math.floor(4 * ROWS_PER_NOISE) - 1, 4.0)
     assert not affords_scores(10**9, None)
+
+
+def test_a_mixture_without_a_site_for_its_classes_says_that_they_are_summed() -> None:
+    plan = plan_of(clusters)
+    assert plan.engine == "dpvi"
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "sums over the discrete latents of rows" in note
