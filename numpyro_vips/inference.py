@@ -139,40 +139,32 @@ class PrivateVI:
       budget: The ledger that pays, and whose accountant prices;
         `PrivacyBudget(math.inf)` runs without noise and clipping, unless `epsilon` or
         `noise_multiplier` asks for them.
-      engine: `"vips"` for conjugate-exponential models, `"dpvi"` for any other, or
-        `"auto"`, which takes DPVI also for logistic regressions with so many columns
-        that the noise would exceed the Hessian, and where it sums over discrete latents
-        of rows or integrates out Normal ones beside several globals, and with noise for
-        effects of groups beside other coefficients. There is no silent
-        fallback: `explain` and the result say which ran. The names are short for
-        `VIPS()` and `DPVI()`, which take each engine's own settings.
+      engine: `"vips"` for conjugate models, `"dpvi"` for any model, or `"auto"`, which
+        takes VIPS for conjugate models but those for which DPVI is more accurate, see
+        docs/choosing_a_budget.md. `explain` and the result say which ran. The names are
+        short for `VIPS()` and `DPVI()`, which take each engine's own settings.
       sampling: How a step takes its rows: `"full"`, which is short for `FullBatch()`,
         or `FullBatch(relation=)`, `Poisson(rate)` or `WithoutReplacement(rate)`.
-      num_steps: Number of steps. Under noise the default is 200 for DPVI. For VIPS it
-        is 10; 50 where it takes Newton steps, as for logistic likelihoods; and 20 where
-        the first steps are forgotten, as in mixtures: with full batches the first 12
-        leave nothing in the average. Without noise and with all rows in every step VIPS
-        goes on until it has converged, for 2,000 steps at most, from the best of
-        several starts where these are random, and DPVI takes Newton steps until it has
-        converged where it can, see docs/dpvi.md; elsewhere they are 100 and 500 without
-        noise. A single release of what does not depend on the globals comes on top, see
-        `VIPS(release_once=)`.
+      num_steps: Number of steps. Under noise the default is 200 for DPVI, and for VIPS
+        10; 50 for logistic likelihoods; 20 for mixtures and the like. Without noise and
+        with all rows in every step both go on until they have converged, VIPS for 2,000
+        steps at most, and DPVI where it can take Newton steps, see docs/dpvi.md.
+        Elsewhere it is 100 and 500 without noise. A single release of what does not
+        depend on the globals comes on top, see `VIPS(release_once=)`.
       clipping_norm: L2 bound on what one row contributes to a step, taken over all
         statistics of the step together, from public knowledge. For VIPS also a mapping
         from each statistic that `explain` names to its typical norm, by which it is
-        scaled before rows are clipped jointly. By default norms that the model's
-        structure does not bound are read off private histograms, which take 3 to 15 %
-        of the budget as a rule; pilots, as of regressions, take 6 to 12 % more.
-        `explain` shows these shares.
+        scaled before rows are clipped jointly. By default private histograms find the
+        norms that the model's structure does not bound. `explain` shows their share of
+        the budget.
       epsilon, delta: This fit's share of the budget; each by default all that is left,
         so several fits of one ledger need both.
       num_rows: Public number of rows. By default the actual length is used and the
-        statement says that it is treated as public. Up to twice as many rows may be
-        there, or 65,536: the sensitivity counts the rounding of so many.
-      max_nonzeros: How many entries of a row may differ from zero, a public number that
-        a minibatch then costs in place of the length of its rows: `{"counts": 128}`
-        for one private array argument, or a number if there is only one. Rows with more
-        keep the largest.
+        statement says that it is treated as public. The data may have up to twice as
+        many rows, or 65,536 if that is more.
+      max_nonzeros: How many entries of a row may differ from zero, a public number, as
+        `{"counts": 128}` for one private array argument, or a number if there is only
+        one. A step then costs as many entries per row. Rows with more keep the largest.
       max_batch_size: Most rows worked on at a time, rounded up to a multiple of 64;
         larger minibatches take several passes, so none is ever cut.
       noise_multiplier: Noise standard deviation over the L2 sensitivity, in place of

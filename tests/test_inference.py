@@ -669,7 +669,9 @@ def test_what_is_no_posterior_is_an_error_that_hands_over_what_was_paid_for(
     budget = nv.PrivacyBudget(epsilon, 1e-5 if epsilon == 1.0 else 0.0)
     options |= {"budget": budget, "clipping_norm": 1.0, "num_steps": 3}
     seen = []
-    with pytest.raises(nv.UnusablePosteriorError, match="no posterior: 'w") as caught:
+    with pytest.raises(
+        nv.UnusablePosteriorError, match="usable posterior: 'w"
+    ) as caught:
         fitted(logistic, *rows(), callback=lambda t, _: seen.append(t), **options)
     error = caught.value
     if epsilon == 1.0:

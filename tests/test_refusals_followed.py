@@ -74,7 +74,7 @@ def test_a_second_plate_of_the_rows_and_a_mean_over_them():
     rows = AFTER, TREATED, BEFORE
     text = refusal(adjusted("others", jnp.mean), *rows)
     assert "put it under 'rows' in its place" in text
-    assert "zero will do where the model has an intercept" in text
+    assert "zero will do if the model has an intercept" in text
     found = moments(adjusted("rows", lambda before: 0.0), *rows)
     assert abs(found["effect"].mean - 0.4) < 4 * found["effect"].stddev + 0.05
     # Where nothing is computed of all rows, nothing is said of it.
@@ -97,7 +97,7 @@ def test_a_mean_over_rows_that_is_taken_off():
 
     text = refusal(regression(jnp.mean), BEFORE, AFTER)
     assert "act on each other" in text
-    assert "for a mean that is taken off, as in X - X.mean(0), zero will do" in text
+    assert "For a mean that is subtracted, as in X - X.mean(0), zero will do" in text
     found = moments(regression(lambda x: 0.0), BEFORE, AFTER)
     assert abs(found["slope"].mean - 0.8) < 4 * found["slope"].stddev
 

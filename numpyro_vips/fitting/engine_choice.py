@@ -20,6 +20,7 @@ from numpyro_vips.fitting.engine import Engine, EngineSettings
 from numpyro_vips.fitting.group_effects import hides_groups, rows_for_groups
 from numpyro_vips.fitting.marginal_latents import (
     affords_scores,
+    has_cusps,
     is_better_marginal,
     is_left_open,
 )
@@ -39,13 +40,14 @@ from numpyro_vips.model.loops_of_rows import (
 from numpyro_vips.model.parameter_ranges import chances_out_of_range
 from numpyro_vips.privacy.batch_selection import fixed_batch_size
 from numpyro_vips.vips.compile.certificate import check_rows_are_separate
+from numpyro_vips.vips.description import can_be_summed_out
 from numpyro_vips.vips.engine import VipsEngine
 from numpyro_vips.vips.settings import VIPS
 
 EngineChoice = VIPS | DPVI | Literal["auto"]
 # What DPVI is better at, where VIPS could run the model; see `curvature_noise`,
 # `marginal_latents` and `group_effects`.
-Advantage = Literal["no curvature", "marginal latents", "group effects"]
+Advantage = Literal["no curvature", "marginal latents", "no cusps", "group effects"]
 
 
 def as_engine_choice(engine: Any) -> EngineChoice:
@@ -232,8 +234,10 @@ def _advantage(
     """
     if not isinstance(engine, VipsEngine):
         return None
+    program = engine.program
     if is_better_marginal(engine, options, noise_multiplier):
-        return "marginal latents"
+        is_cusp = has_cusps(program) and not can_be_summed_out(program)
+        return "no cusps" if is_cusp else "marginal latents"
     if not (options.private and is_left_open(options)):
         return None
     if not affords_scores(engine.num_rows, noise_multiplier):

@@ -214,18 +214,19 @@ def _gain(prepared: PreparedFit, options: ScheduleOptions) -> str:
             "releases the products of all indicators of groups and columns, behind "
             "each of which few rows stand"
         )
-    if not prepared.graph.latents("local"):
+    if prepared.advantage == "no cusps":
         return (
             "takes a density that is not smooth at its centre, such as Laplace, as it "
             "is, where under VIPS it is a mixture of Normals in which the weight of a "
             "row has no limit"
         )
-    if not any(site.is_discrete for site in prepared.graph.latents("local")):
+    local = prepared.graph.latents("local")
+    if local and not any(site.is_discrete for site in local):
         return (
             "integrates out the latents of rows, which stand beside globals that VIPS "
             "would find by turns with them"
         )
-    summed = "sums over the discrete latents of rows, and"
+    summed = "sums over the discrete latents of rows, such as classes, and"
     if options.private:
         return (
             f"{summed} what a row then adds gets less noise than its expected classes"
@@ -238,7 +239,7 @@ def _notes(prepared: PreparedFit, options: ScheduleOptions) -> Iterable[str]:
     engine, captured = prepared.engine, prepared.graph.captured
     if prepared.hides_curvature:
         yield _on_hidden_curvature(prepared)
-    if prepared.advantage in ("marginal latents", "group effects"):
+    if prepared.advantage not in (None, "no curvature"):
         yield (
             "VIPS can run this model, and DPVI was taken because it is predicted to be "
             f"more accurate: it {_gain(prepared, options)}. engine='vips' runs VIPS "

@@ -93,7 +93,7 @@ def warnings_on_rows(
         found.append(
             f"{shares[ZERO_ROWS]} of the rows counted as zero: they hold a number "
             "that is not finite, an observation outside its support, or an index out "
-            f"of range.{_still_counted(prepared)} Check how values of "
+            f"of range.{_still_counted(prepared)} Check how the values of "
             f"{_listed(_arguments(prepared))} were made, and the support of "
             f"{_listed(observed)}. Declare missing values by numpyro.handlers.mask."
         )

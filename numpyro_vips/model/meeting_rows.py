@@ -16,9 +16,9 @@ from numpyro_vips.jax_tools.user_lines import line_of_equation
 
 # What to do about a quantity that is computed from all rows.
 PUBLIC_IN_ITS_PLACE = (
-    "Put a public number in the place of what is computed from all rows; for a mean "
-    "that is taken off, as in X - X.mean(0), zero will do where the model has an "
-    "intercept. What was computed from public data is passed in public=."
+    "Put a public number in the place of what is computed from all rows. For a mean "
+    "that is subtracted, as in X - X.mean(0), zero will do if the model has an "
+    "intercept. Numbers from public data may be an argument that public= names."
 )
 _NO_RISK_SETS = (
     "A likelihood of ranks or of risk sets, such as Cox's partial likelihood, has no "

@@ -30,6 +30,16 @@ def classes(y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(yes[z]).to_event(1), obs=y)
 
 
+def clusters(y: Any) -> None:
+    """A mixture of two Normals, whose classes are no sites of the model."""
+    share = numpyro.sample("share", dist.Dirichlet(jnp.ones(2)))
+    mean = numpyro.sample("mean", dist.Normal(0.0, 3.0).expand([2]).to_event(1))
+    with numpyro.plate("rows", len(y)):
+        parts = dist.Normal(mean, 1.0)
+        mixture = dist.MixtureSameFamily(dist.Categorical(share), parts)
+        numpyro.sample("y", mixture, obs=1.0 * y[:, 0])
+
+
 def levels(y: Any) -> None:
     """Rows have a level, and the only global beside it is its mean."""
     scale = numpyro.sample("scale", dist.InverseGamma(2.0, 2.0))
@@ -225,3 +235,10 @@ def test_rows_are_enough_or_not() -> None:
     assert affords_scores(math.ceil(4 * ROWS_PER_NOISE), 4.0)
     assert not affords_scores(math.floor(4 * ROWS_PER_NOISE) - 1, 4.0)
     assert not affords_scores(10**9, None)
+
+
+def test_a_mixture_without_a_site_for_its_classes_says_that_they_are_summed() -> None:
+    plan = plan_of(clusters)
+    assert plan.engine == "dpvi"
+    (note,) = [note for note in plan.notes if "VIPS can run this model" in note]
+    assert "sums over the discrete latents of rows" in note

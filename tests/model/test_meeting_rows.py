@@ -84,7 +84,7 @@ def test_the_line_is_that_of_this_call_of_a_function_that_jax_has_met() -> None:
 def test_the_first_of_several_is_told() -> None:
     found = meeting(lambda x: jnp.cumsum(x - x.mean(0), 0))
     assert found is not None and found.kind == "all"
-    assert "zero will do where the model has an intercept" in found.advice
+    assert "zero will do if the model has an intercept" in found.advice
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_direction_that_turns_is_none_but_is_told() -> None:
     with pytest.warns(UserWarning, match="Write the effects themselves"):
         result = vi.run(jax.random.key(0), *rows())
     warnings = result.diagnostics["warnings"]
-    assert any("'mean' and 'a' only together" in text for text in warnings)
+    assert any("'mean' can be made up for by one of 'a'" in text for text in warnings)
 
 
 def test_what_is_noise_for_certain_is_taken_out() -> None:

@@ -172,7 +172,7 @@ def test_components_to_spare_are_said_to_be_open() -> None:
     result = fitted(classes, (rng.random((2_000, 8)) < chance[z]).astype(np.int32), 2.0)
     found = result.diagnostics
     assert found["missing_information"] > 0.5 and found["errors_left"] is None
-    (text,) = [w for w in found["warnings"] if "could not be taken out" in w]
+    (text,) = [w for w in found["warnings"] if "could not be corrected" in w]
     assert "components" in text
     # Rows are still told apart: the posterior has not become the prior.
     spread = np.asarray(result.posterior.moments()["chance"].mean).std(0).max()

@@ -135,7 +135,10 @@ def test_the_bound_is_the_evidence_where_nothing_is_factorised() -> None:
 def test_labels_that_may_be_traded_are_said_to_be() -> None:
     result = fit(mixture)
     assert {"loc", "share"} == set(result.diagnostics["as_good"])
-    assert any("relabelling" in text for text in result.diagnostics["warnings"])
+    assert any(
+        "do not read means of single components" in text
+        for text in result.diagnostics["warnings"]
+    )
 
 
 @pytest.mark.thorough
