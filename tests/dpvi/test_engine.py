@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _dpvi_engines import engine_for, new_engine
 from _models import three_locals
 from numpyro.infer import Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
@@ -97,19 +98,6 @@ def ordered(y: Any):
             dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(means, 1.0)
         )
         numpyro.sample("y", parts, obs=y)
-
-
-_engines: dict[Any, DpviEngine] = {}
-
-
-def engine_for(model: private, *args: Any, **settings: Any) -> DpviEngine:
-    """An engine does not depend on the rows, so tests share it and what it compiled."""
-    shapes = tuple((arg.shape, arg.dtype) for arg in args)
-    key = (model.fn, shapes, *settings.items(), jnp.result_type(float))
-    if key not in _engines:
-        graph = build_graph(model, bind_arguments(model, args, {}))
-        _engines[key] = DpviEngine(graph, **settings)
-    return _engines[key]
 
 
 def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
@@ -462,8 +450,7 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
             "numpyro_vips.dpvi.gradients.clipped_gradients._MOST_GRADIENT_NUMBERS",
             numbers,
         )
-        engine = engine_for(logistic, X, y)
-        _engines.clear()
+        engine = new_engine(logistic, X, y)
         state = engine.initial_state(KEY)
         mask = np.arange(50) % 3 > 0
         sums.append(full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=0.4))
