@@ -128,7 +128,7 @@ def one_blas_thread() -> Iterator[None]:
 def bounded_caches() -> Iterator[None]:
     """Programs that JAX keeps are gigabytes by the end, and few outlive a module."""
     yield
-    if next(_MODULES) % 8 == 0:
+    if next(_MODULES) % 24 == 0:
         jax.clear_caches()
 
 
