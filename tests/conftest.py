@@ -53,6 +53,7 @@ CALL_NUMPYRO = [
     "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
     "numpyro_vips.dpvi.reading",
+    "numpyro_vips.dpvi.unconstrained_elbo",
     "numpyro_vips.dpvi.guides.user_guides",
     "numpyro_vips.vips.compile.certificate",
     "numpyro_vips.vips.posterior.posterior",
