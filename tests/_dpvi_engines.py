@@ -28,7 +28,8 @@ def engine_for(model: private, *rows: Any, **settings: Any) -> DpviEngine:
       *rows: All of the model's arguments, private ones without a schema.
     """
     shapes = tuple((array.shape, array.dtype) for array in rows)
-    losses = {"loss": type(settings.get("loss"))}
+    loss = settings.get("loss")
+    losses = {"loss": None if loss is None else (type(loss), loss.num_particles)}
     key = (model.fn, model.unit, shapes, *(settings | losses).items())
     key = (*key, jnp.result_type(float))
     _kept[key] = _kept.pop(key, None) or new_engine(model, *rows, **settings)

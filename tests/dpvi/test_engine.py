@@ -210,7 +210,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
 @pytest.mark.thorough
 def test_gradient_with_particles_averages_single_draws(x64):
     X, y = binary_data(20)
-    engine = engine_for(probit, X, y, perturb="all", num_particles=3)
+    engine = engine_for(probit, X, y, loss=Trace_ELBO(num_particles=3))
     state = engine.initial_state(KEY)
     _, draws = engine.program.draws(state.key, state.step)
     sums = full_sum(engine, state, {"X": X, "y": y})
@@ -791,16 +791,16 @@ def test_supported_models_have_no_reason():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "name"),
     [
-        {"num_particles": 0},
-        {"num_particles": 2, "perturb": "location"},
-        {"perturb": "scale"},
-        {"averaging": -1.0},
+        ({"loss": Trace_ELBO(num_particles=0)}, "num_particles"),
+        ({"loss": Trace_ELBO(num_particles=2), "perturb": "location"}, "num_particles"),
+        ({"perturb": "scale"}, "perturb"),
+        ({"averaging": -1.0}, "averaging"),
     ],
 )
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
+def test_settings_are_checked(settings, name):
+    with pytest.raises(ValueError, match=name):
         engine_for(logistic, *binary_data(10), **settings)
 
 
