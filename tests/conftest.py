@@ -53,6 +53,7 @@ CALL_NUMPYRO = [
     "numpyro_vips.dpvi.row_latents.integrated_locals",
     "numpyro_vips.dpvi.program",
     "numpyro_vips.dpvi.reading",
+    "numpyro_vips.dpvi.unconstrained_elbo",
     "numpyro_vips.dpvi.guides.user_guides",
     "numpyro_vips.vips.compile.certificate",
     "numpyro_vips.vips.posterior.posterior",
@@ -128,7 +129,7 @@ def one_blas_thread() -> Iterator[None]:
 def bounded_caches() -> Iterator[None]:
     """Programs that JAX keeps are gigabytes by the end, and few outlive a module."""
     yield
-    if next(_MODULES) % 8 == 0:
+    if next(_MODULES) % 24 == 0:
         jax.clear_caches()
 
 

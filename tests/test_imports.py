@@ -209,6 +209,7 @@ TESTED_ELSEWHERE = {
     "dpvi/newton_fit.py": "posterior/test_without_noise.py",
     "dpvi/posterior/full_batch.py": "posterior/test_without_noise.py",
     "dpvi/reading.py": "by its posteriors, posterior/test_noise_aware.py",
+    "dpvi/unconstrained_elbo.py": "by what is found in it, test_centred_effects.py",
     "dpvi/row_programs.py": "by their sums, gradients/test_clipped_gradients.py",
     "fitting/engine.py": "a protocol without code",
     "fitting/plan.py": "by what explain says, fitting/test_explanation.py",

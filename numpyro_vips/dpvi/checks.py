@@ -25,7 +25,6 @@ def check_options(
     guide: Any = None,
     optimizer: Any = None,
     loss: Any = None,
-    num_particles: int = 1,
     perturb: Any = None,
     averaging: float | None = None,
 ) -> None:
@@ -53,8 +52,8 @@ def check_options(
             "Expected loss to be numpyro.infer.Trace_ELBO() or TraceMeanField_ELBO(), "
             f"got {type(loss).__name__}. Other bounds do not split into rows."
         )
-    if loss is not None:
-        num_particles = max(num_particles, loss.num_particles)
+    num_particles = 1 if loss is None else loss.num_particles
+    _validate.positive_integer(num_particles=num_particles)
     if perturb is not None:
         _validate.one_of(("location", "all"), perturb=perturb)
     if perturb == "location" and num_particles > 1:

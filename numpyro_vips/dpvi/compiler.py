@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Float64
 
-from numpyro_vips.dpvi.centred_effects import centred_effects
 from numpyro_vips.dpvi.checks import check_derivatives
 from numpyro_vips.dpvi.compared_globals import compared_globals
 from numpyro_vips.dpvi.feature_columns import FeatureColumns, rows_of_all_sizes
@@ -20,60 +19,42 @@ from numpyro_vips.dpvi.gradients.clipped_gradients import (
     ReleasedLeaves,
     RowGradients,
 )
-from numpyro_vips.dpvi.gradients.elbo import PublicElbo, RowElbo, constrained
+from numpyro_vips.dpvi.gradients.elbo import PublicElbo
 from numpyro_vips.dpvi.gradients.prior_coordinates import prior_coordinates
 from numpyro_vips.dpvi.gradients.redrawn_rows import redrawing
 from numpyro_vips.dpvi.gradients.silent_directions import (
     SilentDirections,
     silent_directions,
 )
-from numpyro_vips.dpvi.gradients.trial_gradients import picks_entries
 from numpyro_vips.dpvi.guides.automatic_guides import GuideFamily, NormalGuide
 from numpyro_vips.dpvi.guides.late_globals import late_globals, waiting_coordinates
 from numpyro_vips.dpvi.guides.public_ranges import public_ranges
-from numpyro_vips.dpvi.guides.unconstrained import GuideSite, UnconstrainedSpace
-from numpyro_vips.dpvi.guides.user_guides import UserGuide
+from numpyro_vips.dpvi.guides.unconstrained import UnconstrainedSpace
 from numpyro_vips.dpvi.iterates import Variational
-from numpyro_vips.dpvi.logarithmic_globals import logarithmic_globals
 from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.noise_aware import MOST_INFORMED, NoiseAware
 from numpyro_vips.dpvi.posterior.row_information import Point, has_edges
-from numpyro_vips.dpvi.program import (
-    DpviProgram,
-    ProgramOptions,
-    RowInputs,
-    unconstrained_params,
+from numpyro_vips.dpvi.program import DpviProgram, ProgramOptions, RowInputs
+from numpyro_vips.dpvi.unconstrained_elbo import (
+    UnconstrainedElbo,
+    may_know_noise,
+    unconstrained_elbo,
 )
-from numpyro_vips.dpvi.row_latents.locals_of_rows import find_locals_of_rows
-from numpyro_vips.dpvi.units_of_globals import moderate_scales, unit_of
+from numpyro_vips.dpvi.units_of_globals import moderate_scales
 from numpyro_vips.dpvi.units_of_rows import UnitsOfRows
 from numpyro_vips.errors import UnsafeModelError
-from numpyro_vips.jax_tools.double_precision import evaluate_in_double
-from numpyro_vips.jax_tools.index_ranges import indices_in_range
 from numpyro_vips.jax_tools.jaxprs import with_used_inputs
-from numpyro_vips.jax_tools.quick_compilation import jit_unoptimized
 from numpyro_vips.jax_tools.random_keys import threefry_key
-from numpyro_vips.model.graph import ModelGraph, Site
+from numpyro_vips.model.graph import ModelGraph
 from numpyro_vips.model.loops_of_rows import ProgramOfRows
-from numpyro_vips.model.prior_centre import (
-    WIDE_LOGARITHM,
-    global_values,
-    unconstrained_scale,
-    units_of_prior,
-)
-from numpyro_vips.model.synthetic_rows import (
-    rows_with_codes,
-    synthetic_row,
-    with_large_floats,
-)
+from numpyro_vips.model.prior_centre import units_of_prior
+from numpyro_vips.model.synthetic_rows import with_large_floats
 from numpyro_vips.privacy.gaussian_mechanism import Block
 
 # Synthetic rows on which directions of which rows say nothing are looked for.
 _SILENT_ROWS = 2048
 # And those on which curvatures are looked at.
 _CURVED_ROWS = 64
-# And those on which it is tried whether effects are known only times their scale.
-_PRODUCT_ROWS = 256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -121,58 +102,6 @@ class CompiledModel:
     log_joint: FullBatchDensity
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class _UnconstrainedElbo:
-    """A row's part of the ELBO, as a function of numbers without constraints.
-
-    Attributes:
-      row_elbo: The same as a function of values.
-      sites: The globals.
-      centres, scales: Of their priors, by name, unconstrained.
-      logarithms: Names of those with wide priors whose exponential is taken, see
-        `logarithmic_globals`.
-      params: The parameters without a prior, where they start, unconstrained.
-      constraints: Of these parameters.
-      row: A synthetic row.
-    """
-
-    row_elbo: RowElbo
-    sites: tuple[GuideSite, ...]
-    centres: Mapping[str, Any]
-    scales: Mapping[str, Any]
-    params: Mapping[str, Any]
-    constraints: Mapping[str, Any]
-    row: Mapping[str, Any]
-    logarithms: frozenset[str] = frozenset()
-
-    @property
-    def space(self) -> UnconstrainedSpace:
-        """The globals and their layout in flat vectors."""
-        return UnconstrainedSpace(sites=self.sites)
-
-    def __call__(self, free: Any, params: Any, row: Any, key: Any) -> Any:
-        """The bound, and whether what the row observes lies in the support.
-
-        A row knows effects only times their scale, if they are fitted as such products.
-        So it does not matter what the scale is, and none depends on it.
-        """
-        fixed = {s.over: self.centres[s.over] for s in self.sites if s.over is not None}
-        values = self.space.values({**free, **fixed})
-        return self.row_elbo(values, constrained(params, self.constraints), row, key)
-
-    def of_synthetic_row(
-        self, free: Mapping[str, Any], params: Any
-    ) -> Float[Array, ""]:
-        """The bound of the synthetic row."""
-        return self(free, params, self.row, threefry_key(0))[0]
-
-    def at_values(self, values: Mapping[str, Any]) -> Float[Array, ""]:
-        """The bound of that row at values of some globals, others at their centres."""
-        others = self.space.values(self.centres)
-        params = constrained(self.params, self.constraints)
-        return self.row_elbo({**others, **values}, params, self.row, threefry_key(0))[0]
-
-
 def compile_model(
     graph: ModelGraph,
     guide: GuideFamily | Callable[..., Any],
@@ -190,7 +119,7 @@ def compile_model(
       UnsafeModelError: No observation depends on a latent, or for the reason that
         `find_locals_of_rows` gives, or because the guide does not fit the model.
     """
-    elbo = _elbo_of(graph, guide, options, local_steps)
+    elbo = unconstrained_elbo(graph, guide, options, local_steps)
     reads_site, reads_param = _reads(elbo.of_synthetic_row, elbo.centres, elbo.params)
     if not any(jax.tree.leaves((reads_site, reads_param))):
         raise UnsafeModelError(
@@ -207,7 +136,7 @@ def compile_model(
     free = program.space.split(program.start)
     traced = jax.make_jaxpr(elbo)(free, elbo.params, elbo.row, threefry_key(0))
     is_noise_aware = (
-        _may_know_noise(graph, guide, options)
+        may_know_noise(graph, guide, options)
         and read.size > 0
         and program.space.size <= MOST_INFORMED
     )
@@ -234,117 +163,11 @@ def compile_model(
     )
 
 
-def _elbo_of(
-    graph: ModelGraph,
-    guide: GuideFamily | Callable[..., Any],
-    options: ProgramOptions,
-    local_steps: int | None,
-) -> _UnconstrainedElbo:
-    """A row's part of the ELBO, with the globals in the order of the model."""
-    user_guide = UserGuide(guide, graph) if callable(guide) else None
-    locals_of_rows = None
-    if user_guide is None:
-        locals_of_rows = find_locals_of_rows(graph, sweeps=local_steps)
-    row = synthetic_row(graph)
-    constraints = dict(graph.params)
-    if user_guide is not None:
-        constraints = user_guide.constraints | constraints
-    sites, centres, scales, priors = _sites(graph)
-    elbo = _UnconstrainedElbo(
-        row_elbo=RowElbo(
-            graph=graph,
-            user_guide=user_guide,
-            locals_of_rows=locals_of_rows,
-            is_analytic=options.is_analytic,
-        ),
-        sites=tuple(sites),
-        centres=centres,
-        scales=scales,
-        params=unconstrained_params(graph, user_guide, constraints, threefry_key(0)),
-        constraints=constraints,
-        row=row,
-    )
-    has_units = _has_units(graph, guide, options)
-    may_know_noise = _may_know_noise(graph, guide, options)
-    # Marginals of single globals are those of their own numbers.
-    if has_units and may_know_noise and not options.is_analytic:
-        elbo = _with_centred_effects(elbo, priors)
-    elbo = dataclasses.replace(elbo, logarithms=_wide_logarithms(elbo))
-    return _in_units(elbo) if has_units else elbo
-
-
-def _may_know_noise(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
-    """Whether the posterior knows of the noise, if globals are few; else the guide
-    stays.
-
-    It stays where gradients in the globals are not what is released, where the caller
-    asks for a guide or an iterate as it is, and next to parameters without a prior,
-    with which the rows' density changes.
-    """
-    return (
-        isinstance(guide, str)
-        and guide != "low_rank"
-        and options.perturb == "location"
-        and options.averaging is not None
-        and not options.takes_newton_steps
-        and not graph.params
-    )
-
-
-def _with_centred_effects(
-    elbo: _UnconstrainedElbo, priors: Mapping[str, Any]
-) -> _UnconstrainedElbo:
-    """The bound with effects of groups times their scale, see `centred_effects`.
-
-    Args:
-      elbo: In units of 1.
-      priors: Of the globals.
-    """
-
-    def density(values: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
-        return elbo.row_elbo(values, {}, row, threefry_key(0))[0]
-
-    found = centred_effects(
-        density,
-        lambda: jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params),
-        elbo.space,
-        priors,
-        elbo.centres,
-        lambda: _in_range(elbo, _rows_with_codes(elbo, elbo.sites, _PRODUCT_ROWS)),
-    )
-    if not found:
-        return elbo
-    values = elbo.space.values(elbo.centres)
-    widths = {
-        name: np.broadcast_to(np.asarray(values[scale]), elbo.scales[name].shape)
-        for name, scale in found.items()
-    }
-    return dataclasses.replace(
-        elbo,
-        sites=tuple(
-            dataclasses.replace(site, over=found.get(site.name)) for site in elbo.sites
-        ),
-        scales={
-            name: scale * np.asarray(widths.get(name, 1.0), np.float64)
-            for name, scale in elbo.scales.items()
-        },
-    )
-
-
-def _wide_logarithms(elbo: _UnconstrainedElbo) -> frozenset[str]:
-    """See `_UnconstrainedElbo.logarithms`; traces nothing where no prior is wide."""
-    wide = {name for name, of in elbo.scales.items() if np.any(of > WIDE_LOGARITHM)}
-    if not wide:
-        return frozenset()
-    traced = jax.make_jaxpr(elbo.of_synthetic_row)(elbo.centres, elbo.params)
-    return logarithmic_globals(traced, elbo.centres) & wide
-
-
 def _program(
     graph: ModelGraph,
     guide: GuideFamily | Callable[..., Any],
     options: ProgramOptions,
-    elbo: _UnconstrainedElbo,
+    elbo: UnconstrainedElbo,
     read: UnconstrainedSpace,
 ) -> DpviProgram:
     """The layout of the globals, the guide in it, and all that is public of a step.
@@ -443,93 +266,6 @@ def _row_gradients(
     return found, tuple(programs)
 
 
-def _sites(
-    graph: ModelGraph,
-) -> tuple[list[GuideSite], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The globals, with their priors' unconstrained centres and scales, and these."""
-    found = global_values(graph)
-    sites = [
-        _guide_site(site, found.supports[site.name]) for site in graph.latents("global")
-    ]
-    scales = {s.name: unconstrained_scale(found.priors[s.name]) for s in sites}
-    centres = evaluate_in_double(
-        lambda: {s.name: s.transform.inv(found.centres[s.name]) for s in sites}
-    )
-    return sites, centres, scales, found.priors
-
-
-def _in_units(elbo: _UnconstrainedElbo) -> _UnconstrainedElbo:
-    """The bound as a function of numbers in units of steps; see `unit_of`."""
-    moderate, centres = moderate_scales(elbo.scales, elbo.logarithms), elbo.centres
-    sites = tuple(
-        dataclasses.replace(
-            s,
-            unit=unit_of(s, moderate[s.name], np.asarray(centres[s.name])),
-        )
-        for s in elbo.sites
-    )
-    return dataclasses.replace(
-        elbo,
-        sites=sites,
-        centres={s.name: centres[s.name] / s.units for s in sites},
-        scales={s.name: elbo.scales[s.name] / s.units for s in sites},
-    )
-
-
-def _rows_with_codes(
-    elbo: _UnconstrainedElbo, sites: Sequence[GuideSite], count: int
-) -> dict[str, np.ndarray]:
-    """Synthetic rows, some of whose integers number the entries of these globals."""
-    sizes = {size for site in sites for size in site.shape if size > 1}
-    return rows_with_codes(elbo.row_elbo.graph.arguments, count, sorted(sizes))
-
-
-def _in_range(
-    elbo: _UnconstrainedElbo,
-    rows: Mapping[str, np.ndarray],
-    traced: jex_core.ClosedJaxpr | None = None,
-) -> dict[str, np.ndarray]:
-    """The rows whose indices lie in their arrays; others count as zero in every fit.
-
-    Where groups of two kinds differ in number, a code of the one may be none of the
-    other. JAX then takes the last entry, and its derivative in that is zero.
-
-    Args:
-      elbo: The bound.
-      rows: Synthetic rows.
-      traced: The bound in globals, parameters, row and key, if it has been traced.
-    """
-
-    def inputs(row: Mapping[str, Any]) -> tuple[Any, ...]:
-        return elbo.centres, elbo.params, row, threefry_key(0)
-
-    program = jax.make_jaxpr(elbo)(*inputs(elbo.row)) if traced is None else traced
-    if not picks_entries(program):
-        return dict(rows)
-
-    def is_in_range(row: Mapping[str, Any]) -> Any:
-        return indices_in_range(program, jax.tree.leaves(inputs(row)))
-
-    kept = np.asarray(jit_unoptimized(jax.vmap(is_in_range))(dict(rows)))
-    return {name: values[kept] for name, values in rows.items()}
-
-
-def _has_units(graph: ModelGraph, guide: Any, options: ProgramOptions) -> bool:
-    """Whether globals are in units of how far their steps go.
-
-    Rows' gradients are clipped, and get their noise, in these: a mean whose prior has a
-    standard deviation of 50 would be hidden by what its scale adds. Networks stay as
-    they are, for a matrix that is scaled is no longer one that is known from its inputs
-    and outputs (`factored_gradients.py`).
-    """
-    return (
-        isinstance(guide, str)
-        and not options.takes_newton_steps
-        and not options.has_own_optimizer
-        and graph.num_globals <= MOST_INFORMED
-    )
-
-
 def _released(
     program: DpviProgram, read: Sequence[str], reads_param: Any
 ) -> list[ReleasedLeaves]:
@@ -579,11 +315,11 @@ def _released(
 
 def _noise_aware(
     program: DpviProgram,
-    elbo: _UnconstrainedElbo,
+    elbo: UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
 ) -> NoiseAware:
-    """What makes the posterior know of the noise, see `_may_know_noise`.
+    """What makes the posterior know of the noise, see `may_know_noise`.
 
     Args:
       program: The model's layout.
@@ -622,7 +358,7 @@ def _noise_aware(
 
 def _first_coordinates(
     program: DpviProgram,
-    elbo: _UnconstrainedElbo,
+    elbo: UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
 ) -> FirstCoordinates:
@@ -639,12 +375,12 @@ def _first_coordinates(
             read.size,
         ),
         of_rows=UnitsOfRows.of_model(
-            _row_density(elbo),
+            elbo.of_row,
             traced,
             elbo.centres,
             read=read,
             widest=moderate_scales(elbo.scales, elbo.logarithms),
-            rows=lambda: _rows_with_codes(elbo, read.sites, _CURVED_ROWS),
+            rows=lambda: elbo.rows_with_codes(read.sites, _CURVED_ROWS, traced),
         ),
         columns=_columns(program, elbo, traced, read),
     )
@@ -652,7 +388,7 @@ def _first_coordinates(
 
 def _columns(
     program: DpviProgram,
-    elbo: _UnconstrainedElbo,
+    elbo: UnconstrainedElbo,
     traced: jex_core.ClosedJaxpr,
     read: UnconstrainedSpace,
 ) -> FeatureColumns:
@@ -667,7 +403,7 @@ def _columns(
         inputs,
         read,
         place,
-        rows_of_all_sizes(_rows_with_codes(elbo, read.sites, _CURVED_ROWS)),
+        rows_of_all_sizes(elbo.rows_with_codes(read.sites, _CURVED_ROWS, traced)),
         program.graph.arguments.encodings.keys(),
     )
     if found.groups:
@@ -682,27 +418,16 @@ def _columns(
     return found
 
 
-def _row_density(elbo: _UnconstrainedElbo) -> Callable[[Any, Any], Float[Array, ""]]:
-    """A row's part of the bound at some globals, with others at their centres."""
-
-    def density(free: Mapping[str, Any], row: Mapping[str, Any]) -> Float[Array, ""]:
-        return elbo({**elbo.centres, **free}, {}, row, threefry_key(0))[0]
-
-    return density
-
-
 def _silent(
-    elbo: _UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
+    elbo: UnconstrainedElbo, traced: jex_core.ClosedJaxpr, read: UnconstrainedSpace
 ) -> SilentDirections:
     """See `silent_directions`."""
     return silent_directions(
-        _row_density(elbo),
+        elbo.of_row,
         traced,
         read.sites,
         {site.name: elbo.centres[site.name] for site in read.sites},
-        with_large_floats(
-            _in_range(elbo, _rows_with_codes(elbo, read.sites, _SILENT_ROWS), traced)
-        ),
+        with_large_floats(elbo.rows_with_codes(read.sites, _SILENT_ROWS, traced)),
     )
 
 
@@ -710,13 +435,3 @@ def _reads(function: Callable[..., Any], *arguments: Any) -> Any:
     """For every leaf of the arguments, whether the function's value depends on it."""
     _, used = with_used_inputs(jax.make_jaxpr(function)(*arguments))
     return jax.tree.unflatten(jax.tree.structure(arguments), used)
-
-
-def _guide_site(site: Site, support: Any) -> GuideSite:
-    dims: list[str] = []
-    if site.plates:
-        for axis in range(max(site.plates) + 1):
-            dims.append(site.plates.get(axis, f"{site.name}_dim_{axis}"))
-    return GuideSite(
-        name=site.name, support=support, shape=site.shape, dims=tuple(dims)
-    )

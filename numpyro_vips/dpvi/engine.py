@@ -38,7 +38,6 @@ import optax
 from jaxtyping import Float, Float64, PRNGKeyArray, Shaped, UInt32
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
 
-from numpyro_vips import _validate
 from numpyro_vips.abilities import Abilities
 from numpyro_vips.dpvi.checks import check_options, not_supported
 from numpyro_vips.dpvi.compiler import compile_model
@@ -124,7 +123,6 @@ class DpviEngine(Abilities):
         guide: GuideFamily | Callable[..., Any] | None = None,
         optimizer: optax.GradientTransformation | None = None,
         loss: Trace_ELBO | TraceMeanField_ELBO | None = None,
-        num_particles: int | None = None,
         perturb: Perturb | None = None,
         averaging: float | None = 3.0,
         local_steps: int | None = None,
@@ -143,10 +141,10 @@ class DpviEngine(Abilities):
           optimizer: Any optax optimiser, for the negative ELBO divided by the public
             number of rows. By default `noisy_adam`.
           loss: NumPyro's `Trace_ELBO` or `TraceMeanField_ELBO`, the second of which
-            takes Kullback-Leibler divergences in closed form where there is one. Its
-            number of particles is taken over.
-          num_particles: Draws from the guide per step; 1 or what `loss` says. From an
-            average over several nothing can be rebuilt, so they need `perturb="all"`.
+            takes Kullback-Leibler divergences in closed form where there is one. It
+            says how many draws from the guide there are per step, by default 1. From
+            an average over several nothing can be rebuilt, so they need
+            `perturb="all"`.
           perturb: Which gradient is released; see the module's docstring. By default
             `"location"`, and `"all"` with several particles.
           averaging: The posterior is the average of the iterates with weights close
@@ -166,15 +164,12 @@ class DpviEngine(Abilities):
           UnsafeModelError: For the reason that `not_supported` or
             `find_locals_of_rows` gives, or because the guide does not fit the model.
         """
-        if num_particles is None:
-            num_particles = 1 if loss is None else loss.num_particles
-        _validate.positive_integer(num_particles=num_particles)
+        num_particles = 1 if loss is None else loss.num_particles
         if perturb is None:
             perturb = "location" if num_particles == 1 else "all"
         check_options(
             guide=guide,
             loss=loss,
-            num_particles=num_particles,
             perturb=perturb,
             averaging=averaging,
         )

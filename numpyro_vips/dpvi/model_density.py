@@ -12,10 +12,14 @@ import numpy as np
 from jaxtyping import Array, Float, Float64, Shaped
 
 from numpyro_vips.dpvi.checks import not_supported
-from numpyro_vips.dpvi.compiler import compile_model
+from numpyro_vips.dpvi.gradients.elbo import PublicElbo
+from numpyro_vips.dpvi.guides.automatic_guides import NormalGuide
+from numpyro_vips.dpvi.posterior.full_batch import FullBatchDensity
 from numpyro_vips.dpvi.posterior.variational_newton import Target
 from numpyro_vips.dpvi.program import ProgramOptions
+from numpyro_vips.dpvi.unconstrained_elbo import unconstrained_elbo
 from numpyro_vips.errors import UnsafeModelError
+from numpyro_vips.jax_tools.random_keys import threefry_key
 from numpyro_vips.model.arguments import ModelArguments
 from numpyro_vips.model.graph import ModelGraph
 
@@ -51,12 +55,20 @@ class ModelDensity:
         reason = not_supported(graph, has_guide=False)
         if reason is not None:
             raise UnsafeModelError(reason)
-        compiled = compile_model(graph, "full_rank", _OPTIONS, local_steps=None)
-        locals_of_rows = compiled.program.locals_of_rows
-        self.size: int = compiled.program.space.size
+        elbo = unconstrained_elbo(graph, "full_rank", _OPTIONS, local_steps=None)
+        locals_of_rows = elbo.row_elbo.locals_of_rows
         self.is_exact: bool = locals_of_rows is None or locals_of_rows.method != "bound"
-        self._space = compiled.program.space
-        self._log_joint = compiled.log_joint
+        self._space = elbo.space
+        self.size: int = self._space.size
+        guide = NormalGuide(
+            self._space, "full_rank", num_rows=graph.arguments.public_num_rows
+        )
+        prior = PublicElbo(graph, self._space, guide, is_analytic=False)
+        self._log_joint = FullBatchDensity(
+            lambda free, row: elbo(free, {}, row, threefry_key(0)),
+            lambda z: prior.log_prior(z, {}),
+            self._space,
+        )
 
     def unconstrained(
         self, draws: Mapping[str, Shaped[Array, "draws ..."]]

@@ -9,7 +9,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _models import graph_of
+from _dpvi_engines import engine_for
 from numpyro.handlers import reparam
 from numpyro.infer.reparam import LocScaleReparam
 
@@ -100,9 +100,10 @@ def rows() -> tuple[np.ndarray, ...]:
 
 
 def engine_of(fn: Any) -> DpviEngine:
-    return DpviEngine(graph_of(fn, rows())[1])
+    return engine_for(nv.private(fn, unit="rows"), *rows())
 
 
+@pytest.mark.thorough_with("by_reparam*", "width_of_rows*")
 @pytest.mark.parametrize(
     ("fn", "expected"),
     [
@@ -167,6 +168,7 @@ def fitted(fn: Any) -> nv.PrivateVIResult:
     ).run(jax.random.key(0), *rows())
 
 
+@pytest.mark.thorough
 def test_a_fit_is_that_of_centred_effects_and_a_file_keeps_it(tmp_path: Path) -> None:
     result, same = fitted(products), fitted(centred)
     key = jax.random.key(1)

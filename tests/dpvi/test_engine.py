@@ -10,6 +10,7 @@ import numpyro
 import numpyro.distributions as dist
 import optax
 import pytest
+from _dpvi_engines import engine_for, new_engine
 from _models import three_locals
 from numpyro.infer import Trace_ELBO, init_to_value
 from numpyro.infer.autoguide import AutoNormal
@@ -97,19 +98,6 @@ def ordered(y: Any):
             dist.Categorical(jnp.array([0.3, 0.7])), dist.Normal(means, 1.0)
         )
         numpyro.sample("y", parts, obs=y)
-
-
-_engines: dict[Any, DpviEngine] = {}
-
-
-def engine_for(model: private, *args: Any, **settings: Any) -> DpviEngine:
-    """An engine does not depend on the rows, so tests share it and what it compiled."""
-    shapes = tuple((arg.shape, arg.dtype) for arg in args)
-    key = (model.fn, shapes, *settings.items(), jnp.result_type(float))
-    if key not in _engines:
-        graph = build_graph(model, bind_arguments(model, args, {}))
-        _engines[key] = DpviEngine(graph, **settings)
-    return _engines[key]
 
 
 def binary_data(num_rows=200, width=3, seed=0, link=stats.logistic.cdf):
@@ -222,7 +210,7 @@ def test_gradient_is_that_of_numpyros_elbo(case, x64):
 @pytest.mark.thorough
 def test_gradient_with_particles_averages_single_draws(x64):
     X, y = binary_data(20)
-    engine = engine_for(probit, X, y, perturb="all", num_particles=3)
+    engine = engine_for(probit, X, y, loss=Trace_ELBO(num_particles=3))
     state = engine.initial_state(KEY)
     _, draws = engine.program.draws(state.key, state.step)
     sums = full_sum(engine, state, {"X": X, "y": y})
@@ -462,8 +450,7 @@ def test_pieces_of_a_large_chunk_add_up(monkeypatch):
             "numpyro_vips.dpvi.gradients.clipped_gradients._MOST_GRADIENT_NUMBERS",
             numbers,
         )
-        engine = engine_for(logistic, X, y)
-        _engines.clear()
+        engine = new_engine(logistic, X, y)
         state = engine.initial_state(KEY)
         mask = np.arange(50) % 3 > 0
         sums.append(full_sum(engine, state, {"X": X, "y": y}, mask, clipping_norm=0.4))
@@ -804,16 +791,16 @@ def test_supported_models_have_no_reason():
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "name"),
     [
-        {"num_particles": 0},
-        {"num_particles": 2, "perturb": "location"},
-        {"perturb": "scale"},
-        {"averaging": -1.0},
+        ({"loss": Trace_ELBO(num_particles=0)}, "num_particles"),
+        ({"loss": Trace_ELBO(num_particles=2), "perturb": "location"}, "num_particles"),
+        ({"perturb": "scale"}, "perturb"),
+        ({"averaging": -1.0}, "averaging"),
     ],
 )
-def test_settings_are_checked(settings):
-    with pytest.raises(ValueError, match=next(iter(settings))):
+def test_settings_are_checked(settings, name):
+    with pytest.raises(ValueError, match=name):
         engine_for(logistic, *binary_data(10), **settings)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
-from _models import graph_of
+from _dpvi_engines import engine_for
 
 import numpyro_vips as nv
 from numpyro_vips.dpvi.engine import DpviEngine
@@ -99,7 +99,7 @@ CASES = {
 
 
 def engine_of(model: Any, rows: tuple[Any, ...], **options: Any) -> DpviEngine:
-    return DpviEngine(graph_of(model, rows)[1], **options)
+    return engine_for(nv.private(model, unit="rows"), *rows, **options)
 
 
 def names_of(engine: DpviEngine) -> list[list[str]]:
@@ -113,6 +113,7 @@ def names_of(engine: DpviEngine) -> list[list[str]]:
     return sorted(sorted(names[i] for i in group) for group in first.columns.groups)
 
 
+@pytest.mark.thorough_with("several classes", "in scale too")
 @pytest.mark.parametrize("case", CASES)
 def test_what_a_feature_multiplies_is_found(case: str) -> None:
     model, rows, expected = CASES[case]

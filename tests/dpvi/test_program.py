@@ -11,6 +11,7 @@ import numpyro.distributions as dist
 import pytest
 from _models import graph_of
 from numpyro.distributions import constraints
+from numpyro.infer import Trace_ELBO
 
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.program import DpviProgram, RowInputs, unconstrained_params
@@ -40,7 +41,7 @@ def program_of(**settings: Any) -> DpviProgram:
 
 @pytest.fixture(scope="module")
 def program() -> DpviProgram:
-    return program_of(num_particles=3)
+    return program_of(loss=Trace_ELBO(num_particles=3))
 
 
 def test_draws_are_one_for_each_particle_and_new_in_each_step(
@@ -79,7 +80,7 @@ def test_parameters_start_where_they_are_said_to_and_keep_their_supports(
 
 
 def test_a_users_guide_is_drawn_from_in_the_unconstrained_space() -> None:
-    program = program_of(guide=guide, num_particles=2)
+    program = program_of(guide=guide, loss=Trace_ELBO(num_particles=2))
     _, draws = program.draws(KEY, 0)
     assert draws.shape == (2,) and program.guide is None
     variational = program.initial(KEY)

@@ -94,6 +94,7 @@ def plan_of(fn: Any, *, rows: int = ROWS, **more: Any) -> Any:
     return fit_of(fn, **more).explain(*arguments(rows))
 
 
+@pytest.mark.quick_with("crossed")
 @pytest.mark.parametrize("fn", [beside_a_mean, crossed, with_slopes])
 def test_dpvi_is_taken_and_explain_says_why(fn: Any) -> None:
     plan = plan_of(fn)
@@ -109,6 +110,7 @@ def test_the_budget_decides_anew_in_every_fit() -> None:
     assert engines == ["dpvi", "vips"] * 2
 
 
+@pytest.mark.quick_with("alone", "slopes")
 @pytest.mark.parametrize("fn", [alone, slopes, regression, logistic])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"
@@ -146,6 +148,7 @@ def test_vips_stays(more: Any) -> None:
     assert plan_of(crossed, **more).engine == "vips"
 
 
+@pytest.mark.quick_with("crossed*", "with_slopes*")
 @pytest.mark.parametrize(
     ("fn", "engine"),
     [(beside_a_mean, "dpvi"), (crossed, "dpvi"), (with_slopes, "vips")],

@@ -149,6 +149,7 @@ def plan_of(fn: Any = classes, *, rows: int = ROWS, **options: Any) -> nv.Plan:
     return fit_of(fn, **options).explain(np.zeros((rows, 3), np.int32))
 
 
+@pytest.mark.thorough_with("chain-1.0")
 @pytest.mark.parametrize(
     ("fn", "epsilon"), [(classes, 1.0), (classes, math.inf), (chain, 1.0)]
 )
@@ -216,6 +217,7 @@ def test_effects_beside_globals_are_integrated_out(fn: Any, epsilon: float) -> N
     assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
+@pytest.mark.quick_with("medians-1.0", "quantiles-inf")
 @pytest.mark.parametrize("epsilon", [1.0, math.inf])
 @pytest.mark.parametrize("fn", [medians, quantiles])
 def test_densities_with_a_cusp_are_taken_as_they_are(fn: Any, epsilon: float) -> None:
@@ -226,6 +228,7 @@ def test_densities_with_a_cusp_are_taken_as_they_are(fn: Any, epsilon: float) ->
     assert plan_of(fn, rows=100, epsilon=epsilon).engine == "vips"
 
 
+@pytest.mark.thorough_with("effects", "many_globals")
 @pytest.mark.parametrize("fn", [levels, effects, no_latents, many_globals, long_tails])
 def test_vips_runs_other_models(fn: Any) -> None:
     assert plan_of(fn).engine == "vips"

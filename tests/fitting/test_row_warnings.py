@@ -130,6 +130,7 @@ def test_a_warning_names_what_was_cut_which_way_and_what_helps(
     assert not any("rows were clipped" in text for text in texts)
 
 
+@pytest.mark.quick_with("600")
 @pytest.mark.parametrize("num_far", [0, 600])
 def test_few_rows_that_the_model_does_not_expect_are_told(num_far: int):
     """Three of a hundred beyond a norm that Poisson counts of 3 hardly ever reach."""

@@ -53,6 +53,7 @@ def durations(t: Any, x: Any, d: Any) -> None:
         numpyro.sample("t", dist.Exponential(rate), obs=t)
 
 
+@pytest.mark.quick_with("product*", "covariate*")
 @pytest.mark.parametrize(
     ("model", "found"),
     [

@@ -66,6 +66,7 @@ def wide(X: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=logits), obs=y)
 
 
+@pytest.mark.thorough
 def test_the_width_does_not_depend_on_the_units_of_the_prior() -> None:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(ROWS, 3)).astype(np.float32)

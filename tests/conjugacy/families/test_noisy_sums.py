@@ -162,6 +162,7 @@ def test_a_scale_is_as_large_as_its_prior_and_a_noisy_sum_say(
     assert (exact[1] == pytest.approx(202.4, rel=0.01)) == (stddev > 1e10)
 
 
+@pytest.mark.quick_with("0.1")
 @pytest.mark.parametrize("noise", [0.01, 0.1, 1.0])
 def test_scales_of_noisy_sums_lie_in_their_intervals(noise: float) -> None:
     """Scales from a HalfNormal(1), sums of 500 squares from these."""

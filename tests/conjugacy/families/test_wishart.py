@@ -100,6 +100,7 @@ def _read(size: int, rows: int, relative: float, repetitions: int) -> tuple[Any,
     return true, np.asarray(draws, float), found
 
 
+@pytest.mark.quick_with("1.0")
 @pytest.mark.parametrize("relative", [0.01, 0.1, 1.0, 30.0])
 def test_wishart_holds_a_matrix_as_often_as_it_says(relative: float) -> None:
     """Also where noise is as large as the sums, or hides them."""

@@ -101,6 +101,7 @@ def test_the_posterior_is_that_of_a_grid(name: str):
     assert_posterior_is_that_of_a_grid(*PRIORS[name])
 
 
+@pytest.mark.thorough
 def test_each_element_has_a_rate_of_its_own():
     rng = np.random.default_rng(1)
     group = rng.integers(0, GROUPS, 2_000)
@@ -128,6 +129,7 @@ def test_a_private_fit_finds_the_scale():
     assert abs(draws.mean() - 0.8) < 4.0 * draws.std() < 0.2
 
 
+@pytest.mark.thorough
 def test_a_scale_of_durations_has_a_family_too():
     rng = np.random.default_rng(0)
     y = stats.weibull_min(2.0, scale=3.0).rvs(4_000, random_state=rng)

@@ -67,6 +67,7 @@ def test_others_stay_as_they_are(log_prior: Any, is_real: Any, num_read: int) ->
     np.testing.assert_allclose(found, np.eye(num_read), atol=1e-9)
 
 
+@pytest.mark.thorough
 def test_priors_may_have_numpy_arrays_in_them() -> None:
     """A predictor of groups, which a model holds in double precision."""
     known = np.linspace(-1.0, 1.0, 4)

@@ -131,6 +131,7 @@ def engine_of(fn: Any) -> DpviEngine:
     return DpviEngine(graph_of(fn, rows())[1])
 
 
+@pytest.mark.thorough_with("crossed_with_others*", "log_of*", "slopes*")
 @pytest.mark.parametrize(
     ("fn", "number"),
     [

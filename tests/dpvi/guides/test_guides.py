@@ -4,6 +4,7 @@ import functools
 import math
 from typing import Any
 
+import _dpvi_engines
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,8 +27,6 @@ from numpyro_vips.dpvi.guides.posteriors import (
 from numpyro_vips.dpvi.guides.unconstrained import GuideSite
 from numpyro_vips.errors import UnsafeModelError
 from numpyro_vips.handlers import private
-from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
 
 KEY = jax.random.key(0)
 rng = np.random.default_rng(0)
@@ -75,17 +74,8 @@ def encoder(y: Any):
         numpyro.sample("z", dist.Normal(y @ a, s))
 
 
-_engines: dict[Any, DpviEngine] = {}
-
-
 def engine_for(model: Any, *args: Any, **settings: Any) -> DpviEngine:
-    losses = {"loss": type(settings.get("loss"))}
-    key = (model, *(settings | losses).items(), jnp.result_type(float))
-    if key not in _engines:
-        marked = private(model, unit="people")
-        graph = build_graph(marked, bind_arguments(marked, args, {}))
-        _engines[key] = DpviEngine(graph, **settings)
-    return _engines[key]
+    return _dpvi_engines.engine_for(private(model, unit="people"), *args, **settings)
 
 
 def full_sum(engine, state, rows, mask=None, clipping_norm=math.inf):

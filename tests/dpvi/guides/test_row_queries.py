@@ -121,6 +121,7 @@ def test_auxiliary_variables_of_priors_need_no_draws() -> None:
     np.testing.assert_allclose(np.ravel(local.mean), share * y[:5], rtol=0.02)
 
 
+@pytest.mark.thorough
 def test_of_other_models_vips_has_none_either() -> None:
     result = fitted(curved, np.linspace(-1.0, 1.0, 50, dtype=np.float32), 2)
     with pytest.raises(ValueError, match="infer_discrete at draws"):

@@ -9,13 +9,12 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 import pytest
+from _dpvi_engines import engine_for, new_engine
 from scipy.special import expit
 
 from numpyro_vips.dpvi.engine import DpviEngine
 from numpyro_vips.dpvi.posterior.row_information import has_edges
 from numpyro_vips.handlers import private
-from numpyro_vips.model.arguments import bind_arguments
-from numpyro_vips.model.graph import build_graph
 from numpyro_vips.privacy.releases import INFORMATION, SECOND_MOMENTS
 
 NUM_ROWS = 70
@@ -44,10 +43,6 @@ def table(num_rows: int = NUM_ROWS) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     X = rng.normal(size=(num_rows, 3)).astype(np.float32)
     return X, (rng.uniform(size=num_rows) < 0.4).astype(np.float32)
-
-
-def engine_of(model: private, *args: Any, **settings: Any) -> DpviEngine:
-    return DpviEngine(build_graph(model, bind_arguments(model, args, {})), **settings)
 
 
 def state_at(engine: DpviEngine, loc: Any) -> Any:
@@ -89,7 +84,7 @@ LOC = (0.5, -1.0, 0.3, 0.2)
 
 def test_it_is_the_hessian_in_what_rows_depend_on():
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     (block,) = engine.blocks("information")
     assert (block.name, block.shape, block.symmetric) == (INFORMATION, (3, 3), True)
     chance = expit(X @ np.array(LOC[:3]))
@@ -104,7 +99,7 @@ def test_it_is_the_hessian_in_what_rows_depend_on():
 def test_a_row_adds_at_most_the_clipping_norm():
     """Neighbouring data sets: with and without a row, ordinary or absurd."""
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     bound, moved = 0.3, []
     for row in (np.ones(3), np.full(3, 1e3), np.array([1e-3, 0, 0]), np.full(3, 1e30)):
         X[5] = row
@@ -124,7 +119,7 @@ def test_a_row_adds_at_most_the_clipping_norm():
 
 def test_invalid_and_masked_rows_add_nothing():
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     expected = summed(engine, LOC, {"X": X[4:], "y": y[4:]}, 0.5)
     X[0], y[1], X[2, 0] = np.inf, 3.0, np.nan
     mask = np.arange(NUM_ROWS) != 3
@@ -151,7 +146,7 @@ def counted(
 
 def test_its_norms_are_counted_row_by_row():
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     norms = [
         np.linalg.norm(summed(engine, LOC, {"X": X[[i]], "y": y[[i]]}, np.inf))
         for i in range(NUM_ROWS)
@@ -165,7 +160,7 @@ def test_its_norms_are_counted_row_by_row():
 def test_a_row_is_in_one_bin_or_in_none():
     """Neighbouring data sets: with and without a row, ordinary or absurd."""
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     others = counted(engine, LOC, {"X": np.delete(X, 5, 0), "y": np.delete(y, 5)})
     ordinary = (np.ones(3), np.full(3, 1e3), np.zeros(3), np.full(3, 1e-20))
     for row in ordinary:
@@ -183,7 +178,7 @@ def test_a_row_is_in_one_bin_or_in_none():
 
 def test_where_latents_of_rows_are_solved_for_it_is_the_scores_square():
     y = np.random.default_rng(1).normal(size=(NUM_ROWS, 2)).astype(np.float32)
-    engine = engine_of(with_local, y)
+    engine = engine_for(with_local, y)
     at = np.array([0.4, -0.2])
     score = (y - at) / (1.0 + 0.25)
     found = summed(engine, at, {"y": y}, np.inf)
@@ -194,9 +189,9 @@ def test_a_pass_of_many_rows_is_the_sum_over_its_rows(monkeypatch):
     from numpyro_vips.dpvi.posterior import row_information
 
     X, y = table(320)  # Chunks are multiples of 64.
-    whole = summed(engine_of(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
+    whole = summed(engine_for(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
     monkeypatch.setattr(row_information, "_MOST_NUMBERS", 64 * 9)
-    pieces = summed(engine_of(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
+    pieces = summed(new_engine(logistic, X, y), LOC, {"X": X, "y": y}, 0.2)
     np.testing.assert_allclose(pieces, whole, rtol=1e-6)
 
 
@@ -218,7 +213,7 @@ def with_own_derivative(X: Any, y: Any = None):
 
 def test_functions_with_a_reverse_derivative_alone_have_a_second_one():
     X, y = table()
-    engine = engine_of(with_own_derivative, X, y)
+    engine = engine_for(with_own_derivative, X, y)
     found = summed(engine, (0.4, -0.2, 1.0), {"X": X, "y": y}, np.inf)
     np.testing.assert_allclose(found, 0.25 * X.T @ X, rtol=1e-4)
 
@@ -237,7 +232,7 @@ def test_an_edge_has_the_information_of_its_slopes():
     X, _ = table(2_000)
     truth = np.array([1.0, -0.5, 0.0])
     y = X @ truth + np.random.default_rng(1).laplace(0.0, 0.5, len(X))
-    engine = engine_of(laplace, X, y.astype(np.float32))
+    engine = engine_for(laplace, X, y.astype(np.float32))
     rows = {"X": X, "y": y.astype(np.float32)}
     found = summed(engine, truth, rows, 1e9)
     # A row's score is ± x / scale, wherever it is.
@@ -259,7 +254,7 @@ def seen_or_absent(y: Any):
 def test_a_state_in_which_a_row_cannot_be_takes_no_information_away():
     """Where it has no second derivative, the square of the score stands in."""
     y = np.array([[0, 1, 1], [0, 0, 0], [1, 1, 1]], np.int32)
-    engine = engine_of(seen_or_absent, y)
+    engine = engine_for(seen_or_absent, y)
     loc = np.array([0.4, -0.3])
     units = np.array([site.unit for site in engine.space.sites])
 
@@ -300,7 +295,7 @@ def test_only_what_depends_on_the_globals_has_edges():
 
 def test_in_coordinates_it_is_the_hessian_there_and_a_row_adds_as_much_at_most():
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     rows, bound = {"X": X, "y": y}, 0.05
     units = np.array([[1.0, 0.3, 0.0], [0.3, 0.2, 0.1], [0.0, 0.1, 0.7]], np.float32)
     own = state_at(engine, LOC)
@@ -331,7 +326,7 @@ def test_in_coordinates_it_is_the_hessian_there_and_a_row_adds_as_much_at_most()
 
 def test_pilots_release_outer_products_of_gradients():
     X, y = table()
-    engine = engine_of(logistic, X, y)
+    engine = engine_for(logistic, X, y)
     (block,) = engine.blocks("pilot")
     assert (block.name, block.shape, block.symmetric) == (SECOND_MOMENTS, (3, 3), True)
     state = engine.initial_state(jax.random.key(0))
@@ -347,4 +342,4 @@ def test_pilots_release_outer_products_of_gradients():
         clipping_norm=np.inf,
     )
     np.testing.assert_allclose(found[SECOND_MOMENTS], expected, rtol=1e-4)
-    assert engine_of(logistic, X, y, has_norms=True).blocks("pilot") == ()
+    assert engine_for(logistic, X, y, has_norms=True).blocks("pilot") == ()

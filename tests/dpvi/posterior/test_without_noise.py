@@ -323,6 +323,7 @@ def grouped_shares(group: Any, total: Any, y: Any) -> None:
         numpyro.sample("y", shares, obs=y)
 
 
+@pytest.mark.thorough
 @pytest.mark.optimized
 def test_a_gradient_that_xla_makes_wrong_is_not_gone_by() -> None:
     rng = np.random.default_rng(0)

@@ -109,6 +109,7 @@ VALUES = {
 }
 
 
+@pytest.mark.quick_with("8")
 @pytest.mark.parametrize("length", [8, STEPS])
 def test_a_chain_is_summed_over_by_messages(length: int, x64: None) -> None:
     """In place of each of its 256 or 4,096 states; derivatives are exact, too."""

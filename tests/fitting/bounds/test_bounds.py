@@ -389,6 +389,7 @@ def test_diagnostics_can_be_switched_off():
     assert event.sensitivity == pytest.approx(5.0)
 
 
+@pytest.mark.quick_with("1000.0")
 @pytest.mark.parametrize("scale", [1e-3, 1e3])
 def test_the_scale_of_a_model_does_not_matter(scale):
     """A regression in other units, its prior too: the same result, scaled back."""

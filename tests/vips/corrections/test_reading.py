@@ -145,6 +145,7 @@ def logistic(x: Any, y: Any) -> None:
         numpyro.sample("y", dist.Bernoulli(logits=a + w[0] * x), obs=y > 0)
 
 
+@pytest.mark.quick_with("line-*", "parabola-*")
 @pytest.mark.parametrize(
     ("model", "is_told"), [(line, True), (parabola, False), (logistic, False)]
 )
@@ -177,6 +178,7 @@ def jumps(y: Any) -> None:
         numpyro.sample("y", dist.Normal(mean, 1.0).to_event(1), obs=y)
 
 
+@pytest.mark.thorough
 def test_a_fit_without_noise_is_tried_on_sums_that_have_no_posterior() -> None:
     """Sums of zeros, of which no variance is one, are not simulated from."""
     rng = np.random.default_rng(0)

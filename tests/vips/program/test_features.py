@@ -336,6 +336,7 @@ def test_a_number_of_rows_that_is_known_is_not_read_off_the_noise() -> None:
     assert found.matrix[0, 0] == pytest.approx(2.0 / np.sqrt(30.0 - mean**2))
 
 
+@pytest.mark.quick_with("in_one_vector")
 @pytest.mark.parametrize("model", [groups, slopes, in_one_vector])
 def test_the_weight_of_intercepts_is_known_of_a_normal(
     model: Callable[..., None],
@@ -358,6 +359,7 @@ def test_the_weight_of_intercepts_differs_where_rows_have_weights() -> None:
     assert weight_in(fit_of(heavy_tails)) is None
 
 
+@pytest.mark.quick_with("in_one_vector")
 @pytest.mark.parametrize("model", [no_intercept, with_square, in_one_vector])
 def test_the_weight_of_features_is_known_of_a_normal(
     model: Callable[..., None],
@@ -370,6 +372,7 @@ def test_the_weight_of_features_differs_where_rows_have_weights() -> None:
     assert weight_in(fit_of(heavy_tails), of=weight_of_features) is None
 
 
+@pytest.mark.quick_with("False-vector", "True-with_square")
 @pytest.mark.parametrize("model", [vector, no_intercept, with_square])
 @pytest.mark.parametrize("standardised", [False, True])
 def test_sums_tell_the_moments_of_features(
@@ -442,6 +445,7 @@ def test_norms_that_are_counted_are_those_of_what_is_released(
     fit.check_counted_norms(fit.at_random())
 
 
+@pytest.mark.thorough
 def test_features_of_groups_are_not_worth_a_matrix_of_many_groups(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,0 +1,38 @@
+"""DPVI's engines of models, which tests share with what the engines have compiled."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from numpyro_vips.dpvi.engine import DpviEngine
+from numpyro_vips.handlers import private
+from numpyro_vips.model.arguments import bind_arguments
+from numpyro_vips.model.graph import build_graph
+
+# An engine's programs take tens of megabytes.
+_MOST_KEPT = 8
+_kept: dict[Any, DpviEngine] = {}
+
+
+def new_engine(model: private, *rows: Any, **settings: Any) -> DpviEngine:
+    """An engine that no other test has."""
+    graph = build_graph(model, bind_arguments(model, rows, {}))
+    return DpviEngine(graph, **settings)
+
+
+def engine_for(model: private, *rows: Any, **settings: Any) -> DpviEngine:
+    """One of those last asked for, or a new one; it does not depend on the rows.
+
+    Args:
+      model, settings: Of the engine.
+      *rows: All of the model's arguments, private ones without a schema.
+    """
+    shapes = tuple((array.shape, array.dtype) for array in rows)
+    loss = settings.get("loss")
+    losses = {"loss": None if loss is None else (type(loss), loss.num_particles)}
+    key = (model.fn, model.unit, shapes, *(settings | losses).items())
+    key = (*key, jnp.result_type(float))
+    _kept[key] = _kept.pop(key, None) or new_engine(model, *rows, **settings)
+    while len(_kept) > _MOST_KEPT:
+        del _kept[next(iter(_kept))]
+    return _kept[key]
