@@ -23,6 +23,8 @@ _density: Any = polyagamma_pdf
 
 # Below this |c| the closed forms lose their digits and their series are exact.
 _SMALL = 1e-2
+# Above this |c| nothing is drawn; in single precision infinity alone is larger.
+_LARGEST = 1e39
 
 
 @runs_on_host
@@ -32,7 +34,11 @@ def _draws(
     rng = np.random.default_rng(seed.view(np.uint32))
     h = np.broadcast_to(b.astype(np.float64), shape).ravel()
     z = np.broadcast_to(c.astype(np.float64), shape).ravel()
-    return _draw(h, z, random_state=rng).reshape(shape)
+    # The library's rejection sampler never ends at an infinite tilt.
+    usable = np.isfinite(h) & (h > 0) & (np.abs(z) <= _LARGEST)
+    h, z = np.where(usable, h, 1.0), np.where(usable, z, 0.0)
+    drawn = _draw(h, z, random_state=rng)
+    return np.where(usable, drawn, np.nan).reshape(shape)
 
 
 @runs_on_host
@@ -86,7 +92,11 @@ class PolyaGamma(dist.Distribution):
     def sample(
         self, key: jax.Array | None, sample_shape: tuple[int, ...] = ()
     ) -> jax.Array:
-        """Draws through the polyagamma library, on the host."""
+        """Draws through the polyagamma library, on the host.
+
+        Not a number where b or c is none that the distribution has, or |c| is above
+        1e39.
+        """
         if key is None:
             raise ValueError("Expected a key of jax.random, got None.")
         shape = (*sample_shape, *self.batch_shape)

@@ -205,7 +205,7 @@ BAD_ARGUMENTS = {
     "no private argument": Bad(logistic, (3, 4), ValueError, "No argument holds"),
     "a list of numbers": Bad(logistic, (X, list(Y)), TypeError, "list.*np.asarray"),
     "a table": Bad(logistic, (Table(), Y), TypeError, r"to_numpy\(\)"),
-    "strings": Bad(logistic, (X, Y.astype(str)), TypeError, "dtype <U.*categories"),
+    "strings": Bad(logistic, (X, Y.astype(str)), TypeError, "dtype str_.*categories"),
     "objects": Bad(logistic, (X.astype(object), Y), TypeError, "dtype object"),
     "dates": Bad(
         logistic, (X, np.zeros(NUM_ROWS, "M8[D]")), TypeError, "dates or durations"

@@ -51,6 +51,18 @@ def test_draws_have_the_right_moments(b, c):
     assert draws.var() == pytest.approx(float(found.variance), rel=0.15)
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("b", [0.3, 1.0, 2.5, 40.0, np.inf, np.nan, 0.0, -1.0])
+def test_draws_come_to_an_end_whatever_the_parameters_are(b, double):
+    with jax.enable_x64(double):
+        c = jnp.array([1.0, np.inf, -np.inf, np.nan, 1e38, 1e300 if double else 0.0])
+        found = PolyaGamma(jnp.asarray(b), c, validate_args=False)
+        draws = np.asarray(found.sample(jax.random.key(0)))
+    has_draws = np.isfinite(b) and b > 0
+    possible = np.array([True, False, False, False, True, not double]) & has_draws
+    np.testing.assert_array_equal(np.isfinite(draws), possible)
+
+
 def test_draws_depend_on_the_key_and_batch():
     found = PolyaGamma(jnp.ones(3), jnp.array([0.0, 1.0, 2.0]))
     first = found.sample(jax.random.key(0), (5,))

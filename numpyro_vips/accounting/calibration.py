@@ -108,6 +108,7 @@ def calibrate_events(
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.positive(epsilon=epsilon)
     check_delta(delta)
+    events = tuple(events)  # More than once, whatever they come from.
     groups = groups_of(events)
     if math.isinf(epsilon) or not groups:
         return 0.0
@@ -122,7 +123,7 @@ def calibrate_events(
             "Expected every event to have noise_stddev > 0: zero noise stays zero "
             "whatever it is multiplied by."
         )
-    return _smallest_noise(tuple(events), epsilon, delta, accountant)
+    return _smallest_noise(events, epsilon, delta, accountant)
 
 
 # The same fit, run again, costs the same.

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from numpyro_vips import _validate
@@ -225,14 +225,16 @@ class StepGroup(NamedTuple):
 Groups = tuple[StepGroup, ...]
 
 
-def groups_of(events: Sequence[GaussianEvent]) -> Groups:
+def groups_of(events: Iterable[GaussianEvent]) -> Groups:
     """The steps of some events, equal ones merged and those that cost nothing left out.
 
     One step without noise is all that is returned if there is any: no other matters.
+    The events may come from an iterator, of which nothing is left then.
 
     Raises:
       ValueError: The events have different relations.
     """
+    events = tuple(events)
     if len({event.relation for event in events}) > 1:
         raise ValueError(
             "Expected all events to have the same relation, and got both "

@@ -139,6 +139,7 @@ def delta_of_events(
     """
     _validate.one_of(ACCOUNTANTS, accountant=accountant)
     _validate.nonnegative(epsilon=epsilon)
+    events = tuple(events)  # More than once, whatever they come from.
     groups = groups_of(events)
     if not groups or epsilon == math.inf:
         return 0.0

@@ -49,8 +49,9 @@ columns rows   ratio share .04          share .07
 
 With a share of .12 the second line has 0.082, 0.202 and 94 %, and the third 0.053,
 0.084 and 80 %: estimates of strong effects end a few percent on their way, which
-intervals do not know. Where noise hides the curvature all the same, residuals need the budget more:
-with 109 columns, 39,073 rows and ε = 0.1 the share of .12 costs .001 of the AUC.
+intervals do not know. Where noise hides the curvature all the same, residuals need the
+budget more: with 109 columns, 39,073 rows and ε = 0.1 the share of .12 costs .001 of
+the AUC.
 """
 
 import math

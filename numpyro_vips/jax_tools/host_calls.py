@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,7 +38,9 @@ class _OnHost:
         if is_double:
             arrays = [array[..., 0] for array in arrays]
         try:
-            with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore"):
+            # Python's filters of warnings are those of all threads: set aside in two at
+            # a time, they may never come back. The functions do not warn otherwise.
+            with np.errstate(all="ignore"):
                 found = self.function(*arrays, shape=self.shape)
                 result = np.asarray(found, self.dtype)
         except Exception:

@@ -1,6 +1,6 @@
 """Arguments that are neither clearly rows nor clearly constants, and the remedies.
 
-Messages quote names, shapes and dtypes, never values.
+Messages quote names, shapes and dtypes, never values, nor how long a text is.
 """
 
 import dataclasses
@@ -142,10 +142,11 @@ def refuse_dtype(name: str, dtype: Any) -> None:
             "categories; and make one numeric array out of objects of equal shape."
         )
     if dtype.kind in "UST":
+        # The class alone: the dtype says how long the longest of all texts is.
         raise TypeError(
-            f"The argument {name!r} is an array of dtype {dtype}. A model computes "
-            "with numbers: code text by its position in a public list of categories, "
-            "or numbers that were read as text with .astype(float)."
+            f"The argument {name!r} is an array of dtype {dtype.type.__name__}. A "
+            "model computes with numbers: code text by its position in a public list "
+            "of categories, or numbers that were read as text with .astype(float)."
         )
     if dtype.names is not None:
         raise TypeError(

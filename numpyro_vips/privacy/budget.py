@@ -438,6 +438,7 @@ class PrivacyBudget:
         """
         if not self.is_private and epsilon is None:
             return 0.0
+        events = tuple(events)  # More than once, whatever they come from.
         left = self.remaining()
         # A fit that takes all leaves what its calibration could not resolve.
         least = self._epsilon * 2e-3 if self._composition == "rdp" else 0.0

@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ _FORMAT = "numpyro_vips privacy ledger 3"
 _BEFORE_KEY = '"key": "'
 # Lines that count steps, before they become part of what they follow.
 _MOST_LINES = 64
+# Seconds until a file is looked at again that ends within a line.
+_PAUSES = (0.001, 0.01)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,11 +94,20 @@ class LedgerFile:
     def _text(self) -> str:
         """All that the file holds.
 
+        Who does not hold the lock may see a line that is just being written, and looks
+        again.
+
         Raises:
           OSError: It cannot be read.
         """
         try:
-            return self.path.read_bytes().decode()
+            text = self.path.read_bytes().decode()
+            for pause in _PAUSES:
+                if text.endswith("\n"):
+                    break
+                time.sleep(pause)
+                text = self.path.read_bytes().decode()
+            return text
         except OSError as error:
             raise OSError(
                 error.errno,

@@ -38,8 +38,9 @@ class SecureRandom:
           sampling_key: From `fresh_key`, and shared by processes that draw the same
             rows. An `insecure_seed` takes its place.
           insecure_seed: Derives the keys from this number instead, so that a run can be
-            repeated. Whoever knows the number can subtract the noise: a warning is
-            issued, and `source` says so.
+            repeated. Whoever knows the number can subtract the noise, and whoever has
+            two results with the same number has their difference without noise: a
+            warning is issued, and `source` says so.
         """
         if insecure_seed is None:
             rows_key = int(sampling_key or fresh_key(), 16)
@@ -48,8 +49,8 @@ class SecureRandom:
             seed = _checked_seed(insecure_seed)
             warnings.warn(
                 "insecure_seed makes the noise repeatable, so the result is not "
-                "private from anyone who knows or guesses the seed. Use it for tests "
-                "and demonstrations only.",
+                "private from anyone who knows or guesses the seed, or has another "
+                "result with the same seed. Use it for tests and demonstrations only.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -162,7 +162,7 @@ class Schema(Encoding, Mapping[str, Column]):
         """Releases means and standard deviations of bounded columns, for a price.
 
         Those of all columns with a range, `Bounded` and `LogBounded`, come in one
-        release, under noise that the ledger pays for before the rows are looked at.
+        release, under noise that the ledger pays for before rows are added up.
         Missing numbers are left out; others are moved into their ranges.
 
             >>> import numpyro_vips as nv

@@ -63,6 +63,29 @@ def test_order_and_splitting_of_steps_do_not_matter():
         assert prices[0] == prices[1]
 
 
+@pytest.mark.parametrize("accountant", accounting.ACCOUNTANTS)
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda events, who: accounting.epsilon_of_events(
+            events, delta=1e-5, accountant=who
+        ),
+        lambda events, who: accounting.delta_of_events(
+            events, epsilon=1.0, accountant=who
+        ),
+        lambda events, who: accounting.calibrate_events(
+            events, epsilon=1.0, delta=1e-5, accountant=who
+        ),
+        lambda events, _: accounting.gaussian_dp_mu(events),
+        lambda events, _: accounting.renyi_of_events(events).tolist(),
+    ],
+)
+def test_events_of_an_iterator_are_not_free(function, accountant):
+    """Of which nothing is left once it has been looked at."""
+    events = [event(2.0, 1.0, 3, "full"), event(3.0, 0.1, 5, "poisson")]
+    assert function(iter(events), accountant) == function(events, accountant) != 0
+
+
 def test_different_relations_are_not_added_up():
     events = [event(), event(sampling="without_replacement")]
     with pytest.raises(ValueError, match="same relation"):

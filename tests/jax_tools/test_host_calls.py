@@ -1,6 +1,9 @@
 """NumPy functions called from compiled code."""
 
+import concurrent.futures
 import functools
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -12,6 +15,7 @@ import pytest
 
 import numpyro_vips as nv
 from numpyro_vips import polya_gamma
+from numpyro_vips.conjugacy.families.generalized_inverse_gaussian import _GIG
 from numpyro_vips.jax_tools.host_calls import (
     call_on_host,
     is_own_callback,
@@ -58,6 +62,37 @@ def test_an_exception_cannot_tell_what_a_row_holds():
     np.testing.assert_array_equal(found, [0.0, np.nan, -np.inf])
     with pytest.raises(ValueError, match="positive"):
         call_on_host(picky, (), -1.0)
+
+
+def test_warnings_are_what_they_were_after_calls_from_several_threads():
+    """Else none of the rest of the process would be shown, such as of a seed."""
+
+    def draw(number: int) -> None:
+        compiled(jax.random.key(number)).block_until_ready()
+
+    compiled = jax.jit(lambda key: nv.PolyaGamma(2.5, 1.0).sample(key, (2_000,)))
+    draw(0)
+    before, interval = warnings.filters[:], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            list(pool.map(draw, range(200)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert warnings.filters[:] == before
+
+
+@pytest.mark.parametrize("value", [1.0, 0.0, -1.0, 1e30, np.inf, np.nan])
+def test_functions_of_this_package_do_not_warn(value, recwarn):
+    number = jnp.float32(value)
+    variable = nv.PolyaGamma(number, number, validate_args=False)
+    for function in (
+        lambda: variable.log_prob(number),
+        lambda: variable.sample(jax.random.key(0)),
+        lambda: _GIG(number, number, number).sample(jax.random.key(0)),
+    ):
+        jax.jit(function)()
+    assert not recwarn.list
 
 
 def callback_in(function: Any) -> Any:

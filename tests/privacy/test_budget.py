@@ -681,6 +681,14 @@ def test_a_fit_that_takes_all_of_delta_is_named_as_the_cause():
         budget.calibrate_events([full(1.0, 10)])
 
 
+@pytest.mark.parametrize("composition", ["split", "rdp"])
+def test_events_of_an_iterator_are_calibrated_as_those_of_a_list(composition):
+    budget = PrivacyBudget(1.0, 1e-6, composition=composition)
+    events = [full(1.0, 10), poisson(2.0, 0.05, 100)]
+    factor = budget.calibrate_events(iter(events), epsilon=0.5, delta=1e-7)
+    assert factor == budget.calibrate_events(events, epsilon=0.5, delta=1e-7) > 0
+
+
 def filter_reading(events, delta):
     """The best order alone, with all of delta: a lower bound on any filter."""
     orders = accounting.RENYI_ORDERS

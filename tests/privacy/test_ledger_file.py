@@ -5,11 +5,13 @@ import hashlib
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from numpyro_vips.accounting import GaussianEvent
+from numpyro_vips.privacy import ledger_file
 from numpyro_vips.privacy.charges import Charge, FitInSteps
 from numpyro_vips.privacy.ledger_file import LedgerFile, replace_file
 
@@ -105,8 +107,11 @@ def test_a_long_fit_does_not_make_the_file_long(ledger: LedgerFile) -> None:
     assert len(ledger.path.read_bytes().splitlines()) < 200
 
 
-def test_a_line_that_was_cut_off_does_not_count(ledger: LedgerFile) -> None:
+def test_a_line_that_was_cut_off_does_not_count(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Unless its key may be readable: then nothing is known."""
+    monkeypatch.setattr(ledger_file, "_PAUSES", ())
     ledger.write(CHARGES, FITS)
     counted(ledger, 5)
     content = ledger.path.read_bytes()
@@ -122,6 +127,17 @@ def test_a_line_that_was_cut_off_does_not_count(ledger: LedgerFile) -> None:
         else:
             with pytest.raises(ValueError, match="damaged or was edited"):
                 ledger.read()
+
+
+def test_a_line_that_is_being_written_is_waited_for(
+    ledger: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger.write(CHARGES, FITS)
+    counted(ledger, 6)
+    whole = ledger.path.read_bytes()
+    ledger.path.write_bytes(whole[:-3])
+    monkeypatch.setattr(time, "sleep", lambda _: ledger.path.write_bytes(whole))
+    assert ledger.contents()[1]["a"].steps == 6
 
 
 @pytest.mark.parametrize(
