@@ -149,7 +149,13 @@ def found_norms(
     def chosen(part: NormPart, seen: SeenNorms | None) -> float | None:
         if seen is None:
             return None
-        return _norm(seen, part, later, histogram.relative_noise(part))
+        return _norm(
+            seen,
+            part,
+            later,
+            histogram.relative_noise(part),
+            is_one_vector=histogram.is_one_vector,
+        )
 
     def middle(part: NormPart) -> float | None:
         return middle_of_all(
@@ -205,7 +211,12 @@ _MOST_OF_MIDDLE = 4.0
 
 
 def _norm(
-    seen: SeenNorms, part: NormPart, later: Sequence[Step], noise: float
+    seen: SeenNorms,
+    part: NormPart,
+    later: Sequence[Step],
+    noise: float,
+    *,
+    is_one_vector: bool,
 ) -> float:
     """The norm to which a part is clipped, of which a histogram has shown something.
 
@@ -214,6 +225,7 @@ def _norm(
       part: The part.
       later: The steps after the histogram.
       noise: See `NormHistogram.relative_noise`.
+      is_one_vector: See `NormHistogram`.
     """
     if SQUARES & set(part.blocks):
         return min(seen.least_harm(noise), seen.least_loss(noise))
@@ -222,12 +234,14 @@ def _norm(
     if _redraw(later, part):
         least_variance = seen.least_variance(noise, part.unbalanced)
         return min(least_variance, _MOST_OF_MIDDLE * seen.middle)
-    least_harm = seen.least_harm(noise, _alignment(later, part))
+    alignment = _alignment(later, part)
     if any(step.redraws for step in later):
         # These steps only lead to where such steps start. What clipping takes off the
         # longest gradients biases no result, and noise grows with the norm.
-        return min(least_harm, seen.middle)
-    return least_harm
+        return min(seen.least_harm(noise, alignment), seen.middle)
+    if is_one_vector:
+        return seen.least_error(noise, alignment)
+    return seen.least_harm(noise, alignment)
 
 
 def _redraw(later: Sequence[Step], part: NormPart) -> bool:

@@ -11,6 +11,11 @@ Clipping shortens both matrices, and second moments more, as their rows' norms h
 longer tails. So an excess that is found is smaller than the true one, and a small one
 is not found. The pilots ask for the second moments on the way to where the rows are:
 there scores have a mean ḡ, which adds ḡḡᵀ over the number of rows to them.
+
+Along a direction in which noise hides the information nothing is said. Observed
+information may have any sign, row by row: clipping shortens the few rows that have most
+of it, and the many that have a little less than none stay. What is left of it there may
+be a small part, as of the rate at which a Gompertz hazard grows.
 """
 
 from typing import NamedTuple
@@ -66,9 +71,10 @@ def largest_excess(
 ) -> Excess:
     """The largest factor by which second moments surely exceed the information.
 
-    Each eigenvector of the information is looked at. What noise may have added to the
-    second moments along it, and taken off the information, is granted, and so is what
-    the mean score adds at the place of the pilot.
+    Each eigenvector of the information is looked at along which this stands out of its
+    noise. What noise may have added to the second moments, and taken off the
+    information, is granted, and so is what the mean score adds at the place of the
+    pilot.
 
     Args:
       second: What the last pilot has released.
@@ -88,6 +94,7 @@ def largest_excess(
     most = most + scores**2 / num_rows
     # Rounding makes zeros of a direction that rows say nothing of.
     known = most > _ROUNDING * np.max(most)
+    known &= values > _SURE * _largest(information)
     least = np.where(known, moments - _SURE * noise, 0.0) / np.where(known, most, 1.0)
     place = int(np.argmax(least))
     return Excess(float(least[place]), within @ axes[:, place])

@@ -70,6 +70,12 @@ UNBALANCED = 0.05
 UNBALANCED_EXPOSED = 1.0
 # Variances of estimates that are so much larger than the least count as equal to it.
 NEARLY = 1.05
+# The same where clipping may bias a result, as nothing balances it: intervals are wider
+# by the root of this at most. Where noise is far below what the rows leave open, less
+# of it is worth no bias: the globals may yet move to where gradients are longer.
+NEARLY_BIASED = 1.25
+# How many times as long as when they are counted these gradients may become.
+LONGER_LATER = 2.0
 # Bins above the last one that stands out which may have rows under their noise, and
 # what share of the rows of the bin below each is expected to have: about that of a
 # Gaussian tail.
@@ -148,10 +154,33 @@ class SeenNorms(NamedTuple):
             they are averaged, over the clipping norm.
           alignment: By how much of their norms what is clipped off the rows adds up.
         """
+        harm = self._harm(relative_noise, alignment)
+        return float(self.uppers[np.argmin(harm)])
+
+    def least_error(self, relative_noise: float, alignment: float) -> float:
+        """The norm at which clipped gradients say most, near the optimum.
+
+        Gradients of rows add up to zero there, and the sum varies by what their squares
+        add up to, which no norm changes. Of norms whose harm is small beside that the
+        largest is taken, up to a few times the one of least harm.
+
+        Args:
+          relative_noise, alignment: See `least_harm`.
+        """
+        harm = self._harm(relative_noise, alignment)
+        errors = harm + float(np.maximum(self.rows, 0.0) @ self._middles**2)
+        nearly = errors <= NEARLY_BIASED * errors.min()
+        # Its edges are a grid's, and rounded.
+        nearly &= self.uppers <= 1.1 * LONGER_LATER * self.uppers[np.argmin(harm)]
+        return float(self.uppers[np.flatnonzero(nearly)[-1]])
+
+    def _harm(
+        self, relative_noise: float, alignment: float
+    ) -> Float64[np.ndarray, " bins"]:
+        """What clipping and noise do together, squared, by norm; see `least_harm`."""
         longer = np.maximum(self.uppers[:, None] - self.uppers, 0.0)
         clipped = BIAS_WEIGHT * alignment * (self.rows @ longer)
-        harm = clipped**2 + (relative_noise * self.uppers) ** 2
-        return float(self.uppers[np.argmin(harm)])
+        return clipped**2 + (relative_noise * self.uppers) ** 2
 
     @property
     def middle(self) -> float:

@@ -80,6 +80,22 @@ def test_noise_makes_no_excess():
         assert max(found) < WORTH_A_WARNING
 
 
+def test_where_noise_hides_the_information_there_is_no_excess():
+    """Clipping may have left next to nothing of it along the first axis."""
+    place, moments = np.zeros(2), Information(2000.0 * np.eye(2), 100.0)
+    found = [
+        largest_excess(
+            SecondMoments(moments, np.eye(2), place),
+            Information(np.diag([least, 2000.0]), 150.0),
+            np.eye(2),
+            place,
+            2000,
+        ).factor
+        for least in (-100.0, 200.0, 600.0)
+    ]
+    assert found[0] == found[1] < 1.0 < WORTH_A_WARNING < found[2]
+
+
 def counts(x: Any, y: Any) -> None:
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
     slope = numpyro.sample("slope", dist.Normal(0.0, 2.0))

@@ -392,6 +392,28 @@ def test_what_is_seen_is_not_looked_for_elsewhere():
     assert _of_residuals(share, Hidden(0.0, 20.0)) == without
 
 
+def test_noise_below_what_rows_leave_open_is_worth_no_clipping():
+    """Gradients of a Gaussian mean; nobody redraws rows."""
+    edges, number = norm_grid(1.0), 20_000
+    gradients = np.abs(np.random.default_rng(0).normal(size=number))
+    counts = counts_of(gradients, edges)
+    found = seen_norms(counts, edges, noise_stddev=0.0, num_rows=number)
+    assert found is not None
+    sampling = math.sqrt(np.sum(gradients**2))
+    noises = sampling * np.array([0.02, 20.0])
+    harms, errors = (
+        np.array([of(noise, 1.0) for noise in noises])
+        for of in (found.least_harm, found.least_error)
+    )
+    # Intervals are wider by an eighth at most.
+    width = math.hypot(sampling, noises[0] * errors[0])
+    assert width < 1.13 * math.hypot(sampling, noises[0] * harms[0])
+    # Gradients that are a little longer later on are not clipped.
+    assert errors[0] == pytest.approx(2.0 * harms[0], rel=1e-3)
+    # Where noise is all there is, the norm is next to the one of least harm.
+    assert errors[1] <= 1.5 * harms[1]
+
+
 def test_the_norm_of_redrawn_steps_has_the_least_variance():
     """Of a Gaussian mean, by brute force: simulated sums, at many norms."""
     rng = np.random.default_rng(0)
