@@ -23,7 +23,7 @@ from numpyro_vips.dpvi.checks import check_options, not_supported
         {"guide": lambda: None, "optimizer": optax.adam(0.1)},
         {"loss": Trace_ELBO(), "perturb": "location"},
         {"loss": TraceMeanField_ELBO(num_particles=3), "perturb": "all"},
-        {"num_particles": 5},
+        {"loss": Trace_ELBO(num_particles=5)},
     ],
 )
 def test_options_that_it_can_follow_pass(options: dict[str, Any]) -> None:
@@ -38,7 +38,11 @@ def test_options_that_it_can_follow_pass(options: dict[str, Any]) -> None:
         ({"optimizer": 0.1}, TypeError, "one of optax"),
         ({"loss": RenyiELBO()}, TypeError, "do not split into rows"),
         ({"perturb": "loc"}, ValueError, "perturb='loc'"),
-        ({"perturb": "location", "num_particles": 2}, ValueError, "to be 1 with"),
+        (
+            {"perturb": "location", "loss": Trace_ELBO(num_particles=2)},
+            ValueError,
+            "to be 1 with",
+        ),
         (
             {"perturb": "location", "loss": Trace_ELBO(num_particles=4)},
             ValueError,
